@@ -12,6 +12,8 @@ SHELL := /bin/bash
 PYTHON ?=
 # More words for pytest, as in: make test PYTEST_ARGS="-k gang -x"
 PYTEST_ARGS ?=
+# More words for every benchmark, as in: make bench BENCH_ARGS=--quick
+BENCH_ARGS ?=
 # How many simulated clusters `make simulate` runs.
 SEEDS ?= 200
 # How many worker processes the demo has.
@@ -110,17 +112,20 @@ format: ## Rewrite the code in the house's format and mend what can be mended by
 	$(BIN)/ruff check --fix .
 
 .PHONY: bench
-bench: ## Run the benchmarks, each against its peer (several minutes; leave the machine alone)
+bench: ## Run the benchmarks, each against its peer (hours; leave the machine alone); BENCH_ARGS=--quick shows that they work (some ten minutes)
 	@$(SETUP) test
+	trap 'exit 130' INT
+	failed=""
 	for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do
-	  echo "+ $$script"
-	  $(BIN)/python "$$script"
+	  echo "+ $$script $(BENCH_ARGS)"
+	  $(BIN)/python "$$script" $(BENCH_ARGS) || failed+=" $$script"
 	done
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 .PHONY: simulate
 simulate: ## Run SEEDS simulated clusters and nodes that are alone (20000: a night's worth); a failing seed is printed with its command
 	@$(SETUP) test
-	$(BIN)/rankwise sim cluster --alone --random --seeds $(SEEDS)
+	$(BIN)/rankwise sim cluster --standalone --random --seeds $(SEEDS)
 	exec $(BIN)/rankwise sim cluster --random --seeds $(SEEDS)
 
 .PHONY: clean

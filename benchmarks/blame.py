@@ -1,6 +1,6 @@
 """Who is blamed for a failure, and how soon: rankwise, and torchrun with torch's flight recorder.
 
-    python benchmarks/blame.py [--only leaves_the_loop_early,comes_too_late] [--json figures.json]
+    python benchmarks/blame.py [--quick] [--only exits_with_3,comes_too_late] [--json figures.json]
 
 The programs are those of tests/corpus: of each it is known who is to blame. Under torchrun every
 rank writes its flight recorder to a file twice a second (`programs/recorded.py`), and torch's own
@@ -41,6 +41,13 @@ ROOT_CAUSE = re.compile(r"^root cause: (.*)$", re.MULTILINE)
 FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\):.*?\brank +: (\d+)", re.DOTALL)
 MISSING = re.compile(r"missing ranks:? *\{([0-9, ]+)\}", re.IGNORECASE)
 DIFFERING = re.compile(r"[Cc]ulprit rank[s:]* *\{?([0-9, ]+)")
+QUICK = (
+    "calls_another_operation_numpy",
+    "exits_with_3",
+    "is_stuck_in_a_lock",
+    "leaves_the_loop_early_numpy",
+)
+"""What `--quick` plays: only the second is of torch."""
 NAMED, INNOCENT, NOTHING = "culprit", "innocent", "nothing"
 
 
@@ -67,17 +74,20 @@ def run(command: Sequence[str], program: Program, end: re.Pattern[str], **added:
     told: float | None = None
     timer = Timer(START_S, end_all, (process,))
     timer.start()
-    for line in process.stdout:
-        lines.append(line)
-        if told is None and line.rstrip().endswith("now"):  # a report tells the last lines again
-            began = time.monotonic()
-            timer.cancel()
-            timer = Timer(PATIENCE_S, end_all, (process,))
-            timer.start()
-        if told is None and end.search(line):
-            told = time.monotonic()
-    process.wait()
-    timer.cancel()
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if told is None and line.rstrip().endswith("now"):  # a report tells the last lines too
+                began = time.monotonic()
+                timer.cancel()
+                timer = Timer(PATIENCE_S, end_all, (process,))
+                timer.start()
+            if told is None and end.search(line):
+                told = time.monotonic()
+        process.wait()
+    finally:
+        timer.cancel()
+        end_all(process)
     told = told if told is not None else time.monotonic()
     return Told("".join(lines), None if began is None else told - began)
 
@@ -159,12 +169,13 @@ def cell(verdict: str, told: Told) -> str:
 
 def main() -> None:
     culprits = programs("culprits")
-    options = arguments(__doc__, repetitions=1, parts=[each.name for each in culprits])
+    names = [each.name for each in culprits]
+    options = arguments(__doc__, repetitions=1, parts=names, quick_parts=QUICK)
     describe_machine()
     columns = ("program", "kind", "rankwise", "torchrun", "flight recorder")
     table = Table("Who is blamed", columns, options.json)
     for program in culprits:
-        if program.name not in options.only.split(","):
+        if program.name not in options.only:
             continue
         if program.is_of_torch and HAS_TORCH:
             table.row(program.name, program.kind, ours(program), *theirs(program))

@@ -6,8 +6,8 @@
 to wake two processes one after the other.
 
 Peers take turns. Every side is given the same function, which does nothing, and two processes. Ray
-takes part where it is installed. What has no peer (idle CPU, deaths, start and end) is measured
-alone. Trees are initialised before anything else starts threads, as they must be.
+takes part where it is installed and starts. What has no peer (idle CPU, deaths, start and end) is
+measured alone. Trees are initialised before anything else starts threads, as they must be.
 """
 
 import os
@@ -58,6 +58,11 @@ def seconds_of_call(operation: Callable[[], object]) -> float:
     start = time.perf_counter()
     operation()
     return time.perf_counter() - start
+
+
+SIDES = ("ours, 1 sub", "ours, 2 subs", "bare", "pool", "ray")
+"""The columns; that of a side which is not there has dashes."""
+RAY_PATIENCE_S = 60.0
 
 
 class Tree:
@@ -142,7 +147,7 @@ class RayActors:
                 pass
 
         self.actors = [ray.remote(Actor).remote() for _ in range(2)]
-        self.one()
+        ray.get([actor.call.remote() for actor in self.actors], timeout=RAY_PATIENCE_S)
 
     def one(self) -> None:
         """One call, there and back."""
@@ -160,9 +165,22 @@ class RayActors:
         ray.get(last)
 
 
+def ray_if_it_starts() -> RayActors | None:
+    """Its side; or nothing, and a line that says why."""
+    if ray is None:
+        print("\nRay is left out: it is not installed in this environment", flush=True)
+        return None
+    try:
+        return RayActors()
+    except Exception as error:  # noqa: BLE001  # Ray raises Exceptions of no class
+        ray.shutdown()
+        print(f"\nRay is left out: it did not start: {error}", flush=True)
+        return None
+
+
 def compare_latency(sides: dict[str, Any], count: int, json_file: Any) -> None:
     """run() of one no-op task, p50 and p99, idle and beside a process that computes."""
-    names = [*sides, "pool / ours", "ray / ours"]
+    names = [*SIDES, "pool / ours", "ray / ours"]
     table = Table("One task that does nothing", ["what", *names], json_file)
     for label, burner_count in (("the machine's own load", 0), ("one core busy besides", 1)):
         burners = [
@@ -184,7 +202,7 @@ def compare_latency(sides: dict[str, Any], count: int, json_file: Any) -> None:
             ours = found["ours, 2 subs"]
             table.row(
                 f"p{percent}, {label}",
-                *map(microseconds, found.values()),
+                *(microseconds(found.get(name)) for name in SIDES),
                 ratio(found["pool"], ours),
                 ratio(found["ray"], ours) if "ray" in found else "-",
             )
@@ -233,7 +251,8 @@ def arguments_of_ours(count: int) -> tuple[float, float]:
 
 def compare_rates(sides: dict[str, Any], count: int, repetitions: int, json_file: Any) -> None:
     """Independent tasks and dependent chains per second."""
-    table = Table("Tasks per second", ["what", *sides, "ours / pool"], json_file)
+    names = [name for name in SIDES if name != "bare"]
+    table = Table("Tasks per second", ["what", *names, "ours / pool"], json_file)
     for label, method in (("independent", "independent"), ("dependent chain", "chain")):
         found: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(repetitions):
@@ -245,7 +264,9 @@ def compare_rates(sides: dict[str, Any], count: int, repetitions: int, json_file
                 )
         medians = {name: statistics.median(values) for name, values in found.items()}
         table.row(
-            label, *map(rate, medians.values()), ratio(medians["ours, 2 subs"], medians["pool"])
+            label,
+            *(rate(medians.get(name)) for name in names),
+            ratio(medians["ours, 2 subs"], medians["pool"]),
         )
     tree: Tree = sides["ours, 1 sub"]
     graph = tree.record(count)
@@ -421,10 +442,8 @@ def main() -> None:
     table = Table("What arrays add to a task", ["what", "ours, shared", "pool"], options.json)
     for label, mine, others in zip(("the first", "each further one"), ours, pools, strict=True):
         table.row(label, microseconds(mine), microseconds(others))
-    if ray is None:
-        print("\nRay is left out: it is not installed in this environment")
-    else:
-        sides["ray"] = RayActors()
+    if (rays := ray_if_it_starts()) is not None:
+        sides["ray"] = rays
     compare_latency(sides, count, options.json)
     sides.pop("bare").close()
     compare_rates(sides, 5_000 if options.quick else 50_000, options.repetitions, options.json)

@@ -30,6 +30,7 @@ from measuring import (
     Table,
     arguments,
     describe_machine,
+    end_processes,
     environment,
     ratio,
     scratch_directory,
@@ -42,12 +43,13 @@ from meeting_places import ETCD, Meter, etcd, free_ports, meter, server
 PATIENCE = 120.0
 NODES = (2, 8, 32, 128)
 PROCESSES = 4
-STEADY_NODES = (32, 128)
-STEADY_SECONDS = 20.0
+STEADY_NODES, STEADY_NODES_IF_QUICK = (32, 128), (8,)
+STEADY_SECONDS, STEADY_SECONDS_IF_QUICK = 20.0, 6.0
+"""Each of torch's nodes speaks every 5 s."""
 STEADY_TARGET = 1000
 MEMBERS = 4
 NEVER_SECONDS = 30.0
-"""How long torchrun's nodes are watched before something is counted as never happening."""
+"""How long torchrun's nodes are watched before something is counted as never fault."""
 MEMBER = str(PROGRAMS / "member.py")
 LEASE_SECONDS = 5.0
 
@@ -120,7 +122,7 @@ def compare_joins(options: argparse.Namespace) -> None:
             places |= {"etcd": ("etcd", port), "bare": ("bare", port)}
         if HAS_TORCH:
             places["torch"] = ("torch", stack.enter_context(server("tcpstore")))
-        for nodes in NODES[:3] if options.quick else NODES:
+        for nodes in NODES[:2] if options.quick else NODES:
             peers = {
                 name: partial(join, kind, nodes, port) for name, (kind, port) in places.items()
             }
@@ -153,7 +155,10 @@ def compare_bytes(options: argparse.Namespace) -> None:
     columns = ("bytes through the store", "rankwise, etcd", "rankwise, embedded", "torch, TCPStore",
                "etcd / torch", "embedded / torch")  # fmt: skip
     table = Table("What nodes say, both directions, TCP payload", columns, options.json)
-    sizes = STEADY_NODES[:1] if options.quick else STEADY_NODES
+    sizes: Sequence[int] = STEADY_NODES
+    watched = STEADY_SECONDS
+    if options.quick:
+        sizes, watched = STEADY_NODES_IF_QUICK, STEADY_SECONDS_IF_QUICK
     steady: dict[str, float] = {}
     joined: dict[tuple[str, int], int] = {}
     with ExitStack() as stack:
@@ -176,7 +181,7 @@ def compare_bytes(options: argparse.Namespace) -> None:
 
         for nodes in sizes:
             for kind, metered in meters.items():
-                said, per_minute = bytes_of(kind, nodes, metered, STEADY_SECONDS)
+                said, per_minute = bytes_of(kind, nodes, metered, watched)
                 joined[kind, nodes], steady[kind] = said, per_minute
             row(f"one join of {nodes} nodes", {kind: joined[kind, nodes] for kind in meters})
             row(f"a minute of steady state of {nodes} nodes", steady)
@@ -235,14 +240,7 @@ class Members:
 
     def close(self) -> None:
         """End the agents, and whatever they have left behind."""
-        for agent in self.agents:
-            agent.terminate()
-        for agent in self.agents:
-            try:
-                agent.wait(20)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-                agent.wait()
+        end_processes(self.agents)
         for path in self.directory.glob("started.*.*"):
             end(int(path.name.rsplit(".", 1)[1]))
 
@@ -328,7 +326,7 @@ def compare_fates(options: argparse.Namespace) -> None:
         ]  # fmt: skip
         for name, measure, words, wanted in rows:
             peers = {"ours": partial(measure, partial(ours, *words), PATIENCE)}
-            if HAS_TORCH:
+            if HAS_TORCH and not options.quick:
                 peers["torch"] = partial(measure, _torch, NEVER_SECONDS)
             median = take_turns(peers, repetitions, once=["torch"])
             theirs = median.get("torch")
@@ -359,7 +357,7 @@ PLAN = """
 nodes: {nodes}
 rendezvous: {{nodes_min: 900, nodes_max: {nodes}, policy: {{restarts_max: 100}}}}
 workers: {{work: 60 s}}
-happenings:
+faults:
 """
 
 
@@ -446,7 +444,7 @@ def compare_starts(options: argparse.Namespace) -> None:
 def main() -> None:
     options = arguments(__doc__, repetitions=5, parts=PARTS)
     describe_machine()
-    parts = options.only.split(",")
+    parts = options.only
     if "joins" in parts:
         compare_joins(options)
     if "bytes" in parts:

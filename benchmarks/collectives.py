@@ -27,7 +27,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from measuring import KIB, MIB, WARM_UPS, Medians, iterations_for, median_of, median_us
+from measuring import (
+    KIB,
+    MIB,
+    WARM_UPS,
+    Medians,
+    end_processes,
+    iterations_for,
+    median_of,
+    median_us,
+    unwind_at_sigterm,
+)
 
 from rankwise.drivers.real.segments import Segment
 
@@ -133,8 +143,11 @@ def run_world(side: str, rank_count: int, *, quick: bool, over_tcp: bool) -> Med
             )
             for rank in range(rank_count)
         ]
-        output, _ = ranks[0].communicate(timeout=300)
-        codes = [rank.wait(timeout=60) for rank in ranks]
+        try:
+            output, _ = ranks[0].communicate(timeout=300)
+            codes = [rank.wait(timeout=60) for rank in ranks]
+        finally:
+            end_processes(ranks)
     if any(codes):
         raise SystemExit(f"{side}: ranks ended with exit codes {codes}")
     results: Medians = json.loads(output.splitlines()[-1])
@@ -172,6 +185,7 @@ def main() -> None:
     if options.side == "gloo":
         print(json.dumps(be_rank_of_gloo(options.rendezvous_file, quick=options.quick)))
         return
+    unwind_at_sigterm()
     sides = ["rankwise", "gloo"]
     if importlib.util.find_spec("torch") is None:
         sides.remove("gloo")

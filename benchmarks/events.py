@@ -1,6 +1,6 @@
 """What becomes of a job of three nodes when something happens to it, beside torchrun.
 
-    python benchmarks/events.py [--only PARTS] [--json FILE]
+    python benchmarks/events.py [--quick] [--only PARTS] [--json FILE]
 
 PARTS are some of kill,leader,cut,stop,term,store,etcd,strangers,slurm.
 Each node is a network namespace, so that its cable can be pulled out: that needs root. rankwise
@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
@@ -64,6 +65,8 @@ while not rankwise.should_stop():
 print("saved", flush=True)
 """
 PARTS = ("kill", "leader", "cut", "stop", "term", "store", "etcd", "strangers", "slurm")
+QUICK_PARTS = ("kill", "term", "etcd", "strangers")
+"""Of each, `--quick` plays the first event, with rankwise alone."""
 
 
 class Job:
@@ -116,9 +119,8 @@ class Job:
 
     def kill_what_is_left(self) -> None:
         """End what a launcher has left behind, with the job's namespaces."""
-        for agent in self._started:
-            agent.process.kill()
-        left_of(self.pids())
+        for node in self.nodes:
+            node.lose()
 
     def end(self) -> tuple[str, str]:
         """Send SIGTERM to all who live; return exit codes and how many ranks were left."""
@@ -427,12 +429,12 @@ def played(scene: Scene, run: Job) -> Played:
         return Played("never", str(error).partition("\n")[0], "", left)
 
 
-def play_etcd(table: Table, folder: Path) -> None:
+def play_etcd(table: Table, folder: Path, most: int | None) -> None:
     """What happens to etcd, which torchrun does not meet in."""
     scenes = {f"etcd is away for {length} s": (1, etcd_away(length)) for length in (3, 4.5, 15)}
     scenes["the leader of three etcd members is killed"] = (3, members_killed(1))
     scenes["two of three etcd members are killed, back after 10 s"] = (3, members_killed(2))
-    for name, (members, scene) in scenes.items():
+    for name, (members, scene) in islice(scenes.items(), most):
         with job(folder, is_ours=True, members=members) as (run, etcd):
             assert etcd is not None, "ours meets in one"
             table.row(name, "rankwise", *scene(run, etcd))
@@ -491,24 +493,25 @@ def play_slurm(table: Table) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, repetitions=1, parts=PARTS)
+    options = arguments(__doc__, repetitions=1, parts=PARTS, quick_parts=QUICK_PARTS)
     describe_machine()
     if not may_make_namespaces() or find_etcd() is None:
-        raise SystemExit("these events need root, network namespaces and an etcd")
+        print("All is left out: these events need root, network namespaces and an etcd")
+        return
     running.PATIENCE_S = NEVER_SECONDS
-    wanted = options.only.split(",")
+    most = 1 if options.quick else None
     columns = ("event", "launcher", "ranks again", "what is said", "exit codes", "left")
     table = Table("Events of a job on three nodes", columns, options.json)
     with scratch_directory() as folder:
-        for part in wanted:
-            for name, scene in SCENES.get(part, {}).items():
-                for is_ours in (True, False) if HAS_TORCH else (True,):
+        for part in options.only:
+            for name, scene in islice(SCENES.get(part, {}).items(), most):
+                for is_ours in (True, False) if HAS_TORCH and not options.quick else (True,):
                     with job(folder, is_ours=is_ours) as (run, _):
                         row = played(scene, run)
                     table.row(name, "rankwise" if is_ours else "torchrun", *row)
-        if "etcd" in wanted:
-            play_etcd(table, folder)
-    if "slurm" in wanted and missing_for_slurm() is None:
+        if "etcd" in options.only:
+            play_etcd(table, folder, most)
+    if "slurm" in options.only and missing_for_slurm() is None:
         play_slurm(table)
 
 

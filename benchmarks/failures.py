@@ -22,6 +22,7 @@ from measuring import (
     Table,
     arguments,
     describe_machine,
+    end_processes,
     environment,
     ratio,
     scratch_directory,
@@ -60,10 +61,13 @@ def failure(launcher: Sequence[str], how: str, *, restarts: int = 0, torch: bool
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        wait_for(directory, [f"started.0.{rank}" for rank in range(RANKS)])
-        time.sleep(0.2 + os.urandom(1)[0] / 2560)  # so that a peer's polling is hit at random
-        (directory / "go").write_text("now\n")
-        process.wait(PATIENCE)
+        try:
+            wait_for(directory, [f"started.0.{rank}" for rank in range(RANKS)])
+            time.sleep(0.2 + os.urandom(1)[0] / 2560)  # so that a peer's polling is hit at random
+            (directory / "go").write_text("now\n")
+            process.wait(PATIENCE)
+        finally:
+            end_processes([process])
         if restarts:
             ends = [read(directory, f"started.1.{rank}") for rank in range(RANKS)]
         else:

@@ -1,6 +1,6 @@
 """What it costs an agent to be looked at, by `rankwise top` or by Prometheus.
 
-    python benchmarks/looking.py [--repetitions 3]
+    python benchmarks/looking.py [--repetitions 3] [--quick]
 
 CPU time, as the kernel counts it for all threads of the agent, over some hundred questions to a run
 whose ranks call a collective every 50 ms; what the agent does in that time without them is taken
@@ -77,7 +77,7 @@ def main() -> None:
         ("ranks", "status (rankwise top)", "GET /metrics", "a rank's should_stop"),
         options.json,
     )
-    for ranks in RANKS:
+    for ranks in RANKS[:2] if options.quick else RANKS:
         samples = [measured(ranks) for _ in range(options.repetitions)]
         medians = (statistics.median(each) for each in zip(*samples, strict=True))
         table.row(str(ranks), *(f"{value * 1e6:.3g} us" for value in medians))

@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import rankwise
 from rankwise.drivers.real.hosting.prctl import die_with_parent
@@ -39,21 +40,48 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def arguments(
-    description: str | None, *, repetitions: int, parts: Sequence[str] = ()
+    description: str | None,
+    *,
+    repetitions: int,
+    parts: Sequence[str] = (),
+    quick_parts: Sequence[str] = (),
 ) -> argparse.Namespace:
-    """The options that every benchmark takes, and `--only` for one of several parts."""
+    """The options that every benchmark takes, and `--only` for some of several parts."""
+    unwind_at_sigterm()
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=repetitions)
-    parser.add_argument("--quick", action="store_true", help="one repetition, small sizes")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="only show that it works: one repetition, small sizes, no peer that takes long",
+    )
     parser.add_argument("--json", type=Path, help="append every figure to this file, one a line")
     if parts:
-        parser.add_argument("--only", default=",".join(parts), help="some of these, with commas")
+        parser.add_argument(
+            "--only", metavar="PARTS", help=f"some of {','.join(parts)} (default: all)"
+        )
     options = parser.parse_args()
     if options.quick:
         options.repetitions = 1
+    if parts:
+        default = quick_parts if options.quick and quick_parts else parts
+        options.only = default if options.only is None else options.only.split(",")
+        if unknown := [part for part in options.only if part not in parts]:
+            parser.error(f"--only is {','.join(unknown)}, expected some of {','.join(parts)}")
     return options
+
+
+def unwind_at_sigterm() -> None:
+    """Let SIGTERM end this benchmark as Ctrl-C does, so that it ends what it has started."""
+
+    def unwind(signum: int, _: object) -> None:
+        signal.signal(signum, lambda *_: None)  # `timeout` sends it twice, and one is enough
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, unwind)
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
 
 
 def apart(function: Callable[[], Value]) -> Value:
@@ -103,6 +131,18 @@ def seconds_of(command: Sequence[str], **added: str) -> float:
             f"{done.stderr.decode(errors='replace')[-2000:]}"
         )
     return seconds
+
+
+def end_processes(processes: Sequence["subprocess.Popen[Any]"]) -> None:
+    """End launchers, which end their ranks, or ranks; one that does not within 20 s is killed."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def take_turns(

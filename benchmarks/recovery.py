@@ -1,6 +1,6 @@
 """How long ranks that train are held up by the death of one of them.
 
-    python benchmarks/recovery.py [--repetitions 5] [--only warm,cold,machines]
+    python benchmarks/recovery.py [--repetitions 5] [--quick] [--only warm,cold,machines]
 
 From the SIGKILL of a rank to the end of the first step after it, on all of 8 ranks with a DDP model
 on gloo: recovered by `rankwise.recover`, and all started again. Instants are taken with the
@@ -32,6 +32,7 @@ from measuring import (
     Table,
     arguments,
     describe_machine,
+    end_processes,
     environment,
     ratio,
     scratch_directory,
@@ -73,7 +74,10 @@ def held_up(launcher: Sequence[str], how: str, nodes: int = 1) -> float:
             subprocess.Popen(command, env=environment(), stdout=said, stderr=said)
             for _ in range(nodes)
         ]
-        codes = [agent.wait(PATIENCE) for agent in agents]
+        try:
+            codes = [agent.wait(PATIENCE) for agent in agents]
+        finally:
+            end_processes(agents)
         if any(codes):
             said.seek(0)  # torch prints a stack per broken connection: of no use unless a run fails
             raise SystemExit(f"{said.read()}\n{' '.join(command)} failed")
@@ -121,16 +125,16 @@ def first_steps(agent: Running) -> list[tuple[int, int]]:
     return [(int(pid), int(at)) for pid, at in found]
 
 
-def measure_machines(table: Table, repetitions: int) -> None:
-    for library in ("numpy", "torch"):
-        for loses_machine in (False, True):
+def measure_machines(table: Table, options: argparse.Namespace) -> None:
+    for library in ("numpy",) if options.quick else ("numpy", "torch"):
+        for loses_machine in (True,) if options.quick else (False, True):
             event = "a machine is lost, a spare takes its place" if loses_machine else "a rank dies"
             measured = take_turns(
                 {
                     how: partial(held_up_on_machines, library, how, loses_machine=loses_machine)
                     for how in ("recover", "restart")
                 },
-                repetitions,
+                options.repetitions,
             )
             for how, taken in measured.items():
                 name = "rankwise.recover" if how == "recover" else "all ranks start again"
@@ -139,7 +143,7 @@ def measure_machines(table: Table, repetitions: int) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, repetitions=5, parts=PARTS)
+    options = arguments(__doc__, repetitions=5, parts=PARTS, quick_parts=("warm", "machines"))
     if not HAS_TORCH:
         raise SystemExit("this benchmark needs torch")
     describe_machine()
@@ -149,7 +153,7 @@ def main() -> None:
         options.json,
     )
     if "machines" in options.only and may_make_namespaces() and find_etcd() is not None:
-        measure_machines(table, options.repetitions)
+        measure_machines(table, options)
     if "warm" in options.only or "cold" in options.only:
         measure_nodes(table, options)
 

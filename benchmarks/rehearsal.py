@@ -31,6 +31,7 @@ from measuring import (
 
 RATES = {8: 2_000, 64: 300, 1_024: 10}
 """How often, by the number of ranks."""
+LARGE, LARGE_IF_QUICK = 1_024, 32
 GLOO_RANKS = 8
 
 
@@ -48,8 +49,10 @@ def simulated(ranks: int, program: str, *words: object, on: str = "sim") -> list
     ]  # fmt: skip
 
 
-def rates(repetitions: int, table: Table) -> None:
+def rates(large: int, repetitions: int, table: Table) -> None:
     for ranks, count in RATES.items():
+        if ranks > large:
+            continue
         threaded = [sys.executable, str(PROGRAMS / "threaded_all_reduce_rate.py")]
         commands = {
             "ours": simulated(ranks, "all_reduce_rate.py", count, 4),
@@ -93,27 +96,30 @@ def whole_commands(repetitions: int, table: Table) -> None:
 def main() -> None:
     parts = ("rate", "command", "large", "idle", "model")
     options = arguments(__doc__, repetitions=5, parts=parts)
-    chosen = options.only.split(",")
+    large = LARGE_IF_QUICK if options.quick else LARGE
     describe_machine()
-    if "rate" in chosen:
+    if "rate" in options.only:
         heading = ["ranks", "simulated", "threaded group", "/ threaded", "gloo", "/ gloo"]
-        rates(options.repetitions, Table("Rank-collectives per second", heading, options.json))
-        _, took = figures_of(simulated(256, "all_reduce_rate.py", 20, 1_024))
+        rates(
+            large, options.repetitions, Table("Rank-collectives per second", heading, options.json)
+        )
+        middle = min(256, large)
+        _, took = figures_of(simulated(middle, "all_reduce_rate.py", 20, 1_024))
         sizes = Table("all_reduce of 4 KiB", ["ranks", "simulated"], options.json)
-        sizes.row("256", seconds(took))
-    if "command" in chosen:
+        sizes.row(str(middle), seconds(took))
+    if "command" in options.only:
         heading = ["simulated", "torchrun", "/ torchrun", "a world of one", "/ one"]
         title = "A whole command: 4 ranks of DDP"
         whole_commands(options.repetitions, Table(title, heading, options.json))
-    if "large" in chosen:
-        step, kibibytes = figures_of(simulated(1_024, "ddp_steps.py", 3))
-        large = Table("DDP at 1,024 ranks", ["step", "memory"], options.json)
-        large.row(seconds(step), f"{kibibytes / 2**20:.2f} GiB")
-    if "idle" in chosen:
-        few, many = (figures_of(simulated(n, "idle_ranks.py"))[0] for n in (16, 1_024))
+    if "large" in options.only:
+        step, kibibytes = figures_of(simulated(large, "ddp_steps.py", 3))
+        steps = Table(f"DDP at {large:,} ranks", ["step", "memory"], options.json)
+        steps.row(seconds(step), f"{kibibytes / 2**20:.2f} GiB")
+    if "idle" in options.only:
+        few, many = (figures_of(simulated(n, "idle_ranks.py"))[0] for n in (16, large))
         idle = Table("Memory per idle rank", ["simulated"], options.json)
-        idle.row(f"{(many - few) / (1_024 - 16) / 1_024:.3f} MiB")
-    if "model" in chosen:
+        idle.row(f"{(many - few) / (large - 16) / 1_024:.3f} MiB")
+    if "model" in options.only:
         heading = ["", "add_", "add", "product", "view", "forward and backward"]
         model = Table("CPU time of an operation, us", heading, options.json)
         plain, timed = (

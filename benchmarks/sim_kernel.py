@@ -26,7 +26,7 @@ from typing import Any
 import simpy
 from measuring import arguments, environment
 
-from rankwise.sim.kernel import Channel, Resource, Simulator
+from rankwise.sim.kernel import Channel, CreditPool, Simulator
 from rankwise.sim.kernel import simulator as event_loop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,13 +107,13 @@ def hold_simpy(count: int, rounds: int) -> tuple[int, int]:
 
 def counter_rankwise(count: int, rounds: int) -> tuple[int, int]:
     simulator = Simulator()
-    places = Resource(simulator, count // 10)
+    places = CreditPool(simulator, count // 10)
 
     def worker(delay: int) -> Generator[Any, Any, None]:
         for _ in range(rounds):
-            yield places.acquire()
+            yield places.spend()
             yield delay
-            places.release()
+            places.give_back()
 
     for rank in range(count):
         simulator.process(worker(10 + rank % 7))

@@ -287,8 +287,11 @@ def run_gloo(rank_count: int, *, quick: bool) -> Medians:
             )
             for rank in range(rank_count)
         ]
-        output, _ = ranks[0].communicate(timeout=300)
-        codes = [rank.wait(timeout=60) for rank in ranks]
+        try:
+            output, _ = ranks[0].communicate(timeout=300)
+            codes = [rank.wait(timeout=60) for rank in ranks]
+        finally:
+            measuring.end_processes(ranks)
     if any(codes):
         raise SystemExit(f"gloo: ranks ended with exit codes {codes}")
     results: Medians = json.loads(output.splitlines()[-1])
@@ -347,6 +350,7 @@ def main() -> None:
     if options.gloo:
         print(json.dumps(be_rank_of_gloo(options.gloo, quick=options.quick)))
         return
+    measuring.unwind_at_sigterm()
     measuring.describe_machine()
     sides = ["rankwise"] + ["gloo"] * (importlib.util.find_spec("torch") is not None)
     repetitions = options.repetitions or (1 if options.quick else 5)

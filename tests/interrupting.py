@@ -12,6 +12,7 @@ and signal masks of all its processes at that moment, and the journals and words
 
 import argparse
 import faulthandler
+import operator
 import os
 import random
 import re
@@ -236,8 +237,10 @@ def interrupt_often(driver: str, count: int, seed: int = 1) -> Findings:
                     if thread.daemon:  # opening a store that nobody wants any more, for instance
                         thread.join(PATIENCE_S)
                 now = what_is_ours()
-                if now[0] > ours[0] or now[1] > ours[1]:  # fewer: the server is to be started again
-                    findings.left.append(f"{case}: {ours} became {now}")
+                if any(map(operator.gt, map(len, now), map(len, ours))):  # it may be fewer
+                    news = [sorted(set(now[0]) - set(ours[0])), sorted(set(now[1]) - set(ours[1]))]
+                    findings.left.append(f"{case}: children {news[0]}, files {news[1]}")
+                    ours = now
                 if number % 5 == 0 or number == count - 1:  # the others are followed by a case
                     run()
     finally:
@@ -273,10 +276,14 @@ def _raise_time_is_up(_signum: int, _frame: FrameType | None) -> None:
     raise TimeIsUp
 
 
-def what_is_ours() -> tuple[int, int]:
-    """How many children this process has, and how many descriptors are open."""
+def what_is_ours() -> tuple[list[str], list[str]]:
+    """Which children this process has, and what it has opened."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-    return len(children.split()), len(list(Path("/proc/self/fd").iterdir()))
+    files = []
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the list itself
+            files.append(f"{each.name} {each.readlink()}")
+    return children.split(), files
 
 
 def main() -> None:

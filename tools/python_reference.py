@@ -116,8 +116,8 @@ raise ValueError("bad shape")
 ```console
 $ rankwise run --quiet --log-dir logs train.py
 $ rankwise replay logs
-agent                    time  phase       round         leads  fact
-agent              0.000000 s  preparing   0 gathering   leads  AgentStarted
+agent                                                time  phase       round         leads  fact
+agent          2…Z     0.000000 s  preparing   0 gathering   leads  AgentStarted
 agent …  running     0 running     leads  RoundPrepared
 agent …  finished    0 closed      leads  FailuresDescribed
 root cause: rank 0 failed: ValueError: bad shape

@@ -156,6 +156,24 @@ def test_the_recipes_for_contributors_name_what_is_there() -> None:
     assert {path for path in missing if "/NAME." not in path} == set()
 
 
+def test_modules_that_the_code_names_are_there() -> None:
+    modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")]
+    of_users = {"conftest.py", "torch_train.py", "train.py"}
+    named = {
+        (module, name)
+        for module in modules
+        for name in re.findall(r"`((?:\w+/)*\w+\.py)`", (ROOT / module).read_text())
+        if name not in of_users
+    }
+
+    assert len(named) > 30
+    assert {
+        (module, name)
+        for module, name in named
+        if not any(path.endswith(f"/{name}") for path in modules)
+    } == set()
+
+
 def text_of(path: Path) -> str:
     try:
         return path.read_text()

@@ -32,6 +32,8 @@ from rankwise.core.tree.vocabulary import (
     HOST,
     RETURNED_BIT,
     Access,
+    AllocationGranted,
+    AllocationRefused,
     AllocationRequested,
     ChildDied,
     ChildJoined,
@@ -42,13 +44,11 @@ from rankwise.core.tree.vocabulary import (
     Drained,
     Effect,
     EndCause,
-    Granted,
     GraphSpec,
     GroupSubmitted,
     Pool,
     Recall,
     Recalled,
-    Refused,
     RunAbandoned,
     ScopeClosed,
     ScopeOpened,
@@ -610,14 +610,14 @@ class TreeWorld:
             for index in range(len(plan.spec.pools))
         ]
         self._tasks: list[SubmittedTask] = []
-        self._slabs: list[Granted] = []
+        self._slabs: list[AllocationGranted] = []
         """What the caller may use, the latest last."""
-        self._living: dict[int, Granted] = {}
+        self._living: dict[int, AllocationGranted] = {}
         """What has been granted and not been discarded, by address."""
         self._spaces: dict[int, int] = {}
         """For each address the space by which the reference knows what was granted there last."""
         self._grant_count = 0
-        self._answers: list[Granted | Refused] = []
+        self._answers: list[AllocationGranted | AllocationRefused] = []
         self.heard: list[Stimulus] = []
         self.outcomes: list[Drained] = []
         self.refusals = 0
@@ -694,7 +694,7 @@ class TreeWorld:
         self._tell(AllocationRequested(size_bytes))
         self._wait_for(lambda: bool(self._answers))
         granted = self._answers[0]
-        if isinstance(granted, Refused):
+        if isinstance(granted, AllocationRefused):
             self.refusals += 1
             return
         end = granted.address + granted.size_bytes
@@ -761,7 +761,7 @@ class TreeWorld:
                 case Recall():
                     slots = self._children[effect.child].give_back()
                     self._tell(Recalled(effect.child, slots))
-                case Granted() | Refused():
+                case AllocationGranted() | AllocationRefused():
                     self._answers.append(effect)
                 case Drained():
                     self.outcomes.append(effect)

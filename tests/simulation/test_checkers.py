@@ -12,7 +12,7 @@ from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.agent.vocabulary import Effect as AgentEffect
 from rankwise.core.agent.vocabulary import Stimulus as AgentStimulus
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     Effect,
     GangSpec,
@@ -26,8 +26,8 @@ from rankwise.core.gang.vocabulary import (
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.vocabulary import GangEnded
 from rankwise.drivers.sim.invariants import InvariantBroken
-from rankwise.drivers.sim.plans import random_plan
 from rankwise.drivers.sim.programs import Exits, Program, RunsForever
+from rankwise.drivers.sim.random_plans import random_plan
 from rankwise.drivers.sim.world import MakeAgent, SimulatedWorld
 
 
@@ -50,11 +50,11 @@ class NeverKills(Gang):
     """Waits for ever for workers that ignore SIGTERM."""
 
     def tick(self, now: Instant) -> list[Effect]:
-        return [] if self.phase is Phase.STOPPING else super().tick(now)
+        return [] if self.phase is GangPhase.STOPPING else super().tick(now)
 
     @property
     def next_deadline(self) -> Instant | None:
-        return None if self.phase is Phase.STOPPING else super().next_deadline
+        return None if self.phase is GangPhase.STOPPING else super().next_deadline
 
 
 class KillsTooEarly(Gang):
@@ -62,7 +62,7 @@ class KillsTooEarly(Gang):
 
     def _begin_stopping(self, now: Instant) -> list[Effect]:
         effects = super()._begin_stopping(now)
-        if self.phase is Phase.STOPPING:
+        if self.phase is GangPhase.STOPPING:
             self._deadline = Instant(now + self.spec.grace // 2)
         return effects
 

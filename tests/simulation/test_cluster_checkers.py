@@ -14,38 +14,32 @@ from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.vocabulary import Effect as GangEffect
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.in_flight import Purpose
+from rankwise.core.rendezvous.founding import Succession
 from rankwise.core.rendezvous.lead import WrittenRound
-from rankwise.core.rendezvous.lease import KeptLease
+from rankwise.core.rendezvous.leases import KeptLease
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.node_state import NodeState
-from rankwise.core.rendezvous.records import Phase, Round, Verdict
-from rankwise.core.rendezvous.requests import Commit, KeysRead, Order, RenewLease
-from rankwise.core.rendezvous.succession import Succession
+from rankwise.core.rendezvous.records import Round, RoundPhase, Verdict
+from rankwise.core.rendezvous.requests import Purpose
 from rankwise.core.rendezvous.vocabulary import (
     Closed,
+    Commit,
     Dissolved,
     Effect,
     Joined,
+    KeysRead,
+    Order,
     Refused,
+    RenewLease,
     Settled,
     Stimulus,
 )
 from rankwise.drivers import stop_window
-from rankwise.drivers.sim.cluster.faults import (
-    Clocks,
-    ClusterPlan,
-    CrashStore,
-    FailWorker,
-    Network,
-    Partition,
-    Preempt,
-    StartAgents,
-    Workers,
-)
-from rankwise.drivers.sim.cluster.plans import random_plan
+from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Network, Workers
+from rankwise.drivers.sim.cluster.random_plans import random_plan
 from rankwise.drivers.sim.cluster.world import ClusterWorld
 from rankwise.drivers.sim.invariants import InvariantBroken
+from rankwise.sim.faults.vocabulary import CrashStore, FailWorker, Partition, Preempt, StartAgents
 
 SEEDS = 400
 
@@ -105,7 +99,7 @@ class SpendsNothing(Changes):
 
 class SpendsForMembership(Changes):
     def changed(self, round_: Round) -> Round:
-        is_new = round_.phase is Phase.RUNNING and round_.number > 0
+        is_new = round_.phase is RoundPhase.RUNNING and round_.number > 0
         before = 0 if self.round is None else self.round.restarts
         return msgspec.structs.replace(round_, restarts=before + 1) if is_new else round_
 
@@ -117,7 +111,7 @@ class SkipsARound(Changes):
 
 class SeatsOneTwice(Changes):
     def changed(self, round_: Round) -> Round:
-        if round_.phase is not Phase.RUNNING or len(round_.members) < 2:
+        if round_.phase is not RoundPhase.RUNNING or len(round_.members) < 2:
             return round_
         members = (*round_.members[:-1], round_.members[0])
         return msgspec.structs.replace(round_, members=members)
@@ -126,7 +120,7 @@ class SeatsOneTwice(Changes):
 class TakesTooMany(Changes):
     def changed(self, round_: Round) -> Round:
         view = self._node.lead.view
-        if round_.phase is not Phase.RUNNING or view is None:
+        if round_.phase is not RoundPhase.RUNNING or view is None:
             return round_
         return msgspec.structs.replace(round_, members=tuple(view.candidates()))
 
@@ -160,7 +154,7 @@ class NeverCloses(Writes):
     """A leader that keeps the verdict to itself."""
 
     def write(self, round_: Round, now: Instant) -> list[Order]:
-        return [] if round_.phase is Phase.CLOSED else self._write(round_, now)
+        return [] if round_.phase is RoundPhase.CLOSED else self._write(round_, now)
 
 
 class Mishears(Rendezvous):
@@ -415,7 +409,7 @@ def forgotten_at(at: int) -> ClusterPlan:
         rendezvous=RendezvousConfig(nodes_min=2, nodes_max=2, join_timeout=Duration(20 * SECOND)),
         workers=Workers(work=Duration(60 * SECOND)),
         network=Network(latency_min=latency, latency_max=latency),
-        happenings=(
+        faults=(
             FailWorker(at=Instant(10 * SECOND), node=0, local_rank=0, code=1),
             CrashStore(at=Instant(at), lasts=latency, forgets=True),
             StartAgents(at=Instant(40 * SECOND), nodes=(1,)),
@@ -447,7 +441,7 @@ def cut_off_with(*, fence: int) -> ClusterPlan:
             nodes_min=2, nodes_max=2, spares=2, fence=Duration(fence), last_call=Duration(0)
         ),
         clocks=Clocks(drift_ppm_max=100_000),
-        happenings=(
+        faults=(
             Partition(at=Instant(6 * SECOND), nodes=(0, 1), lasts=Duration(12 * SECOND)),
             Partition(at=Instant(20 * SECOND), nodes=(2,), lasts=Duration(12 * SECOND)),
             Partition(at=Instant(20 * SECOND), nodes=(3,), lasts=Duration(8 * SECOND)),
@@ -489,10 +483,10 @@ def test_blaming_a_rank_that_was_signalled_after_another_had_failed_is_caught() 
         network=Network(latency_min=latency, latency_max=latency),
         workers=Workers(cascade=50, stubborn=100),
         grace=Duration(SECOND),
-        happenings=(
+        faults=(
             FailWorker(at=Instant(9 * SECOND), node=0, raises="ValueError"),
             Preempt(
-                at=Instant(9 * SECOND + 300 * MILLISECOND),
+                at=Instant(9 * SECOND + 700 * MILLISECOND),
                 node=1,
                 ranks_before=Duration(200 * MILLISECOND),
             ),
@@ -516,7 +510,7 @@ def signalled_first() -> ClusterPlan:
     return ClusterPlan(
         nodes=2,
         rendezvous=RendezvousConfig(nodes_min=2, nodes_max=2, last_call=Duration(0)),
-        happenings=tuple(
+        faults=tuple(
             Preempt(at=Instant(9 * SECOND), node=node, ranks_before=Duration(200 * MILLISECOND))
             for node in range(2)
         ),

@@ -15,19 +15,18 @@ from rankwise.base.backoff import Backoff
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import SECOND, ZERO, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.sim.cluster.faults import (
-    ClusterPlan,
+from rankwise.drivers.sim.cluster.plan import ClusterPlan, Workers
+from rankwise.drivers.sim.cluster.random_plans import random_plan
+from rankwise.drivers.sim.cluster.world import ClusterRun, ClusterWorld
+from rankwise.sim.faults.vocabulary import (
     CrashStore,
     FailWorker,
-    Happening,
+    FaultOfCluster,
     KillAgent,
     Leave,
     Partition,
     Preempt,
-    Workers,
 )
-from rankwise.drivers.sim.cluster.plans import random_plan
-from rankwise.drivers.sim.cluster.world import ClusterRun, ClusterWorld
 
 SEEDS = int(os.environ.get("RANKWISE_CLUSTER_SEEDS", "200"))
 PARTS = 8
@@ -46,7 +45,7 @@ def test_no_cluster_of_any_seed_breaks_a_rule(part: int) -> None:
 
 def test_equal_seeds_write_equal_journals_whatever_the_hash_seed() -> None:
     program = (
-        "import sys; from rankwise.drivers.sim.cluster.plans import random_plan;"
+        "import sys; from rankwise.drivers.sim.cluster.random_plans import random_plan;"
         "from rankwise.drivers.sim.cluster.world import ClusterWorld\n"
         "for seed in range(12):\n"
         "    world = ClusterWorld(random_plan(seed), seed); world.run()\n"
@@ -200,7 +199,7 @@ def test_seeds_that_once_broke_a_rule_break_none(seed: int) -> None:
 def test_a_store_may_be_out_of_reach_for_a_lease_but_a_second(what: str) -> None:
     for tenth in range(10):  # renewals come every half a second: an outage may begin anywhere
         at, lasts = Instant(10 * SECOND + tenth * SECOND // 10), Duration(4 * SECOND)
-        outage: Happening = Partition(at=at, nodes=(0, 1, 2), lasts=lasts)
+        outage: FaultOfCluster = Partition(at=at, nodes=(0, 1, 2), lasts=lasts)
         if what == "the store is away":
             outage = CrashStore(at=at, lasts=lasts)
 
@@ -259,11 +258,11 @@ def test_a_spare_takes_the_place_of_a_lost_node() -> None:
 
 
 def test_a_thousand_nodes_join_survive_failures_and_do_the_same_again() -> None:
-    happenings = [
+    faults = [
         FailWorker(at=Instant((3 + index) * SECOND), node=index * 37 % 1000) for index in range(3)
     ]
 
-    runs = [cluster(1000, *happenings, restarts_max=3, work=4) for _ in range(2)]
+    runs = [cluster(1000, *faults, restarts_max=3, work=4) for _ in range(2)]
 
     assert [run.verdict.restarts for run in runs if run.verdict is not None] == [3, 3]
     assert runs[0].steps == runs[1].steps
@@ -282,7 +281,7 @@ def test_the_bytes_through_the_store_stay_small() -> None:
 
 def cluster(
     nodes: int,
-    *happenings: Happening,
+    *faults: FaultOfCluster,
     nodes_min: int | None = None,
     nodes_max: int | None = None,
     spares: int = 0,
@@ -312,7 +311,7 @@ def cluster(
             dies_when_done=dies_when_done,
             recovers=recovers,
         ),
-        happenings=happenings,
+        faults=faults,
     )
     first = ClusterWorld(plan, 7, keeps_journal=False).run()
     assert msgspec.json.decode(msgspec.json.encode(plan), type=ClusterPlan) == plan

@@ -19,13 +19,14 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.replay import replay
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.drivers.sim.cluster.faults import AmongOthers, ClusterPlan, Preempt, StartAgents
-from rankwise.drivers.sim.cluster.plans import random_plan as random_cluster
+from rankwise.drivers.sim.cluster.plan import ClusterPlan
+from rankwise.drivers.sim.cluster.random_plans import random_plan as random_cluster
 from rankwise.drivers.sim.cluster.world import ClusterWorld
 from rankwise.drivers.sim.invariants import InvariantBroken
-from rankwise.drivers.sim.plans import random_plan
 from rankwise.drivers.sim.programs import Program, RunsForever
+from rankwise.drivers.sim.random_plans import random_plan
 from rankwise.drivers.sim.world import MakeAgent, SimulatedRun, SimulatedWorld
+from rankwise.sim.faults.vocabulary import AmongOthers, Preempt, StartAgents
 
 SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
 FIRST_SEED = int(os.environ.get("RANKWISE_FIRST_SEED", "0"))
@@ -34,7 +35,7 @@ SEEDS = range(FIRST_SEED, FIRST_SEED + SEED_COUNT)
 RUNS = Program(ending=RunsForever())
 DIGEST_PROGRAM = """
 import hashlib, sys
-from rankwise.drivers.sim.plans import random_plan
+from rankwise.drivers.sim.random_plans import random_plan
 from rankwise.drivers.sim.world import SimulatedWorld
 digest = hashlib.sha256()
 for seed in range(int(sys.argv[1])):
@@ -51,7 +52,7 @@ class Forgetful(Agent):
 
 
 def command_for(seed: int) -> str:
-    return f"rankwise sim cluster --alone --random --seed {seed} --story"
+    return f"rankwise sim cluster --standalone --random --seed {seed} --story"
 
 
 def run_seed(seed: int, make_agent: MakeAgent = Agent) -> tuple[ClusterPlan, SimulatedRun]:
@@ -102,7 +103,7 @@ def test_ranks_that_are_signalled_just_before_their_agent_are_stopped(
     ahead = Duration(milliseconds * MILLISECOND)
     signals = Preempt(at=Instant(5 * SECOND), node=0, ranks_before=ahead)
 
-    run = SimulatedWorld(happenings=(signals,)).run(GangSpec(size=3), [[RUNS] * 3])
+    run = SimulatedWorld(faults=(signals,)).run(GangSpec(size=3), [[RUNS] * 3])
 
     assert run.outcome.status is status
 
@@ -114,12 +115,12 @@ def test_a_node_that_is_alone_bears_what_happens_to_nodes_of_clusters() -> None:
             msgspec.structs.replace(
                 each, **dict.fromkeys({"node"} & set(each.__struct_fields__), 0)
             )
-            for each in random_cluster(seed).happenings
+            for each in random_cluster(seed).faults
             if not isinstance(each, AmongOthers | StartAgents)
         ]
-        both = tuple(sorted((*plan.happenings, *more), key=lambda happening: happening.at))
+        both = tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at))
 
-        ClusterWorld(msgspec.structs.replace(plan, happenings=both), seed).run()
+        ClusterWorld(msgspec.structs.replace(plan, faults=both), seed).run()
 
 
 def test_equal_seeds_give_equal_journals() -> None:

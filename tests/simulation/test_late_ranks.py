@@ -8,14 +8,9 @@ import pytest
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.drivers.sim.cluster.faults import (
-    Clocks,
-    ClusterPlan,
-    Happening,
-    KillAgent,
-    Workers,
-)
+from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Workers
 from rankwise.drivers.sim.cluster.world import ClusterRun, ClusterWorld
+from rankwise.sim.faults.vocabulary import FaultOfCluster, KillAgent
 
 NODES, WORK = 4, Duration(5 * SECOND)
 RENDEZVOUS = RendezvousConfig(nodes_min=NODES, nodes_max=NODES)
@@ -49,14 +44,16 @@ def test_an_agent_that_dies_while_nodes_ask_is_not_waited_for_until_its_lease_en
     assert max(answered_at) - asked_at < 2 * SECOND + 10 * MILLISECOND
 
 
-def cluster(seed: int, *happenings: Happening, clocks: Clocks = CLOCKS) -> tuple[ClusterRun, bytes]:
+def cluster(
+    seed: int, *faults: FaultOfCluster, clocks: Clocks = CLOCKS
+) -> tuple[ClusterRun, bytes]:
     """What became of a cluster whose last rank is late, and its journal."""
     plan = ClusterPlan(
         nodes=NODES,
         rendezvous=RENDEZVOUS,
         workers=Workers(per_node=2, work=WORK, late=Duration(50 * MILLISECOND)),
         clocks=clocks,
-        happenings=happenings,
+        faults=faults,
     )
     world = ClusterWorld(plan, seed)
     run = world.run()

@@ -5,15 +5,9 @@ import pytest
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.sim.cluster.faults import (
-    ClusterPlan,
-    Happening,
-    KillAgent,
-    MissCall,
-    Partition,
-    Workers,
-)
+from rankwise.drivers.sim.cluster.plan import ClusterPlan, Workers
 from rankwise.drivers.sim.cluster.world import ClusterRun, ClusterWorld
+from rankwise.sim.faults.vocabulary import FaultOfCluster, KillAgent, MissCall, Partition
 
 MISSED_AT = 10 * SECOND
 
@@ -97,7 +91,7 @@ def rank_on(run: ClusterRun, node: int) -> int:
 
 
 def cluster(
-    nodes: int, *happenings: Happening, work: int, restarts_max: int = 0, seed: int = 1
+    nodes: int, *faults: FaultOfCluster, work: int, restarts_max: int = 0, seed: int = 1
 ) -> ClusterRun:
     plan = ClusterPlan(
         nodes=nodes,
@@ -105,6 +99,6 @@ def cluster(
             nodes_min=nodes, nodes_max=nodes, policy=RestartPolicy(restarts_max=restarts_max)
         ),
         workers=Workers(per_node=2, work=Duration(work)),
-        happenings=happenings,
+        faults=faults,
     )
     return ClusterWorld(plan, seed).run()

@@ -11,7 +11,7 @@ import pytest
 
 from rankwise.core.ledger import Arrival, Fate, Stage
 from rankwise.drivers.real import section_ring, segments
-from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book, words_in
+from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker import call_ring, torch_calls
 from rankwise.drivers.real.worker.call_ring import (
@@ -20,11 +20,12 @@ from rankwise.drivers.real.worker.call_ring import (
     GROUPS_MAX,
     ISSUED,
     CallRing,
-    words_of,
+    stamp_of,
+    stamp_of_wait,
 )
 
 TEXT = "all_reduce #? (sum) of (4,) float32"
-WORDS = words_of(TEXT, ("/home/me/train.py", 88))
+LINE = ("/home/me/train.py", 88)
 
 
 @pytest.fixture
@@ -55,16 +56,18 @@ def test_the_agent_knows_how_long_a_book_is() -> None:
 def test_a_call_of_another_thread_does_not_hold_the_main_thread(segment: Segment) -> None:
     ring = attached()
     group = ring.add_group("torch 0 0", "", 4, range(8, 12))
+    stamp = stamp_of(group, 77, TEXT, LINE)
     entries: list[int] = []
-    thread = threading.Thread(target=lambda: entries.append(ring.begin(group, 77, WORDS)))
-    thread.start()
-    thread.join()
 
+    def begin_in_a_thread() -> None:
+        thread = threading.Thread(target=lambda: entries.append(ring.begin(group, stamp)))
+        thread.start()
+        thread.join()
+
+    begin_in_a_thread()
     before = read_book(segment, 1, 8)
-    ring.begin(group, 78, WORDS)
-    thread = threading.Thread(target=lambda: entries.append(ring.begin(group, 79, WORDS)))
-    thread.start()
-    thread.join()
+    ring.begin(group, stamp)
+    begin_in_a_thread()
     after = read_book(segment, 1, 8)
     ring.end(entries[0], DONE)
     at_last = read_book(segment, 1, 8)
@@ -78,15 +81,32 @@ def test_a_call_of_another_thread_does_not_hold_the_main_thread(segment: Segment
     assert [call.number for call in after.standing] == [3]
     assert at_last is not None
     assert [call.stage for call in at_last.calls] == [Stage.DONE, Stage.WAITING, Stage.WAITING]
+    assert [call.is_of_main_thread for call in at_last.calls] == [False, True, False]
+
+
+def test_a_wait_has_the_words_of_its_call_and_a_line_of_its_own(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("torch 0 0", "", 4, range(8, 12))
+    stamp = stamp_of(group, 77, TEXT, LINE)
+    ring.end(ring.begin(group, stamp), ISSUED)
+
+    ring.begin_wait(1, stamp_of_wait(stamp, ("/home/me/train.py", 90)))
+    book = read_book(segment, 1, 8)
+
+    assert book is not None
+    issued, wait = book.calls
+    assert (issued.of_handle, wait.of_handle) == (False, True)
+    assert (wait.group, wait.number, wait.match) == ("torch 0 0", 1, 77)
+    assert (wait.text, issued.place, wait.place) == (TEXT, "train.py:88", "train.py:90")
 
 
 def test_a_call_is_read_as_it_was_entered(segment: Segment) -> None:
     ring = attached()
     group = ring.add_group("torch 0 0", "dp", 16, range(6, 22))
 
-    first = ring.begin(group, 77, WORDS)
+    first = ring.begin(group, stamp_of(group, 77, TEXT, LINE))
     ring.end(first, DONE)
-    ring.begin(group, 78, WORDS)
+    ring.begin(group, stamp_of(group, 78, TEXT, LINE))
     book = read_book(segment, 1, 8)
 
     assert book is not None
@@ -102,7 +122,7 @@ def test_a_call_is_read_as_it_was_entered(segment: Segment) -> None:
 
 
 def test_a_message_belongs_to_no_group(segment: Segment) -> None:
-    attached().begin(None, 0, WORDS, 10)
+    attached().begin(None, stamp_of(None, 0, TEXT, LINE, 10))
 
     book = read_book(segment, 1, 8)
 
@@ -113,9 +133,10 @@ def test_a_message_belongs_to_no_group(segment: Segment) -> None:
 def test_the_latest_calls_are_kept_and_all_are_counted(segment: Segment) -> None:
     ring = attached()
     group = ring.add_group("g", "", 4, range(8, 12))
+    stamp = stamp_of(group, 1, TEXT, LINE)
 
     for _ in range(3 * ENTRIES):
-        ring.end(ring.begin(group, 1, WORDS), ISSUED)
+        ring.end(ring.begin(group, stamp), ISSUED)
     book = read_book(segment, 1, 8)
 
     assert book is not None
@@ -129,17 +150,17 @@ def test_an_entry_that_is_used_again_has_the_text_of_its_new_call(segment: Segme
     ring = attached()
     group = ring.add_group("torch 0 0", "", 4, range(8, 12))
     assert group is not None
-    other = words_of("barrier #?", ("/home/me/train.py", 90))
+    stamp = stamp_of(group, 1, TEXT, LINE)
+    other = stamp_of(group, 1, "barrier #?", LINE)
 
-    for words in (WORDS, WORDS, other, WORDS):
+    for stored, text in ((stamp, TEXT), (stamp, TEXT), (other, "barrier #?"), (stamp, TEXT)):
         for _ in range(ENTRIES):
-            ring.end(ring.begin(group, 1, words), DONE)
-        texts = latest_texts(segment)
-        assert texts == {words_in(words)[0]}
+            ring.end(ring.begin(group, stored), DONE)
+        assert latest_texts(segment) == {text}
     for _ in range(ENTRIES):
-        ring.begin_wait(group.slot, 1, 1, other)
+        ring.begin_wait(1, stamp_of_wait(other, LINE))
     for _ in range(ENTRIES):
-        ring.begin(group, 1, WORDS)
+        ring.begin(group, stamp)
 
     assert latest_texts(segment) == {TEXT}
 
@@ -153,18 +174,19 @@ def latest_texts(segment: Segment) -> set[str]:
 def test_arrivals_are_read_once_and_as_far_as_calls_have_ended(segment: Segment) -> None:
     ring = attached()
     group = ring.add_group("g", "", 4, range(8, 12))
+    stamp = stamp_of(group, 1, TEXT, LINE)
     reader = ArrivalReader(segment, 1, 8)
-    ring.end(ring.begin(group, 1, WORDS), DONE)
-    waiting = ring.begin(group, 1, WORDS)
-    ring.end(ring.begin(None, 1, WORDS, 10), ISSUED)
+    ring.end(ring.begin(group, stamp), DONE)
+    waiting = ring.begin(group, stamp)
+    ring.end(ring.begin(None, stamp_of(None, 1, TEXT, LINE, 10)), ISSUED)
 
     first = reader.read(100)
     is_standing = [reader.is_standing]
-    last = ring.begin(group, 1, WORDS)
+    last = ring.begin(group, stamp)
     is_standing.append(reader.is_standing)
     ring.end(last, DONE)
     ring.end(waiting, ISSUED)
-    ring.end(ring.begin(group, 1, WORDS), DONE)
+    ring.end(ring.begin(group, stamp), DONE)
     second = reader.read(100)
 
     assert is_standing == [False, True]
@@ -183,9 +205,10 @@ def test_arrivals_are_read_once_and_as_far_as_calls_have_ended(segment: Segment)
 def test_of_many_arrivals_the_latest_are_read(segment: Segment) -> None:
     ring = attached()
     group = ring.add_group("g", "", 4, range(8, 12))
+    stamp = stamp_of(group, 1, TEXT, LINE)
     reader = ArrivalReader(segment, 1, 8)
     for _ in range(3 * ENTRIES):
-        ring.end(ring.begin(group, 1, WORDS), DONE)
+        ring.end(ring.begin(group, stamp), DONE)
 
     arrivals = reader.read(10)
 
@@ -199,7 +222,8 @@ def test_what_is_read_while_a_rank_writes_is_whole(segment: Segment) -> None:
 
     def write() -> None:
         for number in range(1, 30_000):
-            ring.end(ring.begin(group, number, words_of(f"n{number}", ("train.py", 1))), DONE)
+            stamp = stamp_of(group, number, f"n{number}", LINE)
+            ring.end(ring.begin(group, stamp), DONE)
         is_over.set()
 
     writer = threading.Thread(target=write)
@@ -217,10 +241,11 @@ def test_what_is_read_while_a_rank_writes_is_whole(segment: Segment) -> None:
 def test_threads_enter_each_call_once(segment: Segment) -> None:
     ring = attached()
     group = ring.add_group("g", "", 4, range(8, 12))
+    stamp = stamp_of(group, 1, TEXT, LINE)
 
     def write() -> None:
         for _ in range(60):
-            ring.end(ring.begin(group, 1, WORDS), DONE)
+            ring.end(ring.begin(group, stamp), DONE)
 
     threads = [threading.Thread(target=write) for _ in range(4)]
     for thread in threads:
@@ -236,11 +261,12 @@ def test_threads_enter_each_call_once(segment: Segment) -> None:
 def test_who_is_done_says_so_until_the_next_call(segment: Segment) -> None:
     ring = attached()
     group = ring.add_group("g", "", 4, range(8, 12))
-    ring.end(ring.begin(group, 1, WORDS), DONE)
+    stamp = stamp_of(group, 1, TEXT, LINE)
+    ring.end(ring.begin(group, stamp), DONE)
 
     ring.be_done()
     done = read_book(segment, 1, 8)
-    ring.begin(group, 1, WORDS)
+    ring.begin(group, stamp)
     again = read_book(segment, 1, 8)
 
     assert done is not None

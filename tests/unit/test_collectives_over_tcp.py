@@ -194,6 +194,21 @@ def test_who_never_comes_is_named_by_the_rank_to_which_all_connect(make_job: Mak
         ranks[0].barrier()
 
 
+def test_who_comes_after_the_end_of_the_rank_that_listens_learns_of_its_end(
+    make_job: MakeJob,
+) -> None:
+    (rank,) = make_job(1, 1, absent=(0,))
+    transport = rank._transport
+    assert isinstance(transport, NodesTransport)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    transport._here = msgspec.structs.replace(transport._here, port=port)
+
+    said = rf"barrier #1 .* rank 0 has ended \(127.0.0.1 port {port} refuses connections\), it has"
+    with pytest.raises(PeerDied, match=said):
+        rank.barrier()
+
+
 def test_a_rank_of_another_round_is_told_so_and_does_not_disturb_this_one(
     make_job: MakeJob,
 ) -> None:

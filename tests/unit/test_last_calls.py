@@ -9,9 +9,11 @@ from rankwise.base.units import SECOND, Instant
 from rankwise.drivers.real.last_calls import awaited, last_call
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker import call_ring
-from rankwise.drivers.real.worker.call_ring import DONE, CallRing, words_of
+from rankwise.drivers.real.worker.call_ring import DONE, CallRing, RingGroup, stamp_of
 
-WORDS = words_of("all_reduce #? (sum) of (4,) float32", ("/home/me/train.py", 88))
+
+def stamp(group: RingGroup | None) -> bytes:
+    return stamp_of(group, 7, "all_reduce #? (sum) of (4,) float32", ("/home/me/train.py", 88))
 
 
 @pytest.fixture
@@ -50,8 +52,8 @@ def test_the_last_call_is_told_with_its_number_and_whether_it_goes_on(
     segment: Segment, rings: list[CallRing]
 ) -> None:
     group = rings[1].add_group("torch 0 0", "dp", 3, range(8, 11))
-    rings[1].end(rings[1].begin(group, 7, WORDS), DONE)
-    entry = rings[1].begin(group, 7, WORDS)
+    rings[1].end(rings[1].begin(group, stamp(group)), DONE)
+    entry = rings[1].begin(group, stamp(group))
 
     standing = last_call(segment, 1)
     rings[1].end(entry, DONE)
@@ -70,7 +72,7 @@ def test_who_has_not_come_is_awaited_by_those_who_have(
 ) -> None:
     groups = [ring.add_group("torch 0 0", "", 3, range(8, 11)) for ring in rings]
     for rank in (0, 2):
-        rings[rank].begin(groups[rank], 7, WORDS)
+        rings[rank].begin(groups[rank], stamp(groups[rank]))
     calls = {rank: call for rank in range(3) if (call := last_call(segment, rank)) is not None}
 
     assert awaited(segment, calls, soon()) == {1: (2, calls[0].begun_at)}
@@ -81,9 +83,9 @@ def test_who_waits_elsewhere_or_is_no_member_is_awaited_by_nobody(
     segment: Segment, rings: list[CallRing]
 ) -> None:
     pair = [rings[rank].add_group("torch 1 0", "tp", 2, (8, 9)) for rank in (0, 1)]
-    rings[0].begin(pair[0], 7, WORDS)
+    rings[0].begin(pair[0], stamp(pair[0]))
     every = rings[1].add_group("torch 0 0", "", 3, range(8, 11))
-    rings[1].begin(every, 7, WORDS)
+    rings[1].begin(every, stamp(every))
     calls = {rank: call for rank in range(3) if (call := last_call(segment, rank)) is not None}
 
     # Rank 1 waits itself; rank 2, which is no member of the pair, has not come to the other one.

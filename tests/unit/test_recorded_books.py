@@ -103,6 +103,15 @@ def test_a_call_that_the_rank_has_entered_itself_is_told_with_its_line() -> None
     ]
 
 
+def test_a_call_that_has_failed_on_the_rank_is_no_success_though_it_is_over() -> None:
+    book = recorded_book(
+        recorded(call(1), call(2)), seen(0, entered(1.9, 2.5, Stage.FAILED)), RANKS
+    )
+
+    assert [each.stage for each in book.calls] == [Stage.DONE, Stage.FAILED]
+    assert book.standing == ()
+
+
 def test_calls_of_another_group_or_operation_lend_nothing() -> None:
     own = seen(0, entered(0.5, 1.5))
 

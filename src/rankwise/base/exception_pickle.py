@@ -12,6 +12,7 @@ works:
 
 Every exception that crosses a process does so by `dumps` and `loads`; the errors of rankwise
 itself use them in `__reduce__` too, so that other people's process pools and queues can carry them.
+In text they travel as an `ErrorRecord` (`rankwise.base.failure`).
 """
 
 import pickle

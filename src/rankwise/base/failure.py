@@ -53,6 +53,11 @@ class ExitStatus(msgspec.Struct, frozen=True):
             return f"ended with exit code {self.code}"
         return f"was killed by {SIGNAL_NAMES.get(number, f'signal {number}')}"
 
+    @property
+    def failure_cause(self) -> "FailureCause":
+        """Why a process has failed that ended so, by itself and without another word."""
+        return FailureCause.EXITED if self.code >= 0 else FailureCause.SIGNALED
+
     def __str__(self) -> str:
         if self.code >= 0:
             return f"exit code {self.code}"
@@ -63,7 +68,8 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An exception as its worker reported it, in text.
 
     Attributes:
-        type: the exception's qualified class name, without `builtins.`.
+        type: the exception's qualified class name, without `builtins.`; empty where an exception is
+            known of, but not which.
         message: `str(exception)`.
         traceback: the formatted traceback, as Python would have printed it.
         raised_at: when the worker caught it, on the machine's monotonic clock, nanoseconds.
@@ -75,6 +81,49 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str
     raised_at: Instant
     wall_ns: int
+
+    @property
+    def in_a_line(self) -> str:
+        """Its class and what it says: `ValueError: no such thing`."""
+        return ": ".join(filter(None, (self.short_type, self.message)))
+
+    @property
+    def short_type(self) -> str:
+        """The name of its class without the module's."""
+        return self.type.rpartition(".")[2]
+
+
+def record_of(
+    error: BaseException, trace: str, raised_at: Instant, wall_ns: int = 0
+) -> ErrorRecord:
+    """An exception in text, with its traceback.
+
+    The bootstrap of a rank writes the same, and cannot use this: it must not import anything.
+    """
+    kind = type(error)
+    is_plain = kind.__module__ in {"builtins", "__main__"}
+    return ErrorRecord(
+        type=_encodable(
+            kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
+        ),
+        message=text_of(error),
+        traceback=_encodable(trace),
+        raised_at=raised_at,
+        wall_ns=wall_ns,
+    )
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; also of one that cannot be printed."""
+    try:
+        return _encodable(str(error))
+    except Exception as trouble:  # noqa: BLE001  # whatever a foreign class does when it is printed
+        return f"<its text cannot be had: {type(trouble).__name__}>"
+
+
+def _encodable(text: str) -> str:
+    """A text without half surrogates, which names of odd files have."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class FailureCause(StrEnum):
@@ -111,6 +160,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     local_rank: int
+    """Its place on its node; of a child of a chip worker, its number among the children."""
     attempt: int
     cause: FailureCause
     at: Instant
@@ -121,8 +171,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     """One sentence more: why it could not be started, how long it was silent."""
     accused: tuple[int, ...] = ()
-    """Of one that is out of step: all ranks of the job that are so together. Of several nobody can
-    tell who began it, so none of them is more to blame than the others."""
+    """Of one that is out of step, or for which others that hang wait: all ranks of the job that are
+    so together. Of several nobody can tell who began it, so none of them is more to blame than the
+    others."""
     ended_by_us: bool = False
     """Whether its process ended by a signal that rankwise had sent."""
 
@@ -149,12 +200,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks are to blame together, and nobody can tell which of them."""
-        return len(self.accused) > 1
+        """Whether several ranks are out of step, and nobody can tell which of them is to blame."""
+        return self.cause is FailureCause.OUT_OF_STEP and len(self.accused) > 1
 
     def is_as_much_to_blame_as(self, root: "Failure") -> bool:
         """Whether it is that root cause, or is accused of the same."""
-        return self is root or (self.is_shared and self.accused == root.accused)
+        return self is root or (len(self.accused) > 1 and self.accused == root.accused)
 
 
 def what_it_did(failure: Failure) -> str:
@@ -173,7 +224,7 @@ def _raised(error: ErrorRecord) -> str:
     if not error.type.startswith("rankwise."):
         return error.type
     head, _, _ = error.message.partition("\n")
-    return f"{error.type.rpartition('.')[2]}: {head}"
+    return f"{error.short_type}: {head}"
 
 
 def failure_in_words(failure: Failure, host: str = "") -> str:

@@ -4,18 +4,22 @@ Exit codes: 0 both runs are equal; 1 they differ, or one of them failed; 2 a wro
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
-from rankwise.base.errors import ConfigError
 from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import complete_file
+from rankwise.cli.programs import python_script
 
 if TYPE_CHECKING:
     from rankwise.launch.on_sim.comparison import Difference, Events
@@ -51,10 +55,10 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
     """
     from rankwise.launch.on_sim import comparison  # noqa: PLC0415  # not for --help
 
-    if not module and not Path(script).exists():
-        raise ConfigError(f"the script {script} does not exist")
+    if not module:
+        python_script(script, args)  # refuses what is none
     words = ["module" if module else "script", script, *args]
-    with tempfile.TemporaryDirectory(prefix="rankwise-diff-") as place:
+    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="rankwise-diff-") as place:
         folder = Path(place)
         codes = [_run(way, folder, nproc_per_node, words) for way in _WAYS]
         simulated, real = (comparison.read_events(folder / way, nproc_per_node) for way in _WAYS)
@@ -79,11 +83,33 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
     return 1
 
 
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let a signal that would end this process end the run that goes on, and remove the records."""
+
+    def end(signum: int, _frame: FrameType | None) -> None:
+        signal.signal(signum, signal.SIG_IGN)  # `timeout` sends two
+        with suppress(OSError):
+            os.write(2, f"rankwise diff: stopped by {signal.Signals(signum).name}\n".encode())
+        raise click.exceptions.Exit(128 + signum)
+
+    before = {
+        each: signal.signal(each, end)
+        for each in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(each) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
 def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "") -> int:
     """Run the program in one way; what it says is shown if it fails. Returns its exit code."""
     place = folder / way
     place.mkdir(exist_ok=True)
-    finished = subprocess.run(
+    child = subprocess.Popen(
         [
             sys.executable, "-m", "rankwise", "run", *_WAYS[way], f"--nproc-per-node={size}",
             *(_import_once(folder / _SIMULATED) if way == _REAL else ()), str(_PROGRAM), *words,
@@ -91,13 +117,18 @@ def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "")
         env={**os.environ, "RANKWISE_RECORD": str(place), "RANKWISE_RECORD_CAPTURE": capture},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        check=False,
     )  # fmt: skip
-    if finished.returncode and not capture:
+    try:
+        _, told = child.communicate()
+    except BaseException:
+        child.terminate()
+        child.communicate()
+        raise
+    if child.returncode and not capture:
         sys.stderr.flush()
-        sys.stderr.buffer.write(finished.stderr)
-        click.echo(f"the run on {way} failed with exit code {finished.returncode}", err=True)
-    return finished.returncode
+        sys.stderr.buffer.write(told)
+        click.echo(f"the run on {way} failed with exit code {child.returncode}", err=True)
+    return child.returncode
 
 
 def _import_once(records: Path) -> list[str]:

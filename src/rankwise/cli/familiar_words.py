@@ -19,8 +19,11 @@ OPTIONS_ELSEWHERE = {
     **dict.fromkeys(("--machine-rank", "--nodeid"), "--node-rank"),
     "--main-process-ip": "--master-addr",
     "--main-process-port": "--master-port",
+    "--alone": "--standalone", "--seeds": "--explore", "--topology": "--on sim:MACHINE",
+    **dict.fromkeys(("--max-time", "--time", "--time-limit"), "--timeout"),
 }  # fmt: skip
-"""Options of mpirun, srun, accelerate, deepspeed and Lightning, with ours that do the same."""
+"""Options of mpirun, srun, accelerate, deepspeed, Lightning and `rankwise sim`, with those of
+`rankwise run` that do the same."""
 
 _SCRIPTS_OWN = ("--help", "--module", "--log-dir", "--role", "--quiet", "--on", "--preload")
 """Options of ours that programs often have for themselves."""

@@ -56,7 +56,7 @@ SUBCOMMANDS = {
         "Write a page about a run, or its timeline, from its journal.",
     ),
     "manifest": Subcommand(
-        "rankwise.cli.manifest", "manifest", "Write manifests for Kubernetes that run a job there."
+        "rankwise.cli.manifest", "manifest", "Write manifests for Kubernetes or SLURM."
     ),
     "ps": Subcommand("rankwise.cli.ps", "ps", "List the runs on this machine."),
     "top": Subcommand(
@@ -70,7 +70,7 @@ SUBCOMMANDS = {
         "rankwise.cli.stacks", "stacks", "Show where every rank of a run is, in Python stacks."
     ),
     "why": Subcommand(
-        "rankwise.cli.why", "why", "Tell why a run does not get on: which rank waits for which."
+        "rankwise.cli.why", "why", "Tell why a run makes no progress: which rank waits for which."
     ),
     "doctor": Subcommand(
         "rankwise.cli.doctor", "doctor", "Check this machine for what rankwise needs."
@@ -87,7 +87,17 @@ _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """How click asks for the help when there is nothing but the command's name; 8.1 shows it itself."""
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
-CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+def _with_dashes(name: str) -> str:
+    """An option's name as the help has it: torchrun's users write underscores as well."""
+    return name.replace("_", "-")
+
+
+CONTEXT_SETTINGS = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+    "token_normalize_func": _with_dashes,
+}
 
 
 class LazyGroup(click.Group):
@@ -266,8 +276,14 @@ def _call(arguments: Sequence[str]) -> object:
 
 
 def _command_path(arguments: Sequence[str]) -> str:
-    subcommand = next((name for name in arguments[:1] if name in SUBCOMMANDS), "")
-    return f"rankwise {subcommand}".rstrip()
+    """The command and its subcommands, as in `rankwise sim run`."""
+    names = [name for name in arguments[:1] if name in SUBCOMMANDS]
+    if names:
+        found = SUBCOMMANDS[names[0]]
+        command = getattr(sys.modules.get(found.module), found.name_in_module, None)
+        if isinstance(command, click.Group):
+            names += [name for name in arguments[1:2] if name in command.commands]
+    return " ".join(["rankwise", *names])
 
 
 def _complain(command_path: str, message: str, status: int) -> int:

@@ -38,7 +38,7 @@ _MEANINGLESS = {
     "health_port": "it is over before anybody could ask",
     "retry_startup_errors": "simulated ranks always start",
     "log_size": "their log files are written in full",
-    "keep_children": "what simulated ranks start is this process's own",
+    "keep_children": "what simulated ranks leave running ends with the command",
     "on_failure": "who simulates is there to read the report",
     "ray_resources": "it is for --on ray",
 }
@@ -70,21 +70,25 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
             hint="it is how many nodes wait to replace one that is lost",
         )
     job = job_from(one_node, environ)
+    from rankwise.launch.on_sim.leftovers import Leftovers  # noqa: PLC0415  # not for --help
+
+    # As early as can be, so that it comes last: libraries end their processes at the exit, too.
+    leftovers = Leftovers(_tell_of_leftovers)
     if "OMP_NUM_THREADS" not in environ and counts.most * job.gang.size > 1:
         # As each rank of a real run; libraries read it once, so it must be there before them.
         os.environ["OMP_NUM_THREADS"] = "1"
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.exploration import Order, run_in_order  # noqa: PLC0415  # the same
-    from rankwise.launch.on_sim.fault_plan import (  # noqa: PLC0415  # the same
-        read_chip_happenings,
-        read_faults,
-    )
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
     from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
+    from rankwise.sim.faults.reading import read_faults_of_run  # noqa: PLC0415  # the same
 
-    faults = read_faults(
-        options.faults, counts.most * job.gang.size, node_count=counts.most + options.spares
+    faults, chip_faults = read_faults_of_run(
+        options.faults,
+        counts.most * job.gang.size,
+        node_count=counts.most + options.spares,
+        has_machine=machine is not None,
     )
     rendezvous = _rendezvous(options, job, counts, faults)
     files = None
@@ -104,12 +108,13 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         keeps_log=(options.trace, options.report) != (None, None),
         has_virtual_clock=options.virtual_clock,
         faults=faults,
-        chip_faults=read_chip_happenings(options.faults, has_machine=machine is not None),
+        chip_faults=chip_faults,
     )
     _check_one_order(options)
     _check_packages(options)
     order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
     outcome, rehearsal, is_shown, again = run_in_order(make, order, partial(_again, words), _say)
+    leftovers.are_told = job.console and outcome.status is OutcomeStatus.SUCCEEDED
     if not is_shown:
         return outcome
     if job.console:
@@ -124,6 +129,12 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     return outcome
 
 
+def _tell_of_leftovers(killed: "Mapping[int, str]") -> None:
+    from rankwise.launch.announcements import left_behind_line  # noqa: PLC0415  # rare
+
+    _say(left_behind_line(killed, may_be_kept=False))
+
+
 def _rendezvous(
     options: "RunOptions", job: "Job", counts: NodeCounts, faults: "Sequence[Fault]"
 ) -> "RendezvousConfig | None":
@@ -136,7 +147,7 @@ def _rendezvous(
         split_settings,
         with_timing,
     )
-    from rankwise.sim.rehearsal.faults import FaultOfNode  # noqa: PLC0415  # the same
+    from rankwise.sim.faults.vocabulary import FaultOfNode  # noqa: PLC0415  # the same
 
     label = options.label("rdzv_conf")
     config = RendezvousConfig(

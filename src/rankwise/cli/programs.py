@@ -199,7 +199,8 @@ def _is_executable(path: str) -> bool:
 
 
 def _could_be_module(path: str) -> bool:
-    return all(part.isidentifier() for part in path.split(".")) and not path.endswith(".py")
+    is_file = path.endswith((".py", ".ipynb", ".sh"))
+    return not is_file and all(part.isidentifier() for part in path.split("."))
 
 
 def _where_modules_are(name: str, first_place: str) -> str:

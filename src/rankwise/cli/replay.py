@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rankwise.base.failure import Failure
     from rankwise.core.agent.replay import Step
 
-_COLUMNS = "{:<14} {:>14}  {:<11} {:<13} {:<6} {}"
+_COLUMNS = "{:<14} {}{:>14}  {:<11} {:<13} {:<6} {}"
+_WALL = "{:<27} "
+"""Of the calendar, where the journal has it; simulations have none."""
 
 
 @click.command("replay", context_settings=CONTEXT_SETTINGS)
@@ -37,10 +39,10 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     of a chip worker with a journal, every fact (<) and every order (>) is shown with the number of
     its cause.
 
-    Each line is a change of state: the agent, the time since it started, its phase, the number
-    (from 0) and the phase of the round that it knows, whether its node leads, and the fact that
-    made the change. A round is one attempt of the whole job. The root cause of a failure comes
-    last.
+    Each line is a change of state: the agent, the calendar's time (UTC; a simulated cluster has
+    none) and that since the agent started, its phase, the number (from 0) and the phase of the
+    round that it knows, whether its node leads, and the fact that made the change. A round is one
+    attempt of the whole job. The root cause of a failure comes last.
     """
     from rankwise.core.agent.replay import replay as steps_of  # noqa: PLC0415  # not for --help
 
@@ -54,7 +56,8 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
         if machine is not None and step.machine != machine:
             continue
         if not count:
-            click.echo(_COLUMNS.format("agent", "time", "phase", "round", "leads", "fact"))
+            wall = " " * len(_wall(step.wall))
+            click.echo(_COLUMNS.format("agent", wall, "time", "phase", "round", "leads", "fact"))
         count += 1
         begun = first_at.setdefault(step.machine, step.at)
         state = (step.phase, step.round, step.leads)
@@ -62,7 +65,8 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
             fact = type(step.stimulus).__name__
             time = f"{(step.at - begun) / SECOND:.6f} s"
             leads = "leads" if step.leads else ""
-            click.echo(_COLUMNS.format(step.machine, time, step.phase, step.round, leads, fact))
+            state_then = (step.phase, step.round, leads, fact)
+            click.echo(_COLUMNS.format(step.machine, _wall(step.wall), time, *state_then))
         last[step.machine] = state
         root = _root_cause(step) or root
         if step.differs and different is None:
@@ -93,6 +97,10 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     return 0
 
 
+def _wall(text: str) -> str:
+    return _WALL.format(text) if text else ""
+
+
 def _root_cause(step: "Step") -> "Failure | None":
     """The root cause of the whole job, if this step ends an agent's life with one."""
     from rankwise.core.agent.vocabulary import FinishRun  # noqa: PLC0415  # not for --help
@@ -112,7 +120,7 @@ def _show_entries(journal: str, machine: str | None) -> bool:
         begun = entry.at if begun is None else begun
         mark = ">" if entry.is_order else "<"
         click.echo(
-            f"{entry.machine:<14} {(entry.at - begun) / SECOND:>12.6f} s  {mark} #{entry.cause:<6} "
-            f"{entry.kind:<20} {entry.text}"
+            f"{entry.machine:<14} {_wall(entry.wall)}{(entry.at - begun) / SECOND:>12.6f} s  "
+            f"{mark} #{entry.cause:<6} {entry.kind:<20} {entry.text}"
         )
     return begun is not None

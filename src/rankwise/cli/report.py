@@ -5,7 +5,7 @@ Exit codes: 0 they are written; 1 one cannot be written; 2 what was given is no 
 
 import click
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.cli.journals import journal_at, lines_of
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import complete_file
@@ -41,7 +41,7 @@ def report(journals: tuple[str, ...], output: str | None, trace: str | None) -> 
     """
     from rankwise.cli.run_files import tell_file, write_run_files  # noqa: PLC0415  # not for --help
     from rankwise.observe.timeline import timeline_of  # noqa: PLC0415  # the same
-    from rankwise.sim.reporting.files import check_writable  # noqa: PLC0415  # the same
+    from rankwise.sim.reporting.files import NotWritten, check_writable  # noqa: PLC0415  # the same
 
     if not journals:
         raise ConfigError(
@@ -55,5 +55,12 @@ def report(journals: tuple[str, ...], output: str | None, trace: str | None) -> 
         raise ConfigError(f"--output and --trace are both {page!r}, and would overwrite each other")
     paths = [journal_at(path, "report") for path in journals]
     timeline = timeline_of([(path, lines_of(path)) for path in paths])
-    for name, path, more in write_run_files(timeline, page, trace):
-        click.echo(tell_file(name, path, more))
+    failed: list[RankwiseError] = []
+    for wanted in ((page, None), (None, trace)):
+        try:
+            for name, path, more in write_run_files(timeline, *wanted):
+                click.echo(tell_file(name, path, more))
+        except RankwiseError as error:
+            failed.append(error)
+    if failed:
+        raise NotWritten("\n".join(map(str, failed)))

@@ -183,15 +183,9 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         job = files.job
     with suppress(OSError):  # the run goes on although its notices cannot be written
         for notice in [*of_scheduler, *notices(options, job)]:
-            if job.log_format == "json":
-                from rankwise.launch.notices import notice as written  # noqa: PLC0415  # rare
+            from rankwise.launch.notices import notice as written  # noqa: PLC0415  # not for --help
 
-                print(written(job, notice), end="", file=sys.stderr, flush=True)
-            else:
-                from rankwise.launch.log_layout import notice_stamp  # noqa: PLC0415  # not for --help
-
-                stamp = notice_stamp(job.logs)
-                print(f"{stamp}rankwise run: {notice}", file=sys.stderr, flush=True)
+            print(written(job, notice), end="", file=sys.stderr, flush=True)
     outcome = _supervise(job, options.event_log_handler, None if files is None else files.places)
     if files is not None:
         files.write()

@@ -14,7 +14,7 @@ from rankwise.cli.options import DURATION
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from rankwise.launch.control.client import Heard, RunSummary, RunUnreachable
+    from rankwise.launch.control.client import RunAnswer, RunSummary, RunUnreachable
 
 
 NAMES_PATIENCE = Duration(500 * MILLISECOND)
@@ -77,7 +77,7 @@ def agents_called(name: str | None) -> "list[RunSummary]":
     return chosen
 
 
-def are_of_one_run(heard: "Iterable[Heard]") -> bool:
+def are_of_one_run(heard: "Iterable[RunAnswer]") -> bool:
     """Whether agents of one name meet each other; raises if one of them does not answer."""
     places = {(each.run.uid, each.lines()[0].get("place")) for each in heard}
     return len(places) == 1 and all(place for _, place in places)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -80,13 +80,19 @@ def _default_in_words(default: Any) -> str:
 @sim.command("bench", cls=_BenchCommand, context_settings=CONTEXT_SETTINGS)
 @click.argument("name", required=False, shell_complete=complete_benches)
 @simulation_options
-def bench(name: str | None, **options: Any) -> int:
+@click.pass_context
+def bench(ctx: click.Context, /, name: str | None, **options: Any) -> int:
     """Run the bench NAME; without a name, list them.
 
     A bench checks its numbers against numpy, and shows how near it comes to what the machine can
     do at best.
     """
     if name is None:
+        if given := _given(ctx, options):
+            named = next(each for each in ctx.command.params if each.name == given[0])
+            raise click.UsageError(
+                f"{named.opts[0]} is given, but no bench; rankwise sim bench lists them", ctx
+            )
         return _list_benches()
     return _simulate(name, is_file=False, **options)
 
@@ -136,11 +142,7 @@ def run(
                 hint="--set KEY=VALUE sets its parameters",
             )
         return _simulate(program, is_file=True, **options)
-    given = {
-        name
-        for name in options
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
+    given = _given(ctx, options)
     _check_options_of_triton(given)
     if "topology" in given:
         return _simulate(program, is_file=True, arguments=arguments, **options)
@@ -157,7 +159,13 @@ def _emulate(program: str, arguments: tuple[str, ...], limit_s: float | None) ->
     return end.code
 
 
-def _check_options_of_triton(given: set[str]) -> None:
+def _given(ctx: click.Context, options: Iterable[str]) -> list[str]:
+    """Which of them are on the command line, by name."""
+    there = click.core.ParameterSource.COMMANDLINE
+    return [name for name in options if ctx.get_parameter_source(name) is there]
+
+
+def _check_options_of_triton(given: Sequence[str]) -> None:
     """Refuse options that would do nothing."""
     for name, option in (("sweep", "--sweep"), ("timing_only", "--timing-only")):
         if name in given:
@@ -171,8 +179,8 @@ def _check_options_of_triton(given: set[str]) -> None:
         "report": "--report",
         "detect_races": "--detect-races",
     }
-    for name in given & set(of_machines):
-        if "topology" not in given:
+    for name in given:
+        if name in of_machines and "topology" not in given:
             raise ConfigError(
                 f"{of_machines[name]} is about a machine, and --triton alone has none",
                 hint="name one: --topology default",
@@ -181,11 +189,11 @@ def _check_options_of_triton(given: set[str]) -> None:
 
 @sim.command(
     "topology",
-    help=f"Draw the machine that FILE describes: a preset ({PRESETS_IN_WORDS}) or YAML.",
+    help=f"Draw MACHINE: a preset ({PRESETS_IN_WORDS}) or a YAML file.",
     short_help="Draw the machine of a preset or a file.",
     context_settings=CONTEXT_SETTINGS,
 )
-@click.argument("file", shell_complete=complete_machines)
+@click.argument("machine", shell_complete=complete_machines)
 @click.option(
     "--svg", metavar="FILE", shell_complete=complete_files, help="Write the drawing as SVG instead."
 )
@@ -201,27 +209,27 @@ def _check_options_of_triton(given: set[str]) -> None:
     metavar="KEY=VALUE",
     help="Set a field, such as system.sips.count=8.",
 )
-def topology(*, file: str, svg: str | None, yaml: bool, fields: tuple[str, ...]) -> None:
-    """Draw the machine that FILE describes."""
+def topology(*, machine: str, svg: str | None, yaml: bool, fields: tuple[str, ...]) -> None:
+    """Draw a machine."""
     from rankwise.cli.sim_progress import terminal_width  # noqa: PLC0415  # not for --help
     from rankwise.sim.benches.session import topology_with  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.machine_drawing import as_svg, as_text  # noqa: PLC0415  # the same
 
     chosen = assignments("--set", fields, is_list=False)
-    machine = topology_with(file, {each.key: each.values[0] for each in chosen})
+    drawn = topology_with(machine, {each.key: each.values[0] for each in chosen})
     if yaml:
         from yaml import safe_dump  # noqa: PLC0415  # the same
 
         if svg is not None:
             raise ConfigError("--svg and --yaml are two forms of the machine", hint="give one")
-        spec = safe_dump(machine.spec, sort_keys=False, default_flow_style=None, width=120)
+        spec = safe_dump(drawn.spec, sort_keys=False, default_flow_style=None, width=120)
         click.echo(spec, nl=False)
     elif svg is None:
-        click.echo(as_text(machine, terminal_width()))
+        click.echo(as_text(drawn, terminal_width()))
     else:
         from rankwise.sim.reporting.files import write_text  # noqa: PLC0415  # the same
 
-        write_text(svg, as_svg(machine))
+        write_text(svg, as_svg(drawn))
         click.echo(f"drawing: {svg}")
 
 
@@ -406,13 +414,8 @@ def _settings(
     max_time: tuple[str, ...],
 ) -> "Settings":
     from rankwise.sim.benches.session import Settings  # noqa: PLC0415  # not for --help
+    from rankwise.sim.faults.reading import read_chip_faults  # noqa: PLC0415  # the same
 
-    happenings: list[tuple[str, dict[str, Any]]] = []
-    if faults:
-        from rankwise.launch.on_sim.fault_plan import read_happenings  # noqa: PLC0415  # only here
-        from rankwise.sim.hardware.faults import EXAMPLE, KINDS  # noqa: PLC0415  # the same
-
-        happenings = read_happenings(faults, KINDS, EXAMPLE)
     limits = time_limits(max_time)
     return Settings(
         program=program,
@@ -421,7 +424,7 @@ def _settings(
         topology=topology,
         ccl=ccl,
         fields={each.key: each.values[0] for each in assignments("--set", fields, is_list=False)},
-        faults=tuple(happenings),
+        faults=read_chip_faults(faults),
         seed=seed,
         has_data=not timing_only,
         detects_races=detect_races,

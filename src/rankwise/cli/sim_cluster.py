@@ -19,7 +19,7 @@ from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.nodes import node_counts
 
 if TYPE_CHECKING:
-    from rankwise.drivers.sim.cluster.faults import ClusterPlan
+    from rankwise.drivers.sim.cluster.plan import ClusterPlan
     from rankwise.drivers.sim.cluster.world import ClusterRun
 
     PlanOf = Callable[[int], ClusterPlan]
@@ -39,7 +39,12 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
     short_help="Simulate a cluster of agents, and what goes wrong there.",
     context_settings=CONTEXT_SETTINGS,
 )
-@_count("--nodes", 1, 100_000, help="Number of nodes. [default: 8]")
+@_count(
+    "--nodes",
+    1,
+    100_000,
+    help="Number of nodes. [default: those of --nnodes and --spares; 8 without --nnodes]",
+)
 @click.option(
     "--nnodes", metavar="N|MIN:MAX", help="Number of nodes that run the job. [default: all]"
 )
@@ -48,11 +53,14 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
 @_count("--max-restarts", 0, help="Number of restarts. [default: 0]")
 @click.option(
     "--faults",
-    metavar="PLAN.yaml",
-    default="",
-    help="The faults to simulate; docs/cluster-simulation.md describes the format.",
+    metavar="FAULT|PLAN.yaml",
+    multiple=True,
+    help="A fault, such as kill:node=1,at=15s,back_after=4s or "
+    "partition:nodes=0+3,at=25s,lasts=8s; or a file with a plan, which "
+    "docs/cluster-simulation.md describes. May be given several times.",
 )
 @click.option(
+    "--standalone",
     "--alone",
     "is_alone",
     is_flag=True,
@@ -64,7 +72,7 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
 )
 @_count("--seeds", 1, default=1, help="Number of seeds to run, starting with --seed. [default: 1]")
 @click.option("--journal", metavar="FILE", help="Write every stimulus and effect as JSON lines.")
-@click.option("--story", is_flag=True, help="Tell, of --alone, each fact and order in words.")
+@click.option("--story", is_flag=True, help="Tell, of --standalone, each fact and order in words.")
 @click.option("--plan-only", is_flag=True, help="Print the plan as JSON, and run nothing.")
 def cluster(
     *,
@@ -73,7 +81,7 @@ def cluster(
     spares: int | None,
     nproc_per_node: int | None,
     max_restarts: int | None,
-    faults: str,
+    faults: tuple[str, ...],
     is_alone: bool,
     is_random: bool,
     seed: int,
@@ -92,7 +100,7 @@ def cluster(
         if is_given and seeds > 1:
             raise ConfigError(f"{option} is about one run, and --seeds makes several")
     if story and not is_alone:
-        raise ConfigError("--story tells of one node: give --alone, or look into --journal")
+        raise ConfigError("--story tells of one node: give --standalone, or look into --journal")
     given = {
         "--nodes": nodes,
         "--nnodes": nnodes,
@@ -110,6 +118,8 @@ def cluster(
     if not is_random:
         from rankwise.drivers.sim.cluster.plan_file import load_plan  # noqa: PLC0415  # not for --help
 
+        if nodes is None and nodes_max is not None and not is_alone:
+            nodes = nodes_max + (spares or 0)
         plan = load_plan(
             faults,
             nodes=nodes,
@@ -133,21 +143,23 @@ def cluster(
 def _drawn(*, is_alone: bool) -> "PlanOf":
     """What draws the plan of a seed."""
     if is_alone:
-        from rankwise.drivers.sim import plans as gangs  # noqa: PLC0415  # not for --help
+        from rankwise.drivers.sim import random_plans as gangs  # noqa: PLC0415  # not for --help
 
         return gangs.random_plan
-    from rankwise.drivers.sim.cluster import plans as clusters  # noqa: PLC0415  # likewise
+    from rankwise.drivers.sim.cluster import random_plans as clusters  # noqa: PLC0415  # likewise
 
     return clusters.random_plan
 
 
-def _command(given: dict[str, str | int | None], *, is_alone: bool, is_random: bool) -> str:
+def _command(
+    given: dict[str, str | int | tuple[str, ...] | None], *, is_alone: bool, is_random: bool
+) -> str:
     """The command of this run, but for its seed."""
     words = ["rankwise", "sim", "cluster"]
     for name, value in given.items():
-        if value is not None:
-            words += [name, str(value)]
-    words += ["--alone"] * is_alone + ["--random"] * is_random
+        for each in value if isinstance(value, tuple) else (value,):
+            words += [] if each is None else [name, str(each)]
+    words += ["--standalone"] * is_alone + ["--random"] * is_random
     return shlex.join(words)
 
 
@@ -219,7 +231,9 @@ def _summary(plan: "ClusterPlan", run: "ClusterRun", elapsed: float) -> str:
     config = plan.rendezvous
     verdict = run.verdict
     traffic = f"{format_bytes(run.traffic.bytes_total)} in {run.traffic.messages:,} messages"
-    who, rounds = f"of which {config.nodes_min} to {config.nodes_max} run", len(run.rounds)
+    least, most = config.nodes_min, config.nodes_max
+    who = f"of which {least if least == most else f'{least} to {most}'} run"
+    rounds = len(run.rounds)
     if plan.is_alone:
         who, rounds = "alone", max((end.last_round + 1 for end in run.finished.values()), default=0)
     lines = [

@@ -8,6 +8,8 @@ import errno
 import os
 import sys
 
+import click
+
 from rankwise.base.errors import ConfigError, Deadlock, RankwiseError, SimulationError, TimeLimit
 from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import Duration
@@ -53,7 +55,9 @@ def in_text(error: RankwiseError, program: str) -> str:
 
 def _report_of(error: SpawnException, program: str) -> FailureReport:
     ended_at = max(failure.at for failure in error.failures)  # of the simulation
-    context = ReportContext(program=program, nprocs=error.nprocs, duration=Duration(ended_at))
+    context = ReportContext(
+        program=program, nprocs=error.nprocs, duration=Duration(ended_at), is_simulated=True
+    )
     return compose_report(_outcome_of(error), context)
 
 
@@ -64,7 +68,9 @@ def _outcome_of(error: SpawnException) -> Outcome:
 def tell_error(message: str) -> None:
     """Tell an error on stderr, in as many lines as it has."""
     # Names of files may be no UTF-8, and hold what a terminal would obey.
-    lines = printable_lines(f"rankwise sim: error: {message}")
+    context = click.get_current_context(silent=True)
+    path = context.command_path if context else "rankwise sim"
+    lines = printable_lines(f"{path}: error: {message}")
     sys.stderr.write("\n".join(lines) + "\n")
 
 

@@ -104,7 +104,7 @@ _OPTIONS = (
         "--topology",
         default="default",
         show_default=True,
-        metavar="FILE",
+        metavar="MACHINE",
         shell_complete=complete_machines,
         help=f"The machine: a preset ({PRESETS_IN_WORDS}) or a YAML file.",
     ),
@@ -139,7 +139,9 @@ _OPTIONS = (
         "slow:pe=sip0.cube0.pe3,times=2, jitter:percent=5,seed=1 or kill:link=sip0-sip1,at=20us; "
         "or a file of them.",
     ),
-    click.option("--seed", default=0, show_default=True, help="Seed of random tensors."),
+    click.option(
+        "--seed", metavar="N", default=0, show_default=True, help="Seed of random tensors."
+    ),
     click.option(
         "--timing-only", is_flag=True, help="Skip the numerics: faster, for large machines."
     ),

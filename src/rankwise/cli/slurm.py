@@ -234,14 +234,11 @@ def _meeting_in_step(options: "RunOptions", step: Step, how: str) -> Completed:
     first, second = next(hosts), next(hosts, None)
     serves = step.node_index == 0
     is_static = options.rdzv_backend == "static" and "rdzv_backend" in options.origins
+    endpoint = f"{first}:{step.port}"
     found: dict[str, object] = {
-        "rdzv_endpoint": f"{first}:{step.port}",
+        "rdzv_endpoint": endpoint,
         "rdzv_backend": options.rdzv_backend if "rdzv_backend" in options.origins else "embedded",
     }
-    if "nnodes" not in options.origins:
-        found["nnodes"] = str(step.node_count)
-    if "rdzv_id" not in options.origins:
-        found["rdzv_id"] = step.run_id
     if is_static:
         found["node_rank"] = step.node_index
     if "is_host" not in options.rdzv_conf:
@@ -249,19 +246,20 @@ def _meeting_in_step(options: "RunOptions", step: Step, how: str) -> Completed:
         found["rdzv_conf"] = f"{options.rdzv_conf},{conf}" if options.rdzv_conf.strip() else conf
     if serves and second is not None and "local_addr" not in options.origins:
         found |= _address_towards(second)
-    options = msgspec.structs.replace(options, **found)
-    return Completed(
-        options,
-        f"SLURM step {step.run_id}: this is node {step.node_index} of {step.node_count}; run "
-        f"{options.rdzv_id} on {options.nnodes} nodes, which meet at {options.rdzv_endpoint} "
-        f"({how})",
-    )
+    return _completed(options, step, found, f"at {endpoint} ({how})")
 
 
 def _meeting_in_own_etcd(options: "RunOptions", step: Step) -> Completed:
     """The first three nodes of the step run the members of an etcd for it."""
     endpoint = ",".join(f"{host}:{step.port}" for host in islice(hosts_in(step.host_list), 3))
     found: dict[str, object] = {"rdzv_endpoint": endpoint, "rdzv_backend": "etcd"}
+    where = f"in an etcd of their own at {endpoint}, which survives the loss of any node"
+    return _completed(options, step, found, where)
+
+
+def _completed(
+    options: "RunOptions", step: Step, found: dict[str, object], where: str
+) -> Completed:
     if "nnodes" not in options.origins:
         found["nnodes"] = str(step.node_count)
     if "rdzv_id" not in options.origins:
@@ -270,8 +268,7 @@ def _meeting_in_own_etcd(options: "RunOptions", step: Step) -> Completed:
     return Completed(
         options,
         f"SLURM step {step.run_id}: this is node {step.node_index} of {step.node_count}; run "
-        f"{options.rdzv_id} on {options.nnodes} nodes, which meet in an etcd of their own at "
-        f"{endpoint}, which survives the loss of any node",
+        f"{options.rdzv_id} on {options.nnodes} nodes, which meet {where}",
     )
 
 

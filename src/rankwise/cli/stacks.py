@@ -1,8 +1,10 @@
 """`rankwise stacks`: where every rank of a run is, without stopping any of them.
 
 Ranks that stand in the same place are shown once: of 64 ranks, 63 usually wait for the other one.
+Frames of torch and rankwise are told in a line, but for `--json`.
 
-Native frames are py-spy's work: it stops a process for some milliseconds, and reads its memory.
+Native frames are py-spy's work: it stops a process for some milliseconds, and reads its memory. The
+ranks are not asked then, by a signal that ends a sleep of C.
 """
 
 import re
@@ -31,6 +33,8 @@ from rankwise.cli.runs_here import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rankwise.launch.control.server import Question
 
 _OWN_NUMBER = re.compile(r"\b0x[0-9a-f]+\b|(?<=^Process )\d+|(?<=^Thread )\d+", re.MULTILINE)
 """What differs between ranks that stand at the same place: addresses, and numbers of threads."""
@@ -67,7 +71,8 @@ def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -
     from rankwise.launch.control.client import ask_all  # noqa: PLC0415  # not for --help
 
     deadline = deadline_after(timeout)
-    heard = answers(ask_all(agents_called(run), "stacks", deadline))
+    question: Question = "ranks" if native else "stacks"
+    heard = answers(ask_all(agents_called(run), question, deadline))
     ranks = sorted(chain.from_iterable(lines for _, lines in heard), key=lambda line: line["rank"])
     if native:
         _show_native(ranks, deadline)
@@ -117,7 +122,7 @@ def native_stacks(program: str, pid: int, deadline: Instant) -> str:
         StacksUnavailable: py-spy may not look into the process, or cannot.
     """
     patience = max(deadline - time.monotonic_ns(), SECOND) / SECOND
-    command = [program, "dump", "--native", "--pid", str(pid)]
+    command = [program, "dump", "--native", "--pid", str(pid), "--full-filenames"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=patience, check=False)
     except subprocess.TimeoutExpired:
@@ -145,5 +150,7 @@ def render(ranks: "Sequence[dict[str, Any]]") -> str:
 
 
 def _render_group(group: "Sequence[dict[str, Any]]") -> str:
-    stacks = str(group[0].get("stacks", "")).strip("\n") or "  (no answer)"
+    from rankwise.launch.failure_report.stacks import folded_stacks  # noqa: PLC0415  # not for --help
+
+    stacks = folded_stacks(str(group[0].get("stacks", "")).strip("\n")) or "  (no answer)"
     return f"{ranks_and_pids(group)}\n{stacks}"

@@ -23,7 +23,7 @@ from rankwise.cli.runs_here import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_DOES = {"advances": "getting on", "computes": "computing", "transfers": "reading or writing"}
+_DOES = {"advances": "making progress", "computes": "computing", "transfers": "reading or writing"}
 """What is progress."""
 _STOPPED = "it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` lets it go on"
 
@@ -33,7 +33,7 @@ _STOPPED = "it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` lets
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the verdict, then each rank.")
 @ANSWER_TIMEOUT_OPTION
 def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
-    """Tell why RUN does not get on: which ranks wait, for which rank, and where that one is.
+    """Tell why RUN makes no progress: which ranks wait, for which rank, and where that one is.
 
     It is what the report of --hang-timeout would say at this moment. The run goes on. Of a run on
     several nodes the first line is about all ranks, and names nodes that could not be asked; where

@@ -41,7 +41,7 @@ from rankwise.drivers.real.worker.call_ring import (
     CallRing,
     RingGroup,
     line_outside,
-    words_of,
+    stamp_of,
 )
 
 Array = NDArray[Any]
@@ -346,18 +346,19 @@ class Entries:
         members = tuple(ranks)
         self._ring = ring
         self._group: RingGroup | None = ring.add_group(KEY, "", len(members), members)
-        self._known: dict[tuple[Call, str, int], tuple[int, bytes]] = {}
+        self._known: dict[tuple[Call, str, int], bytes] = {}
 
     def begin(self, call: Call) -> int:
         """Enter an operation; return where, for `end`."""
         line = line_outside(2, _HERE)
         key = (call, *line)
-        known = self._known.get(key)
-        if known is None:
+        stamp = self._known.get(key)
+        if stamp is None:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
-            known = self._known[key] = zlib.crc32(call.header), words_of(call.text, line)
-        return self._ring.begin(self._group, *known)
+            stamp = stamp_of(self._group, zlib.crc32(call.header), call.text, line)
+            self._known[key] = stamp
+        return self._ring.begin(self._group, stamp)
 
     def end(self, entry: int, stage: int) -> None:
         """Enter how an operation has ended."""

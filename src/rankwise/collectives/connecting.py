@@ -60,7 +60,7 @@ class Whereabouts(msgspec.Struct, frozen=True, kw_only=True):
     listener_fd: int = -1
 
 
-class Place(msgspec.Struct, frozen=True):
+class RankAddress(msgspec.Struct, frozen=True):
     """What all ranks learn of one: who it is, and where it listens; nowhere (0) if it has ended."""
 
     rank: int
@@ -79,7 +79,7 @@ class Connector:
         self._doing = doing
         self._patience = patience
         self._deadline = time.monotonic() + patience / SECOND
-        self.places: tuple[Place, ...] = ()
+        self.places: tuple[RankAddress, ...] = ()
 
     def connect(self) -> dict[int, socket.socket]:
         """Connect to all ranks that have this one's number on their nodes; by nodes.
@@ -121,7 +121,7 @@ class Connector:
         """Whether all nodes have equally many ranks."""
         return len({place.local_size for place in self.places}) == 1
 
-    def _receive_all(self, entrance: socket.socket, port: int) -> tuple[Place, ...]:
+    def _receive_all(self, entrance: socket.socket, port: int) -> tuple[RankAddress, ...]:
         """As rank 0: wait for everybody, or until one has ended; tell those that have come."""
         here = self._here
         places = {0: _place_of(here, here.address, port)}
@@ -131,7 +131,7 @@ class Connector:
             while is_complete and len(places) < here.size:
                 missing = [rank for rank in range(here.size) if rank not in places]
                 connection = stack.enter_context(self._accept(entrance, missing))
-                place = self._hear(connection, Place)
+                place = self._hear(connection, RankAddress)
                 if place is not None and place.rank in missing:
                     places[place.rank] = place
                     is_complete = place.port != _ENDED
@@ -145,12 +145,12 @@ class Connector:
                     raise self._died(rank) from None
         return everybody
 
-    def _introduce(self, connection: socket.socket, own: str, port: int) -> tuple[Place, ...]:
+    def _introduce(self, connection: socket.socket, own: str, port: int) -> tuple[RankAddress, ...]:
         """As any other rank: tell rank 0, and wait for what it knows of all."""
         try:
             _say(connection, _place_of(self._here, own, port))
             connection.settimeout(self._seconds_left())
-            places = msgspec.json.decode(_read_words(connection), type=tuple[Place, ...])
+            places = msgspec.json.decode(_read_words(connection), type=tuple[RankAddress, ...])
         except TimeoutError:
             raise self._timeout([0]) from None
         except OSError:
@@ -188,6 +188,15 @@ class Connector:
             connection = Names().connect(address, port, self._seconds_left())
         except TimeoutError:
             raise self._timeout([rank]) from None
+        except ConnectionRefusedError:
+            # It listened before this rank knew of its port, and does so for as long as it lives.
+            fate = f"has ended ({address} port {port} refuses connections)"
+            raise wording.peers_died(
+                self._doing,
+                self._here.rank,
+                [(rank, fate, wording.NOTHING_YET)],
+                hint=f"if rank {rank} runs, a firewall rejects them",
+            ) from None
         except OSError as error:
             raise CollectiveError(
                 f"{self._doing}: rank {self._here.rank} cannot reach rank {rank} at "
@@ -254,16 +263,16 @@ class Connector:
         )
 
 
-def places_by_node(places: Sequence[Place]) -> Mapping[int, list[Place]]:
+def places_by_node(places: Sequence[RankAddress]) -> Mapping[int, list[RankAddress]]:
     """The places of each node, in the order of ranks."""
-    nodes: dict[int, list[Place]] = {}
+    nodes: dict[int, list[RankAddress]] = {}
     for place in places:
         nodes.setdefault(place.node, []).append(place)
     return nodes
 
 
-def _place_of(here: Whereabouts, address: str, port: int) -> Place:
-    return Place(here.rank, here.node, here.local_rank, here.local_size, address, port)
+def _place_of(here: Whereabouts, address: str, port: int) -> RankAddress:
+    return RankAddress(here.rank, here.node, here.local_rank, here.local_size, address, port)
 
 
 def _listener(address: str, family: int) -> socket.socket:

@@ -127,7 +127,7 @@ class RehearsedTransport:
 
     def withdraw(self, reason: str) -> None:
         """Tell the peers that this rank gave up in an operation; who is killed tells nothing."""
-        if not self._world.scheduler.ranks[self.rank].is_doomed:
+        if not self._world.scheduler.ranks[self.rank].is_to_end:
             self._group.lose(self.rank, CollectiveError(f"rank {self.rank} gave up: {reason}"))
 
     def close(self) -> None:

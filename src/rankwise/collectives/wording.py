@@ -13,10 +13,12 @@ def last_in(call: str) -> str:
     return f"was last in {call}"
 
 
-def peers_died(doing: str, rank: int, fates: Iterable[tuple[int, str, str]]) -> PeerDied:
+def peers_died(
+    doing: str, rank: int, fates: Iterable[tuple[int, str, str]], *, hint: str | None = None
+) -> PeerDied:
     """Peers have ended: for each its rank, what became of it, and what it did last."""
     told = "; ".join(f"rank {peer} {fate}, it {last}" for peer, fate, last in fates)
-    return PeerDied(f"{doing} cannot be completed on rank {rank}: {told}")
+    return PeerDied(f"{doing} cannot be completed on rank {rank}: {told}", hint=hint)
 
 
 def peers_gave_up(

@@ -36,12 +36,12 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     TellWorker,
 )
-from rankwise.core.rendezvous.requests import Order
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
     BooksWanted,
     InquiryAnswered,
     MadeSpare,
+    Order,
     World,
 )
 from rankwise.drivers.feed import Feeder

@@ -63,13 +63,17 @@ def stuck_line(announcement: AnnounceStuck, first_rank: int) -> str:
     return f"{who} did not leave what recover runs in time: killed, to be started anew"
 
 
-def left_behind_line(left: Mapping[int, str], *, are_kept: bool = False) -> str:
+def left_behind_line(
+    left: Mapping[int, str], *, are_kept: bool = False, may_be_kept: bool = True
+) -> str:
     """Say that ranks have ended well and left processes running, and what became of these."""
     named = [f"{_process_in_words(words)} (pid {pid})" for pid, words in left.items()]
     more = f" and {len(named) - LEFT_BEHIND_SHOWN} more" if len(named) > LEFT_BEHIND_SHOWN else ""
     what = "a process that a rank" if len(named) == 1 else f"{len(named)} processes that ranks"
     fate = "was killed" if len(named) == 1 else "were killed"
-    advice = "a rank has to wait for what is to be finished, or --keep-children lets it go on"
+    advice = "a rank has to wait for what is to be finished"
+    if may_be_kept:
+        advice += ", or --keep-children lets it go on"
     if are_kept:
         fate = "lives on" if len(named) == 1 else "live on"
         advice = "what is printed there from now on is discarded"
@@ -118,13 +122,13 @@ def hang_line(hang_timeout: Duration | None, stood: Sequence[Stood], *, has_repo
     silence = "" if hang_timeout is None else f" for {format_duration(hang_timeout)}"
     lines: list[str] = []
     if not any(each.stacks for each in stood):
-        follows = "they are stopped; none of them can show its Python stacks"
+        follows = "all ranks are stopped; none of them can show its Python stacks"
     elif has_report:
-        follows = "they are stopped; after that it is told where they stood"
+        follows = "all ranks are stopped; then a report tells where they stood"
     else:
-        follows = "here is where they stand; then they are stopped"
+        follows = "all ranks are stopped; here is where they stand"
         lines = lines_of_blocks(blocks_of_ranks(stood))
-    return "\n".join([f"no progress of any rank{silence}: {follows}", *lines])
+    return "\n".join([f"no rank has made progress{silence}: {follows}", *lines])
 
 
 def hang_warning(still: Duration, hang_timeout: Duration, verdict: str) -> str:

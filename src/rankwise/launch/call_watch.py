@@ -26,66 +26,43 @@ whose fault, or only some of those who disagree are here. News are held back the
 answer.
 
 Who is merely late is accused only when an exception tells that patience is over. What lateness has
-cost is summed up by the way: each look takes in the calls that are new, of many the latest, so that
-a look costs a millisecond whatever the ranks do. Who is late in what C++ calls is estimated from
-what recorders tell anyway, when ranks are asked and when they end. In a run over nodes all ranks
-are compared when those of a node have ended, by their latest calls (`core/ledger/timetables.py`).
+cost is summed up by the way (`lateness_watch.py`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.root_cause import may_be_of_others, tells_of_time
-from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, after, between
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
-    CALLS_MAX,
-    Begun,
     Book,
-    Delay,
     Fate,
-    Group,
-    Lateness,
-    RankTimes,
-    SampledLateness,
     Sheet,
-    Timetable,
     Verdict,
     find_disagreement,
     find_verdict,
     judge,
     pack,
-    pack_times,
     wait_in_words,
     waits_of,
-    who_is_late,
 )
-from rankwise.core.ledger.lateness import NOTABLE_TIME
-from rankwise.core.rendezvous.records import LateRank, Trouble
-from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
+from rankwise.core.rendezvous.records import Trouble
+from rankwise.drivers.real.call_rings import calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
-from rankwise.drivers.real.process_work import cpu_wait_of
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.drivers.real.recorded_books import begun_by_cpp, groups_of, recorded_book
+from rankwise.drivers.real.recorded_books import recorded_book
 from rankwise.drivers.real.report_pipe import Recorded
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
+from rankwise.launch.lateness_watch import LatenessWatch, OnCppCalls
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.recorder_questions import RecorderQuestions
 from rankwise.ports.clock import Clock
 
-OnCppCalls = Callable[[int, Mapping[str, Group], Iterable[Begun]], None]
-
-if TYPE_CHECKING:
-    from rankwise.core.rendezvous.vocabulary import InquiryAnswered
-    from rankwise.drivers.real.segments import Segment
-
 INTERVAL = Duration(500 * MILLISECOND)
-_ARRIVALS_MAX, _ARRIVALS_MIN = 1024, 16
-"""How many calls a look takes in: of all ranks together, and of each at least."""
 STANDING = Duration(1 * SECOND)
 STRAGGLE = Duration(200 * MILLISECOND)
 QUIET = Duration(10 * SECOND)
@@ -130,8 +107,7 @@ class CallWatch:
         self._clock = clock
         self._blame = blame
         self._ask_nodes = ask_nodes
-        self._on_cpp_calls = on_cpp_calls
-        self._has_cpp_calls = False
+        self._samples = on_cpp_calls is not None
         self._sample_pause = SAMPLE_PAUSE
         self._sampled_at = clock.now()
         self._go_on: Callable[[], None] | None = None
@@ -141,7 +117,7 @@ class CallWatch:
         self._stood: dict[int, int] = {}
         """Ranks that have begun no call since the last look, and how many they have begun."""
         self._suspicion = ""
-        self._began_at = self._still_since = clock.now()
+        self._still_since = clock.now()
         self._quiet = QUIET if hang_timeout is None else min(QUIET, Duration(hang_timeout // 3))
         self._pause_max = min(_PAUSE_MAX, Duration(2 * self._quiet))
         self._questions = RecorderQuestions(host, reactor, clock)
@@ -150,17 +126,7 @@ class CallWatch:
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
         self._of_a_part: Verdict | None = None
-        self._lateness = Lateness(())
-        self._sampled_lateness = SampledLateness()
-        self._begun_by_cpp: dict[int, tuple[Mapping[str, Group], list[Begun]]] = {}
-        """By rank, as it has told last."""
-        self._cpu_waits: dict[int, tuple[Duration, Duration]] = {}
-        """By rank, how long it had waited for a CPU when it was first seen to call, and last."""
-        self._late: LateRank | None = None
-        self._are_all_compared = self._has_asked_who_is_late = False
-        """Whether the other nodes have all told, and were asked, in this attempt."""
-        self._readers: dict[int, ArrivalReader] = {}
-        self._read_segment: Segment | None = None
+        self.lateness = LatenessWatch(host, planner, clock, on_cpp_calls)
 
     def begin(self) -> None:
         """Look at the present attempt in intervals, as long as it lasts."""
@@ -172,7 +138,7 @@ class CallWatch:
         self._standing = {}
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
         self._has_held, self._of_a_part = False, None
-        self._begin_lateness()
+        self.lateness.begin()
         if not is_looking:
             self._look_later()
 
@@ -246,7 +212,7 @@ class CallWatch:
     ) -> None:
         """Tell the other nodes what this node's ranks do."""
         if trouble is Trouble.DONE:
-            self.ask(partial(self._tell_times, self._clock.now(), on_sheet))
+            self.ask(partial(self.lateness.tell_times, self._clock.now(), on_sheet))
             return
 
         def tell() -> None:
@@ -262,48 +228,6 @@ class CallWatch:
             self._reactor.call_at(after(self._clock.now(), STRAGGLE), look)
         else:
             look()
-
-    def _tell_times(self, asked_at: Instant, on_sheet: Callable[[bytes], None]) -> None:
-        """Tell when this node's ranks came to their latest calls."""
-        now = self._clock.now()
-        table = Timetable(
-            ranks=tuple(map(self._times_of, self._readers)) if self._reads_this_attempt else (),
-            lasted=between(self._began_at, now),
-            asked_at=asked_at,
-            told_at=now,
-        )
-        on_sheet(pack_times(table))
-
-    def _times_of(self, local_rank: int) -> RankTimes:
-        segment = self._planner.segment
-        assert segment is not None, "its readers read it"
-        rank, first_rank = self._planner.world.rank(local_rank), self._planner.world.rank(0)
-        reader = ArrivalReader(segment, local_rank, first_rank)
-        arrivals = tuple(reader.read(CALLS_MAX))
-        groups, begun = self._begun_by_cpp.get(rank, ({}, []))
-        groups = {**reader.groups, **groups}
-        return RankTimes(
-            rank=rank,
-            groups=groups,
-            arrivals=arrivals,
-            begun=tuple(begun),
-            cpu_wait=self._cpu_wait(rank),
-        )
-
-    @property
-    def asks_who_is_late(self) -> bool:
-        """Whether ranks have made calls for so long that some may have lost a notable time."""
-        is_long = between(self._began_at, self._clock.now()) >= NOTABLE_TIME
-        return is_long and not self._has_asked_who_is_late
-
-    def on_late(self, answered: "InquiryAnswered | None") -> None:
-        """The other nodes have been asked who of all ranks has made the others wait.
-
-        If all have told, nobody else counts as late: others of another node may be so, too.
-        """
-        self._has_asked_who_is_late = True
-        self._late = None if answered is None else answered.late
-        self._are_all_compared = answered is not None and answered.in_time and not answered.silent
 
     def on_exit(
         self, local_rank: int, exit_status: ExitStatus, on_answers: Callable[[], None]
@@ -328,20 +252,8 @@ class CallWatch:
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """A rank tells what torch's recorder has."""
-        self._see_recorded(local_rank, recorded)
+        self.lateness.see_recorded(local_rank, recorded)
         self._questions.on_recorded(local_rank, recorded)
-
-    def _see_recorded(self, local_rank: int, recorded: Recorded) -> None:
-        segment, first_rank = self._planner.segment, self._planner.world.rank(0)
-        seen = None if segment is None else read_book(segment, local_rank, first_rank)
-        if seen is not None:
-            ranks = frozenset(self._lateness.ranks)
-            calls, groups = begun_by_cpp(recorded, seen), groups_of(recorded, ranks)
-            self._sampled_lateness.see(seen.rank, groups, calls)
-            self._begun_by_cpp[seen.rank] = groups, calls
-            if self._on_cpp_calls is not None:
-                self._has_cpp_calls |= bool(calls)
-                self._on_cpp_calls(local_rank, groups, calls)
 
     def ask(self, on_answers: Callable[[], None]) -> None:
         """Ask the ranks what C++ has called; call back when they have told, or cannot."""
@@ -368,26 +280,6 @@ class CallWatch:
         }
         return "" if verdict is None else verdict.text, told
 
-    def delays(self) -> tuple[Delay, ...]:
-        """What each rank has cost the others so far, as far as was seen."""
-        return self._lateness.delays()
-
-    def take_last_look(self) -> tuple[Delay, str] | None:
-        """Who made the others wait for a notable part of the run, and that in a sentence."""
-        self._see_arrivals()
-        if self._late is not None:
-            late = self._late
-            return Delay(rank=late.rank, last=late.last, waited=late.waited), late.text
-        if self._are_all_compared:
-            return None
-        lasted = between(self._began_at, self._clock.now())
-        cpu_waits = {rank: self._cpu_wait(rank) for rank in self._lateness.ranks}
-        return who_is_late(self._lateness, self._sampled_lateness, lasted, cpu_waits)
-
-    def stand_still(self, since: Instant, until: Instant) -> None:
-        """Take note that all ranks were stopped for a while."""
-        self._lateness.stand_still(since, until)
-
     @property
     def _attempt(self) -> int:
         return max((link.attempt for link in self._host.links.values()), default=-1)
@@ -399,8 +291,8 @@ class CallWatch:
         if all(link.is_over for link in self._host.links.values()):
             self._looks_at = None
             return
-        self._see_arrivals()
-        self._see_cpu_waits()
+        self.lateness.see_arrivals()
+        self.lateness.see_cpu_waits()
         verdict = self._certain_verdict() if self._is_somebody_standing() else None
         self._suspect()
         text = "" if verdict is None or not verdict.is_certain else verdict.text
@@ -416,10 +308,12 @@ class CallWatch:
     def _tell_nodes_who_stands(self) -> None:
         """Let the other nodes know when ranks begin to stand in calls, and when all move again."""
         is_alone = self._planner.world.node_count < 2
-        if is_alone or not self._reads_this_attempt or self._is_holding:
+        if is_alone or not self.lateness.reads_this_attempt or self._is_holding:
             return
         standing = {
-            rank: begun for rank, begun in self._stood.items() if self._readers[rank].is_standing
+            rank: begun
+            for rank, begun in self._stood.items()
+            if self.lateness.readers[rank].is_standing
         }
         # What C++ calls is in no book.
         if not standing and between(self._still_since, self._clock.now()) >= self._quiet:
@@ -427,60 +321,6 @@ class CallWatch:
         if standing != self._standing:
             self._standing = standing
             self._ask_nodes(Trouble.STANDS if standing else Trouble.NONE)
-
-    def _begin_lateness(self) -> None:
-        """Read the books of this attempt; sums go on where the ranks are those of the last one."""
-        first_rank, segment = self._planner.world.rank(0), self._planner.segment
-        if segment is None:
-            return
-        ranks = tuple(first_rank + local_rank for local_rank in range(segment.worker_count))
-        self._lateness.forget_groups()
-        self._sampled_lateness = SampledLateness()
-        self._begun_by_cpp, self._late = {}, None
-        self._are_all_compared = self._has_asked_who_is_late = False
-        self._cpu_waits = {}
-        self._see_cpu_waits()
-        if self._lateness.ranks != ranks:
-            self._lateness = Lateness(ranks)
-        self._read_segment = segment
-        self._readers = {
-            local_rank: ArrivalReader(segment, local_rank, first_rank)
-            for local_rank in range(segment.worker_count)
-        }
-
-    @property
-    def _reads_this_attempt(self) -> bool:
-        """Whether readers are of the memory that the ranks share now; that of before is closed."""
-        return self._read_segment is not None and self._read_segment is self._planner.segment
-
-    def _see_arrivals(self) -> None:
-        if len(self._readers) < 2 or not self._reads_this_attempt:
-            return
-        most = max(_ARRIVALS_MIN, _ARRIVALS_MAX // len(self._readers))
-        for rank, reader in zip(self._lateness.ranks, self._readers.values(), strict=True):
-            arrivals = reader.read(most)
-            self._lateness.see(rank, reader.groups, arrivals)
-
-    def _see_cpu_waits(self) -> None:
-        """See for how long ranks had no CPU: who is late by that is not to blame.
-
-        What they wait until they make calls or have a group, as to import, makes nobody late.
-        """
-        segment = self._planner.segment
-        for local_rank, link in self._host.links.items():
-            if segment is None or link.process is None or link.is_over:
-                continue
-            if not link.has_recorder and not calls_begun(segment, local_rank):
-                continue
-            waited = cpu_wait_of(link.process.pid)
-            if waited is not None:
-                rank = self._planner.world.rank(local_rank)
-                first, _ = self._cpu_waits.setdefault(rank, (waited, waited))
-                self._cpu_waits[rank] = first, waited
-
-    def _cpu_wait(self, rank: int) -> Duration:
-        first, last = self._cpu_waits.get(rank, (ZERO, ZERO))
-        return between(Instant(first), Instant(last))
 
     def _is_somebody_standing(self) -> bool:
         """Whether a rank has begun no call since the last look, and has begun some before."""
@@ -514,9 +354,9 @@ class CallWatch:
         """Ask the ranks what C++ has called, if they may be in trouble, and judge their answers."""
         now = self._clock.now()
         is_still = between(self._still_since, now) >= min(STANDING, self._quiet)
-        if self._is_holding or not is_still or not self._reads_this_attempt:
+        if self._is_holding or not is_still or not self.lateness.reads_this_attempt:
             return
-        stands = any(reader.is_standing for reader in self._readers.values())
+        stands = any(reader.is_standing for reader in self.lateness.readers.values())
         pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
         since = self._still_since if self._asked_at is None else self._asked_at
         is_due = bool(self._told) or now >= after(since, pause)
@@ -526,12 +366,12 @@ class CallWatch:
     def _ask_for_sample(self) -> None:
         """Ask now and then where what C++ begins is recorded, and less often if there is none."""
         now = self._clock.now()
-        if self._on_cpp_calls is None or now < after(self._sampled_at, self._sample_pause):
+        if not self._samples or now < after(self._sampled_at, self._sample_pause):
             return
         self._sampled_at = now
         if not self._is_holding and self._questions.ask(lambda: None):
-            pause = SAMPLE_PAUSE if self._has_cpp_calls else Duration(2 * self._sample_pause)
-            self._sample_pause, self._has_cpp_calls = pause, False
+            was_used, self.lateness.has_cpp_calls = self.lateness.has_cpp_calls, False
+            self._sample_pause = SAMPLE_PAUSE if was_used else Duration(2 * self._sample_pause)
 
     def _judge_answers(self) -> None:
         """Accuse whom the answers to two questions running have told of."""
@@ -570,7 +410,7 @@ class CallWatch:
             members: the ranks that count as members of groups, if not those of this node.
         """
         local_rank_of = self._planner.world.local_rank
-        ranks = frozenset(self._lateness.ranks) if members is None else members
+        ranks = frozenset(self.lateness.ranks) if members is None else members
         told = (
             (
                 book,

@@ -25,6 +25,7 @@ from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.launch.error_file import read_error_file
 from rankwise.launch.failure_report.loaders import lost_loader
+from rankwise.launch.failure_report.tracebacks import without_traceback
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import Destinations
 from rankwise.launch.planning import JobPlanner
@@ -112,7 +113,11 @@ class FailureDecorator:
         is_hung = failure.cause is FailureCause.HUNG
         link = self._host.links.get(rank)
         error_file = destinations.error_files.get(rank, "")
-        error = failure.error or _error_in(error_file)
+        told = None if link is None else link.error
+        error = failure.error or (_error_in(error_file) if told is None else None)
+        stderr = [] if link is None else link.stderr.tail.lines(TAIL_LINES)
+        if error is None and told is not None:  # it raised that when it was to blame already
+            stderr = without_traceback([*stderr], told.traceback)
         out_of_memory, evidence = self._memory_verdict(failure)
         return msgspec.structs.replace(
             failure,
@@ -126,7 +131,7 @@ class FailureDecorator:
             detail=evidence or self._detail_of(failure),
             stacks=self._stacks_of(failure, link),
             waits_for=self._waits.get(rank, "") if is_hung else "",
-            stderr_tail=() if link is None else link.stderr.tail.lines(TAIL_LINES),
+            stderr_tail=tuple(stderr),
             stdout_tail=() if link is None else link.stdout.tail.lines(STDOUT_LINES),
             log_paths=_log_paths(rank, destinations),
             error_file=error_file if error is not None and self._keeps_files else "",

@@ -7,7 +7,8 @@ The command is run by a shell, with one JSON object on its standard input:
   sentence;
 - `failures`: one object per rank, the root cause first, with `rank`, `attempt`, `cause`, `host`,
   `pid`, `exit_code`, `error`, `traceback`, `logs`; a hang has the cause `hung`; what is
-  `out-of-step` has `accused`, all ranks that are so together: of several none is the culprit;
+  `out-of-step`, and for whom ranks that hang wait, has `accused`, all ranks that are so together:
+  of several none is the culprit;
 - of a restart on one node `restarts_left`; of a failure `attempts`, and the text of the `report`;
 - `logs`: the run's log directory, if it is kept.
 

@@ -107,15 +107,19 @@ def end_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
     elapsed = format_duration(supervision.elapsed)
     if outcome.status is not OutcomeStatus.STOPPED:
         return f"{outcome.status} after {elapsed}"
-    who, signum, timeout = "on request", outcome.stop_signal, supervision.job.timeout
+    return f"stopped {who_stopped(outcome, supervision)} after {elapsed}"
+
+
+def who_stopped(outcome: Outcome, supervision: FinishedRun) -> str:
+    """`by SIGTERM`, `by its time limit of 8 h`, for a run that was stopped."""
+    signum, timeout = outcome.stop_signal, supervision.job.timeout
     if is_out_of_time(outcome, supervision):
         if timeout is None or supervision.elapsed < timeout:
-            who = "by the time limit of another node"
-        else:
-            who = f"by its time limit of {format_duration(timeout)}"
-    elif signum is not None:
-        who = f"by {SIGNAL_NAMES.get(signum, f'signal {signum}')}"
-    return f"stopped {who} after {elapsed}"
+            return "by the time limit of another node"
+        return f"by its time limit of {format_duration(timeout)}"
+    if signum is not None:
+        return f"by {SIGNAL_NAMES.get(signum, f'signal {signum}')}"
+    return "on request"
 
 
 def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:

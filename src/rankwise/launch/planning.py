@@ -8,7 +8,6 @@ decided here, so that neither the gang nor the process host knows about them.
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from rankwise.base.units import Instant
@@ -100,12 +99,7 @@ class JobPlanner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_listener()
         self._attempt_exit.close()
         self._exit.close()
@@ -230,9 +224,10 @@ class JobPlanner:
         self, local_rank: int, stdout_fd: int, stderr_fd: int
     ) -> tuple[WorkerStream, WorkerStream]:
         """Make the pumps of a worker's streams, with every sink that the log plan asks for."""
+        shown = console_streams(self._job.logs, local_rank)
         return (
-            self._make_stream(local_rank, stdout_fd, Streams.OUT),
-            self._make_stream(local_rank, stderr_fd, Streams.ERR),
+            self._make_stream(local_rank, stdout_fd, Streams.OUT, is_shown=Streams.OUT in shown),
+            self._make_stream(local_rank, stderr_fd, Streams.ERR, is_shown=Streams.ERR in shown),
         )
 
     @property
@@ -285,7 +280,9 @@ class JobPlanner:
             rest = rest[os.write(fd, rest) :]
         return fd
 
-    def _make_stream(self, local_rank: int, fd: int, stream: Streams) -> WorkerStream:
+    def _make_stream(
+        self, local_rank: int, fd: int, stream: Streams, *, is_shown: bool
+    ) -> WorkerStream:
         tail = Tail()
         rank, name = self.world.rank(local_rank), "stdout" if stream is Streams.OUT else "stderr"
         followed = FollowedStream(self.log_readers, StreamName(rank, self._attempt, name))
@@ -295,7 +292,7 @@ class JobPlanner:
         ).get(local_rank)
         if path:
             sinks.append(LogFile(path, self._complaints, self._job.logs.file_bytes_max))
-        if stream & console_streams(self._job.logs, local_rank):
+        if is_shown:
             sinks.append(self._make_channel(local_rank, stream))
         return WorkerStream(StreamPump(fd, sinks), tail)
 

@@ -47,10 +47,9 @@ def held_folder(place: str, name: str) -> Iterator[str]:
     """A folder in `place`, a private directory, made if need be, that somebody removes in time.
 
     Args:
-        place: what is removed if this process leaves it behind.
+        place: what `remove_abandoned` removes if this process leaves it behind.
         name: `OF_ETCD` or `OF_RUN`, by what is in there.
     """
-    remove_abandoned(os.path.dirname(place))
     os.makedirs(place, 0o700, exist_ok=True)
     unnamed, folder = os.path.join(place, f"{name}.new"), os.path.join(place, name)
     os.mkdir(unnamed, 0o700)
@@ -64,8 +63,12 @@ def held_folder(place: str, name: str) -> Iterator[str]:
         os.close(fd)
 
 
-def remove_abandoned(parent: str) -> None:
-    """Remove the private directories there with folders that were held, and are not any more."""
+def remove_abandoned(path: str) -> None:
+    """Remove the private directories beside `path` whose folders were held, and are not any more.
+
+    Where runs are killed often, this takes tens of milliseconds: no rank should wait for it.
+    """
+    parent = os.path.dirname(path)
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
             if name.startswith(_PREFIX):

@@ -150,5 +150,5 @@ def _why(worker: WorkerLife, failure: Failure | None) -> str:
     if worker.blame:
         return worker.blame
     if failure is not None:
-        return what_it_did(failure)
+        return failure.detail if worker.hung_at is not None else what_it_did(failure)
     return "" if worker.error is None else worker.error.type

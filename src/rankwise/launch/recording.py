@@ -257,7 +257,7 @@ class _RankReader:
             records.append(
                 SectionsSeen(attempt=self._attempt, rank=self._rank, sections=tuple(told))
             )
-        calls, lost = self._calls.read(most, is_last=is_last)
+        calls, lost = self._calls.read_calls(most, is_last=is_last)
         chosen = [call for call in calls if call.begun_at >= since]
         if chosen:
             is_whole = not lost and len(chosen) == len(calls)

@@ -178,14 +178,14 @@ class _SocketLine:
         gc.collect()
 
     def _listen(self, rank: "RecoverableRank") -> None:
-        from rankwise.core.gang.vocabulary import Told  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import WordToWorker  # noqa: PLC0415  # not for who only boots
         from rankwise.drivers.real.recall_line import hear  # noqa: PLC0415  # the same
 
         heard = hear(self._line)
         while heard is not None:
             rank.note(heard[0])
             self._words.put(heard)
-            if heard[0].word is Told.RECALL:
+            if heard[0].word is WordToWorker.RECALL:
                 _interrupt_waits(heard[0].peers, rank.earlier_connections)
                 signal.pthread_kill(self._main, RECALL_SIGNAL)
             heard = hear(self._line)
@@ -215,9 +215,9 @@ class RecoverableRank:
 
     def note(self, word: "AgentWord") -> None:
         """A word has come, which `next_word` will tell when the main thread asks."""
-        from rankwise.core.gang.vocabulary import Told  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import WordToWorker  # noqa: PLC0415  # not for who only boots
 
-        self._is_recalled = word.word is Told.RECALL
+        self._is_recalled = word.word is WordToWorker.RECALL
 
     def run(self, function: Callable[[], R], timeout: float) -> R:
         """Call the function until it comes to its end by itself."""
@@ -268,12 +268,12 @@ class RecoverableRank:
 
     def _wait_until_called_again(self) -> None:
         """Do what the agent says; come back when the function is to be called again."""
-        from rankwise.core.gang.vocabulary import Said, Told  # noqa: PLC0415  # as above
+        from rankwise.core.gang.vocabulary import Said, WordToWorker  # noqa: PLC0415  # as above
 
         while True:
             heard = self._line.next_word()
             word = None if heard is None else heard[0].word
-            if heard is not None and word is Told.RECALL:
+            if heard is not None and word is WordToWorker.RECALL:
                 held, self._held = self._held, None
                 if held is not None:
                     _let_go_of(held)
@@ -282,7 +282,7 @@ class RecoverableRank:
                 _give_up_world()
                 self._line.release()
                 self._say(Said.YIELDED)
-            elif heard is not None and word is Told.AGAIN:
+            elif heard is not None and word is WordToWorker.AGAIN:
                 _enter_world(*heard)
                 return
             else:  # it is ours, or the agent has ended, and its guardian is about to end us

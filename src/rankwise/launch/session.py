@@ -12,22 +12,12 @@ from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from rankwise.base.failure import NO_RANK, TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after, between
-from rankwise.core.gang.state import Phase
 from rankwise.core.gang.vocabulary import (
-    ProgressLooked,
-    Stimulus,
     StoodStill,
     StopRequested,
-    WorkerExited,
-    WorkerReported,
-    WorkerSaid,
-    WorkerSpawned,
 )
-from rankwise.core.rendezvous.records import Trouble
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
@@ -50,19 +40,15 @@ from rankwise.launch.log_layout import LogPlaces
 from rankwise.launch.master_port import ReservedPort
 from rankwise.launch.notices import notice
 from rankwise.launch.planning import JobPlanner
-from rankwise.launch.private_places import new_private_path, remove_tree
+from rankwise.launch.private_places import new_private_path, remove_abandoned, remove_tree
 from rankwise.launch.run_history import RunHistory
 from rankwise.launch.run_parts import RunParts
+from rankwise.launch.watches import Watches
 from rankwise.launch.world import World
 
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
-    from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered
-    from rankwise.drivers.real.report_pipe import Recorded
-    from rankwise.launch.call_watch import CallWatch
-    from rankwise.launch.control.server import Reply
     from rankwise.launch.failure_command import FailureCommand
-    from rankwise.launch.hang_watch import HangWatch, NodesTold
     from rankwise.launch.recording import RunRecorder
 
 SIGTERM, SIGCONT, SIGSTOP, SIGTSTP = 15, 18, 19, 20
@@ -72,7 +58,6 @@ CONSOLE_PATIENCE = Duration(3 * SECOND)
 """How long a console that takes nothing is waited for when the run has been stopped."""
 STOP_NOTICE = Duration(1 * SECOND)
 """How long a stop that was asked for may take before we say that we wait for ranks."""
-_OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
 DESCRIPTORS_PER_WORKER = 8
 """Four pipes, a log file for each stream, the process, and the line of one that recovers."""
 
@@ -118,11 +103,6 @@ class Session:
         self._places = places
         self._clock = clock
         self._on_begun: Callable[[], None] | None = on_begun
-        self._held: list[Stimulus] | None = None
-        """What is heard of the gang while it is found out who is to blame for a failure."""
-        self._curious: list[Callable[[InquiryAnswered | None], None]] = []
-        """Who waits for what the other nodes tell."""
-        self._is_ledger_off = False
         self._is_interrupted = False
         self._is_cut_short = False
         self._signals_caught = 0
@@ -156,6 +136,14 @@ class Session:
                 world=_world_alone(job, stack),
             )
         )
+        self._watches = Watches(
+            job,
+            self._planner,
+            self.reactor,
+            clock,
+            say=self._say,
+            recorder=lambda: self._recorder,
+        )
         self._host = RealProcessHost(
             reactor=self.reactor,
             clock=clock,
@@ -163,12 +151,12 @@ class Session:
             spawner=hosting.spawner,
             planner=self._planner,
             flow=LogFlow(self.reactor, self._console, clock),
-            deliver=self._deliver,
-            last_progress=self._last_progress,
+            deliver=self._watches.deliver,
+            last_progress=self._watches.last_progress,
             on_hang=self._on_hang,
-            on_calls=self._on_calls,
-            on_ledger_off=self._on_ledger_off,
-            on_recorded=self._on_recorded,
+            on_calls=self._watches.on_calls,
+            on_ledger_off=self._watches.on_ledger_off,
+            on_recorded=self._watches.on_recorded,
             on_preload_failure=self._on_preload_failure,
             abandon_spawns=partial(self._abandon_spawns, hosting),
             renew_spawner=hosting.replace_server,
@@ -199,11 +187,12 @@ class Session:
                 planner=self._planner,
                 decorator=self._decorator,
                 journal=self._journal,
-                calls=self,
+                calls=self._watches,
                 history=history,
                 say=self._say,
             ),
         )
+        self._watches.attach(self._host, self._dispatch)
         hosting.attach(self.reactor, self._host)
         stack.callback(self._leave, hosting)
         if signals is not None:
@@ -219,9 +208,10 @@ class Session:
             self._host,
             self._planner,
             clock,
-            delays=self.delays,
+            delays=self._watches.delays,
+            calling=self._watches.calling,
             history=history,
-            explain=self._answer_why,
+            explain=self._watches.answer_why,
             places=places,
             stop=self._on_stop_command,
         )
@@ -243,7 +233,7 @@ class Session:
             kept = self._job.keep_children
             line = left_behind_line(self._host.left_behind, are_kept=kept)
             self._say(line, "kept-children" if kept else "left-behind")
-        lateness = self._lateness()
+        lateness = self._watches.take_last_look()
         self._read_to_the_end(outcome, lateness)
         told = self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
         self._answers.tell_end(told)
@@ -302,13 +292,16 @@ class Session:
                 return
 
     def _note_begun(self) -> None:
+        if self._on_begun is None:
+            return
         links = self._host.links
-        if self._on_begun is None or len(links) < self._job.gang.size:
+        if len(links) < self._job.gang.size:
             return
         # The last first: it is the one that is missing, and this is asked at every turn.
         if all(links[local_rank].pid is not None for local_rank in reversed(links)):
             on_begun, self._on_begun = self._on_begun, None
             on_begun()
+            remove_abandoned(self._nested_runs)
 
     def _read_to_the_end(self, outcome: Outcome, lateness: "tuple[Delay, str] | None") -> None:
         """Read what the workers have written and write it where it belongs, all of it.
@@ -396,10 +389,7 @@ class Session:
         until = self._clock.now()
         stood = between(since, until)
         self.reactor.postpone(stood)
-        if self._has_watch:
-            self._call_watch.stand_still(since, until)
-        if "_hang_watch" in vars(self):
-            self._hang_watch.stand_still(stood)
+        self._watches.stand_still(since, until)
         self._dispatch.deliver(StoodStill(stood))
 
     def _limit_time(self, timeout: Duration) -> None:
@@ -411,9 +401,9 @@ class Session:
             host=self._host,
             reactor=self.reactor,
             clock=self._clock,
-            ask=self._ask_recorders,
-            ask_nodes=self._ask_other_nodes,
-            explain=self._explain_hang,
+            ask=self._watches.ask_recorders,
+            ask_nodes=self._watches.ask_other_nodes,
+            explain=self._watches.explain_hang,
             is_needed=lambda: self._dispatch.outcome is None and not self._stops_asked,
             stop=partial(self._on_time_limit, timeout),
         )
@@ -498,187 +488,6 @@ class Session:
 
         return shown_id(self._job.run_id, is_secret=self._plan.is_id_secret)
 
-    def _deliver(self, stimulus: Stimulus) -> None:
-        if isinstance(stimulus, _OF_PROCESSES) and self._recorder is not None:
-            self._recorder.on_stimulus(stimulus)
-        if self._held is not None:
-            self._held.append(stimulus)
-            return
-        if isinstance(stimulus, ProgressLooked):
-            self._on_progress_looked(stimulus)
-            return
-        gang = self._dispatch.gang
-        is_running = gang is not None and gang.phase is Phase.RUNNING
-        if isinstance(stimulus, WorkerExited) and is_running and self._has_watch:
-            rank, ended = stimulus.local_rank, stimulus.exit
-            if self._call_watch.on_exit(rank, ended, self._let_go):
-                self._held = [stimulus]
-                return
-            if ended.ok and self._is_last_success(rank) and self._call_watch.asks_who_is_late:
-                self._held = [stimulus]
-                self._ask_nodes(Trouble.DONE, self._on_late)
-                return
-        self._dispatch.deliver(stimulus)
-        if isinstance(stimulus, WorkerSpawned) and self._job.gang.hang_timeout is not None:
-            self._hang_watch.begin()
-        gang = self._dispatch.gang
-        is_running = gang is not None and gang.phase is Phase.RUNNING
-        if isinstance(stimulus, WorkerReported) and is_running:
-            rank, error = stimulus.local_rank, stimulus.error
-            if self._call_watch.on_error(rank, error, self._let_go):
-                self._held = []
-
-    def _is_last_success(self, local_rank: int) -> bool:
-        """Whether all other ranks of this node have ended well, in a job that has other nodes."""
-        others = (link for rank, link in self._host.links.items() if rank != local_rank)
-        has_other_nodes = self._planner.world.node_count > 1
-        return has_other_nodes and all(each.exit_code == 0 for each in others)
-
-    def _on_late(self, answered: "InquiryAnswered | None") -> None:
-        """It is known who of all ranks has made the others wait, or never will be."""
-        self._call_watch.on_late(answered)
-        self._let_go()
-
-    def _on_progress_looked(self, looked: ProgressLooked) -> None:
-        """Before this node's ranks count as hung, find out for whom they wait, on all nodes."""
-        if not self._is_too_long_ago(looked):
-            self._dispatch.deliver(looked)
-            return
-        awaited = self._call_watch.awaited()
-        if awaited:
-            self._dispatch.deliver(msgspec.structs.replace(looked, awaited=awaited))
-            return
-
-        def go_on(_: object) -> None:
-            self._dispatch.deliver(ProgressLooked(looked.attempt, self._last_progress()))
-
-        self._ask_nodes(Trouble.TIMED_OUT, go_on)
-
-    def _is_too_long_ago(self, looked: ProgressLooked) -> bool:
-        hang_timeout = self._job.gang.hang_timeout
-        still = between(looked.last_progress, self._clock.now())
-        return hang_timeout is not None and still >= hang_timeout
-
-    def _let_go(self) -> None:
-        """It is known who is to blame, or never will be: go on."""
-        held, self._held = self._held or [], None
-        for stimulus in held:
-            self._deliver(stimulus)
-
-    def _on_ledger_off(self, why: str) -> None:
-        """A rank cannot enter its calls: say so, for the first one."""
-        if not self._is_ledger_off:
-            self._is_ledger_off = True
-            self._say(
-                f"the ledger of collectives is off: {why}; a report may blame a rank that only "
-                "waited for another",
-                "no-ledger",
-            )
-
-    def _on_recorded(self, local_rank: int, recorded: "Recorded") -> None:
-        """A rank has told what torch's flight recorder has."""
-        self._call_watch.on_recorded(local_rank, recorded)
-
-    def _on_calls(self) -> None:
-        """A rank enters its calls."""
-        self._call_watch.begin()
-
-    @cached_property
-    def _call_watch(self) -> "CallWatch":
-        """Loaded when ranks make calls that it watches, or one has failed."""
-        from rankwise.launch.call_watch import CallWatch  # noqa: PLC0415  # rare
-
-        return CallWatch(
-            self._host,
-            self._planner,
-            self.reactor,
-            self._clock,
-            blame=self._dispatch.deliver,
-            ask_nodes=self._dispatch.ask_nodes,
-            hang_timeout=self._job.gang.hang_timeout,
-            on_cpp_calls=None if self._recorder is None else self._recorder.on_cpp_calls,
-        )
-
-    def _lateness(self) -> "tuple[Delay, str] | None":
-        """Who made the others wait in collectives, where that is notable, and in a sentence."""
-        return self._call_watch.take_last_look() if self._has_watch else None
-
-    def delays(self) -> "tuple[Delay, ...]":
-        """What each rank has cost the others by coming late to collectives."""
-        return self._call_watch.delays() if self._has_watch else ()
-
-    def tell_books(self, wanted: "BooksWanted", on_sheet: Callable[[bytes], None]) -> None:
-        """Make a sheet of the ranks' books for the other nodes."""
-        self._call_watch.tell_books(wanted.trouble, on_sheet, with_recorders=wanted.with_recorders)
-
-    def on_inquiry_answered(self, answered: "InquiryAnswered") -> None:
-        """The trouble that the other nodes were asked about has been looked into."""
-        self._call_watch.on_nodes_answered()
-        curious, self._curious = self._curious, []
-        for on_answer in curious:
-            on_answer(answered)
-
-    @property
-    def _has_watch(self) -> bool:
-        """Whether ranks have made calls, so that there is a book to look into."""
-        return "_call_watch" in vars(self)
-
-    @cached_property
-    def _hang_watch(self) -> "HangWatch":
-        """Loaded where there is a hang timeout, or somebody asks why."""
-        from rankwise.launch.hang_watch import HangWatch  # noqa: PLC0415  # rare
-
-        return HangWatch(
-            hang_timeout=self._job.gang.hang_timeout,
-            host=self._host,
-            planner=self._planner,
-            reactor=self.reactor,
-            clock=self._clock,
-            ask=self._ask_recorders,
-            ask_nodes=self._ask_other_nodes,
-            explain=self._explain_hang,
-            warn=self._warn_of_hang,
-        )
-
-    # What follows asks for the watches only when it is called: to load them takes its time.
-
-    def _last_progress(self) -> Instant:
-        return self._hang_watch.last_progress()
-
-    def _answer_why(self, reply: "Reply") -> None:
-        self._hang_watch.answer(reply)
-
-    def _ask_recorders(self, on_answers: Callable[[], None]) -> None:
-        self._call_watch.ask(on_answers)
-
-    def _ask_other_nodes(self, on_answer: Callable[["NodesTold | None"], None]) -> None:
-        def tell(answered: "InquiryAnswered | None") -> None:
-            on_answer(None if answered is None else self._dispatch.nodes_told(answered))
-
-        self._ask_nodes(Trouble.WHY, tell)
-
-    def _ask_nodes(
-        self, trouble: Trouble, on_answer: Callable[["InquiryAnswered | None"], None]
-    ) -> None:
-        """Have the other nodes asked; calls back with None at once if there are none."""
-        self._curious.append(on_answer)
-        if not self._dispatch.ask_nodes(trouble) and on_answer in self._curious:
-            self._curious.remove(on_answer)
-            on_answer(None)
-
-    def _explain_hang(self) -> tuple[str, Mapping[int, str]]:
-        return self._call_watch.explain_hang()
-
-    def _warn_of_hang(self, still: Duration, verdict: str) -> None:
-        """Say half-way that the hang timeout is running, and what is known."""
-        from rankwise.launch.announcements import hang_warning  # noqa: PLC0415  # rare
-
-        hang_timeout, gang = self._job.gang.hang_timeout, self._dispatch.gang
-        assert hang_timeout is not None, "without a hang timeout there is no warning of a hang"
-        if gang is None or gang.phase is not Phase.RUNNING:
-            return  # they are being stopped, or wait for another node: nothing is timed
-        self._say(hang_warning(still, hang_timeout, verdict), "hang-warning")
-
     def request_stop(self, signum: int | None) -> None:
         """Ask the gang to end; the second time it is killed."""
         self._stops_asked += 1
@@ -701,7 +510,7 @@ class Session:
         gang = self._dispatch.gang
         if gang is not None and any(worker.blame for worker in gang.workers):
             return  # it has not hung: the report tells who is to blame, and where that one is
-        verdict, waits = self._call_watch.explain_hang()
+        verdict, waits = self._watches.explain_hang()
         self._decorator.remember_waits(verdict, waits)
         stood = stood_of(waits, stacks, world.rank)
         has_report = self._plan.is_alone or is_for_machines

@@ -29,12 +29,13 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.vocabulary import (
     Said,
     TellWorker,
-    Told,
+    WordToWorker,
     WorkerExited,
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.rendezvous.vocabulary import World
+from rankwise.core.rendezvous.records import LateRank
+from rankwise.core.rendezvous.vocabulary import InquiryAnswered, World
 from rankwise.observe.records import (
     BEGUN_BY_CPP,
     RECORDER,
@@ -119,6 +120,7 @@ class NodeStory:
         failures: of attempts that failed, by attempt, the root cause first.
         outcome: how the run ended for this node; None if its journal does not tell.
         worlds: the place of this node in each attempt.
+        late: who of all nodes' ranks has made the others wait notably, as the node was told.
         is_cut: whether the journal ends in the middle of a line.
     """
 
@@ -136,6 +138,7 @@ class NodeStory:
     failures: dict[int, tuple[Failure, ...]] = field(default_factory=dict)
     outcome: Outcome | None = None
     worlds: dict[int, World] = field(default_factory=dict)
+    late: LateRank | None = None
     is_cut: bool = False
 
     @property
@@ -173,6 +176,7 @@ _Word = (
     | AnnounceRestart
     | AnnounceRound
     | AnnounceRoundEnd
+    | InquiryAnswered
     | FinishRun
 )
 _WORDS = frozenset(word.__name__ for word in _Word.__args__)
@@ -283,7 +287,7 @@ class _Reader:
                 story.is_alone = spec.is_alone
             case BeginAttempt(world):
                 story.worlds[world.round] = world
-                self._attempt = world.round
+                self._attempt, story.late = world.round, None
             case WorkerSpawned():
                 self._life(word.attempt, self._rank(word.local_rank)).begun_at = self._at
             case WorkerExited():
@@ -293,7 +297,7 @@ class _Reader:
             case WorkerSaid(word=Said.YIELDED):
                 life = self._life(word.attempt, self._rank(word.local_rank))
                 life.ended_at, life.exit = self._at, "left its function, to be called again"
-            case TellWorker(word=Told.AGAIN):
+            case TellWorker(word=WordToWorker.AGAIN):
                 self._life(word.attempt, self._rank(word.local_rank)).begun_at = self._at
             case FailuresDescribed():
                 story.failures[word.round] = word.failures
@@ -305,6 +309,8 @@ class _Reader:
                     story.moments.append(Moment(self._at, f"new round: {world.why}"))
             case AnnounceRoundEnd():
                 story.moments.append(Moment(self._at, f"end of the round: {word.why}"))
+            case InquiryAnswered():
+                story.late = word.late or story.late
             case FinishRun():
                 size = None if story.is_alone else self._world_size()
                 story.outcome = word.as_outcome(size)

@@ -7,10 +7,11 @@ call is known where all members of the group were seen: it lasts until the last 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import Duration
+from rankwise.base.units import ZERO, Duration
 from rankwise.core.ledger import (
     Arrival,
     Begun,
@@ -89,13 +90,16 @@ class RankTrack:
     covered: list[tuple[int, int]] = field(default_factory=list)
     samples: list[tuple[int, Sample]] = field(default_factory=list)
 
-    @property
-    def cpu_wait(self) -> Duration:
-        """For how long it was ready to run and had no CPU, as far as samples of it tell."""
-        ordered = (sample for _, sample in sorted(self.samples, key=lambda each: each[0]))
-        # One that is less is of another process, which begins anew.
-        more = (max(0, late.cpu_wait - early.cpu_wait) for early, late in pairwise(ordered))
-        return Duration(sum(more))
+    def cpu_wait(self, since: int) -> Duration:
+        """For how long it was ready to run and had no CPU since then, by the share in samples."""
+        waited = seen = 0.0
+        for (begin, early), (end, late) in pairwise(sorted(self.samples, key=itemgetter(0))):
+            more, counted = late.cpu_wait - early.cpu_wait, end - max(begin, since)
+            if counted > 0 and more >= 0:  # what is less is of another process, which begins anew
+                waited += more * counted / (end - begin)
+                seen += counted
+        lived = sum(max(0, life.end - max(life.begin, since)) for life in self.lives)
+        return Duration(round(waited * max(lived, seen) / seen)) if seen else ZERO
 
 
 @dataclass(slots=True)
@@ -139,6 +143,18 @@ class RunTimeline:
                     counts[rank, attempt, group] = count + 1, max(highest, number)
         made = sum(highest for _, highest in counts.values())
         return sum(count for count, _ in counts.values()) / made if made else 1.0
+
+    @property
+    def first_call_at(self) -> int:
+        """When the first rank took part: came to a call in a group."""
+        calls = (call for track in self.tracks.values() for call in track.calls)
+        return min((call.begin for call in calls if call.key is not None), default=0)
+
+    @property
+    def lasted(self) -> Duration:
+        """For how long ranks took part, until the last has ended: what lateness is a share of."""
+        lives = (life for track in self.tracks.values() for life in track.lives)
+        return Duration(max((life.end for life in lives), default=self.end) - self.first_call_at)
 
     @property
     def clock_error(self) -> int | None:

@@ -93,11 +93,13 @@ def _of_what_was_seen(shares: Sequence[float], covered: Sequence[float]) -> list
 def resource_chart(timeline: RunTimeline, ranks: Sequence[int], what: str) -> str:
     """CPU time per second, or memory, of each rank over time."""
     curves = [
-        (rank, _cores(timeline.tracks[rank]) if what == "cores" else _gigabytes(timeline, rank))
+        (rank, _cores(timeline.tracks[rank]) if what == "cores" else _memory(timeline, rank))
         for rank in ranks
     ]
-    highest = round_up(max((value for _, points in curves for _, value in points), default=0.0))
-    lines = _frame(highest, what)
+    highest = max((value for _, points in curves for _, value in points), default=0.0)
+    unit, size = ("cores", 1) if what == "cores" else _unit_of_memory(highest)
+    highest = size * round_up(highest / size)
+    lines = _frame(highest, unit, size)
     for index, (rank, points) in enumerate(curves):
         colour = _LINES[index % len(_LINES)]
         if points:
@@ -126,7 +128,7 @@ def round_up(value: float) -> float:
     return scale * next(step for step in (1, 2, 4, 10, 20) if step * scale >= value)
 
 
-def _frame(highest: float, what: str) -> list[str]:
+def _frame(highest: float, unit: str, size: int) -> list[str]:
     lines = []
     for value in (0.0, highest / 2, highest):
         y = _height(value, highest)
@@ -135,7 +137,10 @@ def _frame(highest: float, what: str) -> list[str]:
                 f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + WIDTH}" y2="{y:.1f}" '
                 'stroke="#8fa3bf" opacity="0.3"/>'
             ),
-            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.3g} {what}</text>',
+            (
+                f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
+                f"{value / size:.4g} {unit}</text>"
+            ),
         ]
     return lines
 
@@ -149,9 +154,14 @@ def _cores(track: RankTrack) -> list[tuple[int, float]]:
     ]
 
 
-def _gigabytes(timeline: RunTimeline, rank: int) -> list[tuple[int, float]]:
+def _memory(timeline: RunTimeline, rank: int) -> list[tuple[int, float]]:
     samples = sorted(timeline.tracks[rank].samples, key=lambda each: each[0])
-    return [(at, sample.memory / 1e9) for at, sample in samples]
+    return [(at, float(sample.memory)) for at, sample in samples]
+
+
+def _unit_of_memory(highest: float) -> tuple[str, int]:
+    """A unit in which this many bytes can be read, as `rankwise ps` and `top` have it."""
+    return ("GiB", 1 << 30) if highest >= 1 << 30 else ("MiB", 1 << 20)
 
 
 def _height(value: float, highest: float) -> float:

@@ -19,7 +19,7 @@ from rankwise.core.ledger import Delay, straggler_in_words
 from rankwise.core.ledger.lateness import notable
 from rankwise.core.ledger.words import with_cpu_wait
 from rankwise.launch.failure_report.composing import blocks_of_standing
-from rankwise.launch.failure_report.stacks import innermost_frames
+from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames
 from rankwise.launch.failure_report.words import headline
 from rankwise.observe.records import BEGUN_BY_CPP
 from rankwise.observe.story import NodeStory
@@ -209,7 +209,7 @@ def _text_of(told: Sequence[Failure]) -> str:
     elif first.cause is FailureCause.OUT_OF_STEP:
         lines = list(innermost_frames(first.stacks))
     else:
-        lines = first.stacks.splitlines()
+        lines = fatal_lines(first.stacks)
     lines = lines or list(first.stderr_tail)
     left_out = len(lines) - _TEXT_LINES
     if left_out > 0:
@@ -220,11 +220,15 @@ def _text_of(told: Sequence[Failure]) -> str:
 
 def _lateness(timeline: RunTimeline) -> Iterable[str]:
     delays = [delay for delay in timeline.delays if delay.last]
-    if timeline.straggler is not None or delays:
+    of_all = _late_of_all_nodes(timeline)
+    if timeline.straggler is not None or delays or of_all:
         yield "<h2>Lateness</h2>"
+    lasted = timeline.lasted
+    if of_all:
+        yield f'<p class="note">{escape(of_all)}</p>'
     if timeline.straggler is not None:
         late = timeline.straggler
-        waited = Duration(round(late.cost * timeline.end))
+        waited = Duration(round(late.cost * lasted))
         delay = Delay(rank=late.rank, last=late.last, waited=waited)
         told = _with_cpu_wait(straggler_in_words(late), delay, timeline)
         yield f'<p class="note">{escape(f"{told[0].upper()}{told[1:]}.")}</p>'
@@ -235,7 +239,7 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
     rows = [
         [
             str(delay.rank),
-            f"{100 * delay.waited / timeline.end:.1f} %" if timeline.end else "",
+            f"{100 * delay.waited / lasted:.1f} %" if lasted else "",
             format_duration(delay.waited),
             f"{100 * delay.last:.0f} %",
         ]
@@ -243,18 +247,27 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
     ]
     seen = "" if timeline.seen > 0.995 else f" {100 * timeline.seen:.2g} % of the calls were seen."
     yield (
-        f'<p class="note">Who made the others wait in {which}: for what part of the run, and '
-        "how long, each of the others waited for a rank alone, on average; and in how many calls "
+        f'<p class="note">Who made the others wait in {which}: for what part of the time since '
+        "the first call, and how long, each of the others waited for a rank alone, on average; and "
+        "in how many calls "
         f"it came last, as some rank always does. {_who_is_late(timeline)} The first call of each "
         f"group is not counted.{seen}</p>"
     )
-    yield table([["rank", "of the run", "others waited", "came last in"], *rows])
+    yield table([["rank", "of the time", "others waited", "came last in"], *rows])
     if len(delays) > ROWS_SHOWN:
         yield f'<p class="note">{len(delays) - ROWS_SHOWN} ranks cost less.</p>'
 
 
+def _late_of_all_nodes(timeline: RunTimeline) -> str:
+    """What the nodes have found out together at their end, where this page has not all of them."""
+    told = [node.late.text for node in timeline.nodes if node.late is not None]
+    if not told or len(timeline.nodes) == timeline.node_count:
+        return ""
+    return f"Of the ranks of all nodes, {told[0]}. What follows compares the ranks of this page."
+
+
 def _who_is_late(timeline: RunTimeline) -> str:
-    worst = notable(timeline.delays, Duration(timeline.end))
+    worst = notable(timeline.delays, timeline.lasted)
     if worst is None:
         among = " in these calls" if timeline.straggler is not None else ""
         return f"No rank has cost the others a notable part of the run{among}."
@@ -263,8 +276,8 @@ def _who_is_late(timeline: RunTimeline) -> str:
 
 
 def _with_cpu_wait(text: str, delay: Delay, timeline: RunTimeline) -> str:
-    cpu_wait = timeline.tracks[delay.rank].cpu_wait
-    return with_cpu_wait(text, delay, cpu_wait, Duration(timeline.end))
+    cpu_wait = timeline.tracks[delay.rank].cpu_wait(timeline.first_call_at)
+    return with_cpu_wait(text, delay, cpu_wait, timeline.lasted)
 
 
 class _Sum(NamedTuple):
@@ -354,7 +367,7 @@ def _resources(timeline: RunTimeline, ranks: Sequence[int]) -> Iterable[str]:
         '<p class="note">CPU time per second, and memory, of each rank\'s own process; processes '
         "that it starts count when they have ended.</p>"
     )
-    for what in ("cores", "GB"):
+    for what in ("cores", "memory"):
         yield f'<div class="scroll">{resource_chart(timeline, sampled, what)}</div><p></p>'
 
 

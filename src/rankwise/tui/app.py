@@ -55,7 +55,7 @@ still     has made no progress for 10 s, in no collective
 waiting   has been in the same collective for a second
 
 STEPS/S   steps (rankwise.should_stop) or outermost sections, in 10 s
-LATE      the share of the run in which the others waited for the rank alone
+LATE      the share of the time since the first call that others waited for it
 A folded line has the slowest rate, CPU on average, else the largest.
 
 o r s l c m   order by: oddness, rank, steps, lateness, CPU, memory

@@ -34,6 +34,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     nproc: int
     state: str
     age_s: float
+    calling_s: float = 0.0
     program: str = ""
     node_rank: int = 0
     nodes: int = 1

@@ -71,8 +71,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         for_s: for how long they have been, where that is known.
         step_rate: steps in a second; None where none are counted.
         call: the last collective; of several ranks, if it is the same.
-        late_share: the share of the run in which the others have waited for it alone; None where no
-            collective was judged.
+        late_share: the share of the time since the first call in which the others waited for it
+            alone; None where no collective was judged.
         waited_for_s: how long the others have waited for it alone.
         cpu_percent: 100 is one core.
         memory_bytes, gpu_bytes: what is resident, and what it has on GPUs.
@@ -213,7 +213,7 @@ def _notably_late(status: RunStatus) -> Collection[int]:
         )
         for worker in status.workers
     ]
-    worst = notable(delays, duration_from_seconds(status.age_s)) if len(delays) > 1 else None
+    worst = notable(delays, duration_from_seconds(status.calling_s)) if len(delays) > 1 else None
     return () if worst is None else (worst.rank,)
 
 
@@ -264,9 +264,9 @@ def _call_in_words(worker: RankStatus) -> str:
 
 
 def _late_share(worker: RankStatus, look: RunLook) -> float | None:
-    if worker.came_last is None or look.status is None or not look.status.age_s:
+    if worker.came_last is None or look.status is None or not look.status.calling_s:
         return None
-    return worker.waited_for_s / look.status.age_s
+    return worker.waited_for_s / look.status.calling_s
 
 
 def _earlier(worker: RankStatus, before: RunLook | None) -> RankStatus | None:

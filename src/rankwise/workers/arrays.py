@@ -25,14 +25,7 @@ from rankwise.workers.errors import BadPointer
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 
-_NUMPY_NAMES = {
-    DataType.FLOAT32: "float32", DataType.FLOAT16: "float16", DataType.INT32: "int32",
-    DataType.INT16: "int16", DataType.INT8: "int8", DataType.UINT8: "uint8",
-    DataType.BFLOAT16: "uint16", DataType.INT64: "int64", DataType.UINT64: "uint64",
-    DataType.UINT16: "uint16", DataType.UINT32: "uint32", DataType.BOOL: "bool",
-    DataType.FLOAT64: "float64", DataType.COMPLEX64: "complex64",
-    DataType.COMPLEX128: "complex128",
-}  # fmt: skip
+_NUMPY_NAMES = {kind: kind.name.lower() for kind in DataType} | {DataType.BFLOAT16: "uint16"}
 """The numpy type in which elements are stored; numpy has no bfloat16, so its bits are shown."""
 
 _DATA_TYPES = {name: kind for kind, name in _NUMPY_NAMES.items() if kind != DataType.BFLOAT16} | {

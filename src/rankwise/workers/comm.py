@@ -11,7 +11,7 @@ which the kernel forgets with its owner.
     Hello(rank, count) + a channel ─────> note it; refuse doubles and other counts
                        <───────────────── Welcome(pids), when all have come
     Windows(size, …)   ─────────────────> wait for all; refuse different sizes
-                       <───────────────── Granted + the region's descriptor
+                       <───────────────── WindowsGranted + the region's descriptor
 
 Binding is the election: of all who try, the kernel lets one. A hello is one datagram, which carries
 an end of a socket pair, the rank's channel; so no rank has to wait until another listens. A channel
@@ -31,7 +31,6 @@ import struct
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -80,18 +79,18 @@ class Windows(msgspec.Struct, frozen=True, tag=True):
     signals: int = 0
 
 
-class Granted(msgspec.Struct, frozen=True, tag=True):
+class WindowsGranted(msgspec.Struct, frozen=True, tag=True):
     """Here they are; the descriptor comes along."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class WindowsRefused(msgspec.Struct, frozen=True, tag=True):
     """It will come to nothing, for all of them."""
 
     kind: str
     message: str
 
 
-Message = Hello | Welcome | Windows | Granted | Refused
+Message = Hello | Welcome | Windows | WindowsGranted | WindowsRefused
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 
@@ -271,12 +270,7 @@ class CommHandle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.destroy()
 
     def _check_usable(self) -> None:
@@ -383,7 +377,7 @@ class CommHandle:
             raise
         assert region.fd is not None, "it was just made"
         for rank in sorted(self._channels):
-            self._tell(rank, Granted(), deadline, region.fd)
+            self._tell(rank, WindowsGranted(), deadline, region.fd)
         return region
 
     def _hear_wishes(self, wish: Windows, deadline: Instant) -> dict[int, Windows]:
@@ -427,11 +421,11 @@ class CommHandle:
             message, fd, pid = _receive(self._host, deadline)
         except TimeoutError:
             raise self._late(what) from None
-        if isinstance(message, Refused):
+        if isinstance(message, WindowsRefused):
             raise _REFUSALS.get(message.kind, CollectiveError)(message.message)
         if message is None:
             raise PeerDied(f"{what}: the rank that hosts the communicator has ended")
-        if isinstance(message, Granted):
+        if isinstance(message, WindowsGranted):
             if fd is None:
                 raise TreeValueError(
                     f"{what}: the windows of process {pid} could not be handed over",
@@ -453,7 +447,7 @@ class CommHandle:
             return
 
     def _refuse_all(self, error: RankwiseError) -> None:
-        refusal = Refused(type(error).__name__, error.message)
+        refusal = WindowsRefused(type(error).__name__, error.message)
         for rank in sorted(self._channels):
             self._tell(rank, refusal, after(_now(), Duration(SECOND)))
 

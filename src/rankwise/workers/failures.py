@@ -1,10 +1,25 @@
-"""What went wrong in a run, and the exception that tells it."""
+"""What went wrong in a run, and the exception that tells it.
+
+A `Failure` is of a process: what it raised, or how it ended. A `TaskFailure` is of a task, which
+may have been at several processes, and whose `EndCause` a process cannot have: it was skipped.
+So a task's failure holds those of the processes that ran it, in `root_cause`'s order.
+
+Tasks have an order of their own. Which of them only follow from others the task graph knows, so
+nothing has to be guessed from instants; of several to blame, the first that was submitted is told,
+so that equal runs raise equal exceptions.
+"""
+
+from collections.abc import Iterable
+from typing import Self
 
 import msgspec
 
 from rankwise.base.errors import WorkerDied
-from rankwise.core.tree.vocabulary import EndCause
+from rankwise.base.failure import Failure, FailureCause
+from rankwise.base.root_cause import is_of_our_collectives, root_cause_first
+from rankwise.core.tree.vocabulary import EndCause, Unfinished
 from rankwise.drivers.real.tree.reports import Report, rebuilt
+from rankwise.workers.worker_tree import WorkerTree
 
 
 class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +32,9 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
         child: where it was, empty when it never was anywhere.
         how: how the child ended, if it did.
         because: for a skipped task, the number of the one that tainted it.
-        reports: what it raised; a group's members each, those that did.
+        failures: those of the children that ran it, the root cause first; of a group's members
+            each that failed. A `local_rank` is the number of a child.
+        raised: what came from the child that is the root cause, if it raised.
     """
 
     number: int
@@ -26,14 +43,44 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
     child: str
     how: str = ""
     because: int | None = None
-    reports: tuple[Report, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    raised: Report | None = None
+
+    @classmethod
+    def of(cls, unfinished: Unfinished, tree: WorkerTree) -> Self:
+        """What the children of a tree have told of a task that did not complete."""
+        reports = dict(tree.engine.reports.get(unfinished.number, ()))
+        failures = root_cause_first(
+            [
+                *map(_failure_of, reports, reports.values()),
+                *(tree.ends[one] for one in unfinished.deaths),
+            ]
+        )
+        cause, child = unfinished.cause, unfinished.child
+        if failures:
+            child = failures[0].local_rank
+            has_raised = failures[0].cause is FailureCause.RAISED
+            cause = EndCause.RAISED if has_raised else EndCause.DIED
+        how = tree.last_ending
+        if child is not None:
+            how = tree.ends[child].detail if child in tree.ends else ""
+        return cls(
+            number=unfinished.number,
+            name=unfinished.name,
+            cause=cause,
+            child="" if child is None else tree.engine.children.name_of(child),
+            how=how,
+            because=unfinished.because,
+            failures=failures,
+            raised=None if child is None or cause is not EndCause.RAISED else reports.get(child),
+        )
 
     @property
     def is_consequence(self) -> bool:
         """Whether it only follows from what happened to another task."""
         if self.cause in (EndCause.SKIPPED, EndCause.CANCELLED, EndCause.LOST):
             return True
-        return bool(self.reports) and all(report.is_consequence for report in self.reports)
+        return bool(self.failures) and all(map(is_of_our_collectives, self.failures))
 
     @property
     def task(self) -> str:
@@ -45,8 +92,7 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
         """One line."""
         match self.cause:
             case EndCause.RAISED:
-                told = min(self.reports, key=_by_consequence, default=None)
-                what = told.summary if told is not None else "it raised"
+                what = "it raised" if self.raised is None else self.raised.summary
                 return f"{self.task} failed at {self.child}: {what}"
             case EndCause.DIED:
                 return f"{self.child} {self.how or 'ended'} in {self.task}"
@@ -59,27 +105,34 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exception_for(failures: tuple[TaskFailure, ...], level: int) -> BaseException:
-    """What `run` raises: a task's own exception, with where it happened and what else did.
-
-    It is that of the first task that did not only fail because another one had.
-    """
-    primary = min(failures, key=_root_cause_key)
-    if primary.cause is EndCause.RAISED and primary.reports:
-        error = rebuilt(
-            min(primary.reports, key=_by_consequence),
-            f"{primary.task} at {primary.child} of a level-{level} worker",
-        )
+    """What `run` raises: a task's own exception, with where it happened and what else did."""
+    root = root_cause_of(failures)
+    if root.raised is not None:
+        error = rebuilt(root.raised, f"{root.task} at {root.child} of a level-{level} worker")
     else:
-        error = WorkerDied(primary.summary)
+        error = WorkerDied(root.summary)
     for failure in failures:
-        if failure is not primary:
+        if failure is not root:
             error.add_note(f"besides, {failure.summary}")
     return error
+
+
+def root_cause_of(failures: Iterable[TaskFailure]) -> TaskFailure:
+    """The first task that did not only fail because another one had."""
+    return min(failures, key=_root_cause_key)
 
 
 def _root_cause_key(failure: TaskFailure) -> tuple[bool, bool, int]:
     return failure.is_consequence, failure.cause is EndCause.SKIPPED, failure.number
 
 
-def _by_consequence(report: Report) -> bool:
-    return report.is_consequence
+def _failure_of(child: int, report: Report) -> Failure:
+    assert report.error is not None, "it tells of an exception"
+    return Failure(
+        local_rank=child,
+        attempt=0,
+        cause=FailureCause.RAISED,
+        at=report.error.raised_at,
+        wall_ns=report.error.wall_ns,
+        error=report.error,
+    )

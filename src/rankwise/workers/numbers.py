@@ -71,4 +71,5 @@ def checked_shape(shape: Iterable[int] | int) -> tuple[int, ...]:
             return lengths
     except TypeError:
         pass
-    raise TreeValueError(f"the shape is {shape!r}, expected whole numbers from 0 on: (4, 8)")
+    given = f"an array of shape {shape.shape}" if hasattr(shape, "shape") else repr(shape)
+    raise TreeValueError(f"the shape is {given}, expected whole numbers from 0 on: (4, 8)")

@@ -14,7 +14,7 @@ because an earlier task has failed; `run` does, at the end.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import LocalProtocolError, TreeValueError
 from rankwise.core.tasks.calls import ChipCallConfig
@@ -34,6 +34,8 @@ from rankwise.workers.states import SubmitResult
 from rankwise.workers.wire import pack_task
 
 if TYPE_CHECKING:
+    from rankwise.drivers.real.tree.engine import Engine
+    from rankwise.workers.recording import Recorder
     from rankwise.workers.worker_tree import WorkerTree
 
 _DEVICE_SHIFT = 48
@@ -46,62 +48,16 @@ _HOW: dict[TensorArgType, tuple[bool, bool]] = {
 }
 
 
-class Submitting(Protocol):
-    """Where submissions go: to the engine, or into a recording."""
-
-    def submit(
-        self,
-        pool: Pool,
-        callable_: int,
-        frame: bytes | None,
-        *,
-        accesses: tuple[Access, ...] = (),
-        child: int | None = None,
-        name: str = "",
-    ) -> int:
-        """Hand in a task."""
-        ...
-
-    def submit_group(
-        self,
-        pool: Pool,
-        callable_: int,
-        frames: Sequence[bytes | None],
-        *,
-        children: Sequence[int | None],
-        accesses: tuple[Access, ...] = (),
-        name: str = "",
-    ) -> int:
-        """Hand in a group."""
-        ...
-
-    def allocate(self, size_bytes: int) -> int:
-        """Address of memory."""
-        ...
-
-    def open_scope(self) -> None:
-        """Open a scope."""
-        ...
-
-    def close_scope(self) -> None:
-        """Close the innermost scope."""
-        ...
-
-    def poll(self) -> None:
-        """Take in what has been reported."""
-        ...
-
-
 class Orchestrator:
     """Valid while the orchestration function runs."""
 
-    def __init__(self, tree: "WorkerTree", engine: "Submitting | None" = None) -> None:
+    def __init__(self, tree: "WorkerTree", recorder: "Recorder | None" = None) -> None:
         self._tree = tree
-        self._engine: Submitting = tree.engine if engine is None else engine
+        self._engine: Engine | Recorder = tree.engine if recorder is None else recorder
         self._table = tree.table
-        self._enter = self._table.borrow if engine is None else self._table.add
+        self._enter = self._table.borrow if recorder is None else self._table.add
         """A recording needs its callables as long as it lives."""
-        self._is_recorded = engine is not None
+        self._is_recorded = recorder is not None
         self._scope_depth = 0
         self._is_over = False
         self.held: list[object] = []

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rankwise.base.errors import CollectiveError, TreeValueError
+from rankwise.base.failure import text_of
 from rankwise.core.tasks.calls import ControlCode
 from rankwise.drivers.real.tree.arena import FRAME_HEAD
 from rankwise.drivers.real.tree.child import ChildEnds
-from rankwise.drivers.real.tree.reports import summary_of
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import ChipBootstrapChannel, ChipBootstrapConfig
 from rankwise.workers.callable_table import CallableTable
@@ -70,7 +70,7 @@ class _Role:
     def failed(self, error: BaseException) -> None:
         """A task has raised: its peers must not wait for it."""
         if not isinstance(error, CollectiveError):  # they know, or it was told by the collective
-            self.child.give_up(f"its task raised {summary_of(error)}")
+            self.child.give_up(f"its task raised {type(error).__name__}: {text_of(error)}")
 
     def loss(self) -> str:
         """Nothing that is needed can be lost."""

@@ -6,10 +6,9 @@ from typing import Any, NoReturn
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
-from rankwise.core.tree.vocabulary import Drained, EndCause, Unfinished
+from rankwise.core.tree.vocabulary import Drained
 from rankwise.drivers.real.interrupts import Gate, gate_here
 from rankwise.drivers.real.this_process import mark
-from rankwise.drivers.real.tree.reports import Report
 from rankwise.workers.failures import TaskFailure, exception_for
 from rankwise.workers.orchestrator import Orchestrator
 from rankwise.workers.timeline import Timeline
@@ -185,14 +184,14 @@ class Runs:
             # What the children still do is unknown.
             tree.give_up()
         else:
-            self.failures = tuple(_failure(one, tree) for one in drained.unfinished)
+            self.failures = tuple(TaskFailure.of(one, tree) for one in drained.unfinished)
             interrupt = another or interrupt
             for failure in self.failures[:_NOTES_MAX]:
                 interrupt.add_note(f"besides, {failure.summary}")
         return Instant(time.monotonic_ns() + grace), interrupt
 
     def _raise(self, error: BaseException | None, drained: Drained, tree: WorkerTree) -> NoReturn:
-        self.failures = tuple(_failure(one, tree) for one in drained.unfinished)
+        self.failures = tuple(TaskFailure.of(one, tree) for one in drained.unfinished)
         if error is None:
             raise exception_for(self.failures, self._level)
         for failure in self.failures:
@@ -208,24 +207,3 @@ def _close_domains(tree: WorkerTree, gate: Gate, deadline: Instant | None) -> No
         with gate.patience():
             tree.close_domains(Instant(time.monotonic_ns() + _GRACE))
         raise
-
-
-def _failure(unfinished: Unfinished, tree: WorkerTree) -> TaskFailure:
-    told = tree.engine.reports.get(unfinished.number, ())
-    child = unfinished.child
-    if told and unfinished.cause is EndCause.RAISED:
-        # Of a group, the first member that failed may only be one that has heard of the failure.
-        child = min(told, key=_by_consequence)[0]
-    return TaskFailure(
-        number=unfinished.number,
-        name=unfinished.name,
-        cause=unfinished.cause,
-        child="" if child is None else tree.engine.children.name_of(child),
-        how=tree.last_ending if child is None else tree.endings.get(child, ""),
-        because=unfinished.because,
-        reports=tuple(report for _, report in told),
-    )
-
-
-def _by_consequence(told: tuple[int, Report]) -> bool:
-    return told[1].is_consequence

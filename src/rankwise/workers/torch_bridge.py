@@ -5,14 +5,7 @@ from typing import Any
 from rankwise.base.errors import TreeValueError
 from rankwise.core.tasks.tensors import ContinuousTensor, DataType
 
-_DATA_TYPES = {
-    "float32": DataType.FLOAT32, "float16": DataType.FLOAT16, "int32": DataType.INT32,
-    "int16": DataType.INT16, "int8": DataType.INT8, "uint8": DataType.UINT8,
-    "bfloat16": DataType.BFLOAT16, "int64": DataType.INT64, "uint64": DataType.UINT64,
-    "uint16": DataType.UINT16, "uint32": DataType.UINT32, "bool": DataType.BOOL,
-    "float64": DataType.FLOAT64, "complex64": DataType.COMPLEX64,
-    "complex128": DataType.COMPLEX128,
-}  # fmt: skip
+_DATA_TYPES = {kind.name.lower(): kind for kind in DataType}
 
 
 def torch_dtype_to_datatype(dtype: Any) -> DataType:

@@ -45,6 +45,7 @@ from rankwise.workers.worker_spec import WorkerSpec
 if TYPE_CHECKING:
     from mmap import mmap
 
+    from rankwise.base.failure import Failure
     from rankwise.drivers.real.tree.child import ChildEnds
     from rankwise.drivers.real.windows import WindowRegion
     from rankwise.workers.domains import DomainSpec
@@ -74,8 +75,8 @@ class WorkerTree:
         self.sub_count = spec.sub_count
         self.timeline = Timeline()
         self.leaks: dict[str, tuple[Leak, ...]] = {}
-        self.endings: dict[int, str] = {}
-        """How children ended last, by number."""
+        self.ends: dict[int, Failure] = {}
+        """The last ends of children, by number."""
         self.last_ending = ""
         self.chip_contexts: list[ChipContext] = []
         self._lost_before_close: frozenset[int] = frozenset()
@@ -246,7 +247,7 @@ class WorkerTree:
 
     def _on_lost(self, child: int, how: str) -> None:
         name = self.engine.children.name_of(child)
-        self.endings[child] = how
+        self.ends[child] = self.engine.children.failure_of_ended(child, how)
         self.last_ending = f"{name} {how}"
         for _, region, _, members in self._domains.values():
             if child in members:

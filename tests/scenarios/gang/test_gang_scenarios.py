@@ -27,10 +27,10 @@ from rankwise.base.failure import SIGNAL_NAMES
 from rankwise.base.units import SECOND, Duration, Instant, duration_from_seconds
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.cluster.faults import Happening, LoseGuardian, Preempt
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.story import story
 from rankwise.drivers.sim.world import SimulatedWorld
+from rankwise.sim.faults.vocabulary import FaultOfCluster, LoseGuardian, Preempt
 
 TRANSCRIPTS = sorted(Path(__file__).parent.glob("*.txt"))
 RULE = "----\n"
@@ -43,7 +43,7 @@ class Play:
     def __init__(self, commands: str) -> None:
         self.spec = GangSpec(size=1)
         self.policy = RestartPolicy()
-        self.happenings: tuple[Happening, ...] = ()
+        self.faults: tuple[FaultOfCluster, ...] = ()
         self.programs: dict[tuple[int, int], Program] = {}
         for line in commands.splitlines():
             if line and not line.startswith("#"):
@@ -55,7 +55,7 @@ class Play:
             [self._program_of(local_rank, attempt) for local_rank in range(self.spec.size)]
             for attempt in attempts
         ]
-        world = SimulatedWorld(happenings=self.happenings)
+        world = SimulatedWorld(faults=self.faults)
         return story(world.run(self.spec, lives, self.policy).journal)
 
     def _program_of(self, local_rank: int, attempt: int) -> Program:
@@ -79,9 +79,9 @@ class Play:
                 self.programs[int(local_rank), attempt] = program
             case ["stop", signal]:
                 at = instant(options["at"])
-                self.happenings += (Preempt(at=at, node=0, signal=SIGNALS[signal]),)
+                self.faults += (Preempt(at=at, node=0, signal=SIGNALS[signal]),)
             case ["guardian_lost"]:
-                self.happenings += (LoseGuardian(at=instant(options["at"])),)
+                self.faults += (LoseGuardian(at=instant(options["at"])),)
             case _:
                 raise AssertionError(f"no such command: {tokens}")
 

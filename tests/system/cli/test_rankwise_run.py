@@ -79,7 +79,7 @@ def test_torchruns_variables_and_abbreviations_work(folder: Path) -> None:
 
     assert sorted(done.stdout.splitlines()) == ["0 trainer", "1 trainer"]
     assert done.stderr == (
-        "rankwise run: OMP_NUM_THREADS=1 for each of 2 workers, since it was not set\n"
+        "rankwise: OMP_NUM_THREADS=1 for each of 2 workers, since it was not set\n"
     )
 
 

@@ -22,7 +22,7 @@ from running import (
 )
 
 from rankwise.base.keys import Entry
-from rankwise.core.rendezvous.layout import RunKeys
+from rankwise.core.rendezvous.storage import RunKeys
 from rankwise.drivers.real.stores.opening import open_store
 
 pytestmark = pytest.mark.system
@@ -40,7 +40,7 @@ STAY_WITH_PID = "import os; print('pid', os.getpid())\n" + STAY
 QUICK = "last_call_timeout=0.1"
 
 
-class Place:
+class RankAddress:
     """Where agents of this host meet."""
 
     def __init__(self, folder: Path, stack: ExitStack, words: tuple[str, ...]) -> None:
@@ -63,9 +63,11 @@ def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
 
 
 @pytest.fixture
-def place(etcd: EtcdCluster, tmp_path: Path) -> Iterator[Place]:
+def place(etcd: EtcdCluster, tmp_path: Path) -> Iterator[RankAddress]:
     with ExitStack() as stack:
-        yield Place(tmp_path, stack, ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint(etcd)))
+        yield RankAddress(
+            tmp_path, stack, ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint(etcd))
+        )
 
 
 def endpoint(etcd: EtcdCluster) -> str:
@@ -89,7 +91,7 @@ def leader_of(etcd: EtcdCluster, run_id: str) -> tuple[str, int]:
 
 @needs_etcd
 def test_an_id_in_etcd_serves_one_run_after_the_other_and_no_more_is_left_of_many(
-    place: Place, etcd: EtcdCluster
+    place: RankAddress, etcd: EtcdCluster
 ) -> None:
     words = ("--rdzv-id", "job1", "--rdzv-conf", QUICK)
     done = [place.run(HELLO, "--nnodes", "1:2", *words) for _ in range(2)]
@@ -105,7 +107,9 @@ def test_an_id_in_etcd_serves_one_run_after_the_other_and_no_more_is_left_of_man
 
 
 @needs_etcd
-def test_another_program_under_the_same_name_gets_no_seat_and_is_told_both(place: Place) -> None:
+def test_another_program_under_the_same_name_gets_no_seat_and_is_told_both(
+    place: RankAddress,
+) -> None:
     words = ("--nnodes", "1:2", "--rdzv-id", "shared", "--rdzv-conf", QUICK)
     one = place.start(STAY, *words)
     one.wait_for("rank 0 of 1")
@@ -120,7 +124,7 @@ def test_another_program_under_the_same_name_gets_no_seat_and_is_told_both(place
 
 @needs_etcd
 def test_who_never_had_a_seat_does_not_end_like_the_run_unless_it_was_meant_to(
-    place: Place, tmp_path: Path
+    place: RankAddress, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "end")
     codes = {}
@@ -140,7 +144,7 @@ def test_who_never_had_a_seat_does_not_end_like_the_run_unless_it_was_meant_to(
 
 @needs_etcd
 def test_two_jobs_at_once_with_one_id_and_program_are_one_job_whose_others_get_no_seat(
-    place: Place, tmp_path: Path
+    place: RankAddress, tmp_path: Path
 ) -> None:
     """Nobody can tell them apart, but that only one has run must not look like two successes."""
     ends = [tmp_path / f"end{rank}" for rank in range(2)]
@@ -164,7 +168,9 @@ def test_two_jobs_at_once_with_one_id_and_program_are_one_job_whose_others_get_n
 
 
 @needs_etcd
-def test_the_loss_of_the_leader_costs_the_others_a_round(place: Place, etcd: EtcdCluster) -> None:
+def test_the_loss_of_the_leader_costs_the_others_a_round(
+    place: RankAddress, etcd: EtcdCluster
+) -> None:
     words = ("--nnodes", "2:3", "--rdzv-id", "led", "--rdzv-conf", f"lease_ttl=4,{QUICK}")
     agents = [place.start(STAY_WITH_PID, *words) for _ in range(3)]
     wait_for_any(agents, "of 3", count=3)
@@ -189,7 +195,7 @@ def test_the_loss_of_the_leader_costs_the_others_a_round(place: Place, etcd: Etc
 
 @needs_etcd
 def test_a_late_agent_of_a_run_that_is_over_is_told_so_and_starts_nothing(
-    place: Place, tmp_path: Path
+    place: RankAddress, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "end")
     words = ("--nnodes", "1:2", "--rdzv-id", "job1", "--rdzv-conf", f"lease_ttl=4,{QUICK}")
@@ -214,7 +220,9 @@ def test_a_late_agent_of_a_run_that_is_over_is_told_so_and_starts_nothing(
 
 
 @needs_etcd
-def test_where_a_name_serves_once_who_comes_later_is_told_how_the_run_ended(place: Place) -> None:
+def test_where_a_name_serves_once_who_comes_later_is_told_how_the_run_ended(
+    place: RankAddress,
+) -> None:
     words = ("--nnodes", "1:2", "--rdzv-id", "once", "--rdzv-conf", QUICK)
 
     first = place.run(HELLO, *words)
@@ -237,7 +245,7 @@ def test_an_id_serves_again_where_the_store_ends_with_the_run(
     words = ("--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}")
     meeting = ("--rdzv-id", "job1", "--nnodes", f"{nodes}:2", "--rdzv-conf", QUICK)
     with ExitStack() as stack:
-        place = Place(tmp_path, stack, (*words, *meeting))
+        place = RankAddress(tmp_path, stack, (*words, *meeting))
         for _ in range(2):
             agents = [place.start(HELLO) for _ in range(nodes)]
             done = [each.finish() for each in agents]

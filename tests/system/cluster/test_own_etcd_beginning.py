@@ -11,7 +11,7 @@ from etcd_servers import find_etcd, free_ports, needs_etcd
 from rankwise.base.errors import StoreUnavailable
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.opening import open_store
-from rankwise.launch.cluster.etcd_beginning import Beginning, Place, find_beginning
+from rankwise.launch.cluster.etcd_beginning import Beginning, MemberAddress, find_beginning
 
 pytestmark = [pytest.mark.system, needs_etcd]
 
@@ -19,8 +19,8 @@ SETTINGS = EtcdConfig(endpoints=())
 PATIENCE_S = 60
 
 
-def place(number: int, host: str, port: int) -> Place:
-    return Place(f"m{number}", host, port, f"http://{host}:{port + 1}")
+def place(number: int, host: str, port: int) -> MemberAddress:
+    return MemberAddress(f"m{number}", host, port, f"http://{host}:{port + 1}")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def port() -> int:
 
 
 @pytest.fixture
-def running(port: int, tmp_path: Path) -> Iterator[Place]:
+def running(port: int, tmp_path: Path) -> Iterator[MemberAddress]:
     """The only member of its cluster, which has served."""
     program = find_etcd()
     assert program is not None
@@ -77,7 +77,7 @@ def _nobody_is_known(*_: object, **__: object) -> object:
     raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
-def test_a_member_whose_place_is_free_is_added_once(running: Place, port: int) -> None:
+def test_a_member_whose_place_is_free_is_added_once(running: MemberAddress, port: int) -> None:
     """The second time it has ended between being added and its start."""
     own = place(0, "127.0.0.21", port)
     expected = Beginning("existing", f"m0={own.peer_url},m1={running.peer_url}")

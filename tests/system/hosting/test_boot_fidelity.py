@@ -7,6 +7,7 @@ what it prints, how it ends and the reports are compared.
 import json
 import os
 import py_compile
+import re
 import runpy
 import shutil
 import signal
@@ -412,6 +413,38 @@ def test_the_encoding_of_a_script_is_honoured(folder: Path, source: bytes) -> No
     (folder / "program.py").write_bytes(source)
 
     assert_same("program.py")
+
+
+def test_an_interrupt_that_python_drops_is_heard_all_the_same(folder: Path) -> None:
+    (folder / "program.py").write_text(
+        "import os, signal\n"
+        "class Held:\n"
+        "    def __del__(self): os.kill(os.getpid(), signal.SIGINT)\n"
+        "Held()\n"
+        "signal.pause()\n"
+    )
+    run = booted("program.py")
+
+    assert run.ending.code == -signal.SIGINT
+    assert "Exception ignored" not in run.ending.stderr
+    assert [record["kind"] for record in run.records] == ["ready", "error"]
+
+
+def test_other_exceptions_that_python_drops_are_told_as_ever(folder: Path) -> None:
+    (folder / "program.py").write_text(
+        "class Held:\n"
+        "    def __init__(self, kind): self.kind = kind\n"
+        "    def __del__(self): raise self.kind('dropped')\n"
+        "Held(ValueError)\n"
+        "at_the_end = Held(OSError), Held(KeyboardInterrupt)\n"
+    )
+    expected, told = (
+        re.sub("0x[0-9a-f]+", "", ending.stderr)
+        for ending in (plain("program.py"), booted("program.py").ending)
+    )
+
+    assert told == expected
+    assert all(f"{kind}: dropped" in told for kind in ("ValueError", "OSError", "Interrupt"))
 
 
 def test_an_unhandled_interrupt_kills_as_it_does_under_plain_python(folder: Path) -> None:

@@ -210,7 +210,7 @@ def test_a_run_that_failed_once_leaves_a_page_and_a_trace(tmp_path: Path) -> Non
     assert "3 ranks on 1 node, 2 attempts" in shown.text
     assert "all_reduce (mean) of (1000,) float64 program.py:9" in shown.text
     assert re.search(
-        r"rank of the run others waited came last in 2 [\d.]+ % .* (9\d|100) %", shown.text
+        r"rank of the time others waited came last in 2 [\d.]+ % .* (9\d|100) %", shown.text
     )
     assert "hunter2" not in shown.html
     drawn = Trace(trace)
@@ -427,9 +427,14 @@ def test_the_journal_of_an_agent_that_was_killed_gives_a_page(tmp_path: Path) ->
     whole = journal.read_bytes().rstrip(b"\n")
     journal.write_bytes(whole[: whole.rindex(b"\n") + 40])  # in the middle of the last line
 
+    trace = tmp_path / "run.json"
     done = run("report", logs, "-o", page)
+    lost = run("report", logs, "-o", "/dev/full", "--trace", trace)
 
     assert done.code == 0, done
+    assert lost.code == 1
+    assert "'/dev/full' cannot be written: No space left on device" in lost.stderr
+    assert (trace.exists(), lost.stdout.count("trace: ")) == (True, 1), lost
     text = Page(page).text
     assert "No end was seen" in text
     assert "ends in the middle of a line: its agent was killed" in text

@@ -1,11 +1,13 @@
 """`rankwise diff`: the same program simulated and as processes, and the first bit that differs."""
 
+import os
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
-from running import Finished, run, write_program
+from running import Finished, run, start, write_program
 
 
 def compare(text: str, folder: Path, nprocs: int = 2) -> Finished:
@@ -135,3 +137,21 @@ def test_a_loss_and_the_parameters_that_differ_are_told(tmp_path: Path) -> None:
     ]
     assert "rank 1 differs at parameters after step #1 (SGD)" in finished.lines[2]
     assert "1 of 2 elements, the first is [1]: 0 simulated, 0.5 as a process" in finished.lines[2]
+
+
+def test_a_comparison_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    pipe, temporary = tmp_path / "pipe", tmp_path / "temporary"
+    os.mkfifo(pipe)
+    temporary.mkdir()
+    text = f"import threading\nfile = open({str(pipe)!r}, 'w')\nthreading.Event().wait()\n"
+    words = ("diff", "--nproc-per-node=1", write_program(tmp_path, text))
+
+    environment = {"TMPDIR": str(temporary)}
+    with start(*words, environment=environment) as command, pipe.open("rb") as held_by_rank:
+        command.signal(signal.SIGTERM)
+        stopped = command.finish()
+        assert held_by_rank.read() == b"", "ends when the rank has gone"
+
+    assert stopped.code == 128 + signal.SIGTERM
+    assert stopped.stderr == "rankwise diff: stopped by SIGTERM\n"
+    assert list(temporary.iterdir()) == []

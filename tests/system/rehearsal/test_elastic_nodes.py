@@ -20,8 +20,8 @@ from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPoli
 from rankwise.launch.function_job import function_job
 from rankwise.launch.function_results import values_by_rank
 from rankwise.launch.job import LogPlan
-from rankwise.launch.on_sim.fault_plan import read_faults
 from rankwise.launch.on_sim.rehearsal import Rehearsal
+from rankwise.sim.faults.reading import read_faults_of_run
 from rankwise.sim.rehearsal.scheduler import Gate
 from rankwise.sim.rehearsal.world import present_world
 
@@ -48,7 +48,7 @@ def rehearse(
             rendezvous=RendezvousConfig(
                 nodes_min=least, nodes_max=most, policy=RestartPolicy(restarts_max=restarts)
             ),
-            faults=read_faults(faults, most * per_node, node_count=most),
+            faults=read_faults_of_run(faults, most * per_node, node_count=most).faults,
             console_fds=(console, console),
         )
         outcome = rehearsal.run()
@@ -322,7 +322,7 @@ def test_the_journal_has_the_agents_of_all_nodes(tmp_path: Path) -> None:
 )
 def test_faults_of_nodes_that_cannot_be_are_refused(fault: str, message: str) -> None:
     with pytest.raises(rankwise.ConfigError) as refused:
-        read_faults([fault], 4, node_count=2)
+        read_faults_of_run([fault], 4, node_count=2)
 
     hint = f" ({refused.value.hint})" if refused.value.hint else ""
     assert message in refused.value.message + hint
@@ -330,7 +330,7 @@ def test_faults_of_nodes_that_cannot_be_are_refused(fault: str, message: str) ->
 
 def test_a_node_is_late_once() -> None:
     with pytest.raises(rankwise.ConfigError, match="lets node 1 be late twice, expected once"):
-        read_faults(["late:node=1,by=5s", "late:node=1,by=9s"], 4, node_count=2)
+        read_faults_of_run(["late:node=1,by=5s", "late:node=1,by=9s"], 4, node_count=2)
 
 
 def test_a_fault_of_a_node_that_is_not_up_is_said_to_do_nothing(tmp_path: Path) -> None:

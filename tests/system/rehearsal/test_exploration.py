@@ -140,3 +140,15 @@ def test_what_cannot_be_explored_is_refused(
 
     assert finished.code == 2
     assert message in finished.stderr
+
+
+def test_an_exploration_that_is_stopped_says_how_far_it_has_come(tmp_path: Path) -> None:
+    program = write_program(tmp_path, "import threading\nthreading.Event().wait()")
+
+    stopped = simulate(program, tmp_path, "--explore=300", "--timeout=500ms", nprocs=2)
+
+    assert stopped.code == 124
+    assert (
+        "rankwise: stopped by its time limit of 500 ms in schedule 1; before that none failed\n"
+        in stopped.stderr
+    )

@@ -1,4 +1,4 @@
-"""`--faults`: what befalls simulated ranks, and who made whom wait."""
+"""`--faults`: what happens to simulated ranks, and who made whom wait."""
 
 from pathlib import Path
 
@@ -13,9 +13,7 @@ AVERAGE = (
 USUAL = "[0.0, 1.0, 2.0, 3.0]"
 
 
-def befallen(
-    folder: Path, *faults: str, text: str = AVERAGE, more: tuple[str, ...] = ()
-) -> Finished:
+def struck(folder: Path, *faults: str, text: str = AVERAGE, more: tuple[str, ...] = ()) -> Finished:
     options = [f"--faults={fault}" for fault in faults]
     program = write_program(folder, text)
     return run(
@@ -39,7 +37,7 @@ def befallen(
     ],
 )  # fmt: skip
 def test_a_fault_strikes_and_is_told(fault: str, code: int, told: str, tmp_path: Path) -> None:
-    finished = befallen(tmp_path, fault)
+    finished = struck(tmp_path, fault)
 
     assert finished.code == code, finished.stderr
     assert told in finished.stderr
@@ -47,7 +45,7 @@ def test_a_fault_strikes_and_is_told(fault: str, code: int, told: str, tmp_path:
 
 
 def test_an_exception_of_a_fault_ends_in_the_line_that_called(tmp_path: Path) -> None:
-    finished = befallen(tmp_path, "raise:rank=1,error=OSError@collective=2")
+    finished = struck(tmp_path, "raise:rank=1,error=OSError@collective=2")
 
     places = [line for line in finished.stderr.splitlines() if 'File "' in line]
     assert places, finished.stderr
@@ -55,14 +53,14 @@ def test_an_exception_of_a_fault_ends_in_the_line_that_called(tmp_path: Path) ->
 
 
 def test_a_bit_flips_in_what_a_rank_brings(tmp_path: Path) -> None:
-    finished = befallen(tmp_path, "flip:rank=1,element=2,bit=51@collective=5")
+    finished = struck(tmp_path, "flip:rank=1,element=2,bit=51@collective=5")
 
     assert finished.lines == ["[0.0, 1.0, 2.25, 3.0]"] * 4
 
 
 @pytest.mark.torch
 def test_a_bit_flips_in_what_a_rank_of_torch_brings(tmp_path: Path) -> None:
-    finished = befallen(
+    finished = struck(
         tmp_path, "flip:rank=2,element=1,bit=31@collective=2",
         text="import torch\nimport torch.distributed as dist\ndist.init_process_group()\n"
         "dist.barrier()\nparts = [torch.empty(2) for _ in range(4)]\n"
@@ -74,7 +72,7 @@ def test_a_bit_flips_in_what_a_rank_of_torch_brings(tmp_path: Path) -> None:
 
 
 def test_a_fault_strikes_once_though_ranks_are_started_again(tmp_path: Path) -> None:
-    finished = befallen(tmp_path, "kill:rank=3@collective=4", more=("--max-restarts=1",))
+    finished = struck(tmp_path, "kill:rank=3@collective=4", more=("--max-restarts=1",))
 
     assert finished.code == 0, finished.stderr
     assert finished.stderr.count("gets SIGKILL") == 1
@@ -82,12 +80,12 @@ def test_a_fault_strikes_once_though_ranks_are_started_again(tmp_path: Path) -> 
 
 def test_faults_come_from_a_file_too(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(
-        "happenings:\n"
+        "faults:\n"
         "  - {what: late, rank: 1, by: 2 s, collective: 2}\n"
         "  - {what: slow, rank: 0, by: 1 ms}\n"
     )
 
-    finished = befallen(tmp_path, "plan.yaml", "late:rank=2,by=1s")
+    finished = struck(tmp_path, "plan.yaml", "late:rank=2,by=1s")
 
     assert finished.code == 0, finished.stderr
     assert "rank 1 is late by 2 s" in finished.stderr
@@ -129,7 +127,7 @@ def test_faults_come_from_a_file_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_fault_that_cannot_be_read_is_refused(fault: str, message: str, tmp_path: Path) -> None:
-    finished = befallen(tmp_path, fault)
+    finished = struck(tmp_path, fault)
 
     assert finished.code == 2
     assert message in finished.stderr

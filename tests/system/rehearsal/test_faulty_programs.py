@@ -1,5 +1,6 @@
 """Programs that can never end: each is reported at once, with each rank's operation and line."""
 
+import signal
 import threading
 import time
 from pathlib import Path
@@ -476,3 +477,16 @@ def test_a_deadlock_is_told_by_what_the_ranks_wait_for() -> None:
         rankwise.run(skip, nprocs=2, on="sim")
 
     assert "rank 0 has ended" in str(caught.value)
+
+
+def test_a_crash_in_c_shows_the_stack_of_the_rank_that_crashed(tmp_path: Path) -> None:
+    source = "import ctypes, os\nif os.environ['RANK'] == '1':\n    ctypes.string_at(0)\n"
+    program = write_program(tmp_path, source)
+
+    done = run("run", "--on", "sim", "--nproc-per-node=2", program)
+
+    assert done.code == -signal.SIGSEGV
+    head, _, stack = done.stderr.partition("(most recent call first):\n")
+    assert "Fatal Python error: Segmentation fault" in head
+    assert f'File "{program}", line 3 in <module>' in stack
+    assert done.stderr.count("(most recent call first)") == 1

@@ -55,7 +55,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 dist.init_process_group("nccl")
 here = torch.zeros(2)
@@ -79,6 +79,15 @@ print(len(torch.load(file, map_location="cuda:1")["weights"]))
 mesh = init_device_mesh("cuda", (2,))
 model = fully_shard(nn.Linear(8, 4).cuda(), mesh=mesh)
 model(torch.ones(2, 8, device="cuda")).sum().backward()
+assert torch.accelerator.is_available()
+assert torch.accelerator.current_accelerator().type == "cuda"
+assert torch.accelerator.device_count() == len(torch.cuda.random.get_rng_state_all()) == 2
+there.record_stream(torch.accelerator.current_stream())
+assert torch.cuda.current_stream() == torch.cuda.default_stream()
+torch.cuda.set_per_process_memory_fraction(0.5)
+old = FullyShardedDataParallel(nn.Linear(8, 4).cuda(), device_id=torch.cuda.current_device())
+old(torch.ones(2, 8, device="cuda")).sum().backward()
+assert old.clip_grad_norm_(1.0) > 0
 assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
 try:
     torch.cuda.set_device(2)

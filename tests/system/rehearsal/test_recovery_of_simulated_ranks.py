@@ -17,8 +17,8 @@ from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPoli
 from rankwise.launch.function_job import function_job
 from rankwise.launch.function_results import values_by_rank
 from rankwise.launch.job import LogPlan
-from rankwise.launch.on_sim.fault_plan import read_faults
 from rankwise.launch.on_sim.rehearsal import Rehearsal
+from rankwise.sim.faults.reading import read_faults_of_run
 
 RECOVERING = """
 import os, numpy as np, rankwise
@@ -58,7 +58,7 @@ def rehearse(
             rendezvous=None
             if nodes is None
             else RendezvousConfig(nodes_min=least, nodes_max=most, spares=spares, policy=policy),
-            faults=read_faults(faults, most * ranks, node_count=most + spares),
+            faults=read_faults_of_run(faults, most * ranks, node_count=most + spares).faults,
             console_fds=(console, console),
             machine=machine,
         )

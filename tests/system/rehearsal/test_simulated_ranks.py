@@ -149,7 +149,9 @@ def test_a_rank_can_handle_its_own_signals() -> None:
     def handle() -> list[int]:
         taken: list[int] = []
         if rankwise.rank() == 1:
-            signal.signal(signal.SIGUSR1, lambda number, _: taken.append(number))
+            signal.signal(
+                signal.SIGUSR1, lambda number, frame: taken.append(number if frame else 0)
+            )
             os.kill(os.getpid(), signal.SIGUSR1)
         collectives.barrier()
         return taken
@@ -167,9 +169,11 @@ def test_alarms_of_ranks_ring_in_virtual_time() -> None:
         signal.setitimer(signal.ITIMER_REAL, 600, 300)
         time.sleep(1300)
         left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.alarm(100)
+        signal.pause()
         return times, (round(left), interval), signal.alarm(0)
 
-    later = [10_800 + seconds for seconds in (600, 900, 1200)]
+    later = [10_800 + seconds for seconds in (600, 900, 1200, 1400)]
     assert on_sim(rung, nprocs=2, virtual_clock=True) == [
         ([3600, *later], (200, 300), 0),
         ([7200, *later], (200, 300), 0),
@@ -396,18 +400,55 @@ def test_ctrl_c_ends_the_run(tmp_path: Path) -> None:
 def test_a_rank_that_keeps_a_stop_waiting_is_named_soon(tmp_path: Path) -> None:
     program = write_program(
         tmp_path,
-        HANDLES.replace("TERM", "INT") + "print('begun', flush=True)\nwhile True:\n    pass\n",
+        HANDLES + "print('begun', flush=True)\nwhile True:\n    pass\n",
     )
 
     with start("run", "--on", "sim", "--nproc-per-node=1", program) as running:
         running.wait_for("begun")
-        running.signal(signal.SIGINT)
-        running.wait_for("SIGINT: rank 0 has not let the run stop: it is at", stream="stderr")
-        running.signal(signal.SIGINT)
+        running.signal(signal.SIGTERM)
+        running.wait_for("SIGTERM: rank 0 has not let the run stop: it is at", stream="stderr")
+        running.signal(signal.SIGTERM)
         finished = running.finish()
 
-    assert finished.code == 130
+    assert finished.code == 143, "as on real processes"
+    assert "stopped by SIGTERM" in finished.stderr
     assert "it is killed after 30 s, or at once by another signal" in finished.stderr
+
+
+def test_what_ranks_leave_running_ends_with_the_run(tmp_path: Path) -> None:
+    text = (
+        "import subprocess\n"
+        "left = subprocess.Popen(['sleep', '1000'])\n"
+        "words = 'sleep 1000 > /dev/null & echo $!'\n"
+        "print(left.pid, subprocess.check_output(words, shell=True, text=True))\n"
+    )
+
+    finished = simulate(text, tmp_path, "--nproc-per-node=1", "--no-prefix")
+
+    pids = finished.lines[0].split()
+    assert finished.code == 0, finished.stderr
+    assert not [pid for pid in pids if Path("/proc", pid).exists()]
+    assert "2 processes that ranks had left running were killed: sleep 1000" in finished.stderr
+    assert "keep-children" not in finished.stderr, "which is refused"
+
+
+def test_what_a_thread_of_a_rank_prints_is_that_ranks(tmp_path: Path) -> None:
+    text = (
+        "import string, threading, rankwise\n"  # all ranks share the module `string`
+        "if rankwise.rank() == 0:\n"
+        "    go = string.go = threading.Event()\n"
+        "    tell = lambda: (go.wait(), print('of rank 0'))\n"
+        "    string.thread = threading.Thread(target=tell)\n"
+        "    string.thread.start()\n"
+        "rankwise.collectives.barrier()\n"
+        "if rankwise.rank() == 1:\n"
+        "    string.go.set()\n"
+        "    string.thread.join()\n"
+    )
+
+    finished = simulate(text, tmp_path, "--nproc-per-node=2")
+
+    assert finished.lines == ["[default0]:of rank 0"], finished.stderr
 
 
 def test_a_console_that_is_full_is_told_of_once(tmp_path: Path) -> None:

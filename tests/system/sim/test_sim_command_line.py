@@ -158,7 +158,7 @@ def test_a_terminal_that_cannot_redraw_is_left_alone(words: list[str], tmp_path:
         (["bench", "gemm", "--max-time", "soon"], "--max-time is 'soon'"),
         (["bench", "gemm", "--trace", "no/where.json"], "there is no directory 'no'"),
         (["bench", "gemm", "--sweep", "m=1,2", "--trace", "t.json"], "--sweep makes several"),
-        (["run", "nope.py"], "there is no program 'nope.py'"),
+        (["run", "nope.py"], "program 'nope.py' does not exist in "),
         (["run", "for_triton.py"], "`import triton` runs as it is with --triton)"),
         (["topology", "nope"], "there is no topology file 'nope'"),
     ],
@@ -223,7 +223,7 @@ def test_a_program_that_raises_in_a_rank_shows_the_line(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert 'mine.py", line 2' in done.stderr
-    assert "mine.py failed after 0 us: 1 of 4 ranks failed\n" in done.stderr
+    assert "mine.py failed after 0 us of virtual time: 1 of 4 ranks failed\n" in done.stderr
     assert "root cause: rank 2 failed: ZeroDivisionError" in done.stderr
 
 

@@ -148,7 +148,8 @@ def test_a_point_whose_process_dies_is_told_and_the_others_are_shown(
     assert code == 1
     assert [line.split()[0] for line in out.splitlines()] == ["n=1", "n=6"]
     told = dict(
-        line.removeprefix("rankwise sim: error: at ").split(": ", 1) for line in err.splitlines()
+        line.removeprefix("rankwise sim run: error: at ").split(": ", 1)
+        for line in err.splitlines()
     )
     assert told["n=2"] == "its process was killed by SIGKILL, perhaps because memory ran out"
     assert told["n=3"] == "its process ended with exit code 7"
@@ -204,7 +205,7 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(
 
     assert code == 1
     assert out.endswith("numbers: equal to numpy's\n")
-    assert err == "rankwise sim: error: 'out' cannot be written: File too large\n"
+    assert err == "rankwise sim bench: error: 'out' cannot be written: File too large\n"
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"out": "before"}
 
 
@@ -217,7 +218,9 @@ def test_results_that_cannot_be_written_are_told(
         code, _, err = ended(start("bench", "ccl_allreduce", "--format", style, *more, stdout=full))
 
     assert code == 1
-    assert err == ("rankwise sim: error: the output cannot be written: No space left on device\n")
+    assert (
+        err == "rankwise sim bench: error: the output cannot be written: No space left on device\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +274,9 @@ def test_a_failure_is_told_as_of_ranks_that_are_processes(start: Start, tmp_path
 def _report(err: str) -> str:
     """A failure report to its traceback, without what belongs to one run, or to processes."""
     shown = err[err.index("mine.py failed after ") : err.index("    Traceback (")]
-    return re.sub(r"after \S+ \w+| \(run .*\)|  (host|pid|time): .*\n", "", shown)
+    return re.sub(
+        r"after \S+ \w+( of virtual time)?| \(run .*\)|  (host|pid|time): .*\n", "", shown
+    )
 
 
 def test_a_deadlock_of_the_machine_is_told_with_all_that_waits_and_has_its_files(
@@ -289,7 +294,7 @@ def test_a_deadlock_of_the_machine_is_told_with_all_that_waits_and_has_its_files
     code, _, err = ended(start("run", program(tmp_path, source), *words))
 
     assert code == 124
-    assert "root cause: the gang hung: nothing is left to do at instant" in err
+    assert "root cause: the gang hung: deadlock at instant " in err
     assert "waits for memory to change: tensor0[0] at 0x10000000 holds 1" in err
     assert "  ranks 0-3, innermost call first:\n" in err
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
@@ -308,7 +313,7 @@ def test_ranks_that_fail_in_different_ways_have_a_line_each(start: Start, tmp_pa
     assert code == 1
     told = "failed: rankwise.base.errors.LocalProtocolError: a tensor's shape is"
     summary, other, stopped, root, *_ = err.splitlines()
-    assert summary == "mine.py failed after 0 us: 2 of 4 ranks failed"
+    assert summary == "mine.py failed after 0 us of virtual time: 2 of 4 ranks failed"
     assert other == f"  rank 1 {told} (-2,), expected no negative length"
     assert stopped == "  ranks 2-3 ended after being told to stop (SIGTERM)"
     assert root == f"root cause: rank 0 {told} (-1,), expected no negative length"
@@ -375,7 +380,7 @@ MISTAKES = {
     ),
     "reductions that differ": (
         RANKS.format(body=DIFFERING),
-        r"cause: call #1: rank 0 called all_reduce of .*, ranks 1-3 called all_reduce of .* \(max",
+        r"cause: call #1: rank 0 called all_reduce of .*, ranks 1-3 called all_reduce \(max\) of",
     ),
 }
 

@@ -104,12 +104,34 @@ def test_a_script_for_a_gpu_runs_on_the_cpu(tmp_path: Path) -> None:
         "gather[(3,)](table, out, BLOCK=4)\n"
         "print(out.tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4)\n"
         "from torch.utils._triton import has_triton_package\n"
-        "print(has_triton_package())\n",
+        "print(has_triton_package())\n"
+        "assert torch.cuda.device(0).idx == 0 == torch._C._cuda_getCurrentRawStream(0)\n"
+        "x = torch.ones(2, 2, device='cuda', requires_grad=True)\n"
+        "def product(): return (x @ x).dtype\n"
+        "with torch.autocast('cuda'): print(product(), torch.is_autocast_enabled())\n"
+        "with torch.autocast('cuda', torch.bfloat16, enabled=True):\n"
+        "    print(product(), torch.get_autocast_dtype('cuda'))\n"
+        "with torch.autocast('cpu', dtype=torch.bfloat16, enabled=False): print(product())\n"
+        "class Doubled(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    @torch.amp.custom_fwd(device_type='cuda')\n"
+        "    def forward(ctx, x): return x @ x\n"
+        "    @staticmethod\n"
+        "    @torch.amp.custom_bwd(device_type='cuda')\n"
+        "    def backward(ctx, dy):\n"
+        "        print((dy @ dy).dtype)\n"
+        "        return torch.full((2, 2), 2.0, device='cuda')\n"
+        "with torch.autocast('cuda'): y = Doubled.apply(x)\n"
+        "y.sum().backward()\n"
+        "print(x.grad.tolist())\n",
     )
 
     done = run("sim", "run", "--triton", script)
 
-    assert done.lines == ["True", "False"], done.stderr
+    assert done.lines == [
+        "True", "False", "torch.float16 True", "torch.bfloat16 torch.bfloat16", "torch.float32",
+        "torch.float16", "[[2.0, 2.0], [2.0, 2.0]]",
+    ], done.stderr  # fmt: skip
 
 
 POINTERS = """

@@ -18,6 +18,7 @@ import leftovers
 import pytest
 
 from rankwise.base.errors import BootstrapFailed, WorkerDied
+from rankwise.base.failure import FailureCause
 from rankwise.base.units import SECOND, Duration
 from rankwise.workers import (
     ChipBootstrapConfig,
@@ -375,9 +376,11 @@ def test_nobody_waits_for_a_rank_that_is_killed_in_its_window(
             worker.run(orchestrate)
 
         (failure,) = worker.failures
-        (told,) = [report.summary for report in failure.reports]
-        assert told.startswith("PeerDied: ")
-        assert f"{kind} 1 was killed by SIGKILL" in told
+        killed, told = failure.failures
+        assert (failure.child, killed.cause) == (f"{kind} 1", FailureCause.SIGNALED)
+        assert told.error is not None
+        assert told.error.in_a_line.startswith("PeerDied: ")
+        assert f"{kind} 1 was killed by SIGKILL" in told.error.message
         if subs:
             worker.run(at_the_bottom(3, None, touch_all))
 

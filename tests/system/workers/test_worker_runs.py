@@ -15,11 +15,11 @@ import pytest
 from rankwise.base.errors import (
     ConfigError,
     LocalProtocolError,
-    PeerDied,
     TaskFailed,
     TreeError,
     WorkerDied,
 )
+from rankwise.base.failure import FailureCause
 from rankwise.core.tree.vocabulary import EndCause
 from rankwise.workers import (
     BadArguments,
@@ -291,7 +291,18 @@ def test_an_exception_that_cannot_be_printed_does_not_end_its_child(worker: Work
         run(worker, lambda orch: orch.submit_sub(mumble))
 
     assert worker.failures[0].cause is EndCause.RAISED
-    assert "Unprintable, which raised RuntimeError" in worker.failures[0].summary
+    assert "Unprintable: <its text cannot be had: RuntimeError>" in worker.failures[0].summary
+
+
+def test_an_exception_that_names_an_odd_file_does_not_end_its_child(worker: Worker) -> None:
+    def open_odd(args: TaskArgs) -> None:
+        Path(os.fsdecode(b"/odd-\xff")).read_text()
+
+    with pytest.raises(FileNotFoundError) as caught:
+        run(worker, lambda orch: orch.submit_sub(open_odd))
+
+    assert os.fsencode(caught.value.filename) == b"/odd-\xff"
+    assert r"/odd-\udcff" in worker.failures[0].summary
 
 
 @pytest.mark.parametrize("fate", ["returns", "raises", "exits"])
@@ -477,8 +488,13 @@ def test_peers_in_a_barrier_do_not_wait_for_a_member_that_has_failed(
         orch.submit_sub_group(meet_or_end, [None, None], workers=[0, 1])
 
     expected = WorkerDied if end is die else Misfortune
-    with pytest.raises((expected, PeerDied)):
+    with pytest.raises(expected):
         run(worker, orchestrate)
+    (failed,) = worker.failures
+    root, *others = failed.failures
+    assert root.cause is (FailureCause.SIGNALED if end is die else FailureCause.RAISED)
+    assert (failed.child, root.local_rank) == ("sub 1", 1)
+    assert [other.error and other.error.short_type for other in others] == ["PeerDied"]
     run(worker, lambda orch: orch.submit_sub(do_nothing))
 
 
@@ -518,7 +534,7 @@ def test_a_run_that_takes_too_long_says_what_it_waited_for(worker: Worker, tmp_p
     assert [failure.cause for failure in worker.failures] == [EndCause.DIED]
 
 
-@pytest.mark.parametrize("shape", [(-1,), (2.5,), "ab", None])
+@pytest.mark.parametrize("shape", [(-1,), (2.5,), "ab", None, np.ones((2, 2))])
 def test_a_shape_that_no_tensor_has_is_refused(worker: Worker, shape: Any) -> None:
     with pytest.raises(ConfigError, match=r"the shape is .*, expected whole numbers"):
         worker.share(shape)

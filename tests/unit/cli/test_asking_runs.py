@@ -29,7 +29,7 @@ from rankwise.cli.stacks import render
 from rankwise.drivers.real.hosting import signal_shield
 from rankwise.launch.cluster import etcd_program
 from rankwise.launch.control.addresses import shown_id
-from rankwise.launch.control.client import Heard, RunSummary, RunSuspended, RunUnreachable
+from rankwise.launch.control.client import RunAnswer, RunSummary, RunSuspended, RunUnreachable
 from rankwise.launch.control.server import ControlServer, Reply, Request
 
 MEETING = {"nproc": 2, "state": "meeting", "age_s": 65.0, "program": "train.py", "attempt": 0}
@@ -198,6 +198,22 @@ def test_stacks_of_py_spy_that_differ_in_numbers_only_are_shown_once() -> None:
 
     assert render(ranks).startswith("ranks 0-1 (pids 20, 21)\nProcess 20: python train.py\n")
     assert render(ranks).count("MainThread") == 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "    all_reduce (/x/site-packages/torch/distributed/distributed_c10d.py:3189)",
+        "    gloo::wait() (/x/site-packages/torch/lib/libtorch_cpu.so)",
+        '  File "/x/site-packages/torch/nn/modules/module.py", line 1 in _call_impl',
+    ],
+)
+def test_what_goes_on_inside_of_torch_is_told_in_a_line(frame: str) -> None:
+    lines = ["Thread 7", "    poll (libc.so.6)", frame, frame, "    step (/home/me/train.py:88)"]
+
+    (shown,) = render([{"rank": 0, "pid": 20, "stacks": "\n".join(lines)}]).split("\n\n")
+
+    assert shown.splitlines()[1:] == [*lines[:2], "  ... (2 frames of torch)", lines[-1]]
 
 
 def test_without_py_spy_the_command_that_installs_it_is_told(
@@ -396,11 +412,19 @@ def test_agents_of_one_name_are_of_one_run_if_they_meet_at_one_place() -> None:
     alpha, other = (RunSummary("alpha", pid, 0) for pid in (20, 21))
     here, there = "embedded at h1:29400", "embedded at h2:29400"
 
-    assert are_of_one_run([Heard(alpha, [{"place": here}]), Heard(other, [{"place": here}])])
-    assert not are_of_one_run([Heard(alpha, [{"place": here}]), Heard(other, [{"place": there}])])
-    assert not are_of_one_run([Heard(alpha, [{"place": ""}]), Heard(other, [{"place": ""}])])
+    assert are_of_one_run(
+        [RunAnswer(alpha, [{"place": here}]), RunAnswer(other, [{"place": here}])]
+    )
+    assert not are_of_one_run(
+        [RunAnswer(alpha, [{"place": here}]), RunAnswer(other, [{"place": there}])]
+    )
+    assert not are_of_one_run(
+        [RunAnswer(alpha, [{"place": ""}]), RunAnswer(other, [{"place": ""}])]
+    )
     with pytest.raises(RunSuspended):
-        are_of_one_run([Heard(alpha, [{"place": here}]), Heard(other, RunSuspended("by Ctrl-Z"))])
+        are_of_one_run(
+            [RunAnswer(alpha, [{"place": here}]), RunAnswer(other, RunSuspended("by Ctrl-Z"))]
+        )
 
 
 def test_why_of_two_agents_tells_one_verdict_and_all_ranks_of_this_machine() -> None:

@@ -1,5 +1,6 @@
 """The `rankwise` command in this process: help, errors, completion. No worker is started."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from rankwise.base.failure import (
     Outcome,
     OutcomeStatus,
 )
-from rankwise.base.units import Instant
+from rankwise.base.units import SECOND, Instant
 from rankwise.cli.main import SUBCOMMANDS, command_line, invoke
 from rankwise.cli.run import exit_code
 from rankwise.cli.run_options import GROUPS, OPTIONS
@@ -199,9 +200,79 @@ def test_a_drawn_cluster_takes_no_sizes_and_names_those_given(
     assert invoke(["sim", "cluster", "--random", "--nodes", "3", "--spares", "0"]) == 2
 
     assert capsys.readouterr().err == (
-        "rankwise sim: error: --random draws the whole plan from the seed (leave out --nodes, "
-        "--spares)\n"
+        "rankwise sim cluster: error: --random draws the whole plan from the seed (leave out "
+        "--nodes, --spares)\n"
     )
+
+
+def test_a_fault_of_a_cluster_is_written_as_one_of_simulated_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    faults = ("--faults", "kill:node=1,at=10s,back_after=4s", "--faults=leave:node=0,at=20s")
+
+    assert invoke(["sim", "cluster", "--nnodes", "2:3", "--spares=1", *faults, "--plan-only"]) == 0
+
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["nodes"] == 4
+    assert plan["faults"] == [
+        {"what": "kill-agent", "at": 10 * SECOND, "node": 1, "back_after": 4 * SECOND},
+        {"what": "leave", "at": 20 * SECOND, "node": 0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("faults", "told"),
+    [
+        (["kil:node=1,at=1s"], "--faults kil:node=1,at=1s: there is no fault 'kil' (did you mean"),
+        (["kill:node=1,at=1"], "kill:node=1,at=1: at is '1', expected a duration with its unit"),
+        (["kill:node"], "--faults kill:node: 'node' is not a field, expected NAME=VALUE"),
+        (["nowhere"], "--faults nowhere: there is no such file, nor is it a fault: expected one"),
+        (["a.yaml", "b.yaml"], "--faults names the plans a.yaml and b.yaml, expected one"),
+    ],
+)
+def test_a_fault_of_a_cluster_that_is_none_is_refused(
+    faults: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["sim", "cluster", *(f"--faults={each}" for each in faults)]) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith("rankwise sim cluster: error: ")
+    assert told in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sim", "cluster", "--standalone", "--nproc_per_node", "3", "--plan_only"],
+        ["sim", "topology", "default", "--set", "system.sips.count=2"],
+        ["sim", "bench", "ccl_allreduce", "--timing_only", "--max_time", "1m"],
+    ],
+)
+def test_every_command_takes_options_with_underscores(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(words) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "no.py"], "rankwise run: error: script 'no.py' does not exist in "),
+        (["diff", "no.py"], "rankwise diff: error: script 'no.py' does not exist in "),
+        (["sim", "run", "no.py"], "rankwise sim run: error: program 'no.py' does not exist in "),
+        (["sim", "bench", "no"], "rankwise sim bench: error: there is no bench 'no' (there are "),
+        (["sim", "bench", "--topology", "no"], "--topology is given, but no bench; "),
+        (["sim", "topology", "no"], "rankwise sim topology: error: "),
+        (["run", "--topology=pod64", "no.py"], "did you mean --on sim:MACHINE?"),
+        (["run", "--max-time", "3s", "no.py"], "did you mean --timeout?"),
+    ],
+)
+def test_every_command_says_by_its_whole_name_what_it_misses(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(words) == 2
+
+    assert told in capsys.readouterr().err
 
 
 def test_an_empty_journal_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,6 +365,7 @@ def test_completion_survives_words_that_cannot_be_read() -> None:
         (["run", "--rdzv-backend", "ectd", "ok.py"], "is 'ectd', did you mean etcd?\n"),
         (["run", "--signals-to-handle=SIGTREM", "ok.py"], "(did you mean SIGTERM?)\n"),
         (["run", "book.ipynb"], "is a notebook (call rankwise.run("),
+        (["run", "lost.ipynb"], "lost.ipynb' does not exist in "),
     ],
 )
 def test_words_of_other_launchers_lead_to_ours(
@@ -310,4 +382,5 @@ def test_words_of_other_launchers_lead_to_ours(
     assert invoke(words) == 2
     error = capsys.readouterr().err
     assert told in error
+    assert "lost.ipynb to run a module" not in error
     assert error.count("\n") == 1

@@ -33,7 +33,7 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang import transitions as of_gangs
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase, Standing
+from rankwise.core.gang.state import GangPhase, RecallState
 from rankwise.core.gang.vocabulary import (
     DumpStacks,
     GangSpec,
@@ -51,15 +51,14 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Swept,
     TellWorker,
-    Told,
+    WordToWorker,
     WorkerExited,
     WorkerRefused,
     WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
-from rankwise.core.rendezvous.requests import Answer
-from rankwise.core.rendezvous.vocabulary import Settled
+from rankwise.core.rendezvous.vocabulary import Answer, Settled
 from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
 from rankwise.core.tree import transitions as of_child_groups
 from rankwise.core.tree.child_group import (
@@ -73,18 +72,18 @@ from rankwise.core.tree.child_group import (
     Spawn,
     StartRequested,
 )
-from rankwise.drivers.sim.cluster.plans import random_plan
+from rankwise.drivers.sim.cluster.random_plans import random_plan
 from rankwise.drivers.sim.cluster.world import ClusterWorld
 
 Move = tuple[Any, Any, type]
 """From a phase to a phase, and the fact that led there."""
 STOPS_MAX = 2
 MAY_SAY = {
-    Standing.BOUND: (Said.OFFERS,),
-    Standing.OFFERED: (Said.FELL, Said.WITHDRAWS),
-    Standing.FALLEN: (),
-    Standing.RECALLED: (Said.YIELDED, Said.WITHDRAWS),
-    Standing.YIELDED: (),
+    RecallState.BOUND: (Said.OFFERS,),
+    RecallState.OFFERED: (Said.FELL, Said.WITHDRAWS),
+    RecallState.FALLEN: (),
+    RecallState.RECALLED: (Said.YIELDED, Said.WITHDRAWS),
+    RecallState.YIELDED: (),
 }
 """What a worker may say next (`rankwise.recover`)."""
 UNTOLD = ("_deadline", "_failure", "_fact", "spec")
@@ -188,7 +187,11 @@ class NodeWorld(World):
             yield WorkerExited(rank, attempt, ExitStatus(1), self.now)
             if isinstance(machine, Gang) and not self.recovers:
                 yield reported(rank, raised_at=self.now, attempt=attempt)
-            if isinstance(machine, Gang) and not self.recovers and machine.phase is Phase.RUNNING:
+            if (
+                isinstance(machine, Gang)
+                and not self.recovers
+                and machine.phase is GangPhase.RUNNING
+            ):
                 yield RanksBlamed((rank,), attempt, "it has not come")
         yield from self.facts_of_recovery()
         if self.stops < (1 if self.recovers else STOPS_MAX):
@@ -203,9 +206,9 @@ class NodeWorld(World):
         if gang is None or not self.recovers:
             return
         for rank, attempt in self.alive:
-            for word in MAY_SAY[gang.workers[rank].standing]:
+            for word in MAY_SAY[gang.workers[rank].recall_state]:
                 yield WorkerSaid(rank, attempt, word, Duration(3))
-        if gang is machine and gang.phase in (Phase.CLEARING, Phase.PAUSED):
+        if gang is machine and gang.phase in (GangPhase.CLEARING, GangPhase.PAUSED):
             yield Resumed(1, recovers=False)
         if gang is machine and not self.recalls and not self.stops:
             yield RecallRequested()
@@ -251,7 +254,7 @@ class NodeWorld(World):
                 pass
         super().take(fact)
         for order in self.ordered:
-            if isinstance(order, TellWorker) and order.word is Told.AGAIN:
+            if isinstance(order, TellWorker) and order.word is WordToWorker.AGAIN:
                 self.alive = [(rank, order.attempt) for rank, _ in self.alive]
 
     def key(self) -> Any:
@@ -273,7 +276,8 @@ class NodeWorld(World):
         w = gang.workers[rank]
         known = (
             w.pid is None, w.has_ended, w.has_failed, w.refusal, w.hung_at is None,
-            w.error is None, w.blamed_at is None, w.must_end_by is None, w.has_lingered, w.standing,
+            w.error is None, w.blamed_at is None, w.must_end_by is None, w.has_lingered,
+            w.recall_state,
         )  # fmt: skip
         alive = [attempt for each, attempt in self.alive if each == rank]
         return repr((known, alive, sorted(name for each, name in owed if each == rank)))

@@ -249,6 +249,25 @@ def test_the_frames_of_c_stay_and_the_list_of_modules_goes() -> None:
     assert not any(BOOT in line for line in lines)
 
 
+def test_the_thread_that_crashed_comes_first_and_a_thread_of_ours_is_folded() -> None:
+    of_ours = f'Thread 0x03 (most recent call first):\n  File "{BOOT}", line 133 in _answer\n\n'
+
+    lines = fatal_lines(f"Fatal Python error: Segmentation fault\n\n{of_ours}{STACK}")
+
+    assert lines == [
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x00007f02 [python] (most recent call first):",
+        "  <no Python frame>",
+        '  File "train.py", line 1 in <module>',
+        "Current thread's C stack trace (most recent call first):",
+        '  Binary file "/usr/lib/libc.so.6", at +0x3c050',
+        "Thread 0x00007f01 [loader] (most recent call first):",
+        '  File "queue.py", line 171 in get',
+        "... (1 thread of rankwise)",
+    ]
+    assert f'  File "{BOOT}", line 133 in _answer' in fatal_lines(of_ours)  # it has crashed itself
+
+
 def test_a_stack_of_boot_frames_only_is_left_alone() -> None:
     text = f'Thread 0x01 (most recent call first):\n  File "{BOOT}", line 3 in <module>\n'
 

@@ -25,6 +25,7 @@ from rankwise.launch.log_layout import (
     notice_stamp,
     parse_streams,
 )
+from rankwise.launch.private_places import remove_abandoned
 
 NOBODY = 65534
 
@@ -162,7 +163,7 @@ def test_inside_a_worker_only_what_may_survive_the_outer_run_is_made_elsewhere(
     assert (outer / Path(passing.root).name).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_private_directory_stays_while_its_run_lives_and_goes_with_the_next_one(
+def test_a_private_directory_stays_while_its_run_lives_and_goes_when_another_one_looks(
     temporary: Path,
 ) -> None:
     runs = [layout(LogPlan()) for _ in range(3)]
@@ -173,6 +174,7 @@ def test_a_private_directory_stays_while_its_run_lives_and_goes_with_the_next_on
 
     runs[0]._exit.close()  # as the kernel does for a process that is killed
     runs[2].prepare(0)
+    remove_abandoned(str(runs[2].root))
     assert {str(each) for each in temporary.iterdir()} == {runs[1].root, runs[2].root}
 
 

@@ -1,11 +1,22 @@
-"""At which address a port is reserved for rank 0."""
+"""At which address a port is reserved for rank 0, and until when."""
 
+import os
 import socket
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from rankwise.base.errors import ConfigError
+from rankwise.cli.run import config_from_cli
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.reactor import Reactor
+from rankwise.launch.cluster.node_host import RealNodeHost
+from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.master_port import ReservedPort, address_here
+from rankwise.launch.run_parts import RunParts
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1"])
@@ -33,3 +44,27 @@ def test_a_name_means_an_address_at_which_a_port_can_be_reserved() -> None:
 def test_a_name_that_is_not_of_this_machine_is_refused(name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         address_here(name)
+
+
+def test_no_port_is_reserved_any_more_when_the_run_is_over() -> None:
+    words = ["--nnodes=2", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-backend=embedded"]
+    job = config_from_cli([*words, "--no-python", "true"], os.environ)
+    delivered: list[object] = []
+    with ExitStack() as run, Reactor(SystemClock()) as reactor:
+        nothing = cast("Any", None)
+        parts = RunParts(
+            job=job, stack=run, clock=SystemClock(), reactor=reactor, host=nothing, planner=nothing,
+            decorator=nothing, journal=None, calls=nothing, history=nothing, say=nothing,
+        )  # fmt: skip
+        host = RealNodeHost(parts, plan_of(job), delivered.append)
+        run.close()
+        before = sorted(each.name for each in Path("/proc/self/fd").iterdir())
+
+        host.prepare_round(0)
+        for thread in threading.enumerate():
+            if thread.name == "rankwise-node":
+                thread.join()
+
+        assert sorted(each.name for each in Path("/proc/self/fd").iterdir()) == before
+        reactor.run_once(SystemClock().now())
+    assert delivered == []

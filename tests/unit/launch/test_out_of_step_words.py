@@ -87,6 +87,8 @@ def test_of_a_circle_of_messages_the_hint_is_about_messages() -> None:
     told = replace(failures_of_two_that_disagree()[0], detail=f"{circle} in send of …")
 
     assert "batch_isend_irecv" in hint_for(told)
+    receivers = replace(told, detail=told.detail.replace("send", "recv"))
+    assert hint_for(receivers) == "all of them receive: let one of these ranks send first"
     assert "look for a branch" in hint_for(replace(told, detail=TIE))
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rankwise.launch.private_places import OF_ETCD, OF_RUN, held_folder
+from rankwise.launch.private_places import OF_ETCD, OF_RUN, held_folder, remove_abandoned
 
 
 def test_folders_that_nobody_holds_are_removed_by_the_next_run(tmp_path: Path) -> None:
@@ -15,6 +15,7 @@ def test_folders_that_nobody_holds_are_removed_by_the_next_run(tmp_path: Path) -
         held_folder(str(tmp_path / "rankwise_first"), OF_RUN) as first,
         held_folder(str(tmp_path / "rankwise_second"), OF_ETCD) as second,
     ):
+        remove_abandoned(str(tmp_path / "rankwise_first"))
         assert Path(first).is_dir()
         assert Path(second).is_dir()
 

@@ -1,8 +1,13 @@
 """The axes of the charts on the page of a run."""
 
+import re
+
 import pytest
 
-from rankwise.report.charts import round_up
+from rankwise.base.units import Duration
+from rankwise.observe.records import Sample
+from rankwise.observe.timeline import RankTrack, RunTimeline
+from rankwise.report.charts import resource_chart, round_up
 
 
 @pytest.mark.parametrize(
@@ -20,3 +25,24 @@ def test_no_curve_leaves_its_chart_nor_takes_less_than_a_third_of_it(exponent: i
 
         assert highest <= round_up(highest) * (1 + 1e-12)
         assert round_up(highest) < 3 * highest
+
+
+@pytest.mark.parametrize(
+    ("most", "axis"),
+    [
+        (30 << 20, ["0 MiB", "20 MiB", "40 MiB"]),
+        (900 << 20, ["0 MiB", "500 MiB", "1000 MiB"]),
+        (3 << 30, ["0 GiB", "2 GiB", "4 GiB"]),
+    ],
+)
+def test_memory_is_shown_in_the_units_of_ps_and_top(most: int, axis: list[str]) -> None:
+    track = RankTrack(0)
+    track.samples = [
+        (at, Sample(rank=0, cpu=Duration(0), memory=most // at, cpu_wait=Duration(0)))
+        for at in (1, 2)
+    ]
+    timeline = RunTimeline([], [], {0: track}, [], 2, 0, (), 1.0, None, 1, 0)
+
+    chart = resource_chart(timeline, [0], "memory")
+
+    assert re.findall(r">(\d+ [MG]iB)<", chart) == axis

@@ -41,7 +41,13 @@ def look_of(
 ) -> RunLook:
     workers = tuple(workers)
     pids = {worker.pid: worker.rank for worker in workers if worker.pid is not None}
-    known = {"state": "running", "age_s": 125.0, "program": "train.py", "world_size": len(workers)}
+    known = {
+        "state": "running",
+        "age_s": 125.0,
+        "calling_s": 100.0,
+        "program": "train.py",
+        "world_size": len(workers),
+    }
     return RunLook(
         run=run,
         at=Instant(round(at_s * SECOND)),

@@ -115,7 +115,7 @@ def test_who_comes_last_at_no_cost_is_not_marked_and_what_it_costs_is_shown() ->
 
     shown = [line.split() for line in page([picture]).splitlines()[2:]]
     assert [(words[1], words[-4]) for words in shown] == [
-        ("late", "16%"),
+        ("late", "20%"),
         ("running", "-"),
         ("running", "-"),
     ]

@@ -6,6 +6,7 @@ from rankwise.base.errors import RemoteTraceback
 from rankwise.compat.simpler.task_errors import task_error
 from rankwise.compat.simpler.task_interface import platform_of
 from rankwise.workers import worker
+from rankwise.workers.failures import root_cause_of
 
 __all__ = ["Worker"]
 
@@ -31,8 +32,7 @@ class Worker(worker.Worker):
         except Exception as error:
             if not isinstance(error.__cause__, RemoteTraceback):
                 raise
-            place = min(self.failures, key=lambda failure: failure.is_consequence).child
-            raise task_error(error, place) from error.__cause__
+            raise task_error(error, root_cause_of(self.failures).child) from error.__cause__
 
     def _run_chip(self, *given: Any) -> None:
         try:

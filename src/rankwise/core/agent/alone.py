@@ -2,7 +2,7 @@
 
 An agent that is alone is told and answers the same words as among others (`Rendezvous`), at once
 and without a store: its node has rank 0 of 1, every round begins as soon as the node is ready, and
-what a failed round means is judged by the same rules (`policy.py`).
+what a failed round means is judged by the same rules (`configuration.py`).
 
 ```
          NodeReady, pause over           GangEnded, or a stop
@@ -23,9 +23,14 @@ from rankwise.base.failure import Failure, OutcomeStatus
 from rankwise.base.units import Duration, Instant, after, postponed
 from rankwise.core.agent.vocabulary import AgentSpec, AnnounceRestart
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
-from rankwise.core.rendezvous.policy import has_progressed, obstacle_to_another
-from rankwise.core.rendezvous.records import Phase, Round, Verdict
+from rankwise.core.rendezvous.configuration import (
+    NodeOffer,
+    RendezvousConfig,
+    RestartPolicy,
+    has_progressed,
+    obstacle_to_another,
+)
+from rankwise.core.rendezvous.records import Round, RoundPhase, Verdict
 from rankwise.core.rendezvous.vocabulary import (
     Closed,
     DeadlinePassed,
@@ -76,7 +81,7 @@ class Alone:
 
     def __init__(self, config: RendezvousConfig, offer: NodeOffer) -> None:
         self.config = config
-        self.round = Round(number=0, phase=Phase.GATHERING)
+        self.round = Round(number=0, phase=RoundPhase.GATHERING)
         self.next_deadline: Instant | None = None
         self._offer = offer
         self._pause_ends = Instant(0)
@@ -87,7 +92,7 @@ class Alone:
     @property
     def is_dissolved(self) -> bool:
         """Whether the node is wanted for another round than its last one."""
-        return self.round.phase is Phase.GATHERING
+        return self.round.phase is RoundPhase.GATHERING
 
     def handle(self, stimulus: Stimulus, now: Instant) -> list[AloneEffect]:
         """Take in a fact; return what is to be done, in this order."""
@@ -115,13 +120,13 @@ class Alone:
 
     def _settle(self, now: Instant) -> list[AloneEffect]:
         """Begin the round if the node is ready and the pause is over."""
-        if self._port is None or self.round.phase is not Phase.GATHERING:
+        if self._port is None or self.round.phase is not RoundPhase.GATHERING:
             return []
         if now < self._pause_ends:
             self.next_deadline = self._pause_ends
             return []
         self.next_deadline = None
-        self.round = msgspec.structs.replace(self.round, phase=Phase.RUNNING)
+        self.round = msgspec.structs.replace(self.round, phase=RoundPhase.RUNNING)
         port, self._port = self._port, None
         world = World(
             round=self.round.number,
@@ -158,7 +163,7 @@ class Alone:
             fruitless=0 if progressed else round_.fruitless + 1,
             best_step=max(best, default=None),
         )
-        if round_.phase is Phase.STOPPING or round_.restarts >= policy.restarts_max:
+        if round_.phase is RoundPhase.STOPPING or round_.restarts >= policy.restarts_max:
             return ""  # no restart was due, so there is no reason to give
         obstacle = obstacle_to_another(
             policy,
@@ -179,7 +184,7 @@ class Alone:
         pause = policy.backoff.before_restart(restarts)
         self._pause_ends = after(now, pause)
         self.round = msgspec.structs.replace(
-            round_, number=round_.number + 1, phase=Phase.GATHERING, restarts=restarts
+            round_, number=round_.number + 1, phase=RoundPhase.GATHERING, restarts=restarts
         )
         left = policy.restarts_max - restarts
         return [
@@ -190,19 +195,19 @@ class Alone:
     def _on_departure_requested(self, request: DepartureRequested) -> list[AloneEffect]:
         round_ = self.round
         match round_.phase:
-            case Phase.RUNNING:
+            case RoundPhase.RUNNING:
                 self.round = msgspec.structs.replace(
-                    round_, phase=Phase.STOPPING, signal=request.signal
+                    round_, phase=RoundPhase.STOPPING, signal=request.signal
                 )
                 return [StopAgreed(round_.number, "this run was told to stop", request.signal)]
-            case Phase.GATHERING:
+            case RoundPhase.GATHERING:
                 self.round = msgspec.structs.replace(round_, signal=request.signal)
                 if not self._last_failures:
                     return self._close(OutcomeStatus.STOPPED)
                 # The restart that was due did not come about.
                 self.round = msgspec.structs.replace(self.round, restarts=round_.restarts - 1)
                 return self._close(OutcomeStatus.FAILED)
-            case Phase.STOPPING | Phase.CLOSED:
+            case RoundPhase.STOPPING | RoundPhase.CLOSED:
                 return []
 
     def _close(self, status: OutcomeStatus, detail: str = "") -> list[AloneEffect]:
@@ -217,6 +222,6 @@ class Alone:
             signal=self.round.signal,
             restarts=self.round.restarts,
         )
-        self.round = msgspec.structs.replace(self.round, phase=Phase.CLOSED, verdict=verdict)
+        self.round = msgspec.structs.replace(self.round, phase=RoundPhase.CLOSED, verdict=verdict)
         self.next_deadline = None
         return [Closed(verdict)]

@@ -40,7 +40,6 @@ they are as good as dead, also while this one is cut off or a spare.
 """
 
 from contextlib import suppress
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -55,8 +54,10 @@ from rankwise.base.failure import (
     failure_in_words,
 )
 from rankwise.base.machine import Ticked
+from rankwise.base.root_cause import may_be_consequence
 from rankwise.base.units import Duration, Instant, after, between, format_duration, postponed
 from rankwise.core.agent.alone import Alone
+from rankwise.core.agent.state import AgentPhase
 from rankwise.core.agent.vocabulary import (
     AgentSpec,
     AgentStarted,
@@ -81,11 +82,11 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang import vocabulary as gang_words
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase as GangPhase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.rendezvous import vocabulary as rendezvous_words
 from rankwise.core.rendezvous.records import Departure, LateRank, Trouble, Verdict
-from rankwise.core.rendezvous.requests import Answer
 from rankwise.core.rendezvous.vocabulary import (
+    Answer,
     BooksTold,
     Closed,
     DepartureRequested,
@@ -112,28 +113,13 @@ from rankwise.core.rendezvous.vocabulary import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankwise.core.ledger import Delay, Told
+    from rankwise.core.ledger import Delay, ReceivedTimetable
     from rankwise.core.rendezvous.machine import Rendezvous
 
 SIGTERM = 15
 SIGKILL = 9
-
-
-class Phase(StrEnum):
-    """Where in its life an agent is."""
-
-    IDLE = "idle"
-    PREPARING = "preparing"
-    WAITING = "waiting"
-    RUNNING = "running"
-    DESCRIBING = "describing"
-    """The gang has ended with failures, and more is being found out about them."""
-    ENDED = "ended"
-    """The gang has ended, and the node waits for what the others do."""
-    DISMISSING = "dismissing"
-    """The node leaves, and ends first what is left of a gang that has paused."""
-    LEAVING = "leaving"
-    FINISHED = "finished"
+_NOT_FAILING = (GangPhase.IDLE, GangPhase.STARTING, GangPhase.RUNNING, GangPhase.DUMPING)
+"""Nothing has failed, or who is to blame is not told while ranks show where they stand."""
 
 
 class Agent:
@@ -141,7 +127,7 @@ class Agent:
 
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
-        self.phase = Phase.IDLE
+        self.phase = AgentPhase.IDLE
         self.rendezvous: Rendezvous | Alone = _rendezvous_of(spec)
         self.gang: Gang | None = None
         self.make_gang: Callable[[gang_words.GangSpec, int], Gang] = Gang
@@ -191,26 +177,26 @@ class Agent:
     @property
     def _deadline_of_rendezvous(self) -> Instant | None:
         """None while this node leaves without having said so, and after: no round may begin."""
-        is_gone = self.phase in (Phase.DISMISSING, Phase.FINISHED)
+        is_gone = self.phase in (AgentPhase.DISMISSING, AgentPhase.FINISHED)
         return None if is_gone else self.rendezvous.next_deadline
 
     @property
     def has_workers(self) -> bool:
         """Whether a worker of this node may live."""
-        return self.phase is Phase.RUNNING
+        return self.phase is AgentPhase.RUNNING
 
     def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
         """Take in a fact; return what is to be done, in this order."""
-        if self.phase is Phase.FINISHED:
+        if self.phase is AgentPhase.FINISHED:
             return []
         if isinstance(stimulus, Answer):  # first, since they are the most by far
             self._tell_rendezvous(stimulus, now)
         else:
-            self._take_in(stimulus, now)
+            self._on_stimulus(stimulus, now)
         effects, self._effects = self._effects, []
         return effects
 
-    def _take_in(self, stimulus: NodeStimulus, now: Instant) -> None:
+    def _on_stimulus(self, stimulus: NodeStimulus, now: Instant) -> None:
         match stimulus:
             case AgentStarted():
                 self._on_started(stimulus, now)
@@ -274,54 +260,54 @@ class Agent:
 
     def _on_own_deadline(self, now: Instant) -> None:
         match self.phase:
-            case Phase.PREPARING:
+            case AgentPhase.PREPARING:
                 patience = format_duration(self.spec.prepare_timeout)
                 why = f"this node was not fit for a round within {patience}"
                 self._refuse(why, "which of its checks does not end?", now)
-            case Phase.DESCRIBING:
+            case AgentPhase.DESCRIBING:
                 self._gang_has_ended(now)
-            case Phase.RUNNING if self._others_may_agree(now):
+            case AgentPhase.RUNNING if self._others_may_agree(now):
                 pass
-            case Phase.RUNNING:
+            case AgentPhase.RUNNING:
                 self._stop_without_others(now)
-            case Phase.ENDED if self._may_still_hear(now):
+            case AgentPhase.ENDED if self._may_still_hear(now):
                 pass
-            case Phase.WAITING | Phase.ENDED:
+            case AgentPhase.WAITING | AgentPhase.ENDED:
                 self._detail = self._detail or "no verdict of the whole job came in time"
                 self._leave(now)
-            case Phase.IDLE | Phase.DISMISSING | Phase.LEAVING | Phase.FINISHED:
+            case AgentPhase.IDLE | AgentPhase.DISMISSING | AgentPhase.LEAVING | AgentPhase.FINISHED:
                 pass
 
     # The beginning, and getting ready for a round
 
     def _on_started(self, stimulus: AgentStarted, now: Instant) -> None:
-        if self.phase is not Phase.IDLE:
+        if self.phase is not AgentPhase.IDLE:
             raise LocalProtocolError("the agent was started twice; an agent lives once")
         assert stimulus.spec == self.spec, "an agent is started with the spec that it was made with"
         self._tell_rendezvous(Joined(), now)
         self._prepare(0, now)
 
     def _prepare(self, round_number: int, now: Instant) -> None:
-        if self.phase in (Phase.DISMISSING, Phase.LEAVING, Phase.FINISHED):
+        if self.phase in (AgentPhase.DISMISSING, AgentPhase.LEAVING, AgentPhase.FINISHED):
             return
         if self._loss:
             self._refuse_without_guardian(now)
             return
-        self.phase = Phase.PREPARING
+        self.phase = AgentPhase.PREPARING
         self.world = None
         self._next_round = round_number
         self._deadline = after(now, self.spec.prepare_timeout)
         self._effects.append(PrepareRound(round_number))
 
     def _on_prepared(self, stimulus: RoundPrepared, now: Instant) -> None:
-        if self.phase is not Phase.PREPARING or stimulus.round != self._next_round:
+        if self.phase is not AgentPhase.PREPARING or stimulus.round != self._next_round:
             return
-        self.phase = Phase.WAITING
+        self.phase = AgentPhase.WAITING
         self._deadline = None
         self._tell_rendezvous(NodeReady(stimulus.round, stimulus.port), now)
 
     def _on_preparation_failed(self, stimulus: PreparationFailed, now: Instant) -> None:
-        if self.phase is Phase.PREPARING and stimulus.round == self._next_round:
+        if self.phase is AgentPhase.PREPARING and stimulus.round == self._next_round:
             self._refuse(stimulus.reason, stimulus.hint, now)
 
     def _on_stood_still(self, stimulus: gang_words.StoodStill, now: Instant) -> None:
@@ -338,7 +324,7 @@ class Agent:
         self._loss = stimulus.reason
         if self.gang is not None:
             self._tell_gang(stimulus, now)
-        if self.phase in (Phase.PREPARING, Phase.WAITING):
+        if self.phase in (AgentPhase.PREPARING, AgentPhase.WAITING):
             self._refuse_without_guardian(now)
 
     def _refuse_without_guardian(self, now: Instant) -> None:
@@ -404,7 +390,7 @@ class Agent:
             return InquiryJudged(gathered.inquiry)
         return InquiryJudged(gathered.inquiry, verdict.blamed, verdict.text, verdict.is_certain)
 
-    def _told_times(self, gathered: SheetsGathered) -> "Iterator[Told]":
+    def _told_times(self, gathered: SheetsGathered) -> "Iterator[ReceivedTimetable]":
         """The timetables of the nodes, each with what is known of its clock."""
         from rankwise.core import ledger  # noqa: PLC0415  # as above
 
@@ -413,7 +399,9 @@ class Agent:
                 table = ledger.unpack_times(sheet)
                 is_own = node == self.spec.offer.node_id
                 asked_at = None if is_own else gathered.asked_at
-                yield ledger.Told(table, asked_at, None if is_own else gathered.heard_at[node])
+                yield ledger.ReceivedTimetable(
+                    table, asked_at, None if is_own else gathered.heard_at[node]
+                )
 
     def _on_ranks_found(self, found: RanksFound, now: Instant) -> None:
         """Ranks keep others waiting, and some of them may be of this node."""
@@ -434,9 +422,11 @@ class Agent:
         world = self.world
         if world is None or world.round != blamed.attempt:
             return
-        if self.phase is Phase.RUNNING:
+        if self.phase is AgentPhase.RUNNING:
             self._tell_gang(blamed, now)
-        elif self.phase is Phase.ENDED and self._outcome is not None and not self.spec.is_alone:
+        elif (
+            self.phase is AgentPhase.ENDED and self._outcome is not None and not self.spec.is_alone
+        ):
             self._fail_after_all(blamed, now)
 
     def _fail_after_all(self, blamed: gang_words.RanksBlamed, now: Instant) -> None:
@@ -464,15 +454,15 @@ class Agent:
             outcome, status=OutcomeStatus.FAILED, failures=failures
         )
         # The others hear of it when it is described: this node has ended, so they would not wait.
-        self.phase = Phase.DESCRIBING
+        self.phase = AgentPhase.DESCRIBING
         self._deadline = after(now, self.spec.describe_timeout)
         self._effects.append(DescribeFailures(world.round, failures))
 
     def _on_settled(self, settled: Settled, now: Instant) -> None:
-        if self.phase is Phase.DISMISSING:
+        if self.phase is AgentPhase.DISMISSING:
             return  # it was chosen too late; the others see it go
-        assert self.phase is Phase.WAITING, f"a round began while {self.phase}"
-        self.phase = Phase.RUNNING
+        assert self.phase is AgentPhase.WAITING, f"a round began while {self.phase}"
+        self.phase = AgentPhase.RUNNING
         self.world = settled.world
         self._begun_at = now
         self._stopped_at = None
@@ -514,7 +504,7 @@ class Agent:
 
     def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
         self._announce_end(dissolved.round, dissolved.why)
-        if self.phase is Phase.RUNNING:
+        if self.phase is AgentPhase.RUNNING:
             gang = self.gang
             if not dissolved.at_once and gang is not None and gang.phase is GangPhase.DUMPING:
                 self._stopped_at = self._stopped_at or now
@@ -524,11 +514,11 @@ class Agent:
                 return
             self._stopped_at = self._stopped_at or now
             self._tell_gang(gang_words.RecallRequested(), now)
-        elif self.phase is Phase.ENDED:
+        elif self.phase is AgentPhase.ENDED:
             self._get_ready_again(now)
 
     def _on_stop_agreed(self, agreed: StopAgreed, now: Instant) -> None:
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not AgentPhase.RUNNING:
             return
         self._is_stop_agreed = True
         self._deadline = self._last_moment if self._is_going else None
@@ -538,9 +528,9 @@ class Agent:
 
     def _end_all(self, now: Instant) -> None:
         """There is nothing to come back to: end the gang if there is one, then leave."""
-        if self.phase is Phase.RUNNING:
+        if self.phase is AgentPhase.RUNNING:
             self._stop_gang(SIGTERM, now, at_once=True)
-        elif self.phase is not Phase.DESCRIBING:
+        elif self.phase is not AgentPhase.DESCRIBING:
             self._leave(now)
 
     def _announce_end(self, number: int, why: str) -> None:
@@ -569,15 +559,18 @@ class Agent:
 
     def _tell_of_failing(self, gang: Gang, now: Instant) -> None:
         """Let the others know of a failure while this node's own workers are still ending."""
-        if self._is_failing_told or self.phase is not Phase.RUNNING or self.world is None:
+        if self._is_failing_told or self.phase is not AgentPhase.RUNNING or self.world is None:
             return
-        if gang.phase in (GangPhase.IDLE, GangPhase.STARTING, GangPhase.RUNNING):
+        if gang.phase in _NOT_FAILING:
             return
         failures = self._own(gang.failures_so_far)
         if failures:
             self._is_failing_told = True
             first = failures[0]
             why = failure_in_words(first, self.spec.offer.host)
+            # The other nodes may name the cause, or the end of a lease does, when this is told.
+            if len(self.world.members) > 1 and may_be_consequence(first):
+                why += " (perhaps a consequence: its peer was gone)"
             self._announce_end(self.world.round, why)
             self._tell_rendezvous(GangFailing(self.world.round, failures), now)
 
@@ -611,11 +604,11 @@ class Agent:
     def _on_gang_finished(self, outcome: Outcome, now: Instant) -> None:
         self.gang = None
         match self.phase:
-            case Phase.RUNNING:
+            case AgentPhase.RUNNING:
                 self._kept = 0
                 self._on_gang_over(outcome, now)
-            case Phase.DISMISSING:
-                self.phase = Phase.ENDED
+            case AgentPhase.DISMISSING:
+                self.phase = AgentPhase.ENDED
                 self._leave(now)
             case _:
                 pass  # it had paused: what it came to is known, and the next round has a new gang
@@ -628,14 +621,14 @@ class Agent:
         others = tuple(each for each in outcome.failures if each.local_rank not in own)
         self._outcome = msgspec.structs.replace(outcome, failures=(*failures, *others))
         if failures:
-            self.phase = Phase.DESCRIBING
+            self.phase = AgentPhase.DESCRIBING
             self._deadline = after(now, self.spec.describe_timeout)
             self._effects.append(DescribeFailures(self.world.round, failures))
         else:
             self._gang_has_ended(now)
 
     def _on_described(self, stimulus: FailuresDescribed, now: Instant) -> None:
-        if self.phase is not Phase.DESCRIBING or self.world is None:
+        if self.phase is not AgentPhase.DESCRIBING or self.world is None:
             return
         if stimulus.round != self.world.round:
             return
@@ -648,7 +641,7 @@ class Agent:
         outcome, world = self._outcome, self.world
         assert outcome is not None, "a gang that has ended has an outcome"
         assert world is not None, "and had a world"
-        self.phase = Phase.ENDED
+        self.phase = AgentPhase.ENDED
         self._deadline = None
         is_done = outcome.status is OutcomeStatus.SUCCEEDED
         ended = GangEnded(
@@ -662,7 +655,7 @@ class Agent:
             kept=self._kept,
         )
         self._tell_rendezvous(ended, now)
-        if self.phase is not Phase.ENDED:
+        if self.phase is not AgentPhase.ENDED:
             return  # it has learned meanwhile that all is over, or that it is wanted again
         is_told_twice = self._stops_asked > 1
         if self._verdict is not None or self._refusal is not None or is_told_twice:
@@ -708,17 +701,17 @@ class Agent:
             self._detail = f"this node was told to stop by signal {signal}"
         self._effects.append(AnnounceStop(signal, self._what_follows_a_stop(departure)))
         match self.phase:
-            case Phase.RUNNING:
+            case AgentPhase.RUNNING:
                 self._deadline = max(now, self._agreed_by)
-            case Phase.DESCRIBING:
+            case AgentPhase.DESCRIBING:
                 pass
-            case Phase.ENDED | Phase.PREPARING | Phase.WAITING:
+            case AgentPhase.ENDED | AgentPhase.PREPARING | AgentPhase.WAITING:
                 if not self._waits_for_others(departure):
                     self._leave(now)
                     return
-                self.phase = Phase.ENDED
+                self.phase = AgentPhase.ENDED
                 self._await_verdict(now)
-            case Phase.IDLE | Phase.DISMISSING | Phase.LEAVING | Phase.FINISHED:
+            case AgentPhase.IDLE | AgentPhase.DISMISSING | AgentPhase.LEAVING | AgentPhase.FINISHED:
                 return
         self._tell_rendezvous(DepartureRequested(departure, signal), now)
 
@@ -732,13 +725,13 @@ class Agent:
         patience = format_duration(self.spec.gang.grace)
         if self.rendezvous.is_cut_off:  # and has no ranks any more, or they are being killed
             return "this node leaves"
-        if self.phase in (Phase.RUNNING, Phase.DESCRIBING):
+        if self.phase in (AgentPhase.RUNNING, AgentPhase.DESCRIBING):
             who = "the ranks of this node" if departure is Departure.LEAVES else "all ranks"
             return f"stopping {who} for up to {patience}; once more kills them now"
         if self.phase in (
-            Phase.IDLE,
-            Phase.DISMISSING,
-            Phase.LEAVING,
+            AgentPhase.IDLE,
+            AgentPhase.DISMISSING,
+            AgentPhase.LEAVING,
         ) or not self._waits_for_others(departure):
             return "this node leaves"
         return f"stopping the ranks of the other nodes for up to {patience}; once more leaves now"
@@ -793,9 +786,9 @@ class Agent:
         return True
 
     def _go_at_once(self, now: Instant) -> None:
-        if self.phase in (Phase.RUNNING, Phase.DISMISSING):
+        if self.phase in (AgentPhase.RUNNING, AgentPhase.DISMISSING):
             self._stop_gang(SIGKILL, now, at_once=True)
-        elif self.phase not in (Phase.DESCRIBING, Phase.LEAVING):
+        elif self.phase not in (AgentPhase.DESCRIBING, AgentPhase.LEAVING):
             self._leave(now)
 
     def _await_verdict(self, now: Instant) -> None:
@@ -813,20 +806,20 @@ class Agent:
         self._deadline = after(now, Duration(patience))
 
     def _leave(self, now: Instant) -> None:
-        if self.phase in (Phase.DISMISSING, Phase.LEAVING, Phase.FINISHED):
+        if self.phase in (AgentPhase.DISMISSING, AgentPhase.LEAVING, AgentPhase.FINISHED):
             return
         assert not self.has_workers, "a node does not leave while a worker lives"
         if self.gang is not None:
-            self.phase = Phase.DISMISSING
+            self.phase = AgentPhase.DISMISSING
             self._deadline = None
             self._tell_gang(gang_words.StopRequested(SIGTERM), now)
             return
-        self.phase = Phase.LEAVING
+        self.phase = AgentPhase.LEAVING
         self._deadline = None
         self._tell_rendezvous(Left(), now)
 
     def _finish(self, now: Instant) -> None:
-        self.phase = Phase.FINISHED
+        self.phase = AgentPhase.FINISHED
         self._deadline = None
         knows = self._verdict is not None or self._refusal is not None
         self.finished = FinishRun(

@@ -23,6 +23,7 @@ class _Kind(msgspec.Struct, frozen=True):
 class _Line(msgspec.Struct, frozen=True):
     at: Instant
     machine: str
+    wall: str = ""
     number: int = 0
     cause: int = 0
     stimulus: msgspec.Raw = msgspec.Raw()
@@ -37,6 +38,7 @@ class Step:
     Attributes:
         machine: the machine's name in the journal.
         at: the instant of the fact on the machine's clock.
+        wall: the same of the calendar, UTC; empty in a simulation.
         stimulus: the fact.
         effects: what the machine orders now.
         phase: of the agent.
@@ -47,6 +49,7 @@ class Step:
 
     machine: str
     at: Instant
+    wall: str
     stimulus: Stimulus
     effects: list[Effect]
     phase: str
@@ -61,11 +64,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Entry:
     """An entry of a journal as it stands there: what a machine was told, or has ordered.
 
     Attributes:
-        machine, at: see `Step`.
+        machine, at, wall: see `Step`.
         cause: the number of the fact, of an order that of the fact that it follows from.
         kind: the name of the fact or order.
         text: all of it, as JSON.
@@ -74,13 +77,14 @@ class Told:
 
     machine: str
     at: Instant
+    wall: str
     cause: int
     kind: str
     text: str
     is_order: bool
 
 
-def entries(lines: Iterable[bytes], path: str) -> Iterator[Told]:
+def entries(lines: Iterable[bytes], path: str) -> Iterator[Entry]:
     """Whatever machines have left in a journal, not lived again but read.
 
     Raises:
@@ -93,7 +97,7 @@ def entries(lines: Iterable[bytes], path: str) -> Iterator[Told]:
         kind = msgspec.json.decode(word, type=_Kind).type
         number = line.number or line.cause
         is_order = bool(bytes(line.effect))
-        yield Told(line.machine, line.at, number, kind, bytes(word).decode(), is_order)
+        yield Entry(line.machine, line.at, line.wall, number, kind, bytes(word).decode(), is_order)
 
 
 def _read(lines: Iterable[bytes], path: str) -> Iterator[tuple[int, _Line]]:
@@ -161,6 +165,7 @@ def _take(agents: dict[str, Agent], line: _Line, stimulus: Stimulus, place: str)
     return Step(
         machine=line.machine,
         at=line.at,
+        wall=line.wall,
         stimulus=stimulus,
         effects=ordered,
         phase=str(agent.phase),

@@ -4,7 +4,7 @@ As for gangs (`core/gang/transitions.py`). `Answer` is whatever the store says.
 """
 
 from rankwise.base.machine import Ticked
-from rankwise.core.agent.machine import Phase
+from rankwise.core.agent.state import AgentPhase
 from rankwise.core.agent.vocabulary import (
     AgentStarted,
     FailuresDescribed,
@@ -19,12 +19,12 @@ class Answer:
     """Stands for all that the store may say."""
 
 
-TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
-    Phase.IDLE: {Phase.PREPARING: (AgentStarted,)},
-    Phase.PREPARING: {
-        Phase.WAITING: (RoundPrepared,),
-        Phase.ENDED: (StopRequested,),
-        Phase.LEAVING: (
+TRANSITIONS: dict[AgentPhase, dict[AgentPhase, tuple[type, ...]]] = {
+    AgentPhase.IDLE: {AgentPhase.PREPARING: (AgentStarted,)},
+    AgentPhase.PREPARING: {
+        AgentPhase.WAITING: (RoundPrepared,),
+        AgentPhase.ENDED: (StopRequested,),
+        AgentPhase.LEAVING: (
             Answer,
             GuardianLost,
             LeaveRequested,
@@ -32,23 +32,23 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
             StopRequested,
             Ticked,
         ),
-        Phase.DISMISSING: (LeaveRequested, PreparationFailed, Ticked),
+        AgentPhase.DISMISSING: (LeaveRequested, PreparationFailed, Ticked),
     },
-    Phase.WAITING: {
-        Phase.RUNNING: (Answer, RoundPrepared, Ticked),
-        Phase.ENDED: (StopRequested,),
-        Phase.LEAVING: (Answer, GuardianLost, LeaveRequested, StopRequested, Ticked),
-        Phase.DISMISSING: (Answer, LeaveRequested, StopRequested),
+    AgentPhase.WAITING: {
+        AgentPhase.RUNNING: (Answer, RoundPrepared, Ticked),
+        AgentPhase.ENDED: (StopRequested,),
+        AgentPhase.LEAVING: (Answer, GuardianLost, LeaveRequested, StopRequested, Ticked),
+        AgentPhase.DISMISSING: (Answer, LeaveRequested, StopRequested),
     },
-    Phase.RUNNING: {
-        Phase.DESCRIBING: (GuardianLost, Swept, Ticked),
-        Phase.ENDED: (GuardianLost, Swept, Ticked),
+    AgentPhase.RUNNING: {
+        AgentPhase.DESCRIBING: (GuardianLost, Swept, Ticked),
+        AgentPhase.ENDED: (GuardianLost, Swept, Ticked),
     },
-    Phase.DESCRIBING: {Phase.ENDED: (FailuresDescribed, Ticked)},
-    Phase.ENDED: {
-        Phase.DESCRIBING: (Answer, RanksBlamed),
-        Phase.PREPARING: (Answer, FailuresDescribed, Swept, Ticked),
-        Phase.LEAVING: (
+    AgentPhase.DESCRIBING: {AgentPhase.ENDED: (FailuresDescribed, Ticked)},
+    AgentPhase.ENDED: {
+        AgentPhase.DESCRIBING: (Answer, RanksBlamed),
+        AgentPhase.PREPARING: (Answer, FailuresDescribed, Swept, Ticked),
+        AgentPhase.LEAVING: (
             Answer,
             FailuresDescribed,
             GuardianLost,
@@ -57,11 +57,11 @@ TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
             Swept,
             Ticked,
         ),
-        Phase.DISMISSING: (Answer, FailuresDescribed, StopRequested, Ticked),
+        AgentPhase.DISMISSING: (Answer, FailuresDescribed, StopRequested, Ticked),
     },
-    Phase.DISMISSING: {Phase.ENDED: (GuardianLost, Swept, Ticked)},
-    Phase.LEAVING: {
-        Phase.FINISHED: (
+    AgentPhase.DISMISSING: {AgentPhase.ENDED: (GuardianLost, Swept, Ticked)},
+    AgentPhase.LEAVING: {
+        AgentPhase.FINISHED: (
             Answer,
             FailuresDescribed,
             GuardianLost,

@@ -2,7 +2,7 @@
 
 An agent composes a rendezvous and, for each round, a gang, so most of its words are theirs: facts
 about workers and orders for them are those of `core/gang/vocabulary.py`, with the round's number as
-`attempt`; answers of the store and orders for it are those of `core/rendezvous/requests.py`. The
+`attempt`; answers of the store and orders for it are those of `core/rendezvous/vocabulary.py`. The
 words here are what is left between the agent and its driver.
 
 `StopRequested` and `Ticked` are the gang's words with the agent's meaning: somebody wants this node
@@ -19,8 +19,7 @@ from rankwise.core.gang import vocabulary as gang
 from rankwise.core.rendezvous import vocabulary as rendezvous
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.records import Verdict
-from rankwise.core.rendezvous.requests import Answer, Order
-from rankwise.core.rendezvous.vocabulary import World
+from rankwise.core.rendezvous.vocabulary import Answer, Order, World
 
 AGENT = "agent"
 """The machine's name in journals, in a simulation followed by the node's id."""

@@ -1,15 +1,15 @@
 """Tells the failures of an attempt from what is known of its workers.
 
-Pure: it looks at the workers' lives after the fact, when all of them have ended. The order in
-which causes are tried is the point. A hang was found before anything was done about it, so
-whatever the worker died of afterwards is a consequence; an exception that was raised before
-anybody was told to stop is the worker's own, however it then ended.
+Pure: it looks at the workers' lives, of which some may go on. The order in which causes are tried
+is the point. A hang was found before anything was done about it, so whatever the worker died of
+afterwards is a consequence; an exception that was raised before anybody was told to stop is the
+worker's own, however it then ended.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rankwise.base.failure import Failure, FailureCause
+from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.base.root_cause import root_cause_first
 from rankwise.base.units import Duration, Instant, between, format_duration
 from rankwise.core.gang.state import WorkerLife
@@ -45,7 +45,7 @@ def failures_of(
             at=worker.failed_at,
             exit=worker.exit,
             pid=worker.pid,
-            error=worker.error,
+            error=_error_of(worker),
             detail=_detail_of(worker, spec, orders),
             ended_by_us=worker.is_ended_by_us,
             accused=worker.accused,
@@ -55,9 +55,8 @@ def failures_of(
     )
     if not failures or failures[0].cause is not FailureCause.HUNG:
         return failures
-    # All have hung at once; the one for which the others wait explains that.
-    awaited = {worker.local_rank for worker in workers if worker.is_awaited}
-    return tuple(sorted(failures, key=lambda failure: failure.local_rank not in awaited))
+    # All have hung at once; those for which the others wait explain that.
+    return tuple(sorted(failures, key=lambda failure: not failure.accused))
 
 
 def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCause:
@@ -75,9 +74,17 @@ def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCau
         return FailureCause.RAISED
     if worker.outlived_kill:
         return FailureCause.STOPPED
-    if worker.exit is not None and worker.exit.signal_number is not None:
-        return FailureCause.SIGNALED
-    return FailureCause.EXITED
+    return FailureCause.EXITED if worker.exit is None else worker.exit.failure_cause
+
+
+def _error_of(worker: WorkerLife) -> ErrorRecord | None:
+    """What it has raised; not what it raised when it was to blame already, as its peers were gone.
+
+    Where it stood tells more then.
+    """
+    error, blamed_at = worker.error, worker.blamed_at
+    is_late = error is not None and blamed_at is not None and error.raised_at > blamed_at
+    return None if is_late else error
 
 
 def _detail_of(worker: WorkerLife, spec: GangSpec, orders: StopOrders) -> str:

@@ -64,7 +64,7 @@ from rankwise.base.failure import TIME_LIMIT_SIGNAL, Failure, Outcome, OutcomeSt
 from rankwise.base.machine import Ticked
 from rankwise.base.units import Instant, after, between, format_duration, postponed
 from rankwise.core.gang.failures import StopOrders, failures_of
-from rankwise.core.gang.state import Phase, Standing, WorkerLife
+from rankwise.core.gang.state import GangPhase, RecallState, WorkerLife
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
     AnnounceStuck,
@@ -90,7 +90,7 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Swept,
     TellWorker,
-    Told,
+    WordToWorker,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
@@ -114,7 +114,7 @@ class Gang:
 
     def __init__(self, spec: GangSpec, attempt: int = 0) -> None:
         self.spec = spec
-        self.phase = Phase.IDLE
+        self.phase = GangPhase.IDLE
         self.attempt = attempt
         self.outcome: Outcome | None = None
         self.recovers = False
@@ -151,7 +151,7 @@ class Gang:
 
     def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
         """Take in a fact; return what is to be done, in this order."""
-        if self.phase is Phase.IDLE or isinstance(stimulus, Started):
+        if self.phase is GangPhase.IDLE or isinstance(stimulus, Started):
             return self._begin(stimulus, now)
         match stimulus:
             case WorkerSpawned():
@@ -197,32 +197,32 @@ class Gang:
             return []
         self._deadline = None
         match self.phase:
-            case Phase.STARTING:
+            case GangPhase.STARTING:
                 return self._give_up_starting(now)
-            case Phase.RUNNING:
+            case GangPhase.RUNNING:
                 return [LookForProgress(self.attempt)]
-            case Phase.DUMPING:
+            case GangPhase.DUMPING:
                 return self._begin_stopping(now)
-            case Phase.RECALLING:
+            case GangPhase.RECALLING:
                 return self._kill_stuck(now)
-            case Phase.CLEARING:
+            case GangPhase.CLEARING:
                 return self._begin_stopping(now)
-            case Phase.STOPPING:
+            case GangPhase.STOPPING:
                 return self._begin_killing(now)
-            case Phase.KILLING:
+            case GangPhase.KILLING:
                 return self._give_up_killing(now)
-            case Phase.SWEEPING:
+            case GangPhase.SWEEPING:
                 return self._give_up_sweeping()
-            case Phase.IDLE | Phase.PAUSED | Phase.FINISHED:
+            case GangPhase.IDLE | GangPhase.PAUSED | GangPhase.FINISHED:
                 raise AssertionError(f"a gang that is {self.phase} has no deadline")
 
     def _begin(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
-        if self.phase is not Phase.IDLE or not isinstance(stimulus, Started):
+        if self.phase is not GangPhase.IDLE or not isinstance(stimulus, Started):
             what = type(stimulus).__name__
             raise LocalProtocolError(
                 f"{what} came while the gang was {self.phase}; a gang begins with Started, once"
             )
-        self.phase = Phase.STARTING
+        self.phase = GangPhase.STARTING
         self._deadline = after(now, self.spec.start_patience)
         return [SpawnWorker(worker.local_rank, self.attempt) for worker in self._workers]
 
@@ -230,24 +230,24 @@ class Gang:
         self, stimulus: WorkerSpawned | WorkerRefused | WorkerReported | WorkerExited | WorkerSaid
     ) -> WorkerLife | None:
         """The worker that is meant, or None when its life is over already."""
-        if stimulus.attempt != self.attempt or self.phase is Phase.FINISHED:
+        if stimulus.attempt != self.attempt or self.phase is GangPhase.FINISHED:
             return None
         worker = self._workers[stimulus.local_rank]
         return None if worker.has_ended else worker
 
     def _on_spawned(self, stimulus: WorkerSpawned, now: Instant) -> list[Effect]:
-        if self.phase is Phase.FINISHED:
+        if self.phase is GangPhase.FINISHED:
             return []
         worker = self._worker_of(stimulus)
         if worker is None:
             return [SignalWorker(stimulus.local_rank, stimulus.attempt, SIGKILL)]
         worker.pid = stimulus.pid
         match self.phase:
-            case Phase.STARTING:
+            case GangPhase.STARTING:
                 return self._run_if_complete(now)
-            case Phase.STOPPING:
+            case GangPhase.STOPPING:
                 return [self._signal(worker, self._stop_signal)]
-            case Phase.KILLING:
+            case GangPhase.KILLING:
                 return [self._signal(worker, SIGKILL)]
             case _:
                 return []
@@ -255,7 +255,7 @@ class Gang:
     def _run_if_complete(self, now: Instant) -> list[Effect]:
         if not self._workers.are_made:
             return []
-        self.phase = Phase.RUNNING
+        self.phase = GangPhase.RUNNING
         hang_timeout = self.spec.hang_timeout
         self._deadline = None if hang_timeout is None else after(now, hang_timeout)
         # Either waited for the others to exist.
@@ -274,7 +274,7 @@ class Gang:
     @property
     def _is_under_way(self) -> bool:
         """Whether nothing has ended the gang yet."""
-        return self.phase in (Phase.STARTING, Phase.RUNNING)
+        return self.phase in (GangPhase.STARTING, GangPhase.RUNNING)
 
     def _on_reported(self, stimulus: WorkerReported, now: Instant) -> list[Effect]:
         worker = self._worker_of(stimulus)
@@ -288,7 +288,7 @@ class Gang:
 
     def _check_exit_deadlines(self, now: Instant) -> list[Effect]:
         """End the gang if a worker should have ended by now; else look again at the next one."""
-        self._exits_due = self._workers.note_lingerers(now)
+        self._exits_due = self._workers.note_survivors(now)
         if any(worker.has_lingered for worker in self._workers):
             return self._begin_stopping(now)
         return []
@@ -311,11 +311,11 @@ class Gang:
                 is_unborn = worker.refusal is not None
                 return self._begin_stopping(now) if is_unborn else self._end_attempt(now)
         match self.phase:
-            case Phase.STARTING:
+            case GangPhase.STARTING:
                 return []
-            case Phase.RECALLING:
+            case GangPhase.RECALLING:
                 return self._clear_if_all_yielded(now)
-            case Phase.CLEARING | Phase.PAUSED:
+            case GangPhase.CLEARING | GangPhase.PAUSED:
                 return self._begin_clearing(now)
             case _:
                 return self._sweep_if_all_ended(now)
@@ -328,15 +328,15 @@ class Gang:
             return []
         match said.word:
             case Said.OFFERS if self._is_under_way:
-                worker.standing = Standing.OFFERED
+                worker.recall_state = RecallState.OFFERED
                 worker.recall_timeout = said.recall_timeout
             case Said.WITHDRAWS:
                 return self._on_withdrawn(worker)
-            case Said.FELL if worker.standing is not Standing.RECALLED:
+            case Said.FELL if worker.recall_state is not RecallState.RECALLED:
                 return self._on_fell(worker, now)
-            case Said.YIELDED if worker.standing is Standing.RECALLED:
-                worker.standing = Standing.YIELDED
-                if self.phase is Phase.RECALLING:
+            case Said.YIELDED if worker.recall_state is RecallState.RECALLED:
+                worker.recall_state = RecallState.YIELDED
+                if self.phase is GangPhase.RECALLING:
                     return self._clear_if_all_yielded(now)
             case _:
                 pass
@@ -344,27 +344,27 @@ class Gang:
 
     def _on_withdrawn(self, worker: WorkerLife) -> list[Effect]:
         """Its function has returned. If it was recalled meanwhile, it is late, and begins anew."""
-        was_recalled = worker.standing is Standing.RECALLED
-        worker.standing = Standing.BOUND
-        is_late = was_recalled and self.phase is Phase.RECALLING
+        was_recalled = worker.recall_state is RecallState.RECALLED
+        worker.recall_state = RecallState.BOUND
+        is_late = was_recalled and self.phase is GangPhase.RECALLING
         return [self._signal(worker, SIGKILL)] if is_late else []
 
     def _on_fell(self, worker: WorkerLife, now: Instant) -> list[Effect]:
         if not self._is_under_way or not self.recovers:
-            worker.standing = Standing.BOUND
-            return [TellWorker(worker.local_rank, self.attempt, Told.RELEASE)]
-        worker.standing = Standing.FALLEN
+            worker.recall_state = RecallState.BOUND
+            return [TellWorker(worker.local_rank, self.attempt, WordToWorker.RELEASE)]
+        worker.recall_state = RecallState.FALLEN
         self._falls_due = self._falls_due or after(now, self.spec.fall_timeout)
         return []
 
     def _release_fallen(self) -> list[Effect]:
         """No death explains the exceptions that workers hold: they are what has gone wrong."""
         self._falls_due = None
-        fallen = [each for each in self._workers if each.standing is Standing.FALLEN]
+        fallen = [each for each in self._workers if each.recall_state is RecallState.FALLEN]
         for worker in fallen:
-            worker.standing = Standing.BOUND
+            worker.recall_state = RecallState.BOUND
         return [
-            TellWorker(worker.local_rank, self.attempt, Told.RELEASE)
+            TellWorker(worker.local_rank, self.attempt, WordToWorker.RELEASE)
             for worker in fallen
             if worker.is_running
         ]
@@ -374,25 +374,25 @@ class Gang:
         recallable = self._workers.recallable
         if not self.recovers or not recallable:
             return self._begin_stopping(now)
-        if self.phase is Phase.STARTING:
+        if self.phase is GangPhase.STARTING:
             return []  # until all of them exist, so that none comes up in the middle of a sweep
-        self.phase = Phase.RECALLING
+        self.phase = GangPhase.RECALLING
         self._falls_due = None
         self._stop_ordered_at = now
         self._deadline = after(now, max(worker.recall_timeout for worker in recallable))
         effects: list[Effect] = []
         for worker in recallable:
-            worker.standing = Standing.RECALLED
-            effects.append(TellWorker(worker.local_rank, self.attempt, Told.RECALL))
+            worker.recall_state = RecallState.RECALLED
+            effects.append(TellWorker(worker.local_rank, self.attempt, WordToWorker.RECALL))
         effects += [
             self._signal(worker, SIGTERM)
             for worker in self._workers.running
-            if worker.standing is Standing.BOUND
+            if worker.recall_state is RecallState.BOUND
         ]
         return effects
 
     def _on_recall_requested(self, now: Instant) -> list[Effect]:
-        is_recalled = self.phase in (Phase.RECALLING, Phase.CLEARING, Phase.PAUSED)
+        is_recalled = self.phase in (GangPhase.RECALLING, GangPhase.CLEARING, GangPhase.PAUSED)
         if is_recalled or self._stop is not None:
             return []  # since a worker of our own has failed, or since it was told to end
         if not (self._is_under_way and self.recovers and self._workers.recallable):
@@ -419,12 +419,12 @@ class Gang:
         ]
 
     def _begin_clearing(self, now: Instant) -> list[Effect]:
-        self.phase = Phase.CLEARING
+        self.phase = GangPhase.CLEARING
         self._deadline = after(now, self.spec.sweep_timeout)
         return [Sweep(self.attempt, self._workers.kept)]
 
     def _pause(self, now: Instant) -> list[Effect]:
-        self.phase = Phase.PAUSED
+        self.phase = GangPhase.PAUSED
         self._deadline = None
         if self._resumed is not None:
             return self._go_on(self._resumed, now)
@@ -434,23 +434,23 @@ class Gang:
         return [Pause(self._new_outcome(), self._workers.kept)]
 
     def _on_resumed(self, resumed: Resumed, now: Instant) -> list[Effect]:
-        if self.phase is Phase.PAUSED:
+        if self.phase is GangPhase.PAUSED:
             return self._go_on(resumed, now)
-        if self.phase is Phase.CLEARING:
+        if self.phase is GangPhase.CLEARING:
             self._resumed = resumed
         return []
 
     def _go_on(self, resumed: Resumed, now: Instant) -> list[Effect]:
         """Begin another attempt with those that are left, and new workers in the other places."""
         self.attempt, self.recovers = resumed.attempt, resumed.recovers
-        self.phase = Phase.STARTING
+        self.phase = GangPhase.STARTING
         self._deadline = after(now, self.spec.start_patience)
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
         self._is_stuck_killed = self._is_pause_told = False
         self._is_recall_due = self._stop_came_first = False
         kept = self._workers.renew()
         return [
-            *(TellWorker(local_rank, self.attempt, Told.AGAIN) for local_rank in kept),
+            *(TellWorker(local_rank, self.attempt, WordToWorker.AGAIN) for local_rank in kept),
             *(
                 SpawnWorker(worker.local_rank, self.attempt)
                 for worker in self._workers
@@ -464,11 +464,13 @@ class Gang:
     def _sweep_if_all_ended(self, now: Instant) -> list[Effect]:
         if self._workers.have_ended:
             return self._begin_sweep(now)
-        is_ending = self.phase in (Phase.STOPPING, Phase.KILLING) and not self._workers.are_made
+        is_ending = (
+            self.phase in (GangPhase.STOPPING, GangPhase.KILLING) and not self._workers.are_made
+        )
         return self._call_off(now) if is_ending and self._is_stopped_before_spawn else []
 
     def _begin_sweep(self, now: Instant) -> list[Effect]:
-        self.phase = Phase.SWEEPING
+        self.phase = GangPhase.SWEEPING
         self._deadline = after(now, self.spec.sweep_timeout)
         return [Sweep(self.attempt)]
 
@@ -484,7 +486,7 @@ class Gang:
             return self._call_off(now)
         if self.spec.grace == 0:
             return self._begin_killing(now)
-        self.phase = Phase.STOPPING
+        self.phase = GangPhase.STOPPING
         self._deadline = after(now, self.spec.grace)
         return self._signal_all(self._stop_signal) or self._sweep_if_all_ended(now)
 
@@ -503,7 +505,7 @@ class Gang:
             self._stop_ordered_at = now
         if self._is_stopped_before_spawn:
             return self._call_off(now)
-        self.phase = Phase.KILLING
+        self.phase = GangPhase.KILLING
         self._kill_ordered_at = now
         self._deadline = after(now, self.spec.sweep_timeout)
         orders = self._signal_all(SIGKILL)
@@ -514,9 +516,9 @@ class Gang:
 
     def _signal_all(self, signal: int) -> list[Effect]:
         """Signal all that live; those outside of their functions can save nothing: kill them."""
-        outside = (Standing.FALLEN, Standing.RECALLED, Standing.YIELDED)
+        outside = (RecallState.FALLEN, RecallState.RECALLED, RecallState.YIELDED)
         return [
-            self._signal(worker, SIGKILL if worker.standing in outside else signal)
+            self._signal(worker, SIGKILL if worker.recall_state in outside else signal)
             for worker in self._workers.running
         ]
 
@@ -539,11 +541,11 @@ class Gang:
     def _on_swept(self, stimulus: Swept, now: Instant) -> list[Effect]:
         if stimulus.attempt != self.attempt:
             return []
-        if self.phase is Phase.CLEARING:
+        if self.phase is GangPhase.CLEARING:
             if stimulus.spares != self._workers.kept:
                 return []  # of an earlier sweep: another worker has died since
             return self._begin_stopping(now) if stimulus.survivors else self._pause(now)
-        if self.phase is not Phase.SWEEPING or stimulus.spares:
+        if self.phase is not GangPhase.SWEEPING or stimulus.spares:
             return []
         if stimulus.survivors:
             pids = ", ".join(str(pid) for pid in stimulus.survivors)
@@ -576,7 +578,7 @@ class Gang:
 
     def _finish(self, survivors: tuple[int, ...] = (), obstacle: str = "") -> list[Effect]:
         """End the gang's life; the `obstacle` is why none can follow a failed one."""
-        self.phase = Phase.FINISHED
+        self.phase = GangPhase.FINISHED
         self._deadline = None
         self.outcome = self._new_outcome(survivors, obstacle)
         return [Finish(self.outcome)]
@@ -597,19 +599,19 @@ class Gang:
         if is_first:
             self._stop = stimulus
         match self.phase:
-            case Phase.FINISHED | Phase.SWEEPING | Phase.KILLING | Phase.IDLE:
+            case GangPhase.FINISHED | GangPhase.SWEEPING | GangPhase.KILLING | GangPhase.IDLE:
                 return []
-            case Phase.STARTING | Phase.RUNNING | Phase.DUMPING:
-                self._stop_came_first = self.phase is not Phase.DUMPING
+            case GangPhase.STARTING | GangPhase.RUNNING | GangPhase.DUMPING:
+                self._stop_came_first = self.phase is not GangPhase.DUMPING
                 return self._begin_stopping(now)
-            case Phase.RECALLING | Phase.CLEARING | Phase.PAUSED:
+            case GangPhase.RECALLING | GangPhase.CLEARING | GangPhase.PAUSED:
                 return self._begin_stopping(now)
-            case Phase.STOPPING:
+            case GangPhase.STOPPING:
                 return [] if is_first else self._begin_killing(now, asked_again=True)
 
     def _on_progress_looked(self, stimulus: ProgressLooked, now: Instant) -> list[Effect]:
         hang_timeout = self.spec.hang_timeout
-        if self.phase is not Phase.RUNNING or stimulus.attempt != self.attempt:
+        if self.phase is not GangPhase.RUNNING or stimulus.attempt != self.attempt:
             return []
         assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
         if between(stimulus.last_progress, now) < hang_timeout:
@@ -617,28 +619,29 @@ class Gang:
             return []
         for worker in self._workers.running:
             worker.hung_at = now
-            worker.is_awaited = worker.local_rank in stimulus.awaited
+            if worker.local_rank in stimulus.awaited:
+                worker.accused = stimulus.accused
         return self._begin_dumping(now)
 
     def _on_ranks_blamed(self, stimulus: RanksBlamed, now: Instant) -> list[Effect]:
         if stimulus.attempt != self.attempt:
             return []
-        if self.phase not in (Phase.RUNNING, Phase.SWEEPING):
+        if self.phase not in (GangPhase.RUNNING, GangPhase.SWEEPING):
             return []
         for local_rank in stimulus.local_ranks:
             self._workers[local_rank].blame = stimulus.reason
             self._workers[local_rank].blamed_at = now
             self._workers[local_rank].accused = stimulus.accused
         # Who was done too early may have been swept when ranks of another node miss it.
-        return self._begin_dumping(now) if self.phase is Phase.RUNNING else []
+        return self._begin_dumping(now) if self.phase is GangPhase.RUNNING else []
 
     def _begin_dumping(self, now: Instant) -> list[Effect]:
-        self.phase = Phase.DUMPING
+        self.phase = GangPhase.DUMPING
         self._deadline = after(now, self.spec.stacks_timeout)
         return [DumpStacks(self.attempt)]
 
     def _on_stacks_dumped(self, stimulus: StacksDumped, now: Instant) -> list[Effect]:
-        if self.phase is not Phase.DUMPING or stimulus.attempt != self.attempt:
+        if self.phase is not GangPhase.DUMPING or stimulus.attempt != self.attempt:
             return []
         return self._begin_stopping(now)
 
@@ -652,7 +655,7 @@ class Gang:
         return []
 
     def _on_guardian_lost(self, stimulus: GuardianLost, now: Instant) -> list[Effect]:
-        if self.phase is Phase.FINISHED:
+        if self.phase is GangPhase.FINISHED:
             return []
         for worker in self._workers:
             if not worker.has_ended:

@@ -8,7 +8,7 @@ from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.units import Duration, Instant
 
 
-class Phase(StrEnum):
+class GangPhase(StrEnum):
     """Where in its life a gang is; machine.py tells how it moves between them."""
 
     IDLE = "idle"
@@ -27,7 +27,7 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
-class Standing(StrEnum):
+class RecallState(StrEnum):
     """Where a worker stands with `rankwise.recover`."""
 
     BOUND = "bound"
@@ -57,20 +57,18 @@ class WorkerLife(msgspec.Struct):
     lost: str | None = None
     """Why its end could not be seen: what became of the guardian."""
     hung_at: Instant | None = None
-    is_awaited: bool = False
-    """Whether others waited for it when all hung."""
     blame: str = ""
     """What it has done that others waited for it in vain."""
     blamed_at: Instant | None = None
     accused: tuple[int, ...] = ()
-    """The ranks of the job that are blamed with it, and itself."""
+    """The ranks of the job that are blamed, or that all others wait for when they hang."""
     must_end_by: Instant | None = None
     """Until when it may live on, since it has told of the exception that it dies of."""
     signals_sent: list[int] = []
     """The signals that it has been sent, in this order."""
     has_lingered: bool = False
     """Whether it lived on for longer than that."""
-    standing: Standing = Standing.BOUND
+    recall_state: RecallState = RecallState.BOUND
     recall_timeout: Duration = Duration(0)
     """How long it may take to leave its function when it is recalled."""
 
@@ -87,9 +85,15 @@ class WorkerLife(msgspec.Struct):
     @property
     def has_failed(self) -> bool:
         """Whether it hung, was to blame that others did, or ended in any way but success."""
-        is_well = self.hung_at is None and self.blamed_at is None
-        succeeded = self.exit is not None and self.exit.ok and is_well
+        if self.found_at is not None:
+            return True  # also before it has ended: others ask who has begun it
+        succeeded = self.exit is not None and self.exit.ok
         return self.has_ended and not succeeded
+
+    @property
+    def found_at(self) -> Instant | None:
+        """When it was found that it is to blame, or hangs."""
+        return self.hung_at if self.blamed_at is None else self.blamed_at
 
     @property
     def is_ended_by_us(self) -> bool:
@@ -99,9 +103,7 @@ class WorkerLife(msgspec.Struct):
     @property
     def failed_at(self) -> Instant:
         """When it failed: was found out, raised the exception it told of, else ended."""
+        if self.found_at is not None:
+            return self.found_at
         assert self.ended_at is not None, "asked when a living worker failed"
-        if self.blamed_at is not None:
-            return self.blamed_at
-        if self.hung_at is not None:
-            return self.hung_at
         return self.error.raised_at if self.error is not None else self.ended_at

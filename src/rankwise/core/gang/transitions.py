@@ -6,7 +6,7 @@ docs/state-machines.md shows them as a diagram.
 """
 
 from rankwise.base.machine import Ticked
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     GuardianLost,
     ProgressLooked,
@@ -23,59 +23,59 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 
-TRANSITIONS: dict[Phase, dict[Phase, tuple[type, ...]]] = {
-    Phase.IDLE: {Phase.STARTING: (Started,)},
-    Phase.STARTING: {
-        Phase.RUNNING: (Resumed, Swept, WorkerSpawned),
-        Phase.STOPPING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerRefused),
-        Phase.KILLING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerRefused),
-        Phase.SWEEPING: (RecallRequested, StopRequested),
-        Phase.FINISHED: (GuardianLost,),
+TRANSITIONS: dict[GangPhase, dict[GangPhase, tuple[type, ...]]] = {
+    GangPhase.IDLE: {GangPhase.STARTING: (Started,)},
+    GangPhase.STARTING: {
+        GangPhase.RUNNING: (Resumed, Swept, WorkerSpawned),
+        GangPhase.STOPPING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerRefused),
+        GangPhase.KILLING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerRefused),
+        GangPhase.SWEEPING: (RecallRequested, StopRequested),
+        GangPhase.FINISHED: (GuardianLost,),
     },
-    Phase.RUNNING: {
-        Phase.DUMPING: (ProgressLooked, RanksBlamed),
-        Phase.RECALLING: (RecallRequested, WorkerExited, WorkerSpawned),
-        Phase.STOPPING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
-        Phase.KILLING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
-        Phase.SWEEPING: (WorkerExited,),
-        Phase.FINISHED: (GuardianLost,),
+    GangPhase.RUNNING: {
+        GangPhase.DUMPING: (ProgressLooked, RanksBlamed),
+        GangPhase.RECALLING: (RecallRequested, WorkerExited, WorkerSpawned),
+        GangPhase.STOPPING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
+        GangPhase.KILLING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
+        GangPhase.SWEEPING: (WorkerExited,),
+        GangPhase.FINISHED: (GuardianLost,),
     },
-    Phase.DUMPING: {
-        Phase.STOPPING: (StacksDumped, StopRequested, Ticked),
-        Phase.KILLING: (StacksDumped, StopRequested, Ticked),
-        Phase.SWEEPING: (WorkerExited,),
-        Phase.FINISHED: (GuardianLost,),
+    GangPhase.DUMPING: {
+        GangPhase.STOPPING: (StacksDumped, StopRequested, Ticked),
+        GangPhase.KILLING: (StacksDumped, StopRequested, Ticked),
+        GangPhase.SWEEPING: (WorkerExited,),
+        GangPhase.FINISHED: (GuardianLost,),
     },
-    Phase.RECALLING: {
-        Phase.CLEARING: (WorkerExited, WorkerSaid),
-        Phase.STOPPING: (StopRequested,),
-        Phase.KILLING: (StopRequested, Ticked),
-        Phase.SWEEPING: (WorkerExited,),
-        Phase.FINISHED: (GuardianLost,),
+    GangPhase.RECALLING: {
+        GangPhase.CLEARING: (WorkerExited, WorkerSaid),
+        GangPhase.STOPPING: (StopRequested,),
+        GangPhase.KILLING: (StopRequested, Ticked),
+        GangPhase.SWEEPING: (WorkerExited,),
+        GangPhase.FINISHED: (GuardianLost,),
     },
-    Phase.CLEARING: {
-        Phase.PAUSED: (Swept,),
-        Phase.STOPPING: (StopRequested, Swept, Ticked),
-        Phase.KILLING: (StopRequested, Swept, Ticked),
-        Phase.SWEEPING: (StopRequested,),
-        Phase.FINISHED: (GuardianLost,),
+    GangPhase.CLEARING: {
+        GangPhase.PAUSED: (Swept,),
+        GangPhase.STOPPING: (StopRequested, Swept, Ticked),
+        GangPhase.KILLING: (StopRequested, Swept, Ticked),
+        GangPhase.SWEEPING: (StopRequested,),
+        GangPhase.FINISHED: (GuardianLost,),
     },
-    Phase.PAUSED: {
-        Phase.STARTING: (Resumed, Swept),
-        Phase.CLEARING: (WorkerExited,),
-        Phase.STOPPING: (StopRequested,),
-        Phase.KILLING: (StopRequested,),
-        Phase.SWEEPING: (StopRequested,),
-        Phase.FINISHED: (GuardianLost,),
+    GangPhase.PAUSED: {
+        GangPhase.STARTING: (Resumed, Swept),
+        GangPhase.CLEARING: (WorkerExited,),
+        GangPhase.STOPPING: (StopRequested,),
+        GangPhase.KILLING: (StopRequested,),
+        GangPhase.SWEEPING: (StopRequested,),
+        GangPhase.FINISHED: (GuardianLost,),
     },
-    Phase.STOPPING: {
-        Phase.KILLING: (StopRequested, Ticked),
-        Phase.SWEEPING: (StopRequested, Swept, Ticked, WorkerExited, WorkerRefused),
-        Phase.FINISHED: (GuardianLost,),
+    GangPhase.STOPPING: {
+        GangPhase.KILLING: (StopRequested, Ticked),
+        GangPhase.SWEEPING: (StopRequested, Swept, Ticked, WorkerExited, WorkerRefused),
+        GangPhase.FINISHED: (GuardianLost,),
     },
-    Phase.KILLING: {
-        Phase.SWEEPING: (Swept, Ticked, WorkerExited, WorkerRefused),
-        Phase.FINISHED: (GuardianLost,),
+    GangPhase.KILLING: {
+        GangPhase.SWEEPING: (Swept, Ticked, WorkerExited, WorkerRefused),
+        GangPhase.FINISHED: (GuardianLost,),
     },
-    Phase.SWEEPING: {Phase.FINISHED: (GuardianLost, Swept, Ticked)},
+    GangPhase.SWEEPING: {GangPhase.FINISHED: (GuardianLost, Swept, Ticked)},
 }

@@ -167,6 +167,8 @@ class ProgressLooked(msgspec.Struct, frozen=True, tag=True):
     last_progress: Instant
     awaited: tuple[int, ...] = ()
     """If that was too long ago: workers that are known to keep the others waiting."""
+    accused: tuple[int, ...] = ()
+    """The same as ranks of the job."""
 
 
 class RanksBlamed(msgspec.Struct, frozen=True, tag=True):
@@ -245,7 +247,7 @@ class DumpStacks(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
-class Told(StrEnum):
+class WordToWorker(StrEnum):
     """What a worker that can be recovered is told."""
 
     RECALL = "recall"
@@ -262,7 +264,7 @@ class TellWorker(msgspec.Struct, frozen=True, tag=True):
     local_rank: int
     attempt: int
     """With AGAIN the attempt that begins; the worker belongs to it from then on."""
-    word: Told
+    word: WordToWorker
 
 
 class Sweep(msgspec.Struct, frozen=True, tag=True):

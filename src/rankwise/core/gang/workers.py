@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rankwise.base.units import Duration, Instant, postponed
-from rankwise.core.gang.state import Standing, WorkerLife
+from rankwise.core.gang.state import RecallState, WorkerLife
 
 
 class Workers:
@@ -55,13 +55,13 @@ class Workers:
     @property
     def recallable(self) -> list[WorkerLife]:
         """Those that run a function, or have left one, that can be called again."""
-        can_be = (Standing.OFFERED, Standing.FALLEN)
-        return [worker for worker in self.running if worker.standing in can_be]
+        can_be = (RecallState.OFFERED, RecallState.FALLEN)
+        return [worker for worker in self.running if worker.recall_state in can_be]
 
     @property
     def in_functions(self) -> list[WorkerLife]:
         """Those that run and have not left their functions since they were recalled."""
-        return [worker for worker in self.running if worker.standing is not Standing.YIELDED]
+        return [worker for worker in self.running if worker.recall_state is not RecallState.YIELDED]
 
     def have_succeeded_by(self, at: Instant) -> bool:
         """Whether all had ended well by then."""
@@ -77,7 +77,7 @@ class Workers:
                 worker.refusal = reason
                 worker.ended_at = now
 
-    def note_lingerers(self, now: Instant) -> Instant | None:
+    def note_survivors(self, now: Instant) -> Instant | None:
         """Note who should have ended by now; when the next of the others should have."""
         following: Instant | None = None
         for worker in self._lives:
@@ -93,7 +93,7 @@ class Workers:
         kept = self.kept
         for worker in tuple(self._lives):
             if worker.local_rank in kept:
-                worker.standing = Standing.OFFERED
+                worker.recall_state = RecallState.OFFERED
             else:
                 self._lives[worker.local_rank] = WorkerLife(worker.local_rank)
         self._made_below = self._ended_below = 0

@@ -56,7 +56,7 @@ class Timetable(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: those of them that have made calls.
-        lasted: for how long they have run.
+        lasted: the time since the first call of one of them.
         asked_at, told_at: when the node was asked, and when it answered.
     """
 
@@ -66,7 +66,7 @@ class Timetable(msgspec.Struct, frozen=True, kw_only=True):
     told_at: Instant
 
 
-class Told(msgspec.Struct, frozen=True):
+class ReceivedTimetable(msgspec.Struct, frozen=True):
     """A timetable as it was heard, by the leader's clock: the answer came between these.
 
     The leader's own needs no clock but its own: both are None.
@@ -127,7 +127,9 @@ def unpack_times(data: bytes) -> Timetable:
         ) from error
 
 
-def late_over_nodes(tables: Iterable[Told], world_size: int) -> tuple[Delay, str] | None:
+def late_over_nodes(
+    tables: Iterable[ReceivedTimetable], world_size: int
+) -> tuple[Delay, str] | None:
     """Who of all ranks made the others wait notably, if anybody, and that in a sentence."""
     tables = list(tables)
     times = [(rank, told) for told in tables for rank in told.table.ranks]
@@ -163,7 +165,7 @@ def who_is_late(
     Args:
         lateness: of what ranks call.
         sampled: of what C++ calls, which counts where nobody is late to the others.
-        lasted: how long the ranks have run.
+        lasted: the time since their first call.
         cpu_waits: how long they had to wait for a CPU, as far as that is known.
     """
     worst = lateness.worst(lasted)

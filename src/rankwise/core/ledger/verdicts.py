@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from rankwise.core.ledger import words
-from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate
+from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate, Stage
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -94,13 +94,13 @@ def find_verdict(
         return None
     gone = sorted(rank for rank in ends if by_rank[rank].fate is Fate.LEFT)
     if gone:
-        wait, waiting = _wait_for(gone, waits)
+        wait, waiting = _wait_for(gone, waits, by_rank)
         text = words.departure_in_words(gone, wait, waiting, by_rank)
         return Verdict(blamed=tuple(gone), text=text, is_certain=True, waiting=waiting)
     if ends:
         if not patience_is_over:
             return None
-        wait, waiting = _wait_for(sorted(ends), waits)
+        wait, waiting = _wait_for(sorted(ends), waits, by_rank)
         absent = tuple(rank for rank in wait.awaited if rank in ends)
         text = words.absence_in_words(absent, wait, waiting, by_rank[wait.rank])
         return Verdict(blamed=absent, text=text, is_certain=False, waiting=waiting)
@@ -201,18 +201,23 @@ def _ends(waits: Mapping[int, Wait]) -> set[int]:
     return {rank for wait in waits.values() for rank in wait.awaited if rank not in waits}
 
 
-def _wait_for(ranks: Sequence[int], waits: Mapping[int, Wait]) -> tuple[Wait, tuple[int, ...]]:
-    """The oldest call in which one of these is awaited, and who stands in it."""
+def _wait_for(
+    ranks: Sequence[int], waits: Mapping[int, Wait], books: Mapping[int, Book]
+) -> tuple[Wait, tuple[int, ...]]:
+    """The oldest call in which one of these is awaited, and who stands in it, or did."""
     wait = _oldest_first(
         wait for wait in waits.values() if any(rank in wait.awaited for rank in ranks)
     )[0]
     key = (wait.call.group, wait.call.number)
-    together = tuple(
-        rank
-        for rank, other in waits.items()
-        if rank == wait.rank or (key[0] and (other.call.group, other.call.number) == key)
+    if not key[0]:
+        return wait, (wait.rank,)
+    latest = {rank: wait.call for rank, wait in waits.items()}
+    for rank, book in books.items():  # who has failed in it may not have told yet why
+        if book.calls and book.calls[-1].stage is Stage.FAILED:
+            latest.setdefault(rank, book.calls[-1])
+    return wait, tuple(
+        rank for rank, call in sorted(latest.items()) if (call.group, call.number) == key
     )
-    return wait, together
 
 
 def _circle(waits: Mapping[int, Wait]) -> list[Wait]:

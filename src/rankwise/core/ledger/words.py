@@ -22,6 +22,7 @@ _TWO = 2
 _NEARLY_ALL = 0.9
 _MACHINES_SHARE = 0.5
 """Of what a rank costs: if it had no CPU for so long, the machine is named."""
+_SINCE = "of the time since the first call"
 _LINKS_SHOWN = 3
 """Of a longer circle two are told, and where it closes."""
 
@@ -103,8 +104,9 @@ def _calls_in_words(parties: Iterable[Party]) -> str:
 def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
     """Ranks that wait for each other, one after the other."""
     told = []
+    # A rank knows a group from its first call there.
+    groups = {key: group for wait in circle for key, group in books[wait.rank].groups.items()}
     for wait in circle:
-        groups = books[wait.rank].groups
         where = call_in_words(wait.call, groups.get(wait.call.group))
         where += _among_alike(wait.call.group, groups)
         told.append(f"rank {wait.rank} in {where} for {ranks_in_words(wait.awaited)}")
@@ -118,7 +120,10 @@ def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
 def _among_alike(key: str, groups: Mapping[str, Group]) -> str:
     """Which group it is, of several that are called alike."""
     group = groups.get(key)
-    alike = [other for other in groups if group is not None and groups[other].label == group.label]
+    alike = sorted(
+        (other for other in groups if group is not None and groups[other].label == group.label),
+        key=lambda other: (len(other), other),  # torch numbers its groups
+    )
     if len(alike) < 2 or group is None or not group.label:
         return ""
     return f", number {alike.index(key) + 1} of {len(alike)} such groups,"
@@ -127,18 +132,18 @@ def _among_alike(key: str, groups: Mapping[str, Group]) -> str:
 def delay_in_words(
     delay: "Delay", lasted: Duration, seen: float, *, is_of_a_part: bool = False
 ) -> str:
-    """`rank 3 came last in 92 % of the calls; 14 % of the run was spent waiting for it`.
+    """`rank 3 came last in 92 % of the calls; 14 % of the time since … was spent waiting for it`.
 
     Args:
         delay: what the rank has cost the others.
-        lasted: how long the run has lasted.
+        lasted: the time since the first call.
         seen: the share of the calls that were judged.
         is_of_a_part: whether only the ranks of one node are compared, and there are others.
     """
     among = ", of the ranks of its node," if is_of_a_part else ""
     text = (
         f"rank {delay.rank}{among} came last in {_percent(delay.last)} of the calls; "
-        f"{_percent(delay.waited / lasted)} of the run was spent waiting for it"
+        f"{_percent(delay.waited / lasted)} {_SINCE} was spent waiting for it"
     )
     return text if seen >= _NEARLY_ALL else f"{text} (of the calls, {_percent(seen)} were seen)"
 
@@ -147,8 +152,8 @@ def with_cpu_wait(text: str, delay: "Delay", cpu_wait: Duration, lasted: Duratio
     """The same, but that the machine is to blame where the rank had no CPU for so long."""
     if cpu_wait <= _MACHINES_SHARE * delay.waited:
         return text
-    share = _percent(cpu_wait / lasted)
-    return f"{text}; it had to wait for a CPU itself for {share} of the run: the machine is busy"
+    share = f"{_percent(cpu_wait / lasted)} {_SINCE}"
+    return f"{text}; it had to wait for a CPU itself for {share}: the machine is busy"
 
 
 def straggler_in_words(straggler: "Straggler") -> str:

@@ -9,16 +9,16 @@ from contextlib import suppress
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.keys import ABSENT, Revision, Snapshot
 from rankwise.base.units import Instant
-from rankwise.core.rendezvous.charter import agree, forgotten, founder_in
-from rankwise.core.rendezvous.codec import (
+from rankwise.core.rendezvous.founding import agree, forgotten, founder_in
+from rankwise.core.rendezvous.node_state import NodeState
+from rankwise.core.rendezvous.requests import Purpose, Request
+from rankwise.core.rendezvous.storage import (
     decode_charter,
     decode_inquiry,
     decode_round,
     places_in,
 )
-from rankwise.core.rendezvous.in_flight import Purpose, Request
-from rankwise.core.rendezvous.node_state import NodeState
-from rankwise.core.rendezvous.requests import (
+from rankwise.core.rendezvous.vocabulary import (
     Answer,
     KeysChanged,
     KeysRead,
@@ -26,6 +26,8 @@ from rankwise.core.rendezvous.requests import (
     LeaseGranted,
     LeaseRenewed,
     LeaseRevoked,
+    RefusalKind,
+    Refused,
     Reply,
     RequestFailed,
     StoreDenied,
@@ -33,7 +35,6 @@ from rankwise.core.rendezvous.requests import (
     TransactionConflicted,
     WatchLost,
 )
-from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
 
 
 def on_answer(node: NodeState, answer: Answer, now: Instant) -> None:

@@ -40,24 +40,24 @@ import msgspec
 
 from rankwise.base.keys import LeaseId, Put, Transaction, Unchanged
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
-from rankwise.core.rendezvous.codec import encode
-from rankwise.core.rendezvous.in_flight import Purpose, Requests
-from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.records import (
     BooksNote,
     Finding,
     Inquiry,
-    Phase,
     Round,
+    RoundPhase,
     Trouble,
 )
-from rankwise.core.rendezvous.requests import Commit, Order
+from rankwise.core.rendezvous.requests import Purpose, Requests
 from rankwise.core.rendezvous.shared import SharedKey
+from rankwise.core.rendezvous.storage import RunKeys, encode
 from rankwise.core.rendezvous.vocabulary import (
     BooksWanted,
+    Commit,
     InquiryAnswered,
     InquiryJudged,
     Notification,
+    Order,
     RanksFound,
     SheetsGathered,
 )
@@ -207,9 +207,9 @@ class LeaderInquiry:
         self._requests = requests
         self._notes: dict[str, BooksNote] = {}
         self._begun = 0
-        self.begin_anew()
+        self.begin_again()
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Another round has begun, or this node leads no longer: nothing is asked."""
         self._round = -1
         self._open: Inquiry | None = None
@@ -270,10 +270,10 @@ class LeaderInquiry:
             founder: of the run.
             now: the time.
         """
-        if round_ is None or round_.phase is not Phase.RUNNING or len(round_.members) < 2:
+        if round_ is None or round_.phase is not RoundPhase.RUNNING or len(round_.members) < 2:
             return []
         if round_.number != self._round:
-            self.begin_anew()
+            self.begin_again()
             self._round = round_.number
         if self._open is None and self._unwritten is None:
             self._open_if_wanted(round_, now)

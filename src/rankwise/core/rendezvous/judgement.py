@@ -16,7 +16,7 @@ import msgspec
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.root_cause import suspects_in_order
 from rankwise.base.units import ZERO, Instant
-from rankwise.core.rendezvous.policy import has_progressed, obstacle_to_another
+from rankwise.core.rendezvous.configuration import has_progressed, obstacle_to_another
 from rankwise.core.rendezvous.records import Round, Suspect, Verdict
 from rankwise.core.rendezvous.view import View
 

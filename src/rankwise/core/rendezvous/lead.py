@@ -12,17 +12,16 @@ from typing import NamedTuple
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.keys import Change, LeaseId, Put, Revision, Transaction, Unchanged
 from rankwise.base.units import MILLISECOND, Duration, Instant, after
-from rankwise.core.rendezvous.codec import decode_books_note, decode_node, encode
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.core.rendezvous.in_flight import Purpose, Requests
 from rankwise.core.rendezvous.inquiry import LeaderInquiry
-from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.leader import Decision, decide
+from rankwise.core.rendezvous.leases import Bound, RunLease
 from rankwise.core.rendezvous.records import Round
-from rankwise.core.rendezvous.requests import Commit, KeysRead, Order, ReadKeys
-from rankwise.core.rendezvous.run_lease import Bound, RunLease
+from rankwise.core.rendezvous.requests import Purpose, Requests
 from rankwise.core.rendezvous.shared import SharedKeys
-from rankwise.core.rendezvous.view import Heard, View
+from rankwise.core.rendezvous.storage import RunKeys, decode_books_note, decode_node, encode
+from rankwise.core.rendezvous.view import HeardRecord, View
+from rankwise.core.rendezvous.vocabulary import Commit, KeysRead, Order, ReadKeys
 
 TURN = Duration(5 * MILLISECOND)
 """How far apart the members try to take a free lead."""
@@ -204,7 +203,7 @@ class Lead:
         self.looks_at = None
         self.run_lease.stop()
         self.inquiry.forget_nodes()
-        self.inquiry.begin_anew()
+        self.inquiry.begin_again()
         self._requests.forget(Purpose.NODES)
 
     def _hear(self, view: View, key: str, value: bytes | None, founder: str, now: Instant) -> None:
@@ -222,9 +221,9 @@ class Lead:
             record = decode_node(value, key, node)
             if record.founder != founder:
                 return  # of a run that the store has forgotten; it will find out
-            heard = Heard(record, now)
+            heard = HeardRecord(record, now)
         except RemoteProtocolError as error:
-            heard = Heard(None, now, str(error))
+            heard = HeardRecord(None, now, str(error))
         view.put(node, heard)
 
     def _hear_of_books(

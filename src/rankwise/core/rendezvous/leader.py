@@ -37,15 +37,15 @@ from rankwise.core.rendezvous.records import (
     Departure,
     Lineup,
     NodeRecord,
-    Phase,
     Round,
+    RoundPhase,
     Verdict,
 )
 from rankwise.core.rendezvous.view import View
 
 SHOWN_MAX = 8
 """How many nodes a sentence names before it counts the rest."""
-FIRST_ROUND = Round(number=0, phase=Phase.GATHERING)
+FIRST_ROUND = Round(number=0, phase=RoundPhase.GATHERING)
 
 
 class Decision(NamedTuple):
@@ -75,13 +75,13 @@ def decide(view: View, now: Instant) -> Decision:
 def _decide(view: View, now: Instant) -> Decision:
     round_ = FIRST_ROUND if view.round is None else view.round
     match round_.phase:
-        case Phase.GATHERING:
+        case RoundPhase.GATHERING:
             return _gather(view, round_, now)
-        case Phase.RUNNING:
+        case RoundPhase.RUNNING:
             return _watch_over(view, round_, now)
-        case Phase.STOPPING:
+        case RoundPhase.STOPPING:
             return _see_off(view, round_)
-        case Phase.CLOSED:
+        case RoundPhase.CLOSED:
             return Decision()
 
 
@@ -145,7 +145,7 @@ def _stopped(view: View, round_: Round, preempted: list[str]) -> Round:
 
 
 def _closed(round_: Round, verdict: Verdict) -> Round:
-    return msgspec.structs.replace(round_, phase=Phase.CLOSED, verdict=verdict, refusals={})
+    return msgspec.structs.replace(round_, phase=RoundPhase.CLOSED, verdict=verdict, refusals={})
 
 
 def _departing(view: View, departure: Departure) -> list[str]:
@@ -325,7 +325,7 @@ def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count
     kept = {node: why for node, why in round_.refusals.items() if node in view.nodes}
     return Round(
         number=round_.number,
-        phase=Phase.RUNNING,
+        phase=RoundPhase.RUNNING,
         members=members,
         slots=slots[:1] if len(set(slots)) == 1 else slots,
         master_address=first.address,
@@ -450,7 +450,7 @@ def _stopping(view: View, round_: Round, node: str) -> Round:
     record = _last_record_if_done(view, node) if heard is None else heard.record
     return msgspec.structs.replace(
         round_,
-        phase=Phase.STOPPING,
+        phase=RoundPhase.STOPPING,
         why=f"node {view.named(node)} was told to stop",
         signal=None if record is None else record.signal,
     )
@@ -470,7 +470,7 @@ def _dissolved(round_: Round, why: str, gone: tuple[str, ...] = ()) -> Round:
     return msgspec.structs.replace(
         round_,
         number=round_.number + 1,
-        phase=Phase.GATHERING,
+        phase=RoundPhase.GATHERING,
         master_address="",
         master_port=0,
         why=why,

@@ -35,8 +35,8 @@ which step a request failed, or in which order answers come; what failed is aske
   forgotten everything (no charter, where one was) ends the run with that sentence.
 
 This module hears the agent and asks the store for what is missing; `answers.py` hears the store.
-What they know of the node, each part in a file of its own, is its `node_state.py`. `succession.py`
-says how one run follows another under one id, `run_lease.py` how the store comes to forget them,
+What they know of the node, each part in a file of its own, is its `node_state.py`. `founding.py`
+says how one run follows another under one id, `leases.py` how the store comes to forget them,
 `inquiry.py` how nodes find out together which rank keeps the others waiting in a collective.
 """
 
@@ -46,15 +46,15 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.base.keys import LeaseId
 from rankwise.base.units import MILLISECOND, Duration, Instant, after, between, format_duration
 from rankwise.core.rendezvous.answers import on_answer
-from rankwise.core.rendezvous.charter import founding
-from rankwise.core.rendezvous.codec import encode
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.in_flight import Purpose
+from rankwise.core.rendezvous.founding import founding
 from rankwise.core.rendezvous.node_state import NodeState
-from rankwise.core.rendezvous.records import Departure, Phase, Round
-from rankwise.core.rendezvous.requests import Commit, LeaseRenewed, RevokeLease
+from rankwise.core.rendezvous.records import Departure, Round, RoundPhase
+from rankwise.core.rendezvous.requests import Purpose
+from rankwise.core.rendezvous.storage import encode
 from rankwise.core.rendezvous.vocabulary import (
     BooksTold,
+    Commit,
     DeadlinePassed,
     DepartureRequested,
     Effect,
@@ -62,9 +62,11 @@ from rankwise.core.rendezvous.vocabulary import (
     GangFailing,
     InquiryJudged,
     Joined,
+    LeaseRenewed,
     Left,
     NodeReady,
     RanksArrived,
+    RevokeLease,
     Stimulus,
     TroubleTold,
     World,
@@ -126,7 +128,7 @@ class Rendezvous:
     def is_awaited(self) -> bool:
         """Whether the others wait for this node to end its round, or for the next one."""
         round_ = self._node.membership.round
-        is_open = round_ is not None and round_.phase is not Phase.CLOSED
+        is_open = round_ is not None and round_.phase is not RoundPhase.CLOSED
         return is_open and self._node.membership.place is not None
 
     @property
@@ -205,7 +207,7 @@ class Rendezvous:
 
     def _on_ready(self, stimulus: NodeReady, now: Instant) -> None:
         node = self._node
-        node.membership.begin_anew()
+        node.membership.begin_again()
         node.own.rewrite(ready=stimulus.round, port=stimulus.port, arrived_at=None)
         node.own.flush_at = None
         node.waiting.begin(now)

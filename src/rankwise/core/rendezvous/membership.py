@@ -6,7 +6,7 @@ ended. Whatever comes after the verdict or a refusal is of no interest any more.
 """
 
 from rankwise.core.rendezvous.own_record import OwnRecord
-from rankwise.core.rendezvous.records import Departure, Phase, Round
+from rankwise.core.rendezvous.records import Departure, Round, RoundPhase
 from rankwise.core.rendezvous.vocabulary import (
     Closed,
     Dissolved,
@@ -70,7 +70,7 @@ class Membership:
         """Whether this node's gang lives, as far as its agent has told."""
         return self.member_of is not None and not self.has_ended
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """The node is ready for another round."""
         self.member_of = None
         self.has_ended = self.is_dissolved = False
@@ -105,7 +105,7 @@ class Membership:
         if self._me in round_.refusals:
             kind = RefusalKind.SEAT if self._is_static else RefusalKind.EXCLUDED
             return self.refuse(Refused(kind, round_.refusals[self._me], ""))
-        if round_.phase is Phase.CLOSED:
+        if round_.phase is RoundPhase.CLOSED:
             assert round_.verdict is not None, "a closed round has a verdict"
             self.is_told_the_end = True
             return [Closed(round_.verdict)]
@@ -113,7 +113,7 @@ class Membership:
             return self._compare_as_member(round_, self.member_of)
         if self._own.record.ready < 0 or not is_registered:
             return []
-        if round_.phase is Phase.RUNNING:
+        if round_.phase is RoundPhase.RUNNING:
             return self._compare_as_candidate(round_)
         self._pass_over_missed(round_)
         return []
@@ -124,7 +124,7 @@ class Membership:
                 return []
             self.is_dissolved = True
             return [Dissolved(world.round, world.round + 1, round_.why)]
-        if round_.phase is not Phase.STOPPING or self.is_dissolved:
+        if round_.phase is not RoundPhase.STOPPING or self.is_dissolved:
             return []
         notifications: list[Notification] = []
         if not self._is_stop_told:
@@ -153,7 +153,7 @@ class Membership:
 
         A watch may tell the beginning and the end at once, and the others wait for its workers.
         """
-        is_dissolved = round_.phase is Phase.GATHERING
+        is_dissolved = round_.phase is RoundPhase.GATHERING
         missed = round_.number - is_dissolved
         record = self._own.record
         if self.place is None or record.ready > missed or record.ended >= missed:

@@ -28,11 +28,11 @@ from rankwise.base.keys import (
     Unchanged,
 )
 from rankwise.base.units import Instant, between
-from rankwise.core.rendezvous.codec import encode
 from rankwise.core.rendezvous.configuration import NodeOffer
-from rankwise.core.rendezvous.in_flight import Purpose, Request, Requests
 from rankwise.core.rendezvous.records import FailureNote, NodeRecord
-from rankwise.core.rendezvous.requests import Commit, Order, ReadKeys
+from rankwise.core.rendezvous.requests import Purpose, Request, Requests
+from rankwise.core.rendezvous.storage import encode
+from rankwise.core.rendezvous.vocabulary import Commit, Order, ReadKeys
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Failure

@@ -1,7 +1,7 @@
 """What nodes write into the store for each other: the charter, node records, the round.
 
 Each record has one writer (ADR 0007): a node its own `NodeRecord`, the leader the `Round`, the
-first node the `Charter`. They are JSON in the store (`codec.py`), so that a person with the
+first node the `Charter`. They are JSON in the store (`storage.py`), so that a person with the
 store's own tool can read them; what has its default is left out. Round numbers count from 0, and -1
 means none yet.
 """
@@ -206,7 +206,7 @@ class Inquiry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finding: Finding | None = None
 
 
-class Phase(StrEnum):
+class RoundPhase(StrEnum):
     """Where in its life a round is."""
 
     GATHERING = "gathering"
@@ -300,7 +300,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     version: int = PROTOCOL_VERSION
     number: int
-    phase: Phase
+    phase: RoundPhase
     members: tuple[str, ...] = ()
     slots: tuple[int, ...] = ()
     master_address: str = ""

@@ -1,159 +1,100 @@
-"""What a rendezvous asks of the store (orders), and what the store answers (stimuli).
+"""What a rendezvous has asked the store, and has not heard the answer to.
 
-Every order carries a `token`, a number that the machine gives out once. The store's answer bears
-the same token; an answer to a token that nobody waits for any more changes nothing, so answers may
-come late or twice. The driver that carries out an order answers it exactly once in the end, after
-at most `RendezvousConfig.request_timeout` with `RequestFailed`. The order in which two requests
-that are under way together reach the store is not promised.
+For each purpose at most one request is under way. One that failed is repeated after a pause; an
+answer that comes late or twice finds nobody who waits for it.
 """
 
-import msgspec
+from enum import StrEnum
+from typing import Any, NamedTuple
 
-from rankwise.base.keys import Change, LeaseId, Revision, Snapshot, Transaction
-from rankwise.base.units import Duration
-
-
-class ReadKeys(msgspec.Struct, frozen=True, tag=True):
-    """Read all keys that begin with `prefix`; answer `KeysRead`.
-
-    With `watch`, also tell every later change under the prefix: `KeysChanged` with that token,
-    again and again, until `EndWatch`. All changes of one transaction come together. A store that
-    does not answer for a while is no end of a watch: it goes on where it was. Without `KeysRead`
-    there is no watch.
-    """
-
-    token: int
-    prefix: str
-    watch: int | None = None
+from rankwise.base.units import Duration, Instant, after
 
 
-class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Try a transaction; `TransactionCommitted`, `TransactionConflicted` or `LeaseEnded`."""
+class Purpose(StrEnum):
+    """What a request is for."""
 
-    token: int
-    transaction: Transaction
-
-
-class EndWatch(msgspec.Struct, frozen=True, tag=True):
-    """Tell nothing more through the watch with that token; no answer."""
-
-    token: int
-
-
-class GrantLease(msgspec.Struct, frozen=True, tag=True):
-    """Begin a lease; answer `LeaseGranted`."""
-
-    token: int
-    ttl: Duration
+    LEASE = "lease"
+    SHARED = "shared"
+    CHARTER = "charter"
+    OWN = "own"
+    DONE_NOTE = "done-note"
+    LEAD = "lead"
+    NODES = "nodes"
+    ROUND = "round"
+    RUN_LEASE = "run lease"
+    GOODBYE = "goodbye"
+    BOOKS = "books"
+    INQUIRY = "inquiry"
 
 
-class RenewLease(msgspec.Struct, frozen=True, tag=True):
-    """Prolong a lease; answer `LeaseRenewed` or `LeaseEnded`."""
+class Request(NamedTuple):
+    """A request that is under way: what it is for, since when, and what its answer needs."""
 
-    token: int
-    lease: LeaseId
-
-
-class RevokeLease(msgspec.Struct, frozen=True, tag=True):
-    """End a lease and delete its keys; answer `LeaseRevoked`."""
-
-    token: int
-    lease: LeaseId
+    purpose: Purpose
+    sent_at: Instant
+    context: Any = None
 
 
-Order = ReadKeys | Commit | EndWatch | GrantLease | RenewLease | RevokeLease
+class Requests:
+    """Requests under way, by token, and pauses before those that failed are repeated."""
 
+    def __init__(self) -> None:
+        self._tokens_given = 0
+        self._by_token: dict[int, Request] = {}
+        self._latest: dict[Purpose, int] = {}
+        self._busy: set[Purpose] = set()
+        self._paused_until: dict[Purpose, Instant] = {}
 
-class KeysRead(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `ReadKeys`; `watch` is the order's."""
+    def new_token(self) -> int:
+        """A token that was never given out before."""
+        self._tokens_given += 1
+        return self._tokens_given
 
-    token: int
-    snapshot: Snapshot
-    watch: int | None = None
+    def begin(self, purpose: Purpose, now: Instant, context: Any = None) -> int:
+        """Note a request, and return its token."""
+        assert purpose not in self._busy, f"a second request for {purpose}"
+        token = self.new_token()
+        self._by_token[token] = Request(purpose, now, context)
+        self._latest[purpose] = token
+        self._busy.add(purpose)
+        self._paused_until.pop(purpose, None)
+        return token
 
+    def settle(self, token: int) -> Request | None:
+        """Take the request that is answered; None if nobody waits for the answer any more."""
+        request = self._by_token.pop(token, None)
+        if request is not None and self._latest.get(request.purpose) == token:
+            self._busy.discard(request.purpose)
+        return request
 
-class TransactionCommitted(msgspec.Struct, frozen=True, tag=True):
-    """The transaction of `Commit` has taken place, as `revision`."""
+    def pause(self, purpose: Purpose, now: Instant, pause: Duration) -> None:
+        """Ask nothing for that purpose for a while."""
+        self._paused_until[purpose] = after(now, pause)
 
-    token: int
-    revision: Revision
+    def may_begin(self, purpose: Purpose, now: Instant) -> bool:
+        """Whether a request for that purpose may be made."""
+        if purpose in self._busy:
+            return False
+        return now >= self._paused_until.get(purpose, now)
 
+    def is_under_way(self, purpose: Purpose) -> bool:
+        """Whether a request for that purpose is under way."""
+        return purpose in self._busy
 
-class TransactionConflicted(msgspec.Struct, frozen=True, tag=True):
-    """A condition of `Commit` did not hold, and nothing was written."""
+    def release(self, purpose: Purpose) -> None:
+        """Let another request begin though one is under way; the answers to both are welcome."""
+        self._busy.discard(purpose)
 
-    token: int
-    revision: Revision
+    def forget(self, purpose: Purpose) -> None:
+        """Wait no longer for the answer to the request for that purpose, and end its pause."""
+        for token, request in list(self._by_token.items()):
+            if request.purpose is purpose:
+                del self._by_token[token]
+        self._busy.discard(purpose)
+        self._paused_until.pop(purpose, None)
 
-
-class LeaseGranted(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `GrantLease`."""
-
-    token: int
-    lease: LeaseId
-
-
-class LeaseRenewed(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `RenewLease`: it lives for its whole time again."""
-
-    token: int
-
-
-class LeaseRevoked(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `RevokeLease`: its keys are gone."""
-
-    token: int
-
-
-class LeaseEnded(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `RenewLease`, or to a `Commit` that names it: the lease is over."""
-
-    token: int
-
-
-class KeysChanged(msgspec.Struct, frozen=True, tag=True):
-    """The watch with that token tells changes: in order, none missing, none twice."""
-
-    token: int
-    changes: tuple[Change, ...]
-
-
-class WatchLost(msgspec.Struct, frozen=True, tag=True):
-    """The watch with that token tells nothing more: some changes are forgotten. Read anew."""
-
-    token: int
-    reason: str
-
-
-class RequestFailed(msgspec.Struct, frozen=True, tag=True):
-    """Nobody answered in time. The request may have been carried out, or may yet be."""
-
-    token: int
-    reason: str
-    """One sentence: who was tried, and for how long."""
-
-
-class StoreDenied(msgspec.Struct, frozen=True, tag=True):
-    """The store answers, but will not let this node in, now or later."""
-
-    token: int
-    reason: str
-    hint: str = ""
-    is_of_another_run: bool = False
-    """Whether it is another run's store: this node has come to the wrong place."""
-
-
-Reply = (
-    KeysRead
-    | TransactionCommitted
-    | TransactionConflicted
-    | LeaseGranted
-    | LeaseRenewed
-    | LeaseRevoked
-    | LeaseEnded
-    | RequestFailed
-    | StoreDenied
-)
-"""The end of a request."""
-Answer = Reply | KeysChanged | WatchLost
-"""Whatever the store says."""
+    def next_deadline(self, now: Instant) -> Instant | None:
+        """When the first pause is over."""
+        if not self._paused_until:
+            return None
+        return min((until for until in self._paused_until.values() if until > now), default=None)

@@ -6,9 +6,9 @@ may overtake each other. The store's revision tells which is newer.
 
 from rankwise.base.keys import ABSENT, Change, LeaseId, Revision, Snapshot
 from rankwise.base.units import Instant
-from rankwise.core.rendezvous.in_flight import Purpose, Requests
-from rankwise.core.rendezvous.layout import RunKeys
-from rankwise.core.rendezvous.requests import Order, ReadKeys
+from rankwise.core.rendezvous.requests import Purpose, Requests
+from rankwise.core.rendezvous.storage import RunKeys
+from rankwise.core.rendezvous.vocabulary import Order, ReadKeys
 
 
 class SharedKey:

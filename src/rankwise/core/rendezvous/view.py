@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from rankwise.base.units import Instant, after
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.core.rendezvous.records import Departure, NodeRecord, Phase, Round
+from rankwise.core.rendezvous.records import Departure, NodeRecord, Round, RoundPhase
 
 
 @dataclass(slots=True, frozen=True)
-class Heard:
+class HeardRecord:
     """A node's record as last heard, and when that was.
 
     `record` is None if it cannot be read; `problem` then says why.
@@ -30,7 +30,7 @@ class Heard:
 class Gone:
     """A member whose record has vanished: what it was at last, and when that was seen."""
 
-    last: Heard | None
+    last: HeardRecord | None
     at: Instant
     has_ended: bool
     """Whether it had told before that none of its workers lived any more."""
@@ -46,7 +46,7 @@ class View:
 
     def __init__(self, config: RendezvousConfig, now: Instant) -> None:
         self.config = config
-        self.nodes: dict[str, Heard] = {}
+        self.nodes: dict[str, HeardRecord] = {}
         self.unreadable: dict[str, str] = {}
         """Those whose record cannot be read, and why."""
         self.since: dict[str, Instant] = {}
@@ -65,7 +65,7 @@ class View:
         self.enough_since: Instant | None = None
         self.ended_since: Instant | None = None
 
-    def put(self, node: str, heard: Heard) -> None:
+    def put(self, node: str, heard: HeardRecord) -> None:
         """A node has written its record."""
         if node not in self.nodes:
             self.since[node] = heard.at
@@ -95,7 +95,7 @@ class View:
             return
         self.round_since = now
         self.enough_since = self.ended_since = None
-        if new.phase is Phase.RUNNING:
+        if new.phase is RoundPhase.RUNNING:
             self.gone.clear()
             self.returned.clear()
         for node in new.members:
@@ -107,7 +107,7 @@ class View:
         noted = self.done.get(node)
         if noted is None or noted.ended != self.run_number:
             return Gone(None, now, has_ended=False)
-        return Gone(Heard(noted, now), now, has_ended=True)
+        return Gone(HeardRecord(noted, now), now, has_ended=True)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class View:
         """The number of the round that runs or ran last; -1 before the first."""
         if self.round is None:
             return -1
-        return self.round.number - (self.round.phase is Phase.GATHERING)
+        return self.round.number - (self.round.phase is RoundPhase.GATHERING)
 
     def has_ended(self, record: NodeRecord | None) -> bool:
         """Whether a member has told that none of its workers of the last round lives any more."""
@@ -199,7 +199,7 @@ class View:
         ]
         return after(max(vanished), self.config.fence) if vanished else None
 
-    def last_words(self) -> Iterator[tuple[str, Heard]]:
+    def last_words(self) -> Iterator[tuple[str, HeardRecord]]:
         """Each member with its last record, whether it is here or gone, in the order of ranks."""
         for node in self.members:
             heard = self.nodes.get(node)

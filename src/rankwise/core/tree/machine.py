@@ -55,6 +55,7 @@ from rankwise.core.tree.vocabulary import (
     FAILED_BIT,
     Access,
     AllocationAbandoned,
+    AllocationGranted,
     AllocationRequested,
     ChildDied,
     ChildJoined,
@@ -63,7 +64,6 @@ from rankwise.core.tree.vocabulary import (
     Drained,
     Effect,
     EndCause,
-    Granted,
     GraphSpec,
     GroupSubmitted,
     Recalled,
@@ -325,9 +325,18 @@ class TaskGraph:
             # The first member's failure is the group's, which ends when the last member has.
             group.tainted_by = group.number
             self._not_completed.append(_told(group, cause, task.child))
+        elif cause is EndCause.DIED:
+            self._add_death(group, task.child)
         group.waiting_for -= 1
         if group.waiting_for == 0:
             self._end(group, _COMPLETED if group.tainted_by is None else _FAILED, None)
+
+    def _add_death(self, group: Task, child: Child | None) -> None:
+        """Tell of a member's death after another one's failure, which may only follow from it."""
+        assert child is not None, "it ended in the task"
+        for place, told in enumerate(self._not_completed):
+            if told.number == group.number:
+                self._not_completed[place] = told._replace(deaths=(*told.deaths, child.index))
 
     def _end_unrun(self, task: Task, cause: EndCause) -> None:
         """End a task that is in no queue."""
@@ -425,7 +434,7 @@ class TaskGraph:
         self._begin_history(self._memory.request(stimulus.size_bytes))
         self._send(now)
 
-    def _begin_history(self, granted: Granted | None) -> None:
+    def _begin_history(self, granted: AllocationGranted | None) -> None:
         """Forget the tasks that used these bytes before: they order no task that uses them now."""
         if granted is not None:
             self._hazards.forget(granted.address, granted.address + granted.size_bytes)
@@ -465,9 +474,9 @@ class TaskGraph:
 
 def _told(task: Task, cause: EndCause, child: Child | None) -> Unfinished:
     because = task.tainted_by if cause is EndCause.SKIPPED else None
-    return Unfinished(
-        task.number, task.name, cause, None if child is None else child.index, because
-    )
+    where = None if child is None else child.index
+    deaths = (where,) if where is not None and cause is EndCause.DIED else ()
+    return Unfinished(task.number, task.name, cause, where, because, deaths)
 
 
 def _by_number(unfinished: Unfinished) -> int:

@@ -11,7 +11,14 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.base.units import format_bytes
 from rankwise.core.tree.heap import Heap
 from rankwise.core.tree.state import Slab
-from rankwise.core.tree.vocabulary import HOST, Access, Discard, Effect, Granted, Refused
+from rankwise.core.tree.vocabulary import (
+    HOST,
+    Access,
+    AllocationGranted,
+    AllocationRefused,
+    Discard,
+    Effect,
+)
 
 SCOPE_DEPTH_MAX = 64
 
@@ -53,14 +60,14 @@ class Memory:
                 self._free(slab)
         self.scope_depth -= 1
 
-    def request(self, size_bytes: int) -> Granted | None:
+    def request(self, size_bytes: int) -> AllocationGranted | None:
         """Grant bytes, refuse them, or want them until `retry` can do either."""
         if self.wanted_bytes is not None:
             raise LocalProtocolError("memory was asked for while somebody waits for memory")
         self.wanted_bytes = Heap.rounded(size_bytes)
         return self.retry()
 
-    def retry(self) -> Granted | None:
+    def retry(self) -> AllocationGranted | None:
         """See whether what is wanted can be had by now, or never; what was granted."""
         size_bytes = self.wanted_bytes
         if size_bytes is None:
@@ -71,13 +78,13 @@ class Memory:
             place = bisect_right(self._starts, address)
             self._starts.insert(place, address)
             self._slabs.insert(place, Slab(address, size_bytes, self.scope_depth))
-            granted = Granted(address, size_bytes)
+            granted = AllocationGranted(address, size_bytes)
             self._effects.append(granted)
             return granted
         is_on_its_way = any(slab.scope_depth == 0 for slab in self._slabs)
         if not is_on_its_way or size_bytes > self._heap.capacity_bytes:
             self.wanted_bytes = None
-            self._effects.append(Refused(self._why_full(size_bytes)))
+            self._effects.append(AllocationRefused(self._why_full(size_bytes)))
         return None
 
     def hold(self, accesses: Sequence[Access]) -> list[Slab]:

@@ -44,7 +44,10 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class EndCause(StrEnum):
-    """Why a task did not complete."""
+    """Why a task did not complete.
+
+    It is of a task, not of a process: why a process failed, a `FailureCause` tells.
+    """
 
     RAISED = "raised"
     DIED = "died"
@@ -66,6 +69,7 @@ class Unfinished(NamedTuple):
         cause: why.
         child: where it was, None when it never was anywhere.
         because: for a skipped task, the number of the first task that tainted it.
+        deaths: the children that ended in it; of a group also after another member had failed.
     """
 
     number: int
@@ -73,6 +77,7 @@ class Unfinished(NamedTuple):
     cause: EndCause
     child: int | None = None
     because: int | None = None
+    deaths: tuple[int, ...] = ()
 
 
 # Stimuli
@@ -259,14 +264,14 @@ class Recall(msgspec.Struct, frozen=True, tag=True):
     child: int
 
 
-class Granted(msgspec.Struct, frozen=True, tag=True):
+class AllocationGranted(msgspec.Struct, frozen=True, tag=True):
     """The allocation that was asked for: `size_bytes` from `address` on."""
 
     address: int
     size_bytes: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class AllocationRefused(msgspec.Struct, frozen=True, tag=True):
     """The allocation that was asked for can never be had; `reason` says who holds the memory."""
 
     reason: str
@@ -291,4 +296,4 @@ class Drained(msgspec.Struct, frozen=True, tag=True):
     unfinished: tuple[Unfinished, ...]
 
 
-Effect = Dispatch | Recall | Granted | Refused | Discard | Drained
+Effect = Dispatch | Recall | AllocationGranted | AllocationRefused | Discard | Drained

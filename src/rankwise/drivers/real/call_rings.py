@@ -66,55 +66,6 @@ def read_book(segment: Segment, local_rank: int, first_rank: int) -> Book | None
     )
 
 
-class ArrivalReader:
-    """Reads the calls of one worker as lateness needs them, each once: no texts, no more than new.
-
-    Args:
-        segment: where its book is.
-        local_rank: whose book it is.
-        first_rank: the rank of the node's first worker.
-    """
-
-    def __init__(self, segment: Segment, local_rank: int, first_rank: int) -> None:
-        self._segment = segment
-        self._local_rank = local_rank
-        self._first_rank = first_rank
-        self._area = segment.area_of_calls(local_rank)
-        self._keys: list[str] = []
-        self.groups: dict[str, Group] = {}
-        self._seen = 0
-
-    @property
-    def is_standing(self) -> bool:
-        """Whether the rank is in the call that it began last."""
-        last = head_of(self._segment, self._local_rank)[HEAD_CALLS]
-        return bool(last) and not self._entry(last)[_END]
-
-    def read(self, most: int) -> list[Arrival]:
-        """Its calls since the last look as far as they have ended, of many the latest."""
-        head = head_of(self._segment, self._local_rank)
-        last, group_count = head[HEAD_CALLS], head[HEAD_GROUPS]
-        if group_count != len(self._keys):
-            table = os.pread(self._segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, self._area)
-            self._keys, self.groups, _ = _read_groups(table, group_count, self._first_rank)
-        arrivals = []
-        for sequence in range(max(self._seen, last - min(most, SAFE_ENTRIES)) + 1, last + 1):
-            found, number, begun_at, end, slot, *_, flags = self._entry(sequence)
-            if found == sequence and not end:
-                break  # the rank is in it: read on from here the next time
-            self._seen = sequence
-            if found == sequence and 0 <= slot < len(self._keys):
-                of_handle = bool(flags & OF_HANDLE)
-                arrivals.append(
-                    Arrival(self._keys[slot], number, begun_at, end >> STAGE_BITS, of_handle)
-                )
-        return arrivals
-
-    def _entry(self, sequence: int) -> tuple[int, ...]:
-        at = self._area + RING_AT + sequence % ENTRIES * ENTRY_BYTES
-        return ENTRY_HEAD.unpack(os.pread(self._segment.fd, ENTRY_HEAD.size, at))
-
-
 class SeenCall(NamedTuple):
     """A call as it stands in a ring: `words` are its text and place, as the rank has fitted them.
 
@@ -132,7 +83,13 @@ class SeenCall(NamedTuple):
 
 
 class CallReader:
-    """Reads all calls of one worker with their words, each once, for the record of the run."""
+    """Reads all calls of one worker with their words, each once, for the record of the run.
+
+    Args:
+        segment: where its book is.
+        local_rank: whose book it is.
+        first_rank: the rank of the node's first worker.
+    """
 
     def __init__(self, segment: Segment, local_rank: int, first_rank: int) -> None:
         self._segment = segment
@@ -143,7 +100,7 @@ class CallReader:
         self.keys: list[str] = []
         self.groups: dict[str, Group] = {}
 
-    def read(self, most: int, *, is_last: bool = False) -> tuple[list[SeenCall], int]:
+    def read_calls(self, most: int, *, is_last: bool = False) -> tuple[list[SeenCall], int]:
         """Its calls since the last look as far as they have ended, of many the latest.
 
         Args:
@@ -155,11 +112,11 @@ class CallReader:
         """
         head = head_of(self._segment, self._local_rank)
         last, group_count = head[HEAD_CALLS], head[HEAD_GROUPS]
-        if last == self._seen:
-            return [], 0
         if group_count != len(self.keys):
             table = os.pread(self._segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, self._area)
             self.keys, self.groups, _ = _read_groups(table, group_count, self._first_rank)
+        if last == self._seen:
+            return [], 0
         first = max(self._seen, last - min(most, SAFE_ENTRIES)) + 1
         lost, calls = first - self._seen - 1, []
         for sequence, entry in self._entries(first, last):
@@ -185,6 +142,28 @@ class CallReader:
                 begin = offset * ENTRY_BYTES
                 yield first + offset, stretch[begin : begin + ENTRY_BYTES]
             first += count
+
+
+class ArrivalReader(CallReader):
+    """Reads the calls of one worker as lateness needs them, each once."""
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether the rank is in the call that it began last."""
+        last = head_of(self._segment, self._local_rank)[HEAD_CALLS]
+        if not last:
+            return False
+        ((_, entry),) = self._entries(last, last)
+        return not ENTRY_HEAD.unpack_from(entry)[_END]
+
+    def read(self, most: int) -> list[Arrival]:
+        """Its calls in groups since the last look as far as they have ended, of many the latest."""
+        calls, _ = self.read_calls(most)
+        return [
+            Arrival(self.keys[call.slot], call.number, call.begun_at, call.ended_at, call.of_handle)
+            for call in calls
+            if call.slot >= 0
+        ]
 
 
 def words_in(words: bytes) -> tuple[str, str]:

@@ -19,14 +19,14 @@ offered to be called again, and the failure would end it otherwise.
   has killed the child.
 """
 
+import _socket
 import os
 import select
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from fcntl import F_SETPIPE_SZ, fcntl
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwise.base.failure import ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
@@ -36,7 +36,7 @@ from rankwise.core.gang.vocabulary import (
     StacksDumped,
     Stimulus,
     Swept,
-    Told,
+    WordToWorker,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
@@ -68,6 +68,9 @@ from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
 from rankwise.drivers.real.worker_link import WorkerLink, WorkerPlanner, WorkerStream
 from rankwise.drivers.real.worker_process import Ends, WorkerProcess
 from rankwise.ports.clock import Clock
+
+if TYPE_CHECKING:
+    import socket
 
 PEER_NOTICE = Duration(50 * MILLISECOND)
 """How long a failure is kept from the ranks that wait for the failed one, see `_tell_peers`."""
@@ -137,7 +140,7 @@ class RealProcessHost:
         self._planner = planner
         self._flow = flow
         self._deliver = deliver
-        self._ends: Ends[WorkerLink] = Ends()
+        self._ends: Ends[WorkerLink] | None = None  # with the first process: files may be few
         self._last_progress = last_progress
         self._on_hang = on_hang
         self._on_calls = on_calls
@@ -234,19 +237,19 @@ class RealProcessHost:
 
     def note_ends(self) -> None:
         """Note which workers have ended by now, whatever is heard of them only later."""
-        for link in self._ends.take():
-            link.end_seen_at = self._clock.now()
+        for link in () if self._ends is None else self._ends.take():
+            self._on_end_seen(link)
 
     def fence(self, at: Instant | None) -> None:
         """Let the guardian kill all workers at that instant, however this process fares then."""
         self._guardian.fence(at)
 
-    def tell(self, local_rank: int, attempt: int, word: Told) -> None:
+    def tell(self, local_rank: int, attempt: int, word: WordToWorker) -> None:
         """Say a word to a worker that can be recovered; see ports.processes."""
         link = self._current.get(local_rank)
         if link is None or link.is_over or link.line is None:
             return
-        if word is not Told.AGAIN:
+        if word is not WordToWorker.AGAIN:
             tell(link.line, AgentWord(word, peers=tuple(self.pids().values())))
             return
         link.attempt = attempt
@@ -294,7 +297,10 @@ class RealProcessHost:
             for stream in link.streams:
                 self._flow.finish(stream.pump)
         self._links.clear()
-        self._ends.close()
+        if self._ends is not None:
+            self._reactor.unwatch_readable(self._ends.fileno())
+            self._ends.close()
+            self._ends = None
 
     def on_spawned(self, worker: int, pid: int) -> None:
         """A process exists: its parent says so, or it does itself, if that has been stopped."""
@@ -303,10 +309,7 @@ class RealProcessHost:
             link.pid = pid
             with suppress(OSError):  # it has ended already; or without, its parent will do it all
                 link.process = WorkerProcess(pid)
-                self._reactor.watch_readable(
-                    link.process.fileno(), partial(self._on_end_seen, link)
-                )
-                self._ends.watch(link.process, link)
+                self._watch_end(link.process, link)
             self._deliver(WorkerSpawned(link.local_rank, link.attempt, pid))
 
     def on_refused(self, worker: int, reason: str) -> None:
@@ -363,41 +366,47 @@ class RealProcessHost:
 
     def _open_link(self, local_rank: int, attempt: int) -> WorkerLink:
         plan = self._planner.plan(local_rank, attempt)
-        with ExitStack() as on_failure, ExitStack() as theirs:
+        ours: list[int] = []
+        theirs = [*plan.gives.values()]  # closed here when the worker has copies of them
+        line: socket.socket | None = None
 
-            def keep_one_end(ends: tuple[int, int]) -> tuple[int, int]:
-                read_fd, write_fd = ends
-                on_failure.callback(os.close, read_fd)
-                theirs.callback(os.close, write_fd)
-                return ends
+        def keep_one_end(ends: tuple[int, int]) -> tuple[int, int]:
+            ours.append(ends[0])
+            theirs.append(ends[1])
+            return ends
 
-            for given in plan.gives.values():
-                theirs.callback(os.close, given)
+        try:
             stdout_fd, stdout_end = keep_one_end(open_stream_pipe(plan.stream_count))
             stderr_fd, stderr_end = keep_one_end(open_stream_pipe(plan.stream_count))
             descriptors: dict[int | str, int] = {1: stdout_end, 2: stderr_end, **plan.descriptors}
             descriptors.update(plan.gives)
             report_fd = result_fd = -1
             if plan.reports:
-                ours, its = socket.socketpair()  # the agent asks on it, too
-                ends = keep_one_end((ours.detach(), its.detach()))
+                one, other = _socket.socketpair()  # the agent asks on it, too
+                ends = keep_one_end((one.detach(), other.detach()))
                 report_fd, descriptors["RANKWISE_REPORT_FD"] = ends
                 os.set_blocking(report_fd, False)
             if plan.returns:
                 result_fd, descriptors["RANKWISE_RESULT_FD"] = keep_one_end(os.pipe2(os.O_CLOEXEC))
                 os.set_blocking(result_fd, False)
-            line = None
             if plan.recovers:
                 line, end_of_line = new_line()
-                on_failure.callback(line.close)
-                theirs.callback(end_of_line.close)
-                descriptors[LINE_VARIABLE] = end_of_line.fileno()
+                descriptors[LINE_VARIABLE] = end_of_line.detach()
+                theirs.append(descriptors[LINE_VARIABLE])
             number = self._spawner.next_number()
             self._spawner.spawn(
                 number, {**plan.order, "fds": list(descriptors)}, list(descriptors.values())
             )
             stdout, stderr = self._planner.make_pumps(local_rank, stdout_fd, stderr_fd)
-            on_failure.pop_all()
+        except BaseException:
+            for fd in ours:
+                os.close(fd)
+            if line is not None:
+                line.close()
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
         link = WorkerLink(local_rank, attempt, number, stdout, stderr, report_fd, result_fd, line)
         self._links[number] = link
         for stream in link.streams:
@@ -433,14 +442,19 @@ class RealProcessHost:
         else:
             self._spawner.signal(link.number, signum, group=group)
 
+    def _watch_end(self, process: WorkerProcess, link: WorkerLink) -> None:
+        if self._ends is None:
+            self._ends = Ends()
+            self._reactor.watch_readable(self._ends.fileno(), self.note_ends)
+        self._ends.watch(process, link)
+
     def _on_end_seen(self, link: WorkerLink) -> None:
         """A worker has ended: its parent will tell how; if it does not, find out."""
-        if link.process is None or not link.process.has_ended:
-            return  # its descriptor's number has been another's a moment ago
-        self._reactor.unwatch_readable(link.process.fileno())
-        ended_at = self._clock.now()
+        link.end_seen_at = ended_at = self._clock.now()
 
         def find_out() -> None:
+            if link.is_over:
+                return
             code = None if link.process is None else link.process.exit_code()
             if code is not None:
                 self.on_exited(link.number, code, ended_at)
@@ -484,7 +498,7 @@ class RealProcessHost:
             pass
         for stream in link.streams:
             if not stream.is_over:
-                stream.pump.drain(self._clock.now())
+                self._flow.drain(stream.pump)
 
     def _on_stream_over(self, link: WorkerLink, stream: WorkerStream) -> None:
         stream.is_over = True
@@ -567,8 +581,8 @@ class RealProcessHost:
 
     def _close_process(self, link: WorkerLink) -> None:
         if link.process is not None:
-            self._ends.forget(link.process)
-            self._reactor.unwatch_readable(link.process.fileno())
+            if self._ends is not None:
+                self._ends.forget(link.process)
             link.process.close()
             link.process = None
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import msgspec
 
 from rankwise.base.units import Duration
-from rankwise.core.gang.vocabulary import Said, Told
+from rankwise.core.gang.vocabulary import Said, WordToWorker
 
 LINE_VARIABLE = "RANKWISE_RECOVER_FD"
 """Names the worker's end of the line."""
@@ -33,7 +33,7 @@ class WorkerWord(msgspec.Struct, frozen=True):
 class AgentWord(msgspec.Struct, frozen=True):
     """What a worker is told; descriptors may come beside the word."""
 
-    word: Told
+    word: WordToWorker
     environment: dict[str, str | None] = {}
     """With AGAIN: the variables of its new world; None for one that is not set in it."""
     descriptors: tuple[str, ...] = ()

@@ -77,6 +77,8 @@ def _call(call: RecordedCall, group: RecordedGroup, seen: Book, first: int | Non
     if call.begun_at == first:
         stage = Stage.FAILED if call.is_over else Stage.WAITING
     entered = _entered(call, group, seen)
+    if entered is not None and entered.stage is Stage.FAILED:
+        stage = Stage.FAILED  # to the recorder a call is over, too, when it has failed
     of = f" of {call.of}" if call.of else ""
     return Call(
         group=group.name,

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Self
 
 from rankwise.core.rendezvous.machine import Rendezvous
-from rankwise.core.rendezvous.requests import Order
-from rankwise.core.rendezvous.vocabulary import Effect, LeaveSettled, Left, Stimulus
+from rankwise.core.rendezvous.vocabulary import Effect, LeaveSettled, Left, Order, Stimulus
 from rankwise.drivers.feed import Feeder
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.store_client import StoreClient

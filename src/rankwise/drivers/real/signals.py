@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 
@@ -59,12 +59,7 @@ class SignalPipe:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._restore()
         finally:

@@ -30,7 +30,7 @@ from rankwise.base.errors import (
 )
 from rankwise.base.keys import Committed
 from rankwise.base.units import SECOND, Duration, Instant, after, format_duration
-from rankwise.core.rendezvous.requests import (
+from rankwise.core.rendezvous.vocabulary import (
     Answer,
     Commit,
     EndWatch,

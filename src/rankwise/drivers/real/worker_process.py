@@ -70,28 +70,34 @@ class WorkerProcess:
 
 
 class Ends(Generic[T]):
-    """Which of many processes have ended, without asking for each: of each it is told once."""
+    """Which of many processes have ended, without asking for each: of each it is told once.
+
+    `fileno` is readable while there is something to tell. Raises OSError where no file can be
+    opened.
+    """
 
     def __init__(self) -> None:
-        self._epoll: select.epoll | None = None  # with the first process: files may be few
+        self._epoll = select.epoll()
         self._watched: dict[int, T] = {}
 
+    def fileno(self) -> int:
+        """The descriptor to watch for reading."""
+        return self._epoll.fileno()
+
     def watch(self, process: WorkerProcess, owner: T) -> None:
-        """Tell `owner` when this one has ended. Raises OSError where no file can be opened."""
-        if self._epoll is None:
-            self._epoll = select.epoll()
+        """Tell `owner` when this one has ended. Raises OSError if the kernel has no memory."""
         self._epoll.register(process.fileno(), select.EPOLLIN)
         self._watched[process.fileno()] = owner
 
     def forget(self, process: WorkerProcess) -> None:
         """Tell no more of this one, which is about to be let go of."""
-        if self._epoll is not None and self._watched.pop(process.fileno(), None) is not None:
+        if self._watched.pop(process.fileno(), None) is not None:
             self._epoll.unregister(process.fileno())
 
     def take(self) -> list[T]:
         """The owners of those that have ended since the last time."""
         ended = []
-        while self._epoll is not None and self._watched and (ready := self._epoll.poll(0)):
+        while self._watched and (ready := self._epoll.poll(0)):
             for fd, _ in ready:
                 self._epoll.unregister(fd)
                 ended.append(self._watched.pop(fd))
@@ -100,5 +106,4 @@ class Ends(Generic[T]):
     def close(self) -> None:
         """Tell of nothing any more."""
         self._watched.clear()
-        if self._epoll is not None:
-            self._epoll.close()
+        self._epoll.close()

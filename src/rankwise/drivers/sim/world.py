@@ -14,17 +14,11 @@ from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.sim.cluster.faults import (
-    Clocks,
-    ClusterPlan,
-    Guardian,
-    Happening,
-    Preempt,
-    Workers,
-)
+from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Guardian, Workers
 from rankwise.drivers.sim.cluster.world import ClusterWorld
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.programs import Lives
+from rankwise.sim.faults.vocabulary import FaultOfCluster, Preempt
 
 ONE_ATTEMPT = RestartPolicy()
 PROMPT = Guardian(
@@ -44,7 +38,7 @@ def plan_of_gang(
     lives: Lives,
     policy: RestartPolicy = ONE_ATTEMPT,
     guardian: Guardian = PROMPT,
-    happenings: tuple[Happening, ...] = (),
+    faults: tuple[FaultOfCluster, ...] = (),
 ) -> ClusterPlan:
     """A node that is alone, with a clock that is right.
 
@@ -53,7 +47,7 @@ def plan_of_gang(
         lives: for each attempt the programs by local rank; the last attempt's repeat.
         policy: which failures are followed by another attempt.
         guardian: how slow and unordered it is.
-        happenings: what goes wrong beside what the programs do.
+        faults: what goes wrong beside what the programs do.
     """
     return ClusterPlan(
         nodes=1,
@@ -62,7 +56,7 @@ def plan_of_gang(
         guardian=guardian,
         clocks=Clocks(offset_max=ZERO, drift_ppm_max=0),
         joins_within=ZERO,
-        happenings=happenings,
+        faults=faults,
         gang=spec,
         is_alone=True,
     )
@@ -89,7 +83,7 @@ class SimulatedWorld:
     Args:
         seed: decides all that is left to chance.
         guardian: how slow and unordered it is.
-        happenings: what goes wrong beside what the programs do.
+        faults: what goes wrong beside what the programs do.
         make_agent: makes the machine; others than `Agent` show that the checkers can fail.
     """
 
@@ -97,12 +91,12 @@ class SimulatedWorld:
         self,
         seed: int = 0,
         guardian: Guardian = PROMPT,
-        happenings: tuple[Happening, ...] = (),
+        faults: tuple[FaultOfCluster, ...] = (),
         make_agent: MakeAgent = Agent,
     ) -> None:
         self.seed = seed
         self.guardian = guardian
-        self.happenings = happenings
+        self.faults = faults
         self.make_agent = make_agent
         self.journal = MemoryJournal()
         """Of the present or last run, also when it broke off."""
@@ -121,16 +115,16 @@ class SimulatedWorld:
             spec: the gang of each attempt.
             programs: for each attempt the programs by local rank; the last attempt's repeat.
             policy: which failures are followed by another attempt.
-            stop_after: when SIGTERM asks it to stop, beside the stops of the happenings.
+            stop_after: when SIGTERM asks it to stop, beside the stops of the faults.
 
         Raises:
             InvariantBroken: the machine did what no agent may do.
             SimulationError: the world can never end, because no worker in it does.
         """
-        plan = plan_of_gang(spec, programs, policy, self.guardian, self.happenings)
+        plan = plan_of_gang(spec, programs, policy, self.guardian, self.faults)
         if stop_after is not None:
             stop = Preempt(at=Instant(stop_after), node=0)
-            plan = msgspec.structs.replace(plan, happenings=(*plan.happenings, stop))
+            plan = msgspec.structs.replace(plan, faults=(*plan.faults, stop))
         return self.run_plan(plan)
 
     def run_plan(self, plan: ClusterPlan) -> SimulatedRun:

@@ -16,13 +16,12 @@ from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, Announcement, FinishRun, Stimulus
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase as GangPhase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.gang.vocabulary import WorkerExited
 from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.records import Trouble
-from rankwise.core.rendezvous.requests import Order
-from rankwise.core.rendezvous.vocabulary import InquiryAnswered, RefusalKind, TroubleTold
+from rankwise.core.rendezvous.vocabulary import InquiryAnswered, Order, RefusalKind, TroubleTold
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.stop_window import StopWindow
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text

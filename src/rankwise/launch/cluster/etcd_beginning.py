@@ -35,7 +35,7 @@ PATIENCE_S = 1.0
 _REQUEST_TIMEOUT = Duration(2 * SECOND)
 
 
-class Place(NamedTuple):
+class MemberAddress(NamedTuple):
     """Where a member is. Its peers reach it at the next port.
 
     Attributes:
@@ -67,7 +67,10 @@ class Listed(msgspec.Struct):
 
 
 def find_beginning(
-    places: Sequence[Place], own: Place, settings: EtcdConfig, tls: ssl.SSLContext | None
+    places: Sequence[MemberAddress],
+    own: MemberAddress,
+    settings: EtcdConfig,
+    tls: ssl.SSLContext | None,
 ) -> Beginning:
     """How the member at `own` begins, after its place has been made free if need be.
 
@@ -106,7 +109,9 @@ def find_beginning(
     return Beginning("existing", ",".join(f"{name}={url}" for name, url in cluster))
 
 
-def _listed_by_others(others: Sequence[Place], tls: ssl.SSLContext | None) -> list[Listed] | None:
+def _listed_by_others(
+    others: Sequence[MemberAddress], tls: ssl.SSLContext | None
+) -> list[Listed] | None:
     """The members that another one knows; None if none of them runs.
 
     Raises:
@@ -127,7 +132,9 @@ def _listed_by_others(others: Sequence[Place], tls: ssl.SSLContext | None) -> li
     raise StoreUnavailable(f"no other member can be reached: {last_error}")
 
 
-def _listed_by(other: Place, sock: socket.socket, tls: ssl.SSLContext | None) -> list[Listed]:
+def _listed_by(
+    other: MemberAddress, sock: socket.socket, tls: ssl.SSLContext | None
+) -> list[Listed]:
     connection = http.client.HTTPConnection(other.host, other.port + 1)
     connection.sock = sock
     try:

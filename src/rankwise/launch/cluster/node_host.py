@@ -24,7 +24,13 @@ from rankwise.core.agent.vocabulary import (
     StepTold,
     Stimulus,
 )
-from rankwise.core.gang.vocabulary import RecallRequested, Resumed, Started, Told, WorkerExited
+from rankwise.core.gang.vocabulary import (
+    RecallRequested,
+    Resumed,
+    Started,
+    WordToWorker,
+    WorkerExited,
+)
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.vocabulary import BooksTold, BooksWanted, InquiryAnswered, World
 from rankwise.launch import world as launch_world
@@ -61,6 +67,9 @@ class RealNodeHost:
         """How many workers the last round had on all nodes."""
         self.restarts = 0
         """How many were spent when that round began."""
+        self._is_closed = False
+        self._ports_lock = threading.Lock()
+        """Ports are reserved in a thread, which may come to that only when the run is over."""
         self._port: ReservedPort | None = None
         self._listener: socket.socket | None = None
         """Where ranks of all nodes would be connected, should rank 0 be on this one."""
@@ -95,7 +104,7 @@ class RealNodeHost:
 
     def tell(self, local_rank: int, attempt: int, word: str) -> None:
         """Say a word to a worker that can be recovered."""
-        self._processes.tell(local_rank, attempt, Told(word))
+        self._processes.tell(local_rank, attempt, WordToWorker(word))
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill what the attempt's workers left behind."""
@@ -195,7 +204,9 @@ class RealNodeHost:
         if self._node_check is not None:
             self._node_check.end()
         self._end_agreement()
-        self._close_ports()
+        with self._ports_lock:
+            self._is_closed = True
+            self._close_ports()
 
     def _tell_step(self, number: int) -> None:
         segment = self._parts.planner.segment
@@ -241,7 +252,10 @@ class RealNodeHost:
             answer = PreparationFailed(number, unfit.reason, unfit.hint)
         else:
             try:
-                answer = RoundPrepared(number, self._reserve_port(number))
+                with self._ports_lock:
+                    if self._is_closed:
+                        return
+                    answer = RoundPrepared(number, self._reserve_port(number))
             except RankwiseError as error:
                 answer = PreparationFailed(number, error.message, error.hint or "")
         self._parts.reactor.post(partial(self._deliver, answer))

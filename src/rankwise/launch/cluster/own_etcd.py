@@ -36,7 +36,7 @@ from typing import BinaryIO, Self
 
 from rankwise.base.errors import ConfigError, StoreError
 from rankwise.base.units import SECOND, Duration
-from rankwise.core.rendezvous.layout import RunKeys
+from rankwise.core.rendezvous.storage import RunKeys
 from rankwise.drivers.real.hosting.prctl import die_with_parent
 from rankwise.drivers.real.hosting.signal_shield import ignore_for_good
 from rankwise.drivers.real.stores.encryption import has_certificates
@@ -44,7 +44,7 @@ from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.names import Names
 from rankwise.drivers.real.stores.opening import ETCD_PORT, open_store, split_endpoint
 from rankwise.drivers.real.stores.patience import describe
-from rankwise.launch.cluster.etcd_beginning import PATIENCE_S, Place, find_beginning
+from rankwise.launch.cluster.etcd_beginning import PATIENCE_S, MemberAddress, find_beginning
 from rankwise.launch.cluster.etcd_program import check_version, etcd_version
 from rankwise.launch.cluster.own_etcd_end import RegisteredNodes
 from rankwise.launch.private_places import OF_ETCD, held_folder
@@ -163,8 +163,10 @@ class OwnEtcd:
             "--initial-cluster-state", beginning.state, "--initial-cluster", beginning.cluster,
         ]  # fmt: skip
 
-    def _place(self, number: int, host: str, port: int) -> Place:
-        return Place(f"m{number}", host, port, f"{self._scheme}://{_shown(host)}:{port + 1}")
+    def _place(self, number: int, host: str, port: int) -> MemberAddress:
+        return MemberAddress(
+            f"m{number}", host, port, f"{self._scheme}://{_shown(host)}:{port + 1}"
+        )
 
     def _certificate_settings(self) -> dict[str, str]:
         from rankwise.drivers.real.stores.token_certificate import (  # noqa: PLC0415  # the extra
@@ -206,7 +208,7 @@ class OwnEtcd:
         context.load_cert_chain(self.settings["cert"], self.settings["key"])
         return context
 
-    def _claimed_place(self, own_hosts: Collection[str]) -> Place | None:
+    def _claimed_place(self, own_hosts: Collection[str]) -> MemberAddress | None:
         """Which member this agent runs: one that its machine has, and no other agent here."""
         for place in self._places:
             if place.host in own_hosts:

@@ -6,12 +6,13 @@ take time (stacks are collected from the workers), so the server hands each ques
 `Reply` that is written and finished whenever it is known.
 
 A status is one line with the fields that `rankwise ps` shows: `nproc`, `state`, `age_s`,
-`program`, `attempt`, and the node's place in the job while it has one: `node_rank`, `nodes`,
-`first_rank`, `world_size`, and `round` where nodes agree upon them; `restarts`, `restarts_max`,
-`log_dir`, `failures` so far by cause and the `latest_failure`, and the `workers`, each as
-`launch.rank_status` tells. Who asks for the end gets a line `going on` at once, and when the run is
-over another one with its outcome: `state`, `attempts`, and `why`. Stacks are one line per rank:
-`rank`, `pid`, `stacks`. Logs: see `launch.log_readers`. To be stopped is answered by
+`calling_s` (since the first collective), `program`, `attempt`, and the node's place in the job
+while it has one: `node_rank`, `nodes`, `first_rank`, `world_size`, and `round` where nodes agree
+upon them; `restarts`, `restarts_max`, `log_dir`, `failures` so far by cause and the
+`latest_failure`, and the `workers`, each as `launch.rank_status` tells. Who asks for the end gets a
+line `going on` at once, and when the run is over another one with its outcome: `state`, `attempts`,
+and `why`. Stacks are one line per rank: `rank`, `pid`, `stacks`. Logs: see `launch.log_readers`.
+To be stopped is answered by
 `stopping`, how many ranks live, and `grace_s`; end of file then means that the run is over. The
 answer to why begins with a line `verdict`, which may be empty; then there is one per rank: `rank`,
 `pid`, `doing`, for how long where it makes no progress (`still_s`), `waits_for`, whether it

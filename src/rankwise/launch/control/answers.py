@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rankwise.base.failure import Outcome
-from rankwise.base.units import SECOND
+from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.control.server import Reply, Request
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ControlAnswers:
-    """Answers questions about one run; `explain` answers why its ranks do not get on."""
+    """Answers questions about one run; `explain` answers why its ranks make no progress."""
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class ControlAnswers:
         clock: Clock,
         *,
         delays: Callable[[], "tuple[Delay, ...]"],
+        calling: Callable[[], Duration],
         history: RunHistory,
         explain: Callable[[Reply], None],
         places: LogPlaces,
@@ -44,7 +45,7 @@ class ControlAnswers:
         self._explain = explain
         self._places = places
         self._stop = stop
-        self._delays = delays
+        self._delays, self._calling = delays, calling
         self._history = history
         self._began_at = clock.now()
         self._awaiting_end: list[Reply] = []
@@ -55,10 +56,12 @@ class ControlAnswers:
             case "status":
                 reply.send(self._status())
                 reply.finish()
-            case "stacks" | "why" if self._dispatch.gang is None:
+            case "ranks" | "stacks" | "why" if self._dispatch.gang is None:
                 told = "no rank runs before the nodes have met; its stderr tells what it waits for"
                 self._refuse(reply, told)
                 reply.finish()
+            case "ranks":  # which do not learn of it: py-spy looks into them
+                self._reply_stacks({}, reply)
             case "stacks":
                 self._host.collect_stacks(lambda stacks: self._reply_stacks(stacks, reply))
             case "why":
@@ -95,6 +98,7 @@ class ControlAnswers:
             "nproc": self._job.gang.size,
             "state": "meeting" if gang is None else str(gang.phase),
             "age_s": (self._clock.now() - self._began_at) / SECOND,
+            "calling_s": self._calling() / SECOND,
             "program": program_name(self._job),
             "attempt": 0 if gang is None else gang.attempt,
             "restarts_max": restarts_allowed(self._job),

@@ -88,7 +88,7 @@ def ask(run: RunSummary, question: Question, deadline: Instant) -> list[Answer]:
     return ask_all([run], question, deadline)[0].lines()
 
 
-class Heard(NamedTuple):
+class RunAnswer(NamedTuple):
     """What came of asking one run: its answer, or why there is none."""
 
     run: RunSummary
@@ -101,7 +101,7 @@ class Heard(NamedTuple):
         return self.answer
 
 
-def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -> list[Heard]:
+def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -> list[RunAnswer]:
     """Put a question to several agents at once: a stopped one costs the others nothing."""
     heard: dict[RunSummary, list[Answer] | RunUnreachable] = {}
     request = Request(question)
@@ -115,7 +115,7 @@ def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -
             except RunUnreachable as error:
                 heard[run] = error
         heard |= _listen(connections, deadline)
-    return [Heard(run, heard[run]) for run in runs]
+    return [RunAnswer(run, heard[run]) for run in runs]
 
 
 def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Answer]:

@@ -15,7 +15,7 @@ import msgspec
 
 from rankwise.launch.control.addresses import peer, socket_name
 
-Question = Literal["status", "stacks", "why", "logs", "stop", "end"]
+Question = Literal["status", "ranks", "stacks", "why", "logs", "stop", "end"]
 
 _REQUEST_BYTES_MAX = 4096
 _CONVERSATIONS_MAX = 32

@@ -104,6 +104,7 @@ def _summary(outcome: Outcome, context: ReportContext) -> str:
     text = f"{printable(context.program)} {verb}"
     if context.duration is not None:
         text += f" after {format_duration(context.duration)}"
+        text += " of virtual time" if context.is_simulated else ""
     failed = sum(failure.cause is not FailureCause.STOPPED for failure in outcome.failures)
     causes = {failure.cause for failure in outcome.failures[:1]}
     if outcome.status is OutcomeStatus.FAILED and failed and causes.isdisjoint(_OF_NO_COUNT):
@@ -299,7 +300,8 @@ def _ended_well(outcome: Outcome, context: ReportContext) -> list[int]:
 
 def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Field]:
     failures = outcome.failures
-    together = root.accused or [rank_of(each) for each in failures if _is_in_box_of(root, each)]
+    known = [each for each in failures if _is_in_box_of(root, each)]
+    together = root.accused if root.is_shared else [*map(rank_of, known)]
     is_shared = len(together) > 1
     fields: list[Field] = []
 
@@ -309,7 +311,6 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
             fields.append(Field(name, shown))
 
     if is_shared:
-        known = [each for each in failures if _is_in_box_of(root, each)]
         hosts = ", ".join(dict.fromkeys(each.host for each in known))
         # Of ranks that are accused together, some may be on nodes from which nothing was heard.
         whose = "" if len(known) == len(together) else f" ({ranks_in_words(map(rank_of, known))})"

@@ -96,12 +96,16 @@ _SAME_CALLS = (
     "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
     "that {} takes otherwise"
 )
-_MESSAGE = re.compile(r" in (?:send|recv)\b")
+_SEND, _RECEIVE = re.compile(r" in send\b"), re.compile(r" in recv\b")
 _CATALOGUE: Sequence[_Hint] = (
     _Hint(
-        lambda failure: failure.is_shared and bool(_MESSAGE.search(failure.detail)),
+        lambda failure: failure.is_shared and bool(_SEND.search(failure.detail)),
         "a send may wait for its receive: let one of these ranks receive first, or give both to "
         "batch_isend_irecv",
+    ),
+    _Hint(
+        lambda failure: failure.is_shared and bool(_RECEIVE.search(failure.detail)),
+        "all of them receive: let one of these ranks send first",
     ),
     _Hint(
         lambda failure: failure.is_shared,

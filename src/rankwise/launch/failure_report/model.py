@@ -19,6 +19,7 @@ class ReportContext(msgspec.Struct, frozen=True, kw_only=True):
         nprocs: how many workers the gang has.
         run_id: the run's name.
         duration: how long the run took.
+        is_simulated: whether that is virtual time.
         attempts_max: how many times the gang could have been started: 1 without restarts.
         log_directory: where log files are, if there are any.
         timezone: for times of day; None means the machine's own.
@@ -28,6 +29,7 @@ class ReportContext(msgspec.Struct, frozen=True, kw_only=True):
     nprocs: int
     run_id: str = ""
     duration: Duration | None = None
+    is_simulated: bool = False
     attempts_max: int = 1
     log_directory: str = ""
     timezone: dt.tzinfo | None = None

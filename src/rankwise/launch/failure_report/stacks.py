@@ -7,7 +7,7 @@ is told by the words at the end of its title.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import msgspec
@@ -26,7 +26,8 @@ _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|/rankwise/(?:collectives|drivers)/|^<"
 )
 _FOLDED = re.compile(
-    r'  File "[^"]*/(?:(?:site|dist)-packages/(torch|rankwise)|(torch)/distributed'
+    r'(?:  File "[^"]*|    .*\([^()]*)/'  # as faulthandler tells a frame, and as py-spy does
+    r"(?:(?:site|dist)-packages/(torch|rankwise)|(torch)/distributed"
     r"|(rankwise)/(?:collectives|drivers|launch))/"
 )
 _IMPORTING = re.compile(r'  File "<frozen importlib')
@@ -82,11 +83,23 @@ def read_stacks(text: str) -> Stacks:
 
 
 def fatal_lines(text: str) -> list[str]:
-    """The stacks of all threads at a fatal signal, for showing."""
+    """The stacks of all threads at a fatal signal, for showing: that of the signal first.
+
+    Other threads that run nothing but code of ours are told in a line.
+    """
     stacks = read_stacks(text)
-    lines = list(stacks.preamble)
-    for thread in stacks.threads:
-        lines += [thread.title, *thread.frames]
+    main = stacks.main
+    lines, own = list(stacks.preamble), 0
+    # Python 3.14 tells the C stack of the same thread last.
+    for thread in sorted(
+        stacks.threads, key=lambda each: (each is not main, not each.title.startswith("Current"))
+    ):
+        if thread is not main and _is_ours(thread):
+            own += 1
+        else:
+            lines += [thread.title, *thread.frames]
+    if own:
+        lines.append(f"... ({own} thread{'s' * (own > 1)} of rankwise)")
     return shorten_lines(lines, _HEAD_LINES, _TAIL_LINES)
 
 
@@ -133,6 +146,15 @@ def frames_of_rank(text: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def folded_stacks(text: str) -> str:
+    """All stacks as faulthandler or py-spy tells them, but torch and rankwise in a line each."""
+    return "\n".join(_folded(text.splitlines()))
+
+
+def _is_ours(thread: ThreadStack) -> bool:
+    return bool(thread.frames) and all(map(_OUTER.match, thread.frames))
+
+
 def _left_out(count: int) -> list[str]:
     return [f"  ... ({count} more frames)"] if count else []
 
@@ -144,12 +166,17 @@ def _is_of_program(frame: str) -> bool:
 
 def _fold(frames: Sequence[str]) -> list[str]:
     """Tell in a line how torch or rankwise work inside: what matters is who called them."""
+    folded = _folded(frames)
+    return folded if any(map(_FRAME.match, folded)) else list(frames)
+
+
+def _folded(lines: Iterable[str]) -> list[str]:
     folded: list[str] = []
-    for library, group in groupby(frames, _folded_library):
+    for library, group in groupby(lines, _folded_library):
         together = list(group)
         count = f"{len(together)} frame{'s' if len(together) > 1 else ''}"
         folded += [f"  ... ({count} of {library})"] if library else together
-    return folded if any(map(_FRAME.match, folded)) else list(frames)
+    return folded
 
 
 def _folded_library(frame: str) -> str:

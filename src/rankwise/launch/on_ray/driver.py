@@ -61,7 +61,7 @@ class SignalCame(NamedTuple):
     number: int
 
 
-class Told(NamedTuple):
+class ActorMessage(NamedTuple):
     """An actor has told something; see `node_agent`."""
 
     seat: int
@@ -76,7 +76,7 @@ class Lost(NamedTuple):
     why: str
 
 
-Stimulus = Placed | Unplaced | SignalCame | Told | Lost
+Stimulus = Placed | Unplaced | SignalCame | ActorMessage | Lost
 
 
 def run_on_ray(job: RayJob, environ: Mapping[str, str]) -> int:
@@ -147,11 +147,11 @@ class _Driver:
             case SignalCame(number):
                 for seat in self._seats.stop(number):
                     self._actors[seat].signal.remote(number)
-            case Told(seat, "began", host):
+            case ActorMessage(seat, "began", host):
                 self._begin(seat, host)
-            case Told(seat, "ended", code):
+            case ActorMessage(seat, "ended", code):
                 self._seats.end(seat, code)
-            case Told(_, stream, data):
+            case ActorMessage(_, stream, data):
                 _write(stream, data)
             case Lost(seat, why):
                 again = self._seats.lose(seat)
@@ -194,7 +194,7 @@ class _Driver:
         try:
             for item in stream:
                 kind, value = self._ray.get(item)
-                self._stimuli.put(Told(seat, kind, value))
+                self._stimuli.put(ActorMessage(seat, kind, value))
         except self._ray.exceptions.RayError as error:
             self._stimuli.put(Lost(seat, _reason(error)))
 
@@ -217,7 +217,7 @@ class _Driver:
                 stimulus = self._stimuli.get_nowait()
             except Empty:
                 return
-            if isinstance(stimulus, Told) and stimulus.kind in ("stdout", "stderr"):
+            if isinstance(stimulus, ActorMessage) and stimulus.kind in ("stdout", "stderr"):
                 _write(stimulus.kind, stimulus.value)
 
     @staticmethod

@@ -17,6 +17,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import Failure, Outcome, OutcomeStatus
 from rankwise.launch.job import program_name
+from rankwise.launch.outcomes import who_stopped
 from rankwise.sim.rehearsal.schedules import Exploration, Schedule
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ def _explore(
             run = make(schedule=schedule, console_fds=(nowhere, nowhere))
             outcome = run.run()
             if outcome.status is OutcomeStatus.STOPPED:
+                who, number = who_stopped(outcome, run), done + 1
+                say(f"stopped {who} in schedule {number}; before that {_failed(causes)}")
                 return _Found(Ordered(outcome, run, is_shown=False))
             done += 1
             exploration.learn(schedule)
@@ -156,10 +159,14 @@ def _explore(
     finally:
         os.close(nowhere)
     which = f"all {done}" if schedule is None else f"{done}"
-    ways = "one way" if len(causes) == 1 else f"{len(causes)} ways"
-    failed = f"{sum(causes.values())} failed, in {ways}" if causes else "none failed"
-    say(f"{which} schedules, no two of them equal: {failed}")
+    say(f"{which} schedules, no two of them equal: {_failed(causes)}")
     return first or _Found(Ordered(outcome, run, is_shown=False))
+
+
+def _failed(causes: Mapping[str, int]) -> str:
+    """How many schedules failed, given how many did so for each reason."""
+    ways = "one way" if len(causes) == 1 else f"{len(causes)} ways"
+    return f"{sum(causes.values())} failed, in {ways}" if causes else "none failed"
 
 
 def read_schedule(path: str) -> ScheduleFile:

@@ -10,10 +10,10 @@ from rankwise.launch.job import Job
 from rankwise.launch.limits import shown
 from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.exploration import Order, run_in_order
-from rankwise.launch.on_sim.fault_plan import read_chip_happenings, read_faults
 from rankwise.launch.on_sim.output import write_all
 from rankwise.launch.on_sim.rehearsal import Rehearsal
 from rankwise.launch.outcomes import raise_unless_succeeded
+from rankwise.sim.faults.reading import read_faults_of_run
 
 
 class Simulation(NamedTuple):
@@ -40,14 +40,17 @@ class Simulation(NamedTuple):
         """
         __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
         self._check()
-        faults = [self.faults] if isinstance(self.faults, str) else self.faults
+        words = [self.faults] if isinstance(self.faults, str) else self.faults
+        faults, chip_faults = read_faults_of_run(
+            words, job.gang.size, "faults:", has_machine=machine is not None
+        )
         make = partial(
             Rehearsal,
             job,
             machine=machine,
             seed=self.seed,
-            faults=read_faults(faults, job.gang.size, "faults:"),
-            chip_faults=read_chip_happenings(faults, "faults:", has_machine=machine is not None),
+            faults=faults,
+            chip_faults=chip_faults,
             device=self.device,
             has_virtual_clock=self.virtual_clock,
         )

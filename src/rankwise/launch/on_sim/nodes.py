@@ -54,13 +54,14 @@ from rankwise.core.gang.vocabulary import GangSpec, StopRequested
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import Agenda
-from rankwise.drivers.sim.cluster.faults import Network
+from rankwise.drivers.sim.cluster.plan import Network
 from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
 from rankwise.drivers.sim.streams import stream
 from rankwise.launch.job import Job
 from rankwise.launch.on_sim.ranks import RankRecords, SimulatedRanks, VirtualClock
 from rankwise.ports.journal import Journal
-from rankwise.sim.rehearsal.faults import Faults, KillNode, LateNode
+from rankwise.sim.faults.vocabulary import KillNode, LateNode
+from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 from rankwise.sim.rehearsal.world import World
 
@@ -255,7 +256,7 @@ class SimulatedNodes:
         policy: RestartPolicy,
         host: str,
         seed: int,
-        faults: Faults | None,
+        faults: FaultInjector | None,
     ) -> None:
         self._world = setting.world
         self._records = setting.records

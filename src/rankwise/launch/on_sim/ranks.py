@@ -34,7 +34,7 @@ from rankwise.core.gang.vocabulary import (
     Said,
     StacksDumped,
     Swept,
-    Told,
+    WordToWorker,
     WorkerExited,
     WorkerReported,
     WorkerSaid,
@@ -57,10 +57,10 @@ from rankwise.launch.on_sim.books import books_of
 from rankwise.launch.on_sim.output import Output
 from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
 from rankwise.launch.search_path import search_path
-from rankwise.launch.world import World as Place
+from rankwise.launch.world import World as CallSite
 from rankwise.sim.rehearsal.belongings import RankProcess
 from rankwise.sim.rehearsal.meetings import lost
-from rankwise.sim.rehearsal.places import Place as Line
+from rankwise.sim.rehearsal.places import CallSite as Line
 from rankwise.sim.rehearsal.places import owner_of, places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, World
@@ -418,14 +418,14 @@ class SimulatedRanks:
         line = None if rank is None or rank.is_over else line_of(rank)
         if rank is None or line is None:
             return
-        told = AgentWord(Told(word))
-        if told.word is Told.AGAIN:
+        told = AgentWord(WordToWorker(word))
+        if told.word is WordToWorker.AGAIN:
             assert self._place is not None, "ranks are called in a world"
             number, process = self._settle(local_rank, self._place)
             self._world.rejoin(rank, number, process)
             names = (*sorted(VARIABLES_OF_RANKS & process.environment.keys()), _ERROR_FILE)
             variables = {name: process.environment.get(name) for name in names}
-            told = AgentWord(Told.AGAIN, variables)
+            told = AgentWord(WordToWorker.AGAIN, variables)
         line.tell(told)
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
@@ -468,7 +468,7 @@ class SimulatedRanks:
     def _environment(self, rank: int, world: AgreedWorld) -> Mapping[str, str]:
         job, per_node = self._job, self._job.gang.size
         node = rank // per_node
-        place = Place(
+        place = CallSite(
             node_rank=node,
             node_count=self._node_count * len(world.members),
             first_rank=node * per_node,

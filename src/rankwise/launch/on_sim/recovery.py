@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rankwise.base.units import Duration
-from rankwise.core.gang.vocabulary import Said, Told
+from rankwise.core.gang.vocabulary import Said, WordToWorker
 from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.launch.recovery import RECALL_SIGNAL, Heard, RecoverableRank
 from rankwise.sim.rehearsal.scheduler import Gate, Rank
@@ -68,7 +68,7 @@ class SimulatedLine:
         self._note(word)
         self._words.append((word, []))
         self._next.open()
-        if word.word is Told.RECALL:
+        if word.word is WordToWorker.RECALL:
             self._rank.signal(RECALL_SIGNAL)
 
 

@@ -5,6 +5,7 @@ processes are threads (`nodes`). It must run in the main thread for Ctrl-C and o
 the run.
 """
 
+import faulthandler
 import os
 import signal
 import socket
@@ -45,20 +46,24 @@ from rankwise.launch.on_sim.baton_watch import BatonWatch
 from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Console, Output, write_all
 from rankwise.launch.on_sim.ranks import RankRecords, VirtualClock
+from rankwise.launch.private_places import remove_abandoned
 from rankwise.launch.run_history import RunHistory
 from rankwise.observe.records import RECORDER
-from rankwise.sim.rehearsal.faults import Fault, FaultOfNode, Faults
+from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
+from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.first_import import FirstImport
 from rankwise.sim.rehearsal.places import place_of, places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
 from rankwise.sim.rehearsal.schedules import Schedule
-from rankwise.sim.rehearsal.world import World, rank_of_the_moment
+from rankwise.sim.rehearsal.world import World, rank_of_thread
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
 
 _HAND_OVER_S = 0.1
 """How long a rank that a signal ends has to hand the baton over, before it is given up."""
+_STOPS_MAX = 2
+"""One more signal ends this process, whatever it does."""
 _STDERR_LINES = 60
 _STDOUT_LINES = 10
 _DESCRIPTORS_PER_RANK = 2
@@ -78,7 +83,7 @@ class Rehearsal:
         seed: what the ranks' random states begin from.
         schedule: decides what the run leaves open; None takes what comes first.
         faults: the faults of ranks and nodes.
-        chip_faults: those of the machine: what errors call each, and its fields.
+        chip_faults: those of the machine: what errors call each, and the fault.
         device: `cuda` lets programs of torch find modelled CUDA devices.
         machine: a preset or a topology file, each device of which is a rank's; None: no time but
             what is slept.
@@ -105,8 +110,8 @@ class Rehearsal:
         console_fds: tuple[int, int] = (1, 2),
         seed: int = 0,
         schedule: Schedule | None = None,
-        faults: Sequence[Fault] = (),
-        chip_faults: Sequence[tuple[str, dict[str, Any]]] = (),
+        faults: Sequence[FaultOfRank | FaultOfNode] = (),
+        chip_faults: Sequence[tuple[str, FaultOfChip]] = (),
         device: str = "cpu",
         machine: str | None = None,
         packages: Sequence[str] = (),
@@ -122,12 +127,12 @@ class Rehearsal:
         self.prediction: Prediction | None = None
         if machine is not None:
             from rankwise.sim import prediction  # noqa: PLC0415  # only there
-            from rankwise.sim.hardware.faults import read_chip_faults  # noqa: PLC0415  # the same
+            from rankwise.sim.hardware.faults import checked_faults  # noqa: PLC0415  # the same
             from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
 
             topology = load_topology(machine)
             self.prediction = prediction.Prediction(
-                topology.with_faults(read_chip_faults(chip_faults, topology)),
+                topology.with_faults(checked_faults(chip_faults, topology)),
                 self.size,
                 keeps_log=keeps_log,
             )
@@ -147,10 +152,11 @@ class Rehearsal:
         self._schedule = schedule
         self._device = device
         self._packages = packages
-        self._faults = Faults(faults, self._say) if faults else None
+        self._faults = FaultInjector(faults, self._say) if faults else None
         self._clock = SystemClock()
         self._begun_at = self._clock.now()
         self._stops: list[int] = []
+        self._stop_count = 0
         self._stuck = ""
         self._standstill: tuple[str, tuple[Stood, ...]] = ("", ())
 
@@ -167,6 +173,10 @@ class Rehearsal:
             return self._run(stack)
 
     def _run(self, stack: ExitStack) -> Outcome:
+        if not faulthandler.is_enabled():
+            # A crash in C ends all ranks at once; its stack is all that can be told of it.
+            faulthandler.enable(2, all_threads=False)
+            stack.callback(faulthandler.disable)
         complaints = DiskComplaints(self._say)
         stdout, stderr = self._console_fds
         consoles = (
@@ -185,6 +195,8 @@ class Rehearsal:
                 extensions={
                     "rankwise.drivers.real.windows.region": _follow_windows,
                     "torch": partial(_follow_torch, self._device),
+                    "torch._dynamo.trace_rules": _follow_dynamo,
+                    "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
                     "torch.distributed.tensor": _follow_dtensor,
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                 },
@@ -201,6 +213,8 @@ class Rehearsal:
             watch = BatonWatch(hang_timeout, self._clock, lambda: output.byte_count)
             world.scheduler.gets_on = watch.gets_on
         self.places.prepare(0)
+        if self.places.root is not None:
+            remove_abandoned(self.places.root)
         records = RankRecords(self.job, world, output, self.places)
         plan = plan_of(self.job)
         announcements = NodesAnnouncements(
@@ -277,7 +291,7 @@ class Rehearsal:
         patience_s = None if hang_timeout is None else hang_timeout / SECOND
         grace = self.job.gang.grace
         while not nodes.is_over:
-            stuck = nodes.run(grace / SECOND if self.caught_signal else patience_s)
+            stuck = nodes.run(self._patience_s_of_stop if self.caught_signal else patience_s)
             while self._stops:
                 if self._stops[0] == TIME_LIMIT_SIGNAL:
                     awaited, stood = records.standstill(stuck)
@@ -286,7 +300,7 @@ class Rehearsal:
                     self._standstill = awaited, stood
                 nodes.stop(self._stops.pop(0))
             if stuck is not None and self.caught_signal:
-                if stuck.exit_code == -signal.SIGKILL:
+                if stuck.exit_code == -signal.SIGKILL and self._stop_count == 1:
                     self._say(
                         f"rank {stuck.number} did not end within {format_duration(grace)}: killed"
                     )
@@ -302,13 +316,14 @@ class Rehearsal:
         def stop(number: int, _frame: FrameType | None) -> None:
             self.caught_signal = self.caught_signal or number
             self._stops.append(number)
+            self._stop_count += 1
             told = signal.SIGTERM if number == TIME_LIMIT_SIGNAL else number
             grace_s = self.job.gang.grace / SECOND
             if _is_ended_at_once(world, told):
                 world.scheduler.interrupt(min(_HAND_OVER_S, grace_s), signal=told)
             else:
-                world.scheduler.interrupt(grace_s)
-            if len(self._stops) > 1:
+                world.scheduler.interrupt(self._patience_s_of_stop)
+            if self._stop_count > _STOPS_MAX:
                 raise KeyboardInterrupt
 
         if not self.job.handle_signals or current_thread() is not main_thread():
@@ -319,11 +334,18 @@ class Rehearsal:
             for number in self._signals
             if signal.getsignal(number) is not signal.SIG_IGN
         }
+        world.handlers_before = before
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @property
+    def _patience_s_of_stop(self) -> float:
+        """How long ranks may take to end when the run is stopped; the second signal kills them."""
+        grace_s = self.job.gang.grace / SECOND
+        return grace_s if self._stop_count == 1 else min(_HAND_OVER_S, grace_s)
 
     @property
     def _signals(self) -> tuple[int, ...]:
@@ -441,13 +463,13 @@ def _where_it_is(rank: Rank) -> str:
 
 
 def _number_of_the_moment() -> int | None:
-    rank = rank_of_the_moment()
+    rank = rank_of_thread()
     return None if rank is None else rank.number
 
 
 def _is_dropped() -> bool:
-    rank = rank_of_the_moment()
-    return rank is not None and rank.is_doomed
+    rank = rank_of_thread()
+    return rank is not None and rank.is_to_end
 
 
 def _follow_windows(world: World) -> Callable[[], None]:
@@ -466,6 +488,24 @@ def _follow_dtensor(world: World) -> Callable[[], None]:
     from rankwise.sim.torch import dtensor  # noqa: PLC0415  # only for programs that use it
 
     return dtensor.install(world)
+
+
+def _follow_dynamo(_world: World) -> Callable[[], None]:
+    from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # the same
+
+    return stay_out_of_graphs()
+
+
+def _follow_fsdp(device: str, _world: World) -> Callable[[], None]:
+    if device != "cuda":
+        return _nothing
+    from rankwise.sim.torch import shard_on_cpu  # noqa: PLC0415  # the same
+
+    return shard_on_cpu()
+
+
+def _nothing() -> None:
+    """Undo nothing."""
 
 
 def _follow_symmetric_memory(_world: World) -> Callable[[], None]:

@@ -259,7 +259,7 @@ def install(world: World) -> Callable[[], None]:
 
     def set_presence(region: WindowRegion, rank: int, presence: Presence) -> None:
         own = running_rank()
-        if own is None or not own.is_doomed:  # who is killed does not leave
+        if own is None or not own.is_to_end:  # who is killed does not leave
             real_presence(region, rank, presence)
             if own is not None and presence is Presence.LEFT:
                 place.leave(region, rank)

@@ -248,9 +248,9 @@ def _takes(_torch: Any, *, computing: Computing = "recorded", dtype: Float = "f1
 def _in_words(kind: str, size: int, tag: int, root: int) -> str:
     if kind == "send_receive":
         return f"a message of {size} bytes with tag {tag}"
-    return f"{kind} of {size} bytes" + (
-        f" with root {root}" if kind in _ROOT_PUTS_IN | _ROOT_HAS_RESULT else ""
-    )
+    puts_in = f" from rank {root}" if kind in _ROOT_PUTS_IN else ""
+    has_result = f" to rank {root}" if kind in _ROOT_HAS_RESULT else ""
+    return f"{kind}{puts_in}{has_result} of {size} bytes"
 
 
 def _bytes_of(node: Node) -> int:

@@ -23,7 +23,7 @@ from rankwise.base.suggestions import hint_on_name
 from rankwise.sim.benches import NAMES
 from rankwise.sim.benches.parameters import Parameters, signature_of
 from rankwise.sim.benches.planning import world_size_of
-from rankwise.sim.hardware.files import read_bytes
+from rankwise.sim.files import read_bytes
 from rankwise.sim.reporting.results import BenchResult
 
 _ENTRIES = {"run": "run(torch)", "worker": "worker(rank, world_size, torch)"}
@@ -95,7 +95,8 @@ def program_from_file(path: str) -> Program:
         source = read_bytes(file)
     except FileNotFoundError:
         hint = f"to run what ships: rankwise sim bench {path}" if path in NAMES else None
-        raise ConfigError(f"there is no program {path!r}", hint=hint) from None
+        place = "" if file.is_absolute() else f" in {Path.cwd()}"
+        raise ConfigError(f"program {path!r} does not exist{place}", hint=hint) from None
     except OSError as error:
         raise ConfigError(f"program {path!r} cannot be read: {error.strerror}") from error
     _check_source(path, source)

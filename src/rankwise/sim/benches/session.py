@@ -28,9 +28,10 @@ from rankwise.sim.ccl.configuration import (
     parse_configuration,
     read_configuration,
 )
+from rankwise.sim.faults.vocabulary import FaultOfChip
+from rankwise.sim.files import load_yaml
 from rankwise.sim.hardware.engine import GraphEngine
-from rankwise.sim.hardware.faults import read_chip_faults
-from rankwise.sim.hardware.files import load_yaml
+from rankwise.sim.hardware.faults import checked_faults
 from rankwise.sim.hardware.topology import Topology, load_topology, parse_topology
 from rankwise.sim.kernel import line_of
 from rankwise.sim.reporting.results import BenchResult
@@ -55,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         topology: a preset or a file.
         ccl: a file; None reads `ccl.yaml` of the working directory, if there is one.
         fields: values that were set one by one, as text.
-        faults: of the machine's chips: what errors call each, and its fields.
+        faults: of the machine's chips: what errors call each, and the fault.
         seed: what random tensors are drawn from.
         has_data: whether numbers are computed, or time alone is simulated.
         detects_races: whether two programs that use an element unordered are a failure.
@@ -69,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     topology: str = "default"
     ccl: str | None = None
     fields: Mapping[str, str] = {}
-    faults: tuple[tuple[str, dict[str, Any]], ...] = ()
+    faults: tuple[tuple[str, FaultOfChip], ...] = ()
     seed: int = 0
     has_data: bool = True
     detects_races: bool = False
@@ -118,7 +119,7 @@ class Session:
             self._ccl = _collectives(settings.ccl, ccl)
         machine = topology_with(settings.topology, topology)
         self.engine = GraphEngine(
-            machine.with_faults(read_chip_faults(settings.faults, machine)),
+            machine.with_faults(checked_faults(settings.faults, machine)),
             settings.has_data and self._program.computes,
             time_limit=settings.virtual_limit_ps,
             # In the main thread a signal does it, and knows the line.

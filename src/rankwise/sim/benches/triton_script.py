@@ -27,7 +27,7 @@ class TritonScript:
 
     def __init__(self, path: str, arguments: Sequence[str]) -> None:
         if not Path(path).is_file():
-            raise ConfigError(f"there is no script {path!r}")
+            raise ConfigError(f"script {path!r} does not exist")
         self._path = path
         self._arguments = arguments
         self.parameters = Parameters(path, lambda _torch: None)

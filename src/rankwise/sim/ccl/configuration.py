@@ -5,21 +5,20 @@ error names the file and the field, and comes before anything runs: unknown fiel
 slots that chunks do not fill exactly, buffers that are too small.
 """
 
-import re
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_behind
-from rankwise.base.wording import kinds_in_words
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
-from rankwise.sim.hardware.files import load_yaml, read_text
+from rankwise.sim.files import load_yaml, read_text
+from rankwise.sim.mistakes import mistake_in
 
 FILE_NAME = "ccl.yaml"
 
@@ -37,8 +36,6 @@ CHUNK_LEAST = 256
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 _ALGORITHMS = "rankwise.sim.ccl.algorithms."
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
-_NO_CHOICE = re.compile(r"Invalid enum value '(.*)'")
 
 
 class Queues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -371,28 +368,7 @@ def _convert(value: Any, kind: Any, source: str, where: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `")
-        is_key = path.startswith("key` in ")
-        field = path.removeprefix("key` in `").strip("`").lstrip("$.")
-        if unknown := _UNKNOWN.match(problem):
-            field = unknown[1]
-            problem = f"there is no such field{hint_behind(field, _fields_of(kind))}"
-        elif no_choice := _NO_CHOICE.match(problem):
-            choices = get_args(_fields_of(kind).get(field))
-            problem = f"there is no {no_choice[1]!r}{hint_behind(no_choice[1], choices)}"
-        elif is_key:
-            problem = "a name in it is not text: put quotes around it"
-        else:
-            found = value.get(field, value) if isinstance(value, Mapping) else value
-            problem = problem[:1].lower() + problem[1:]
-            if not isinstance(found, Mapping):
-                problem = f"{problem.partition(', got ')[0]}, found {found!r}"
-            problem = kinds_in_words(problem)
-        named = ".".join(part for part in (where, field) if part)
-        raise ConfigError(": ".join(part for part in (source, named, problem) if part)) from None
-
-
-def _fields_of(kind: Any) -> dict[str, Any]:
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return {}
-    return {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
+        mistake = mistake_in(error, kind, value)
+        named = ".".join(part for part in (where, mistake.field) if part)
+        told = ": ".join(part for part in (source, named, mistake.problem) if part)
+        raise ConfigError(told) from None

@@ -38,7 +38,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -330,7 +330,7 @@ class _Rounds:
         self._is_kept = bool(own.max() <= self._pes[0][0].keeps_bytes)
         assert layout.n_slots is not None, "it is known by now"
         wake = picoseconds(machine.topology.machine.pe.ipcq.wake_ns)
-        slot = int(self._first.max()) * self._mebibyte // MIB
+        slot = _time_over(self._first.max(), self._mebibyte)
         self._slot_pace = (2 * self._latency + slot + wake) // layout.n_slots
         """A slot of a lane after the other can be sent so fast, as credits come back."""
 
@@ -350,14 +350,14 @@ class _Rounds:
         for number, (offset, combines) in enumerate(rounds):
             sends = np.roll(self._length_of, -offset)
             slots = self._slots[sends]
-            duration = self._size[sends] * self._mebibyte // MIB
+            duration = _time_over(self._size[sends], self._mebibyte)
             duration = np.maximum(duration, busy[combines][here, sends])
             duration = np.maximum(duration, np.where(slots > 1, slots * self._slot_pace, 0))
             begin = np.maximum(head, free)
-            last_slots = self._last[sends] * self._mebibyte // MIB
+            last_slots = _time_over(self._last[sends], self._mebibyte)
             free = np.maximum(begin + duration, tail + last_slots)
             ahead = self._first + np.maximum(0, self._others - number * self._get_apart)
-            head = begin + self._latency + ahead[sends] * self._mebibyte // MIB
+            head = begin + self._latency + _time_over(ahead[sends], self._mebibyte)
             tail = free + self._latency
             # From here on at the next position.
             head, tail, before, got = (
@@ -385,6 +385,14 @@ class _Rounds:
             for sizes in (self._first, self._last)
         )
         return first, last
+
+
+def _time_over(size: Any, mebibyte: Picoseconds) -> Picoseconds:
+    """How long so many bytes take where a mebibyte takes so long; their product has no 63 bits."""
+    whole, rest = np.divmod(size, MIB)
+    high, low = np.divmod(mebibyte, MIB)
+    time: Picoseconds = whole * mebibyte + rest * high + rest * low // MIB
+    return time
 
 
 _PAIR = 2

@@ -1,6 +1,7 @@
 """The words of the message level: dimensions of a system, what messages cost, and their wires."""
 
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -70,20 +71,6 @@ class Chunk:
         self.size = size
         self.ready = ready
         self.phase = 0
-
-
-class Network(Protocol):
-    """One dimension with its algorithm: takes chunks through it."""
-
-    wiring: "Wiring"
-
-    def could_start(self, ready: Picoseconds) -> int:
-        """When a chunk could start here on its last rank."""
-        ...
-
-    def run_phase(self, kind: Collective, chunks: list[Chunk]) -> None:
-        """Take chunks through, one after the other; sets when their ranks are ready, and sizes."""
-        ...
 
 
 class Wiring:
@@ -188,3 +175,19 @@ class PlacedWiring(Wiring):
         for (one, other), rate in self._damage.rates.items():
             durations[one * self._nodes + other] = rate.time_for(size)
         return durations
+
+
+class Network(ABC):
+    """One dimension with its algorithm: takes chunks through it."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self._free = np.zeros(len(wiring.member), np.int64)
+
+    def could_start(self, ready: Picoseconds) -> int:
+        """When a chunk could start here on its last rank."""
+        return int(np.maximum(ready, self._free).max())
+
+    @abstractmethod
+    def run_phase(self, kind: Collective, chunks: list[Chunk]) -> None:
+        """Take chunks through, one after the other; sets when their ranks are ready, and sizes."""

@@ -33,6 +33,7 @@ from rankwise.sim.ccl.message_model import (
     Chunk,
     Collective,
     Indexes,
+    Network,
     Picoseconds,
     Rooted,
     Wiring,
@@ -64,17 +65,12 @@ class _Paths(NamedTuple):
     """Every link that is crossed, once."""
 
 
-class RoundNetwork:
+class RoundNetwork(Network):
     """One dimension whose algorithm goes in rounds."""
 
     def __init__(self, wiring: Wiring) -> None:
-        self.wiring = wiring
-        self._free = np.zeros(len(wiring.member), np.int64)
+        super().__init__(wiring)
         self._paths: dict[tuple[tuple[int, ...], ...], _Paths] = {}
-
-    def could_start(self, ready: Picoseconds) -> int:
-        """When a chunk could start here on its last rank."""
-        return int(np.maximum(ready, self._free).max())
 
     def run_phase(self, kind: Collective | Rooted, chunks: list[Chunk]) -> None:
         """Take chunks through, one after the other; sets when their ranks are ready, and sizes."""

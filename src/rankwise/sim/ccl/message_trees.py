@@ -18,7 +18,7 @@ import numpy as np
 
 from rankwise.base.errors import ConfigError
 from rankwise.core.collectives.algorithms.tree_allreduce import place_in_tree
-from rankwise.sim.ccl.message_model import Chunk, Collective, Picoseconds, Wiring
+from rankwise.sim.ccl.message_model import Chunk, Collective, Network, Picoseconds, Wiring
 from rankwise.sim.kernel import Event, Process, Simulator, Steps, all_of
 
 
@@ -29,12 +29,11 @@ class _Role(NamedTuple):
     children: tuple[int, ...]
 
 
-class TreeNetwork:
+class TreeNetwork(Network):
     """One dimension whose ranks all-reduce along a double binary tree."""
 
     def __init__(self, wiring: Wiring) -> None:
-        self.wiring = wiring
-        self._free = np.zeros(len(wiring.member), np.int64)
+        super().__init__(wiring)
         self._chunks_taken = 0
         self._roles = [
             [self._role(rank, tree) for rank in range(len(wiring.member))] for tree in (0, 1)
@@ -48,10 +47,6 @@ class TreeNetwork:
             None if parent is None else start + parent * wiring.stride,
             tuple(start + child * wiring.stride for child in children),
         )
-
-    def could_start(self, ready: Picoseconds) -> int:
-        """When a chunk could start here on its last rank."""
-        return int(np.maximum(ready, self._free).max())
 
     def run_phase(self, kind: Collective, chunks: list[Chunk]) -> None:
         """Take chunks through, one after the other; sets when their ranks are ready."""
@@ -99,13 +94,13 @@ class _Passage:
                 yield start - self._simulator.now
             if children:
                 yield all_of(
-                    [self._take_in(number, child, rank, combines=True) for child in children]
+                    [self._receive(number, child, rank, combines=True) for child in children]
                 )
             elif endpoint:
                 yield endpoint
             if parent is not None:
                 self._send(number, rank, parent)
-                yield self._take_in(number, parent, rank, combines=bool(children) and also_down)
+                yield self._receive(number, parent, rank, combines=bool(children) and also_down)
             for child in children:
                 self._send(number, rank, child)
             chunk.ready[rank] = self._simulator.now
@@ -137,7 +132,7 @@ class _Passage:
         ends = int(wiring.member[source]), int(wiring.member[destination])
         return (first + link for link in wiring.links_between(*ends))
 
-    def _take_in(self, number: int, source: int, rank: int, *, combines: bool) -> Process:
+    def _receive(self, number: int, source: int, rank: int, *, combines: bool) -> Process:
         return self._simulator.process(
             self._taking_in(self._arrival(number, source, rank), number, combines=combines)
         )

@@ -1,4 +1,4 @@
-"""Faults and variability of chips: values in the one language of faults, and what they do.
+"""Faults and variability of chips, and what they do.
 
 ========== ============================ ==========================================================
 fault      fields                       what happens
@@ -20,19 +20,15 @@ what they were. So every level of fidelity sees them where it sees the part at a
 takes the shortest way that is left. Where none is left, the run fails and says so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.base.seeds import derived_seed
-from rankwise.base.suggestions import hint_on_name
-from rankwise.base.units import ZERO, Duration
-from rankwise.base.wording import kinds_in_words
+from rankwise.sim.faults.vocabulary import FaultOfChip, Jitter, KillLink, SlowPart
 from rankwise.sim.hardware.cost_models import CostModel
 from rankwise.sim.hardware.quantities import Rate, exactly
 from rankwise.sim.hardware.routing import Hop, detour, sip_edges, sip_route
@@ -46,41 +42,8 @@ _SHARES = 1_000_000
 """Shares that are drawn are whole parts of so many, so that rates stay small fractions."""
 
 
-class Slow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A link or a PE takes so many times as long."""
-
-    times: float
-    link: str = ""
-    pe: str = ""
-
-    def __post_init__(self) -> None:
-        if bool(self.link) == bool(self.pe):
-            raise ValueError("slow needs link=… or pe=…, one of them")
-        if not 1 <= self.times <= 1e6:
-            raise ValueError(f"times is {self.times:g}, expected 1 to 1,000,000")
-
-
-class Jitter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every PE and every wire is slower by a share of its own, up to so many percent."""
-
-    percent: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.percent <= 1e4:
-            raise ValueError(f"percent is {self.percent:g}, expected 0 to 10,000")
-
-
-class Kill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A link between SIPs dies."""
-
-    link: str
-    at: Duration = ZERO
-
-
-ChipFault = Slow | Jitter | Kill
-KINDS: dict[str, Any] = {"slow": Slow, "jitter": Jitter, "kill": Kill}
-EXAMPLE = "slow:link=sip0-sip1,times=4"
+SLOWNESS_MAX = 1_000_000
+"""How many times as long a part takes at most, by all faults: picoseconds have 63 bits."""
 
 
 class Damage(NamedTuple):
@@ -103,10 +66,10 @@ class ChipFaults:
         machine: what the topology describes.
 
     Raises:
-        ConfigError: one names a part that there is not.
+        ConfigError: one names a part that there is not, or a part is too slow.
     """
 
-    def __init__(self, faults: Sequence[ChipFault], machine: "MachineSpec") -> None:
+    def __init__(self, faults: Sequence[FaultOfChip], machine: "MachineSpec") -> None:
         self._machine = machine
         self._jitters: list[Jitter] = []
         self._times: dict[str, Fraction] = {}
@@ -114,14 +77,19 @@ class ChipFaults:
         """In picoseconds when which directions of a link die."""
         for each in faults:
             match each:
-                case Slow():
+                case SlowPart():
                     for part in [each.pe] if each.pe else self._directions(each.link):
                         self._check(part, is_pe=bool(each.pe))
-                        known = self._times.get(part, Fraction(1))
-                        self._times[part] = known * exactly(each.times)
+                        times = self._times.get(part, Fraction(1)) * exactly(each.times)
+                        if times > SLOWNESS_MAX:
+                            raise ConfigError(
+                                f"{part} would take {float(times):,.0f} times as long, by all its"
+                                f" faults together: expected at most {SLOWNESS_MAX:,}"
+                            )
+                        self._times[part] = times
                 case Jitter():
                     self._jitters.append(each)
-                case Kill():
+                case KillLink():
                     hops = [self._hop(part) for part in self._directions(each.link)]
                     self.deaths.append((each.at * 1_000, hops))
 
@@ -281,47 +249,26 @@ def live_route(
     return nodes
 
 
-def read_chip_faults(
-    happenings: Sequence[tuple[str, Mapping[str, Any]]], topology: "Topology"
-) -> tuple[ChipFault, ...]:
-    """The faults that happenings tell of, checked against a machine.
+def checked_faults(
+    named: Iterable[tuple[str, FaultOfChip]], topology: "Topology"
+) -> tuple[FaultOfChip, ...]:
+    """The faults of a machine.
 
     Args:
-        happenings: what errors call each, and its fields; durations are numbers already.
+        named: what errors call each, and the fault.
         topology: the machine.
 
     Raises:
-        ConfigError: one is no fault of a chip, or names a part that there is not.
+        ConfigError: one names a part that there is not.
     """
-    faults = []
-    for called, fields in happenings:
-        what = str(fields.get("what", ""))
-        kind = KINDS.get(what)
-        if kind is None:
-            hint = hint_on_name(what, KINDS) if what else "what: slow, jitter or kill"
-            raise ConfigError(f"{called}: there is no fault {what!r} of a chip", hint=hint)
-        given = {name: value for name, value in fields.items() if name != "what"}
-        unknown = [name for name in given if name not in kind.__struct_fields__]
-        if unknown:
-            hint = hint_on_name(unknown[0], kind.__struct_fields__)
-            raise ConfigError(f"{called}: {what} of a chip has no {unknown[0]!r}", hint=hint)
-        required = [field.name for field in msgspec.structs.fields(kind) if field.required]
-        if missing := [name for name in required if name not in given]:
-            raise ConfigError(
-                f"{called}: {what} of a chip needs {' and '.join(missing)}", hint=f"as in {EXAMPLE}"
-            )
+    checked: list[FaultOfChip] = []
+    for called, fault in named:
+        checked.append(fault)
         try:
-            faults.append(msgspec.convert(given, kind, strict=False))
-        except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"{called}: {kinds_in_words(str(error))}",
-                hint="docs/howto/faults.md lists the faults of chips",
-            ) from None
-        try:
-            ChipFaults(faults[-1:], topology.machine)
+            ChipFaults(checked, topology.machine)
         except ConfigError as error:
             raise ConfigError(f"{called}: {error.message}", hint=error.hint) from None
-    return tuple(faults)
+    return tuple(checked)
 
 
 def _wire_name(sips: "SipsSpec", hop: Hop) -> str:

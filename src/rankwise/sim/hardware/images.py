@@ -6,6 +6,9 @@ take the same time, part by part. So one of them, the *original*, is simulated; 
 its end, are written to the op log as it is, and their links and engines are said to have been as
 busy as its. Times do not depend on it, cost does.
 
+**With data**, each calculates its own numbers, and shows at the beginning that they decide the same
+(`Candidate.stands_for`).
+
 **Nobody is in the way.** That is known at the beginning, and stays so. Launches that could be
 images meet in one wave of the agenda. If it holds nothing but them, and nothing else is on the
 agenda, then all that happens until the original ends is the original: what could meet an image on
@@ -13,13 +16,25 @@ the way would have to come of something. If there is anything else (a transfer, 
 timer, a launch that is different by a byte), each launch is simulated by itself.
 """
 
-from collections.abc import Hashable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from rankwise.sim.hardware.machine import Machine, Part
 from rankwise.sim.kernel import Event, Steps
 
-Member = TypeVar("Member")
+
+class Candidate(Protocol):
+    """A launch that may have images."""
+
+    def stands_for(self, others: Sequence[Self]) -> bool:
+        """Whether those with the same likeness take the same time, whatever their data.
+
+        To be asked once, right before it begins: whatever they calculate is there afterwards.
+        """
+        ...
+
+
+Member = TypeVar("Member", bound=Candidate)
 
 
 class _Account(NamedTuple):
@@ -112,6 +127,7 @@ class Images(Generic[Member]):
             and 1 < len(members) == len(coming)
             and all(likeness == coming[0][1] for _, likeness, _ in coming)
             and self._machine.simulator.has_nothing_but(len(coming) - 1)
+            and coming[0][2].stands_for([member for _, _, member in coming[1:]])
         )
         if not agree:
             return None

@@ -82,7 +82,7 @@ class IpcQueue:
         self._path = machine.path(*self._memories)
         self._way_back = machine.path(*self._ways_back)
         self._credits = CreditPool(self._simulator, self.slots, f"credit of {self.name}")
-        self._arrived = Channel(self._simulator, None, f"slot of {self.name}")
+        self._arrived = Channel(self._simulator, f"slot of {self.name}")
         self._last_arrival: Event | None = None
         self._size = self._pace = 0
         wires = machine.sip_links(source.cube.sip.number, destination.cube.sip.number)

@@ -117,16 +117,13 @@ class Pe:
         """The HBM channel next to it."""
         return self.cube.hbm(self.number % self.cube.hbm_channels)
 
-    def dma(
-        self, size: int, source: Memory | None = None, destination: Memory | None = None
-    ) -> Steps:
-        """Move bytes with this PE's DMA engine; by default from its HBM channel into its TCM."""
-        yield self.start_dma(size, source, destination)
-
     def start_dma(
         self, size: int, source: Memory | None = None, destination: Memory | None = None
     ) -> Event:
-        """Begin a DMA; the event happens when it is done. Several overlap, and share links."""
+        """Begin a DMA, by default from its HBM channel into its TCM; the event is its end.
+
+        Several overlap, and share links.
+        """
         path = self._dma_path(source or self.hbm, destination or self.tcm)
         return self.machine.start_flow(path, size, name=self._dma_name)
 
@@ -375,19 +372,14 @@ class Machine:
         self.links.append(link)
         return link
 
-    def transfer(
-        self, source: Memory | Pe, destination: Memory | Pe, size: int, chunk: int | None = None
-    ) -> Steps:
-        """Move bytes between memories without a DMA engine; a PE stands for its TCM.
-
-        Takes, on otherwise idle links, the sum of the path's latencies + size / lowest bandwidth.
-        """
-        yield self.start_transfer(source, destination, size, chunk)
-
     def start_transfer(
         self, source: Memory | Pe, destination: Memory | Pe, size: int, chunk: int | None = None
     ) -> Event:
-        """Begin a transfer; the event happens when the last byte has arrived."""
+        """Move bytes between memories without a DMA engine; a PE stands for its TCM.
+
+        The event happens when the last byte has arrived: on otherwise idle links, after the sum of
+        the path's latencies + size / lowest bandwidth.
+        """
         source = source.tcm if isinstance(source, Pe) else source
         destination = destination.tcm if isinstance(destination, Pe) else destination
         name = partial(_transfer_name, source, destination)

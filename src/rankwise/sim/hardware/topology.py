@@ -4,22 +4,22 @@ The validation is msgspec's; this module only finds the line that its path belon
 own node tree knows, and the field that was probably meant.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import msgspec
 import yaml
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.suggestions import hint_behind, nearest
-from rankwise.base.wording import kinds_in_words
-from rankwise.sim.hardware.faults import ChipFault, ChipFaults
-from rankwise.sim.hardware.files import Loader, load_yaml, read_text
+from rankwise.base.suggestions import nearest
+from rankwise.sim.faults.vocabulary import FaultOfChip
+from rankwise.sim.files import Loader, load_yaml, read_text
+from rankwise.sim.hardware.faults import ChipFaults
 from rankwise.sim.hardware.plugins import load_plugin, plugin_failed, plugin_names
 from rankwise.sim.hardware.specification import MachineSpec
+from rankwise.sim.mistakes import Mistake, mistake_in
 
 PRESETS = tuple(
     sorted(
@@ -31,11 +31,6 @@ PRESETS = tuple(
 
 GROUP = "rankwise.topologies"
 """The entry points of packages that offer machines."""
-
-_AT = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`$", re.DOTALL)
-_NO_CHOICE = re.compile(r"Invalid enum value '(.*)'")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 
 
 class Topology:
@@ -59,7 +54,7 @@ class Topology:
         """What the file calls the system, or else the file's own name."""
         return self.machine.system.name or Path(self.source).stem
 
-    def with_faults(self, faults: Sequence[ChipFault]) -> "Topology":
+    def with_faults(self, faults: Sequence[FaultOfChip]) -> "Topology":
         """The same machine, with faults.
 
         Raises:
@@ -156,7 +151,8 @@ def parse_topology(text: str, source: str, *, has_lines: bool = True) -> Topolog
         _refuse_repeated_keys(node, source)
         machine = msgspec.convert(tree, MachineSpec)
     except msgspec.ValidationError as error:
-        raise ConfigError(_located(str(error), node, source, has_lines=has_lines)) from None
+        mistake = mistake_in(error, MachineSpec, tree)
+        raise ConfigError(_located(mistake, node, source, has_lines=has_lines)) from None
     except RecursionError:
         raise ConfigError(f"{source}: it is nested without end") from None
     return Topology(machine, source)
@@ -175,28 +171,12 @@ def _refuse_repeated_keys(node: yaml.Node | None, source: str) -> None:
             _refuse_repeated_keys(value, source)
 
 
-def _located(message: str, root: yaml.Node | None, source: str, *, has_lines: bool) -> str:
-    """Turn msgspec's message into one with a file, a line, a field and the value there."""
-    match = _AT.match(message)
-    problem, path = (match[1], match[2]) if match else (message, "")
-    keys = [key or index for key, index in _STEP.findall(path)]
-    node, line = _walk(root, keys)
-    unknown, no_choice = _UNKNOWN.match(problem), _NO_CHOICE.match(problem)
-    if unknown:
-        line = _walk_to_key(node, unknown[1], line)[1]
-        problem = f"there is no such field{hint_behind(unknown[1], _fields_at(keys))}"
-        keys.append(unknown[1])
-    elif no_choice:
-        line = _walk_to_key(node, no_choice[1], line)[1]
-        problem = f"there is no {no_choice[1]!r}{hint_behind(no_choice[1], _choices_at(keys))}"
-    else:
-        problem = problem[:1].lower() + problem[1:]
-        if isinstance(node, yaml.ScalarNode):
-            problem = f"{problem.partition(', got ')[0]}, found {node.value!r}"
-        problem = kinds_in_words(problem)
-    field = ".".join(keys) or "the file"
+def _located(mistake: Mistake, root: yaml.Node | None, source: str, *, has_lines: bool) -> str:
+    """What does not fit, with the file, the line and the field."""
+    node, line = _walk(root, mistake.keys)
+    _, line = _walk_to_key(node, mistake.name, line)
     place = f"{source}:{line}" if has_lines else source
-    return f"{place}: {field}: {problem}"
+    return f"{place}: {mistake.field or 'the file'}: {mistake.problem}"
 
 
 def _walk(root: yaml.Node | None, keys: list[str]) -> tuple[yaml.Node | None, int]:
@@ -216,25 +196,3 @@ def _walk_to_key(node: yaml.Node | None, wanted: str, line: int) -> tuple[yaml.N
             if key.value == wanted:
                 return value, key.start_mark.line + 1
     return node, line
-
-
-def _type_at(keys: list[str]) -> Any:
-    """What msgspec expects at a path; None where the path leaves the tree of structs."""
-    kind: Any = MachineSpec
-    for key in keys:
-        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            return None
-        kind = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}.get(key)
-    return kind
-
-
-def _fields_at(keys: list[str]) -> list[str]:
-    kind = _type_at(keys)
-    return [each.encode_name for each in msgspec.structs.fields(kind)] if kind else []
-
-
-def _choices_at(keys: list[str]) -> list[str]:
-    kind = _type_at(keys)
-    if get_origin(kind) is dict:
-        kind = get_args(kind)[0]
-    return [str(choice) for choice in get_args(kind)]

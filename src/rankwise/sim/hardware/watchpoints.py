@@ -34,6 +34,11 @@ class Watchpoints:
         """Let an event happen at the next change of any byte."""
         self._everywhere.append(event)
 
+    def are_awaited(self) -> bool:
+        """Whether anybody waits for a change."""
+        watching = (self._everywhere, *self._by_granule.values())
+        return any(not event.is_done for events in watching for event in events)
+
     def changed(self, address: int, size: int) -> None:
         """Let the events happen that wait for a change of any of these bytes."""
         self.changes += 1

@@ -5,10 +5,10 @@ Knows nothing of accelerators. Time is an integer whose unit is the model's choi
 
 from rankwise.base.errors import Deadlock, SimulationError, TimeLimit, Waiting
 from rankwise.sim.kernel.deadlock import deadlock_among
-from rankwise.sim.kernel.events import Event, Process, Steps, all_of, any_of
+from rankwise.sim.kernel.events import Event, Process, Steps, all_of
 from rankwise.sim.kernel.greenlets import Fiber, Rank, main_greenlet, park, start_fiber
 from rankwise.sim.kernel.places import Line, frames_of_stack, line_of, users_line, where_of
-from rankwise.sim.kernel.resources import Channel, CreditPool, Resource, Server
+from rankwise.sim.kernel.resources import Channel, CreditPool, Server
 from rankwise.sim.kernel.simulator import Simulator
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "Line",
     "Process",
     "Rank",
-    "Resource",
     "Server",
     "SimulationError",
     "Simulator",
@@ -28,7 +27,6 @@ __all__ = [
     "TimeLimit",
     "Waiting",
     "all_of",
-    "any_of",
     "deadlock_among",
     "frames_of_stack",
     "line_of",

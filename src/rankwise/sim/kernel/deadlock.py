@@ -36,13 +36,7 @@ def deadlock_of(
     told = [(process, waiting_of(process)) for process in waiting]
     # First what the user wrote, then what is at work for it; of these, first what waits for
     # something that never comes, then what merely waits for others to end.
-    told.sort(
-        key=lambda each: (
-            each[0].is_daemon,
-            not each[1].where,
-            isinstance(each[0].waits_for, Process | AllOf),
-        )
-    )
+    told.sort(key=lambda each: (not each[1].where, isinstance(each[0].waits_for, Process | AllOf)))
     return deadlock_among([each for _, each in told], now, awaited, written)
 
 
@@ -53,7 +47,7 @@ def deadlock_among(
     written: Callable[[int], str] = str,
 ) -> Deadlock:
     """Make the error for waits that were collected elsewhere."""
-    lines = [f"nothing is left to do at instant {written(now)}"]
+    lines = [f"deadlock at instant {written(now)}: nothing is left to do"]
     if awaited:
         lines[0] += f", and {awaited} has not happened"
     lines[0] += f"; {len(waiting)} wait" + (":" if waiting else "")

@@ -174,7 +174,7 @@ class Process(Event):
     those who wait for the process; if none does, it leaves `Simulator.run`.
     """
 
-    __slots__ = ("_generator", "_locate", "_send", "_since", "_waits_for", "is_daemon")
+    __slots__ = ("_generator", "_locate", "_send", "_since", "_waits_for")
 
     def __init__(
         self,
@@ -182,7 +182,6 @@ class Process(Event):
         generator: Steps,
         name: object = "",
         *,
-        is_daemon: bool = False,
         locate: Callable[[], str] | None = None,
     ) -> None:
         super().__init__(simulator, name)
@@ -191,7 +190,6 @@ class Process(Event):
         self._waits_for: Event | None = None
         self._since = simulator.now
         self._locate = locate
-        self.is_daemon = is_daemon
 
     @property
     def waits_for(self) -> Event | None:
@@ -246,33 +244,6 @@ class AllOf(Event):
         return f"{len(pending)} of {len(self._parts)} events: {shown}"
 
 
-class _AnyOf(Event):
-    """Happens with the first of its parts; its value is that part."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, simulator: "Simulator", parts: list[Event]) -> None:
-        super().__init__(simulator)
-        self._parts = parts
-        for part in parts:
-            if part.is_done:
-                self._on_part(part)
-                return
-        for part in parts:
-            part.add_callback(self._on_part)
-
-    def _on_part(self, part: Event) -> None:
-        if self.is_done:
-            return
-        if part.failure is not None:
-            self.fail(part.failure)
-        else:
-            self.succeed(part)
-
-    def __str__(self) -> str:
-        return "any of " + ", ".join(str(part) for part in self._parts[:3])
-
-
 def all_of(events: Iterable[Event]) -> Event:
     """Happen when all of `events` have, with the list of their values, in the given order.
 
@@ -282,11 +253,3 @@ def all_of(events: Iterable[Event]) -> Event:
     if not parts:
         raise LocalProtocolError("all_of needs at least one event; skip the wait instead")
     return AllOf(parts[0]._simulator, parts)  # noqa: SLF001
-
-
-def any_of(events: Iterable[Event]) -> Event:
-    """Happen with the first of `events`, with that event as value; ties go to the earlier one."""
-    parts = list(events)
-    if not parts:
-        raise LocalProtocolError("any_of needs at least one event: it would never happen")
-    return _AnyOf(parts[0]._simulator, parts)  # noqa: SLF001

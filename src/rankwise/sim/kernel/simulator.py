@@ -98,38 +98,31 @@ class Simulator:
         """Make an event that somebody will let happen with `succeed` or `fail`."""
         return Event(self, name)
 
-    def timer(self, delay: int, value: Any = None, name: object = None) -> Event:
+    def timer(self, delay: int) -> Event:
         """Make an event that happens by itself, `delay` from now.
 
-        Without a value or a name it costs next to nothing, and keeps only those processes running
-        that wait for it.
+        It costs next to nothing, and keeps only those processes running that wait for it.
         """
         if delay < 0:
             raise LocalProtocolError(f"a timer of {delay} would go back in time")
-        if value is None and name is None:  # chained, it takes longer
-            timer: Timer = Timer()
-            timer._simulator = self  # noqa: SLF001 (the kernel is one module in files)
-            timer.due = self.now + delay
-            return timer
-        event = Event(self, name or "timer")
-        self.call_at(self.now + delay, event.succeed, value)
-        return event
+        timer: Timer = Timer()
+        timer._simulator = self  # noqa: SLF001 (the kernel is one module in files)
+        timer.due = self.now + delay
+        return timer
 
     def process(
         self,
         generator: Steps,
         name: object = "",
         *,
-        is_daemon: bool = False,
         locate: Callable[[], str] | None = None,
     ) -> Process:
         """Start a process: it takes its first step at this instant, in a later wave.
 
-        A daemon serves others: it may still wait when nothing else is left to do.
         `locate` says for the deadlock report where it waits, if its generator cannot.
         """
         self._assert_thread()
-        process = Process(self, generator, name, is_daemon=is_daemon, locate=locate)
+        process = Process(self, generator, name, locate=locate)
         self._living[process] = None
         self._ready.append(process)
         return process
@@ -178,7 +171,7 @@ class Simulator:
                 self._carry_out(None, until)
             if until is not None:
                 self.now = max(self.now, until)
-            elif any(process.waits_for and not process.is_daemon for process in self._living):
+            elif any(process.waits_for for process in self._living):
                 raise deadlock_of(self._living, self.now, written=self.written)
             return None
         finally:

@@ -39,6 +39,7 @@ from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.runtime.host_tensors import buffers_behind, lent
 from rankwise.sim.runtime.placement import DeviceSelector
 from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.dtypes import SHORT_NAMES
 from rankwise.sim.triton.execution import Operation
 from rankwise.sim.triton.host import HOST_MACHINE, OTHERS, Arguments, TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
@@ -133,7 +134,7 @@ class Meter:
         self._prediction = prediction
         self._owner_of = owner_of
         self._name, self._dtype = "", ""
-        self._begin_anew()
+        self._begin_again()
 
     def begin(self, name: str, dtype: str) -> None:
         """What is counted from now on is of this operation, on elements of this type."""
@@ -158,21 +159,29 @@ class Meter:
         """Whatever was counted has happened."""
 
     def charge(self) -> None:
-        """Let the time pass of what was counted since the last time."""
-        flops, begun, network = self._products or self._elements, self.clock.time, 0
-        if flops or self._size:
-            engine: Engine = "gemm" if self._products else "math"
-            work = Work(self._name, engine, flops, self._size, self._dtype)
-            self.clock.compute(self.clock.bound(work))
+        """Let the time pass of what was counted since the last time.
+
+        Products and elementwise work have engines of their own, so the longer of both counts.
+        """
+        begun, network = self.clock.time, 0
+        counted: list[tuple[Engine, int]] = [("gemm", self._products), ("math", self._elements)]
+        works = [
+            Work(self._name, engine, flops, self._size, self._dtype)
+            for engine, flops in counted
+            if flops or (self._size and engine == "math")
+        ]
+        if works:
+            bound = self._prediction.costs.bound
+            self.clock.compute(self.clock.bound(max(works, key=lambda work: bound(work)[1])))
         for owner, size in self._moved.items():
             network += self._prediction.network.message_time(owner, self.clock.number, size, begun)
         passage = Passage(None, sum(self._moved.values()), begun)
         passage.begins_at, passage.ends_at = begun, begun + network
         self.clock.communicate(network)
         self.clock.wait(passage)
-        self._begin_anew()
+        self._begin_again()
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         self._size = self._products = self._elements = 0
         self._moved: dict[int, int] = {}
 
@@ -395,7 +404,7 @@ def _work(function: JITFunction, given: Mapping[str, Any], op_log: OpLog | None)
     """What a launch is told as: with what has been logged of it, or else with its arguments."""
     buffers = buffers_behind(given.values()).values()
     largest = max(buffers, key=lambda each: each.size_bytes, default=None)
-    dtype = "" if largest is None else _DTYPES.get(largest.dtype.name, largest.dtype.name)
+    dtype = "" if largest is None else SHORT_NAMES.get(largest.dtype.name, largest.dtype.name)
     engine: Engine = "math"
     flops = 0 if largest is None else len(largest.flat)
     size = sum({each.address: each.size_bytes for each in buffers}.values())
@@ -409,8 +418,3 @@ def _work(function: JITFunction, given: Mapping[str, Any], op_log: OpLog | None)
 
 
 _ACCESSES = frozenset({"load", "store", "atomic"})
-_DTYPES = {
-    "fp64": "f64", "fp32": "f32", "fp16": "f16", "int64": "i64", "int32": "i32", "int16": "i16",
-    "int8": "i8", "uint8": "u8", "int1": "bool", "fp8e4nv": "f8e4", "fp8e5": "f8e5",
-}  # fmt: skip
-"""Triton's names of types, in the words of topologies where those differ."""

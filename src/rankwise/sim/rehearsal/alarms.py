@@ -12,7 +12,7 @@ Nothing here changes what the ranks do.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankwise.sim.rehearsal.places import Place, place_here, place_of_caller
+from rankwise.sim.rehearsal.places import CallSite, place_here, place_of_caller
 
 if TYPE_CHECKING:
     from rankwise.sim.rehearsal.meetings import Group, Meeting, Post
@@ -25,7 +25,7 @@ class Handle(NamedTuple):
 
     rank: int
     gate: "Meeting | Post"
-    place: Place
+    place: CallSite
 
 
 class Alarms:
@@ -103,7 +103,7 @@ class Alarms:
             text = f"rank {handle.rank} called {what} at {handle.place}, and {handle.gate.lacks()}"
         self._note("handle", handle.place, text)
 
-    def _note(self, kind: str, place: Place | None, text: str) -> None:
+    def _note(self, kind: str, place: CallSite | None, text: str) -> None:
         self._alarms.setdefault((kind, str(place)), []).append(text)
 
 

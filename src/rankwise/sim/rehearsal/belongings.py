@@ -6,7 +6,9 @@ more to move, such as the state of a random generator, stays with each rank, and
 functions are replaced by ones that look for the rank that runs (`substitutes`).
 """
 
+import builtins
 import logging
+import multiprocessing.context
 import os
 import sys
 import warnings
@@ -39,6 +41,15 @@ class _Name(NamedTuple):
     namespace: dict[str, Any]
     name: str
     first: Callable[[RankProcess], Any]
+
+
+_RARE: tuple[tuple[dict[str, Any], str], ...] = (
+    (builtins.__dict__, "print"),
+    (warnings.__dict__, "showwarning"),
+    (logging.__dict__, "_warnings_showwarning"),
+    (multiprocessing.context._default_context.__dict__, "_actual_context"),  # noqa: SLF001  # as set_start_method does
+)
+"""Names that few programs change: put in their place only where the rank before has others."""
 
 
 def _names(stdout: TextIO, stderr: TextIO) -> list[_Name]:
@@ -91,7 +102,9 @@ class ProcessBelongings:
         self._home_modules: dict[str, ModuleType] = {}
         self._home_directory = ""
         self._directory = ""
-        self._level = logging.root.level
+        self._levels = _levels()
+        self._rare: list[Any] = []
+        self._present_rare: list[Any] = []
         self._rank: Rank | None = None
 
     def add(self, belongings: Belongings) -> None:
@@ -103,6 +116,8 @@ class ProcessBelongings:
     def begin(self) -> None:
         """Keep what the process has, until `end`; the user's modules leave the table."""
         self._home_values = [each.namespace.get(each.name) for each in self._names]
+        self._rare = self._present_rare = [namespace[name] for namespace, name in _RARE]
+        self._levels = _levels()
         self._home_modules = {MAIN: sys.modules[MAIN], **self._users.loaded()}
         self._home_directory = self._directory = os.getcwd()  # noqa: PTH109  # as os.chdir has it
         for name in self._home_modules:
@@ -116,7 +131,8 @@ class ProcessBelongings:
             each.namespace[each.name] = value
         sys.modules.update(self._home_modules)
         self._change_directory(self._home_directory)
-        self._set_level(self._level)
+        self._put_rare(self._rare)
+        _set_levels(*self._levels)
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its own things."""
@@ -129,8 +145,10 @@ class ProcessBelongings:
         sys.modules.update(mine.modules)
         if mine.directory != self._directory:
             self._change_directory(mine.directory)
-        if mine.level != logging.root.level:
-            self._set_level(mine.level)
+        if mine.rare != self._present_rare:
+            self._put_rare(mine.rare)
+        if mine.levels != _levels():
+            _set_levels(*mine.levels)
         for more in self._more:
             more.move_in(rank)
 
@@ -143,7 +161,8 @@ class ProcessBelongings:
             mine.values = [namespace[name] for namespace, name in self._slots]
         except KeyError:  # it has deleted one
             mine.values = [namespace.get(name) for namespace, name in self._slots]
-        mine.level = logging.root.level
+        mine.rare = self._present_rare = [namespace[name] for namespace, name in _RARE]
+        mine.levels = _levels()
         table = sys.modules
         mine.modules = {name: table.pop(name) for name in mine.module_names if name in table}
         self._rank = None
@@ -167,7 +186,7 @@ class ProcessBelongings:
             first = each.first(process)
             each.namespace[each.name] = first
             values.append(first)
-        return _Mine(values, ModuleType(MAIN), self._home_directory, self._level)
+        return _Mine(values, self._rare, ModuleType(MAIN), self._home_directory, self._levels)
 
     def _note_import(self, name: str) -> None:
         if self._rank is not None:
@@ -178,22 +197,39 @@ class ProcessBelongings:
             _chdir(directory)
             self._directory = directory
 
-    @staticmethod
-    def _set_level(level: int) -> None:
-        if level != logging.root.level:
-            logging.root.level = level
-            logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # noqa: SLF001  # as setLevel does
+    def _put_rare(self, values: list[Any]) -> None:
+        for (namespace, name), value in zip(_RARE, values, strict=True):
+            namespace[name] = value
+        self._present_rare = values
+
+
+def _levels() -> tuple[int, int]:
+    """What `logging` lets through: the level of the root, and that of `logging.disable`."""
+    return logging.root.level, logging.root.manager.disable
+
+
+def _set_levels(level: int, disabled: int) -> None:
+    logging.root.level, logging.root.manager.disable = level, disabled
+    logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # noqa: SLF001  # as setLevel does
 
 
 class _Mine:
     """What one rank has."""
 
-    def __init__(self, values: list[Any], main: ModuleType, directory: str, level: int) -> None:
+    def __init__(
+        self,
+        values: list[Any],
+        rare: list[Any],
+        main: ModuleType,
+        directory: str,
+        levels: tuple[int, int],
+    ) -> None:
         self.values = values
+        self.rare = rare
         self.module_names: dict[str, None] = {MAIN: None}
         self.modules: dict[str, ModuleType] = {MAIN: main}
         self.directory = directory
-        self.level = level
+        self.levels = levels
 
 
 _chdir = os.chdir

@@ -1,190 +1,25 @@
-"""Faults of simulated ranks and nodes: values, written on the command line or in a file.
-
-A fault of a rank strikes when the rank comes to an operation: `collective` counts those of a group
-from 1, as reports do. Without a `group` that is torch's default group, or that of
-`rankwise.collectives`. A fault strikes once, also if ranks are started again; only a slow rank
-stays slow. A node is killed when the first of its ranks comes to the operation, or at an instant.
-"""
+"""Lets the faults of simulated ranks and nodes strike (`rankwise.sim.faults.vocabulary`)."""
 
 import builtins
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
-from rankwise.base.failure import SIGNAL_NAMES
-from rankwise.base.units import Duration, format_duration
+from rankwise.base.units import Duration
+from rankwise.sim.faults.vocabulary import (
+    FaultOfNode,
+    FaultOfRank,
+    Flip,
+    Kill,
+    KillNode,
+    Late,
+    Raise,
+    Slow,
+)
 
 if TYPE_CHECKING:
     from rankwise.sim.rehearsal.scheduler import Rank
 
-SIGNALS_MAX = 64
-USUAL_GROUPS = ("default", "rankwise.collectives")
-
-
-class _AtOperation(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="what", forbid_unknown_fields=True
-):
-    """A fault that strikes when a rank comes to an operation; when it begins without one."""
-
-    collective: int | None = None
-    group: str = ""
-
-    def __post_init__(self) -> None:
-        if self.collective is not None and self.collective < 1:
-            raise ValueError(f"collective is {self.collective}, expected 1 or more")
-        if self.group and self.collective is None:
-            raise ValueError(f"group is {self.group!r}, expected @collective=N of that group too")
-
-    def fits(self, group: str, number: int) -> bool:
-        """Whether it strikes at this operation."""
-        is_group = group == self.group if self.group else group in USUAL_GROUPS
-        return is_group and number == self.collective
-
-    def due(self) -> str:
-        """At which operation it was to strike, for people."""
-        if self.collective is None:
-            return ""
-        of_group = f" of group {self.group}" if self.group else ""
-        return f" at operation #{self.collective}{of_group}"
-
-
-class _OfRank(_AtOperation, frozen=True, kw_only=True):
-    """A fault of one rank."""
-
-    rank: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rank < 0:
-            raise ValueError(f"rank is {self.rank}, expected 0 or more")
-
-    def _check_operation(self, fault: str) -> None:
-        if self.collective is None:
-            raise ValueError(f"{fault} happens in an operation, expected @collective=N")
-
-
-class Kill(_OfRank, frozen=True, kw_only=True, tag="kill"):
-    """A signal to the rank."""
-
-    signal: int = 9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.signal <= SIGNALS_MAX:
-            raise ValueError(f"signal is {self.signal}, expected 1 to {SIGNALS_MAX}, or a name")
-
-    def told(self) -> str:
-        """What happens, for people."""
-        return f"rank {self.rank} gets {SIGNAL_NAMES.get(self.signal, f'signal {self.signal}')}"
-
-
-class Raise(_OfRank, frozen=True, kw_only=True, tag="raise"):
-    """The operation raises an exception of Python's own in this rank."""
-
-    error: str = "RuntimeError"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_operation("raise")
-        kind = getattr(builtins, self.error, None)
-        if not (isinstance(kind, type) and issubclass(kind, Exception) and _takes_text(kind)):
-            raise ValueError(  # which msgspec turns into its own
-                f"error is {self.error!r}, expected an exception such as OSError"
-            )
-
-    def told(self) -> str:
-        """What happens, for people."""
-        return f"rank {self.rank} raises {self.error}"
-
-
-class Late(_OfRank, frozen=True, kw_only=True, tag="late"):
-    """The rank comes later, by so much virtual time."""
-
-    by: Duration
-
-    def told(self) -> str:
-        """What happens, for people."""
-        return f"rank {self.rank} is late by {format_duration(self.by)}"
-
-
-class Slow(_OfRank, frozen=True, kw_only=True, tag="slow"):
-    """The rank comes later to each operation, from the given one on."""
-
-    by: Duration
-
-    def told(self) -> str:
-        """What happens, for people."""
-        return f"rank {self.rank} is slow by {format_duration(self.by)} at each operation"
-
-
-class Flip(_OfRank, frozen=True, kw_only=True, tag="flip"):
-    """A bit of what the rank brings to the operation turns over, in the rank's memory."""
-
-    bit: int
-    element: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_operation("flip")
-
-    def told(self) -> str:
-        """What happens, for people."""
-        return f"bit {self.bit} of element {self.element} flips in the memory of rank {self.rank}"
-
-
-class KillNode(_AtOperation, frozen=True, kw_only=True, tag="kill-node"):
-    """A power cut: the node's agent and all its ranks are gone at once.
-
-    Attributes:
-        node: its number.
-        at: when it happens, in virtual time, if no operation decides.
-        back_after: how much later the node starts again; None for never.
-    """
-
-    node: int
-    at: Duration | None = None
-    back_after: Duration | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.at is not None and self.collective is not None:
-            raise ValueError("at and collective exclude each other: each says when")
-
-    def told(self) -> str:
-        """What happens, for people."""
-        return f"node {self.node} is killed"
-
-    def told_in_vain(self, when: str) -> str:
-        """That nothing happens, for people."""
-        return f"node {self.node} is to be killed {when}, and is not up: nothing happens"
-
-
-class LateNode(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="what",
-    tag="late-node",
-    forbid_unknown_fields=True,
-):
-    """The node starts later, by so much virtual time."""
-
-    node: int
-    by: Duration
-
-    def told(self) -> str:
-        """What happens, for people."""
-        return f"node {self.node} is late by {format_duration(self.by)}"
-
-    def due(self) -> str:
-        """Nothing: it needs no operation."""
-        return ""
-
-
-FaultOfRank = Kill | Raise | Late | Slow | Flip
-FaultOfNode = KillNode | LateNode
 Fault = FaultOfRank | FaultOfNode
 
 
@@ -204,7 +39,7 @@ class Nodes(Protocol):
         ...
 
 
-class Faults:
+class FaultInjector:
     """Lets the faults of one run strike.
 
     Args:
@@ -270,7 +105,7 @@ class Faults:
         if isinstance(fault, KillNode):
             assert self.nodes is not None, "a fault of a node needs nodes"
             if not self.nodes.is_up(fault.node):
-                self._say(f"fault: {fault.told_in_vain(when)}")
+                self._say(f"fault: {fault.told_without_effect(when)}")
                 return
         self._say(f"fault: {fault.told()}{when and ' '}{when}")
         if isinstance(fault, KillNode) and self.nodes is not None:
@@ -317,15 +152,6 @@ class Faults:
         rank.scheduler.sleep(by)
         if self.prediction is not None:
             self.prediction.delay(rank, by, load)
-
-
-def _takes_text(kind: type[Exception]) -> bool:
-    """Whether such an exception can be made of a message, as `UnicodeDecodeError` cannot."""
-    try:
-        kind("")
-    except TypeError:
-        return False
-    return True
 
 
 def _flipped(load: Any, element: int, bit: int) -> bool:

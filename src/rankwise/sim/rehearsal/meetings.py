@@ -25,8 +25,8 @@ from rankwise.base.units import Duration, after, between
 from rankwise.base.wording import ranks_in_words
 from rankwise.core.ledger import number_text
 from rankwise.sim.rehearsal.alarms import Alarms
-from rankwise.sim.rehearsal.faults import Faults
-from rankwise.sim.rehearsal.places import Place, place_here
+from rankwise.sim.rehearsal.faults import FaultInjector
+from rankwise.sim.rehearsal.places import CallSite, place_here
 from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.waits import SHORTEST_WAIT, Waits
@@ -52,7 +52,9 @@ class Conditions:
         groups: those of the present attempt, by name.
     """
 
-    def __init__(self, schedule: Schedule | None = None, faults: Faults | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule | None = None, faults: FaultInjector | None = None
+    ) -> None:
         self.schedule = schedule
         self.faults = faults
         self.waits = Waits()
@@ -97,7 +99,7 @@ class Came(msgspec.Struct, frozen=True):
 
     number: int
     call: str
-    place: Place | None
+    place: CallSite | None
     order: int
     """Counts the calls of all ranks."""
 
@@ -297,7 +299,7 @@ class Arrival(msgspec.Struct, frozen=True):
 
     call: str
     load: Any
-    place: Place | None
+    place: CallSite | None
 
 
 class Meeting(Gate):
@@ -383,7 +385,7 @@ class Meeting(Gate):
         )
 
     def _doings(self) -> str:
-        by_call: dict[tuple[str, Place | None], list[int]] = {}
+        by_call: dict[tuple[str, CallSite | None], list[int]] = {}
         for rank in sorted(self.arrivals):
             arrival = self.arrivals[rank]
             by_call.setdefault((arrival.call, arrival.place), []).append(rank)

@@ -16,7 +16,7 @@ from rankwise.sim.rehearsal.modules import is_shared
 OUR_PACKAGE = __file__.rpartition("/sim/")[0]
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class CallSite(msgspec.Struct, frozen=True, gc=False):
     """A line of a program."""
 
     code: CodeType
@@ -26,32 +26,32 @@ class Place(msgspec.Struct, frozen=True, gc=False):
         return f"{self.code.co_filename}:{self.line} in {self.code.co_name}"
 
 
-def place_of(frame: FrameType | None) -> Place | None:
+def place_of(frame: FrameType | None) -> CallSite | None:
     """The innermost line of the user's among these frames, or the innermost that is not ours."""
     foreign = None
     while frame is not None:
         code = frame.f_code
         owner = owner_of(code.co_filename)
         if owner == "user":
-            return Place(code, frame.f_lineno)
+            return CallSite(code, frame.f_lineno)
         if owner == "library" and foreign is None:
-            foreign = Place(code, frame.f_lineno)
+            foreign = CallSite(code, frame.f_lineno)
         frame = frame.f_back
     return foreign
 
 
-def places_of(frame: FrameType | None) -> list[Place]:
+def places_of(frame: FrameType | None) -> list[CallSite]:
     """The user's lines among these frames, innermost first; without any, what `place_of` gives."""
     innermost = place_of(frame)
-    places: list[Place] = []
+    places: list[CallSite] = []
     while frame is not None:
         if owner_of(frame.f_code.co_filename) == "user":
-            places.append(Place(frame.f_code, frame.f_lineno))
+            places.append(CallSite(frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return places or ([] if innermost is None else [innermost])
 
 
-def place_of_caller(interface: tuple[str, ...]) -> Place | None:
+def place_of_caller(interface: tuple[str, ...]) -> CallSite | None:
     """The user's line that has called an interface; None if a library has called it.
 
     `interface` are the ends of the names of its files.
@@ -61,14 +61,14 @@ def place_of_caller(interface: tuple[str, ...]) -> Place | None:
         file = frame.f_code.co_filename
         owner = owner_of(file)
         if owner == "user":
-            return Place(frame.f_code, frame.f_lineno)
+            return CallSite(frame.f_code, frame.f_lineno)
         if owner == "library" and not file.endswith(interface):
             return None
         frame = frame.f_back
     return None
 
 
-def place_here() -> Place | None:
+def place_here() -> CallSite | None:
     """The same, of the caller."""
     return place_of(sys._getframe(1))  # noqa: SLF001  # the only way that costs no stack
 

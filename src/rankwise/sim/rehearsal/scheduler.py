@@ -118,6 +118,16 @@ class Timer(Gate):
         return f"virtual time {self.instant / 1e9:g} s"
 
 
+class _Signal(Gate):
+    """A signal: it opens no gate, but makes the rank ready that gets it."""
+
+    __slots__ = ()
+
+    def told(self) -> str:
+        """Say what."""
+        return "a signal"
+
+
 class Belongings(Protocol):
     """What of the process each rank has for itself; moved in and out at each hand-over."""
 
@@ -142,6 +152,7 @@ class Rank:
         is_ready: whether it is in the queue of those that can go on.
         is_aside: whether it belongs to no world, and waits to be called again in another one.
         handlers: its signal handlers, by number.
+        signals_handled: how many of its signals they have been called for.
         belongings: what `Belongings` keep for it, by keeper.
         process: what it begins with, for those who keep its belongings.
     """
@@ -154,6 +165,7 @@ class Rank:
         self.gate: Gate | None = None
         self.exit_code: int | None = None
         self.handlers: dict[int, Any] = {}
+        self.signals_handled = 0
         self.belongings: dict[object, Any] = {}
         self.process = process
         self.baton = threading.Lock()
@@ -179,7 +191,7 @@ class Rank:
         return self.exit_code is not None
 
     @property
-    def is_doomed(self) -> bool:
+    def is_to_end(self) -> bool:
         """Whether it is being unwound, so that its errors are not reported."""
         return self._fate is not None
 
@@ -207,7 +219,8 @@ class Rank:
             number = self._signals.pop(0)
             handler = self.handlers.get(number, _DEFAULT)
             if callable(handler):
-                handler(number, None)
+                self.signals_handled += 1
+                handler(number, sys._getframe(1))  # noqa: SLF001  # as Python gives it
             elif self.is_ended_by(number):
                 self._fate = -number
         if self._fate is not None:
@@ -374,6 +387,18 @@ class Scheduler:
     def sleep(self, nanoseconds: int) -> None:
         """Let virtual time pass for the rank that runs."""
         self.wait(self.at(Instant(self.now + max(nanoseconds, 0))))
+
+    def wait_for_signal(self) -> None:
+        """Let others run until a handler of the rank that runs has been called."""
+        rank = self.current
+        assert rank is not None, "the conductor does not wait like a rank"
+        gate, seen = _Signal(), rank.signals_handled
+        rank.take_signals()
+        while rank.signals_handled == seen:
+            rank.gate = gate
+            self._hand_over(rank)
+            rank.gate = None
+            rank.take_signals()
 
     def yield_to_others(self) -> None:
         """Let all ranks that are ready run before the present one goes on."""

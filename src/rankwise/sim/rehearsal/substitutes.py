@@ -110,7 +110,7 @@ class _Alarm(Timer):
         """Signal the rank, and again after the interval."""
         super().open()
         self.is_cancelled = True
-        self._rank.signal(signal.SIGALRM)
+        self._rank.signal(int(signal.SIGALRM))
         if self._interval and not self._rank.is_over:
             self._rank.belongings[_ALARM] = _Alarm(self._rank, self._interval, self._interval)
 
@@ -141,6 +141,7 @@ class Substitutes:
         self._seed = seed
         self._cpus = cpus
         self._replaced: list[Replaced] = []
+        self._threads = threading.local()
         self._variables: set[bytes] = set()
         """Of the process's environment, as C sees it: those that ranks have changed there."""
 
@@ -148,6 +149,10 @@ class Substitutes:
         """The rank whose own thread calls this; None elsewhere."""
         rank = self._scheduler.current
         return rank if rank is not None and rank.thread.ident == threading.get_ident() else None
+
+    def owner(self) -> Rank | None:
+        """The rank that has started the calling thread, itself or by another one of its threads."""
+        return getattr(self._threads, "rank", None)
 
     def install(self) -> None:
         """Replace everything."""
@@ -176,10 +181,11 @@ class Substitutes:
             (signal, "getsignal", self._getsignal),
             (signal, "raise_signal", self._raise_signal),
             (signal, "alarm", self._alarm),
+            (signal, "pause", self._pause),
             (signal, "setitimer", self._setitimer),
             (signal, "getitimer", self._getitimer),
             (threading, "main_thread", self._main_thread),
-            (threading, "_start_new_thread", self._unpinned),
+            (threading, "_start_new_thread", self._start_thread),
             (subprocess, "_fork_exec", self._fork_exec),
             (atexit, "register", self._register),
             (sys, "breakpointhook", self._breakpoint),
@@ -426,6 +432,15 @@ class Substitutes:
 
         return alarm
 
+    def _pause(self, original: Callable[[], None]) -> Callable[[], None]:
+        def pause() -> None:
+            if self.running() is None:
+                original()
+            else:
+                self._scheduler.wait_for_signal()
+
+        return pause
+
     def _setitimer(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def setitimer(which: int, seconds: float, interval: float = 0.0) -> Any:
             rank = self.running()
@@ -551,6 +566,23 @@ class Substitutes:
                 return original(*args, **kwargs)
 
         return call
+
+    def _start_thread(self, original: Callable[..., int]) -> Callable[..., int]:
+        """Start threads unpinned, and know whose they are."""
+        start = self._unpinned(original)
+
+        def start_thread(function: Any, args: Any, *more: Any) -> int:
+            rank = self.running() or self.owner()
+            if rank is None:
+                return original(function, args, *more)
+
+            def live(*words: Any, **options: Any) -> None:
+                self._threads.rank = rank
+                function(*words, **options)
+
+            return int(start(live, args, *more))
+
+        return start_thread
 
     def _fork_exec(self, original: Callable[..., int]) -> Callable[..., int]:
         """Start processes unpinned, with the environment of the rank."""

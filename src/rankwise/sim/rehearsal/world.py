@@ -4,9 +4,12 @@ It puts the parts together: the scheduler of the ranks, what each of them has fo
 the process's functions do for them meanwhile. One world lives at a time in a process.
 """
 
+import copy
 import gc
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -16,7 +19,7 @@ from typing import Any, Self, TextIO
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.changes import Changes
-from rankwise.sim.rehearsal.faults import Faults
+from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.meetings import Conditions, Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
@@ -54,6 +57,7 @@ class World:
         shared: other values that ranks share, by name.
         changes: those who wait for memory to change.
         last_step: the one after which all of them stop; None until they are asked to stop.
+        handlers_before: by signal, what the process did with it before the run took it over.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class World:
         stderr: TextIO,
         seed: int = 0,
         schedule: Schedule | None = None,
-        faults: Faults | None = None,
+        faults: FaultInjector | None = None,
         extensions: "Mapping[str, Extension] | None" = None,
         prediction: Any = None,
         packages: Sequence[str] = (),
@@ -94,6 +98,7 @@ class World:
         self.size = 0
         self.steps: dict[int, int] = {}
         self.last_step: int | None = None
+        self.handlers_before: Mapping[int, Any] = {}
         self.shared: dict[str, Any] = {}
         self.changes = Changes()
         self._at_end_of_ranks: list[Callable[[Rank], None]] = []
@@ -240,9 +245,9 @@ def present_world() -> World:
     return _world
 
 
-def rank_of_the_moment() -> Rank | None:
-    """The simulated rank that has the baton, asked from any thread; None if none has."""
-    return None if _world is None else _world.scheduler.current
+def rank_of_thread() -> Rank | None:
+    """The simulated rank that has started the calling thread; otherwise the one with the baton."""
+    return None if _world is None else _world.substitutes.owner() or _world.scheduler.current
 
 
 def _forget() -> None:
@@ -250,14 +255,43 @@ def _forget() -> None:
     _world = None
 
 
+_held = threading.local()
+"""The signals that a thread blocks, while it forks."""
+
+
+def _hold_signals() -> None:
+    """Let no signal reach a forked child before it has handlers of its own: it would be lost."""
+    if _world is not None and _world.handlers_before:
+        _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*_world.handlers_before])
+
+
+def _release_signals() -> None:
+    if (mask := vars(_held).pop("mask", None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _leave_in_child() -> None:
-    """A forked child is a process of its own: it finds everything as it was, and all its cores."""
-    if _world is not None:
-        _world.substitutes.uninstall()
-        _world.substitutes.unpin()
+    """A forked child is a process of its own: it finds everything as it was, and all its cores.
+
+    It takes signals as its rank does: the run's own handlers would keep it from ending.
+    """
+    if _world is None:
+        return
+    rank = _world.scheduler.current
+    handlers = {**_world.handlers_before, **({} if rank is None else rank.handlers)}
+    _world.substitutes.uninstall()
+    _world.substitutes.unpin()
+    if rank is not None:  # what it has of the substitutes is to take it for no rank
+        _world.scheduler.current = rank = copy.copy(rank)
+        rank.thread = threading.Thread()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    _release_signals()
 
 
-os.register_at_fork(after_in_child=_leave_in_child)
+os.register_at_fork(
+    before=_hold_signals, after_in_parent=_release_signals, after_in_child=_leave_in_child
+)
 
 
 def _present_cpu(cpus: set[int]) -> int | None:

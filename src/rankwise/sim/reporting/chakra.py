@@ -26,7 +26,7 @@ from rankwise.sim.reporting.chakra_files import COLLECTIVES, Node, NodeKind, wri
 from rankwise.sim.reporting.timeline import ReportedRun
 
 _LONGEST_NAME = 200
-_ROOT = re.compile(r" with root (\d+)")
+_ROOT = re.compile(r" (?:from|to) rank (\d+)")
 _MESSAGE = re.compile(r"message from rank (\d+) to rank (\d+)")
 
 

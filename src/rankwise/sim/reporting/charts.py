@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from rankwise.base.web_page import BINS, LEFT, ROW, WIDTH, busy_shares, strip, svg, time_axis
+from rankwise.base.wording import ranges_of
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.reporting.results import BenchResult, format_rate
@@ -63,6 +64,7 @@ class _LogScale:
         return [10.0**power for power in range(self.low, self.high + 1)]
 
 
+_PICTURE_WIDTH = 1030
 _PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 110, 1000, 20, 330
 
 
@@ -94,6 +96,8 @@ def roofline_chart(topology: Topology, results: Sequence[BenchResult]) -> str:
         min(memory * 0.1, *(point[1] for point in points)), highest, _PLOT_BOTTOM, _PLOT_TOP
     )
     lines = _grid(x, y)
+    dots = [(x(intensity), y(rate)) for intensity, rate, _ in points]
+    labels = _Labels(dots)
     for name, peak in peaks:
         # The slope begins where it enters the plot, from the left or from below.
         start = max(10.0**x.low, 10.0**y.low / memory)
@@ -103,11 +107,10 @@ def roofline_chart(topology: Topology, results: Sequence[BenchResult]) -> str:
             f'L{x(corner):.1f},{y(peak):.1f} L{_PLOT_RIGHT},{y(peak):.1f}" fill="none" '
             'stroke="#2f6fb5" stroke-width="2"/>'
         )
-        lines.append(
-            f'<text x="{_PLOT_RIGHT}" y="{y(peak) - 5:.1f}" text-anchor="end">{escape(name)}: '
-            f"{format_rate(peak, 'FLOP/s')}</text>"
-        )
-    lines += _numbered_points([(x(intensity), y(rate)) for intensity, rate, _ in points])
+        above, below = y(peak) - 5, y(peak) + 14
+        places = [(right, at, "end") for right in (_PLOT_RIGHT, 620) for at in (above, below)]
+        lines.append(labels.put(f"{name}: {format_rate(peak, 'FLOP/s')}", places))
+    lines += _numbered_points(dots, labels)
     top = _PLOT_BOTTOM + 62
     for number, (_, _, result) in enumerate(points, 1):
         lines.append(
@@ -115,27 +118,59 @@ def roofline_chart(topology: Topology, results: Sequence[BenchResult]) -> str:
             f"{escape(result.bench)}: {escape(result.case)}, "
             f"{format_rate(result.flops_per_second, 'FLOP/s')}</text>"
         )
-    return svg(1030, top + 15 * len(points), lines, "Roofline")
+    return svg(_PICTURE_WIDTH, top + 15 * len(points), lines, "Roofline")
 
 
-def _numbered_points(points: Sequence[tuple[float, float]]) -> list[str]:
+class _Labels:
+    """Texts beside what they name: each at the first of its places that is free.
+
+    Args:
+        dots: the points of the plot, on which no text is to lie.
+    """
+
+    def __init__(self, dots: Sequence[tuple[float, float]]) -> None:
+        self._taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in dots]
+
+    def put(self, text: str, places: Sequence[tuple[float, float, str]], kind: str = "") -> str:
+        """Where none is free, it is the first. A place is a point, and which end lies there."""
+        boxes = [(_box(text, *place), place) for place in places]
+        box, (x, y, anchor) = next((each for each in boxes if self._is_free(each[0])), boxes[0])
+        self._taken.append(box)
+        return f'<text{kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+    def _is_free(self, box: tuple[float, float, float, float]) -> bool:
+        left, top, right, bottom = box
+        is_inside = left >= _PLOT_LEFT and right <= _PICTURE_WIDTH and bottom <= _PLOT_BOTTOM + 3
+        return is_inside and not any(
+            left < other[2] and other[0] < right and top < other[3] and other[1] < bottom
+            for other in self._taken
+        )
+
+
+def _box(text: str, x: float, y: float, anchor: str) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a text, about."""
+    width = 6.5 * len(text)
+    left = {"start": x, "middle": x - width / 2, "end": x - width}[anchor]
+    return left, y - 10, left + width, y + 3
+
+
+def _numbered_points(points: Sequence[tuple[float, float]], labels: _Labels) -> list[str]:
     """Points with their numbers; those that lie on each other share a label."""
-    lines, labels = [], list[tuple[float, float, list[int]]]()
+    lines, together = [], list[tuple[float, float, list[int]]]()
     for number, (px, py) in enumerate(points, 1):
         lines.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="#c2453f"/>')
-        for lx, ly, numbers in labels:
-            if abs(px - lx) < 40 and abs(py - ly) < 13:
+        for lx, ly, numbers in together:
+            if abs(px - lx) < 12 and abs(py - ly) < 12:
                 numbers.append(number)
                 break
         else:
-            labels.append((px, py, [number]))
-    for px, py, numbers in labels:
-        text = ", ".join(map(str, numbers))
-        is_right = px > _PLOT_RIGHT - 60
-        lines.append(
-            f'<text class="strong" x="{px + (-9 if is_right else 9):.1f}" y="{py + 4:.1f}" '
-            f'text-anchor="{"end" if is_right else "start"}">{text}</text>'
-        )
+            together.append((px, py, [number]))
+    for px, py, numbers in together:
+        places = [
+            (px + 9, py + 4, "start"), (px - 9, py + 4, "end"),
+            *((px, py + off, "middle") for off in (-9, 17, -22, 30)),
+        ]  # fmt: skip
+        lines.append(labels.put(ranges_of(numbers), places, ' class="strong"'))
     return lines
 
 

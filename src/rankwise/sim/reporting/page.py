@@ -15,7 +15,7 @@ from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
 from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.machine_drawing import as_svg, facts
-from rankwise.sim.reporting.results import BenchResult, cells_of, column_names
+from rankwise.sim.reporting.results import BenchResult, cells_of, column_names, tells
 from rankwise.sim.reporting.timeline import ReportedRun
 
 UTILISATION_ROWS = 12
@@ -98,7 +98,9 @@ def page(
 def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program: bool) -> str:
     # The bench is the page's title, unless there are several.
     first = int(len({result.bench for result in results}) == 1)
-    rows = table([column_names()[first:], *(cells_of(each)[first:] for each in results)])
+    columns = zip(column_names(), *map(cells_of, results), strict=True)
+    shown = [each for each in columns if tells(each[0], each[1:])]
+    rows = table([*zip(*shown[first:], strict=True)])
     if is_program:
         note = "The operations that took most of the time, of all ranks together."
     elif all(result.is_checked for result in results):

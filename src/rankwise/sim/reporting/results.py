@@ -8,8 +8,9 @@ import msgspec
 
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND, format_picoseconds
 
+HELD_BACK, FIDELITY = "held back by", "fidelity"
 _COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached",
-            "held back by", "fidelity")  # fmt: skip
+            HELD_BACK, FIDELITY)  # fmt: skip
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -101,6 +102,13 @@ def cells_of(result: BenchResult) -> tuple[str, ...]:
 def column_names() -> tuple[str, ...]:
     """The heads of the table's columns."""
     return _COLUMNS
+
+
+def tells(head: str, cells: Sequence[str]) -> bool:
+    """Whether a column says something: fidelity, where it differs or is not the most exact."""
+    if head == FIDELITY:
+        return any("message" in cell for cell in cells) or len(set(cells)) > 1
+    return head != HELD_BACK or any(cells)
 
 
 def as_csv(results: Sequence[BenchResult], labels: Sequence[tuple[str, Sequence[str]]] = ()) -> str:

@@ -10,13 +10,18 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from rankwise.sim.reporting.results import BenchResult, cells_of, column_names
+from rankwise.sim.reporting.results import (
+    FIDELITY,
+    HELD_BACK,
+    BenchResult,
+    cells_of,
+    column_names,
+    tells,
+)
 
 Labels = Sequence[tuple[str, Sequence[str]]]
 
-_HELD_BACK = "held back by"
-_FIDELITY = "fidelity"
-_TEXT_COLUMNS = frozenset({"bench", "case", "bound", _HELD_BACK, _FIDELITY})
+_TEXT_COLUMNS = frozenset({"bench", "case", "bound", HELD_BACK, FIDELITY})
 _RATE_UNITS = {"FLOP/s": "FLOP/s", "bytes/s": "B/s"}
 _GAP = 2
 _NARROWEST = 6
@@ -66,16 +71,9 @@ def _columns(results: Sequence[BenchResult], labels: Labels) -> list[_Column]:
         *(
             _Column(head, cells, head in _TEXT_COLUMNS)
             for head, cells in zip(column_names(), figures, strict=True)
-            if _tells(head, cells)
+            if tells(head, cells)
         ),
     ]
-
-
-def _tells(head: str, cells: Sequence[str]) -> bool:
-    """Whether a column says something: fidelity, where it differs or is not the most exact."""
-    if head == _FIDELITY:
-        return any("message" in cell for cell in cells) or len(set(cells)) > 1
-    return head != _HELD_BACK or any(cells)
 
 
 def _total(columns: Sequence[_Column]) -> int:

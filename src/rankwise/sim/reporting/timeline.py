@@ -59,7 +59,7 @@ class ReportedRun(Protocol):
         ...
 
 
-class Place(NamedTuple):
+class EngineName(NamedTuple):
     """An engine of a device, or of one of its PEs (an empty name for those of the whole device)."""
 
     sip: int
@@ -84,15 +84,15 @@ def engine_of(operation: Operation) -> str:
     return _ENGINE_OF_KIND.get(operation.kind, "collectives")
 
 
-def place_of(operation: Operation) -> Place:
+def place_of(operation: Operation) -> EngineName:
     """Where an operation took place."""
     sip, _, pe = operation.place.partition(".")
-    return Place(int(sip.removeprefix("sip")), pe, engine_of(operation))
+    return EngineName(int(sip.removeprefix("sip")), pe, engine_of(operation))
 
 
-def by_place(operations: Iterable[Operation]) -> dict[Place, list[Slice]]:
+def by_place(operations: Iterable[Operation]) -> dict[EngineName, list[Slice]]:
     """All slices of every place, in the order of their starts; the places in their own order."""
-    found: dict[Place, list[Slice]] = {}
+    found: dict[EngineName, list[Slice]] = {}
     for operation in operations:
         if operation.kind == "result":  # what a replay needs; it takes no time
             continue
@@ -103,7 +103,7 @@ def by_place(operations: Iterable[Operation]) -> dict[Place, list[Slice]]:
     return dict(sorted(found.items(), key=lambda item: order_of(item[0])))
 
 
-def order_of(place: Place) -> tuple[int, int, tuple[int, ...], int]:
+def order_of(place: EngineName) -> tuple[int, int, tuple[int, ...], int]:
     """What places are sorted by: devices first, then their PEs, by numbers."""
     numbers = tuple(
         int("".join(sign for sign in part if sign.isdecimal()) or 0)

@@ -31,7 +31,7 @@ from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.timeline import (
     MESSAGES_IN,
     MESSAGES_OUT,
-    Place,
+    EngineName,
     ReportedRun,
     Slice,
     by_place,
@@ -43,7 +43,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class _Track(NamedTuple):
-    place: Place
+    place: EngineName
     lane: int
 
     @property
@@ -141,7 +141,7 @@ def _operations(engine: ReportedRun) -> Iterator[_Bar]:
             yield bar._replace(track=_Track(place, lane))
 
 
-def _begun(place: Place, slices: Sequence[Slice]) -> Iterable[tuple[Slice, int]]:
+def _begun(place: EngineName, slices: Sequence[Slice]) -> Iterable[tuple[Slice, int]]:
     """When each is shown to begin: engines of PEs do one thing after the other."""
     if not place.pe:
         return [(each, each.start) for each in slices]
@@ -149,7 +149,7 @@ def _begun(place: Place, slices: Sequence[Slice]) -> Iterable[tuple[Slice, int]]
     return zip(slices, starts, strict=True)
 
 
-def _bar(place: Place, each: Slice, start: int) -> _Bar:
+def _bar(place: EngineName, each: Slice, start: int) -> _Bar:
     operation = each.operation
     details: dict[str, Any] = {"kind": operation.kind, "number": operation.number}
     if operation.bytes:
@@ -209,6 +209,6 @@ def _message(
         (message.destination, MESSAGES_IN, f"from {message.source}", coming, "f"),
     ):
         sip, _, rest = pe.partition(".")
-        track = _Track(Place(int(sip.removeprefix("sip")), rest, way), lane)
+        track = _Track(EngineName(int(sip.removeprefix("sip")), rest, way), lane)
         yield _Bar(track, name, "message", start, end, details)
         yield _ArrowEnd(track, phase, number, start)

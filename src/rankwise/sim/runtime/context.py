@@ -44,7 +44,7 @@ from rankwise.sim.triton.kernel_runner import (
     unread_messages,
     watch_races,
 )
-from rankwise.sim.triton.peers import Place
+from rankwise.sim.triton.peers import LaunchRank
 
 _UNREAD_TOLD = 8
 _OPEN: "list[weakref.ref[RuntimeContext]]" = []
@@ -444,7 +444,7 @@ class RuntimeContext:
         command = KernelLaunch(
             sip=sip,
             stream=stream.number,
-            runner=KernelRunner(meta, shape, place=Place(self.rank, self.world_size)),
+            runner=KernelRunner(meta, shape, place=LaunchRank(self.rank, self.world_size)),
             kernel_fn=function,
             kernel_args=args,
             num_programs=math.prod(shape),

@@ -264,6 +264,7 @@ class Gatherings:
             operands=sent,
             results=received,
             after=self._context.current_stream().tail(),
+            way=(source, target),
         )
         return self._take_part((way, number), (source, target), call, is_async)
 

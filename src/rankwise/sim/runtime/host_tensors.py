@@ -23,7 +23,8 @@ class LentTensor:
     """A tensor of the host as the device sees it; for hooks of tuning it is the tensor itself.
 
     Attributes:
-        address: the virtual address of its first element on the device.
+        address: where the lowest of its elements lies on the device.
+        first: which of them it begins with.
         kind: its element type.
         name: empty: messages call it as the kernel's parameter is called.
     """
@@ -34,7 +35,7 @@ class LentTensor:
         self._tensor = tensor
         self._buffer = buffer
         self.kind = buffer.dtype
-        self.address = address
+        self.address, self.first = address, buffer.first
 
     def numel(self) -> int:
         """How many elements lie between its first and its last."""

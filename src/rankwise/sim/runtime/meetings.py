@@ -72,6 +72,7 @@ class Call:
         handle: its part on the engine; None until all ranks have come.
         series: where its number counts; known when it takes part.
         is_awaited: whether the rank waits already; if so, its part is pending from the start.
+        way: who sends to whom, of a message.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Call:
         operands: Sequence[Tensor],
         results: Sequence[Tensor],
         after: Sequence[Handle],
+        way: tuple[int, int] | None = None,
     ) -> None:
         self.signature = signature
         self.number = number
@@ -93,6 +95,7 @@ class Call:
         self.operands = tuple(operands)
         self.results = tuple(results)
         self.after = tuple(after)
+        self.way = way
         self.handle: Handle | None = None
         self.is_awaited = False
         self.series = ""
@@ -100,21 +103,31 @@ class Call:
     @property
     def text(self) -> str:
         """What is called, with `#?` where the number goes, and without the group."""
-        asked = self.signature
-        about = (
-            f" of {asked.shape} {short_name(asked.kind)}" if self.operands or self.results else ""
-        )
-        if asked.op is not ReduceOp.SUM:
-            about += f" ({asked.op.value})"
-        if asked.root:
-            about += f" with root {asked.root}"
-        if asked.algorithm is not None:
-            about += f" by {asked.algorithm}"
-        return f"{asked.operation} {NUMBER}{about}"
+        return self._text_of(self.rank)
+
+    def told_of(self, rank: int) -> str:
+        """What a rank calls to meet this call: a `send`, for one that receives."""
+        text = number_text(self._text_of(rank), self.number)
+        return text if self.group.is_world else f"{text} in {self.group}"
 
     def __str__(self) -> str:
-        text = number_text(self.text, self.number)
-        return text if self.group.is_world else f"{text} in {self.group}"
+        return self.told_of(self.rank)
+
+    def _text_of(self, rank: int) -> str:
+        asked, operation = self.signature, self.signature.operation
+        about = "" if asked.op is ReduceOp.SUM else f" ({asked.op.value})"
+        if asked.root:
+            is_taker = asked.operation in {"reduce", "gather"}
+            about += f" {'to' if is_taker else 'from'} rank {asked.root}"
+        if self.operands or self.results:
+            about += f" of {asked.shape} {short_name(asked.kind)}"
+        if asked.algorithm is not None:
+            about += f" by {asked.algorithm}"
+        if self.way is not None:
+            source, target = self.way
+            operation = "send" if rank == source else "recv"
+            about += f" to rank {target}" if rank == source else f" from rank {source}"
+        return f"{operation} {NUMBER}{about}"
 
 
 class Meeting:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from greenlet import getcurrent
 
 from rankwise.base.errors import ConfigError, Deadlock, LocalProtocolError, SimulationError, Waiting
-from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.base.failure import ExitStatus, Failure, FailureCause, record_of, text_of
 from rankwise.base.root_cause import root_cause_first
 from rankwise.base.seeds import derived_seed
 from rankwise.base.units import Instant
@@ -334,7 +334,9 @@ class _Schedule:
             if call is not None:
                 lines.append(f"rank {rank.rank} is in {call}, at {where}")
                 missing = self._context.distributed.gatherings.awaited_by(call)
-                awaited = f"{ranks_in_words(missing)} to call {call}" if missing else f"{call}"
+                awaited = f"{call}"
+                if missing:
+                    awaited = f"{ranks_in_words(missing)} to call {call.told_of(missing[0])}"
                 awaited_by[rank.rank] = awaited
             else:
                 command = self._context.awaited_by(rank.rank)
@@ -361,8 +363,9 @@ def _after(context: "RuntimeContext", rank: int) -> str:
 def _failure(error: BaseException) -> str:
     """What a rank failed with, and on which line of the user's code."""
     line = line_of(error)
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return f"{what}, at {line}" if line and line.file not in str(error) else what
+    text = text_of(error)
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{what}, at {line}" if line and line.file not in text else what
 
 
 def _listed(told: list[str]) -> str:
@@ -406,15 +409,7 @@ def failure_of(rank: int, error: BaseException, now_ps: int) -> Failure:
     if isinstance(error, SystemExit):
         cause, exit_, record = FailureCause.EXITED, ExitStatus(exit_code(error)), None
     else:
-        kind = type(error)
-        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-        record = ErrorRecord(
-            type=f"{module}{kind.__qualname__}",
-            message=str(error),
-            traceback=traceback_in_text(error),
-            raised_at=at,
-            wall_ns=0,
-        )
+        record = record_of(error, traceback_in_text(error), at)
         cause, exit_ = FailureCause.RAISED, ExitStatus(1)
     return _of_rank(rank, cause, now_ps, exit=exit_, error=record)
 

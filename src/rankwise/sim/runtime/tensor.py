@@ -19,7 +19,7 @@ from rankwise.base.suggestions import hint_on_name
 from rankwise.sim.hardware.commands import Copy, MemoryRead, MemoryWrite, MmuUnmap
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.runtime.operators import Operators
-from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
+from rankwise.sim.triton.dtypes import SHORT_NAMES, Array, dtype, dtype_named
 
 if TYPE_CHECKING:
     from rankwise.sim.runtime.context import RuntimeContext
@@ -32,13 +32,6 @@ _HOST_READ_BARRIERS = frozenset({"numpy", "data", "__getitem__", "__repr__"})
 Kind: TypeAlias = dtype
 """An element type; in the class, `dtype` is its name."""
 
-_SHORT_NAMES = {
-    "fp64": "f64", "fp32": "f32", "fp16": "f16", "bf16": "bf16", "fp8e5": "f8e5", "fp8e4nv": "f8e4",
-    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
-    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8", "int1": "bool",
-}  # fmt: skip
-_LONG_NAMES = {short: name for name, short in _SHORT_NAMES.items()}
-
 
 def element_type(named: Any) -> dtype:
     """The element type that a user means: a name, or a type of numpy, torch or the kernels."""
@@ -48,16 +41,16 @@ def element_type(named: Any) -> dtype:
     is_spelled = named is None or isinstance(named, str) or type(named).__module__ == "torch"
     try:
         name = str(named) if is_spelled else np.dtype(named).name
-        return dtype_named(_LONG_NAMES.get(name, name))
+        return dtype_named(name)
     except TypeError:
         raise ConfigError(
-            f"there is no dtype {named!r}; {hint_on_name(str(named), _SHORT_NAMES.values())}"
+            f"there is no dtype {named!r}; {hint_on_name(str(named), SHORT_NAMES.values())}"
         ) from None
 
 
 def short_name(kind: dtype) -> str:
     """What the runtime and the machine call a type: `f16`, `i32`."""
-    return _SHORT_NAMES[kind.name]
+    return SHORT_NAMES[kind.name]
 
 
 class _Memory:

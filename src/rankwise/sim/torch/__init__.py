@@ -5,6 +5,7 @@ program names, it gets process groups whose operations meet in that world (`proc
 a store in memory (`store`). All that is private in torch is touched in `hooks`.
 """
 
-from rankwise.sim.torch.hooks import install, share_memory
+from rankwise.sim.torch.cuda import shard_on_cpu
+from rankwise.sim.torch.hooks import install, share_memory, stay_out_of_graphs
 
-__all__ = ["install", "share_memory"]
+__all__ = ["install", "shard_on_cpu", "share_memory", "stay_out_of_graphs"]

@@ -45,7 +45,7 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         kwargs = dict(kwargs or {})
         if func is Tensor.cuda:
             return args[0].clone()
-        if func in (Tensor.pin_memory, Tensor.record_stream):
+        if func is Tensor.pin_memory:
             return args[0]
         if func is torch.device:  # a program may ask for one, and what kind it is
             return func("cuda", *args) if type(args[0]) is int else func(*args, **kwargs)
@@ -78,9 +78,16 @@ def _moved(value: Any) -> Any:
 class Stream:
     """A stream that does everything at once."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, _device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device = torch.device("cuda", _current())
+        self.priority = priority
         self.cuda_stream = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.device == self.device
+
+    def __hash__(self) -> int:
+        return hash(self.device)
 
     def synchronize(self) -> None:
         """All is done."""
@@ -108,14 +115,14 @@ class Stream:
 
 
 class Event:
-    """A moment, by the clock of the rank."""
+    """A moment, by the clock of the rank that records it; all that the rank has begun is done."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self._moment = 0.0
+        self.recorded_ns: int | None = None
 
     def record(self, _stream: Any = None) -> None:
         """It is now."""
-        self._moment = time.perf_counter()
+        self.recorded_ns = time.perf_counter_ns()
 
     def synchronize(self, _stream: Any = None) -> None:
         """It has happened."""
@@ -128,7 +135,9 @@ class Event:
 
     def elapsed_time(self, end: "Event") -> float:
         """Milliseconds until a later event."""
-        return (end._moment - self._moment) * 1_000  # noqa: SLF001  # of its own kind
+        if self.recorded_ns is None or end.recorded_ns is None:
+            raise RuntimeError("both events must have been recorded")
+        return (end.recorded_ns - self.recorded_ns) / 1e6
 
 
 def _current() -> int:
@@ -184,6 +193,21 @@ def _cpu_random_state(*_: Any) -> Tensor:
     return torch.get_rng_state()
 
 
+def _cpu_random_states() -> list[Tensor]:
+    return [torch.get_rng_state() for _ in range(_count())]
+
+
+def _unless_torch_asks(name: str, original: Any, modelled: Callable[..., Any]) -> Any:
+    """A function that tells programs of a device; torch itself has to go on as on the CPU."""
+
+    def tell(*args: Any, **options: Any) -> Any:
+        is_torch = _is_asked_by_torch(sys._getframe(1))  # noqa: SLF001  # no other way to the caller
+        return (original if is_torch else modelled)(*args, **options)
+
+    tell.__name__ = name
+    return tell
+
+
 _YES, _NO, _NO_BYTES = True, False, 0
 _NAMES: dict[str, Any] = {
     "device_count": _count, "current_device": _current, "set_device": _set_device,
@@ -206,10 +230,27 @@ _NAMES: dict[str, Any] = {
     **{
         name: _answers()
         for name in ("init", "synchronize", "empty_cache", "ipc_collect", "manual_seed",
-                     "manual_seed_all", "reset_peak_memory_stats", "set_stream", "set_rng_state")
+                     "manual_seed_all", "reset_peak_memory_stats", "set_stream", "set_rng_state",
+                     "reset_accumulated_memory_stats", "reset_max_memory_allocated",
+                     "seed", "seed_all", "set_per_process_memory_fraction", "set_rng_state_all")
     },
+    "get_rng_state_all": _cpu_random_states, "initial_seed": torch.initial_seed,
+    "get_arch_list": _answers(["sm_90"]),
 }  # fmt: skip
 """What of `torch.cuda` is replaced. There is no random state but the CPU's."""
+_OF_ACCELERATOR: dict[str, Any] = {
+    "current_accelerator": _answers(_CUDA), "current_device_index": _current,
+    "current_device_idx": _current, "set_device_index": _set_device, "set_device_idx": _set_device,
+    "get_memory_info": _NAMES["mem_get_info"],
+    **{
+        name: _NAMES[name]
+        for name in ("current_stream", "device_count", "empty_cache", "is_available",
+                     "max_memory_allocated", "max_memory_reserved", "memory_allocated",
+                     "memory_reserved", "memory_stats", "reset_accumulated_memory_stats",
+                     "reset_peak_memory_stats", "set_stream", "synchronize")
+    },
+}  # fmt: skip
+"""The same of `torch.accelerator`."""
 
 
 def model_cuda() -> Callable[[], None]:
@@ -220,8 +261,15 @@ def model_cuda() -> Callable[[], None]:
         stack.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
-    for name, value in _NAMES.items():
-        replace(torch.cuda, name, value)
+    for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random):
+        for name in _NAMES.keys() & vars(owner).keys():
+            replace(owner, name, _NAMES[name])
+    for name, value in _OF_ACCELERATOR.items():
+        told = _unless_torch_asks(name, getattr(torch.accelerator, name), value)
+        replace(torch.accelerator, name, told)
+    for name in ("_record_memory_history", "_dump_snapshot"):
+        replace(torch.cuda.memory, name, _answers())
+    replace(Tensor, "record_stream", _answers())  # C++ looks at the stream before any mode does
     replace(torch.version, "cuda", "13.0")  # it also tells torch.compile that this is no AMD device
     replace(torch.cuda.nccl, "version", _answers((2, 27, 7)))
     for name in ("range_push", "range_pop", "mark"):
@@ -270,6 +318,20 @@ def model_cuda() -> Callable[[], None]:
     replace(torch.distributed.device_mesh, "init_device_mesh", make_mesh)
     replace(torch.distributed, "init_device_mesh", make_mesh)
     return stack.close
+
+
+def shard_on_cpu() -> Callable[[], None]:
+    """Have FSDP 1 compute on the CPU, whatever device a program gives; returns what undoes it."""
+    from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: PLC0415  # not for everybody
+
+    original = FullyShardedDataParallel.__init__
+
+    def make(self: Any, *args: Any, device_id: Any = None, **options: Any) -> None:
+        del device_id
+        original(self, *args, device_id=_CPU, **options)
+
+    FullyShardedDataParallel.__init__ = make
+    return lambda: setattr(FullyShardedDataParallel, "__init__", original)
 
 
 def _generators(original: Any) -> type:

@@ -24,11 +24,14 @@ What is touched:
 - `torch.autograd.profiler._prepare_profiler` and `_enable_profiler`: two ranks' would crash.
 - `torch._C._set_deterministic_algorithms` and `torch._tensor_str.PRINT_OPTS`: ranks may differ in
   such settings (`settings`).
+- `torch._C._dispatch_library` and the tables of `torch._library.custom_ops`: the operators that
+  programs define (`operators`).
+- `torch._dynamo.trace_rules.SKIP_DIRS`: what `torch.compile` leaves alone; rankwise, too.
+- `torch.nn.modules.module`, `torch.optim.optimizer`: their tables of hooks for all (`settings`).
 - `torch.UntypedStorage.resize_`, `torch.cuda.Event`, `torch.cuda.synchronize`: the memory and
   the time of the modelled machine.
 """
 
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -43,10 +46,12 @@ from torch.distributed import Backend, ProcessGroup, ProcessGroupGloo
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankwise.base.errors import ConfigError
+from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.recording import present_recorder
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import World, present_world, running_rank
-from rankwise.sim.torch.cuda import OnCpu, model_cuda
+from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
+from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
 from rankwise.sim.torch.recording import follow_steps, recorded
 from rankwise.sim.torch.settings import Settings, set_num_threads
@@ -103,12 +108,32 @@ def install(world: World, device: str = "cpu") -> Callable[[], None]:
         replace("resize_", with_counting, torch.UntypedStorage)
         stack.callback(register_optimizer_step_post_hook(_end_step).remove)
     if world.has_virtual_clock:
-        replace("Event", lambda _: _Event, torch.cuda)  # a class: torch asks for instances
+        replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
+    operators = Operators()
+    stack.callback(operators.close)
+    replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
+    for name in TABLES:
+        replace(name, TableByRank, import_module("torch._library.custom_ops"))
     world.belongings.add(TorchState(world, device))
     stack.callback(Settings(world).close)
     world.at_end_of_ranks(_forget_groups)
     return stack.close
+
+
+def stay_out_of_graphs() -> Callable[[], None]:
+    """Have `torch.compile` run our functions as they are: C++ calls them inside of compiled ones.
+
+    DDP's reducer does, for one. It stays so, since it changes nothing else.
+    """
+    rules = import_module("torch._dynamo.trace_rules")
+    if not any(OUR_PACKAGE.startswith(each.rstrip("/")) for each in rules.SKIP_DIRS):
+        rules.add("rankwise")
+    return _nothing
+
+
+def _nothing() -> None:
+    """Undo nothing."""
 
 
 def share_memory() -> Callable[[], None]:
@@ -411,34 +436,6 @@ def _end_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     rank = running_rank()
     if rank is not None and rank.belongings[_KEY].is_stepped_by(optimizer):
         present_world().prediction.clock_of(rank).end_step()
-
-
-class _Event:
-    """A `torch.cuda.Event` in the virtual time of the rank that records it."""
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        self.recorded_ns: int | None = None
-
-    def record(self, stream: Any = None) -> None:
-        """Take the time."""
-        del stream
-        self.recorded_ns = time.perf_counter_ns()
-
-    def elapsed_time(self, end: "_Event") -> float:
-        """Milliseconds to a later event."""
-        if self.recorded_ns is None or end.recorded_ns is None:
-            raise RuntimeError("both events must have been recorded")
-        return (end.recorded_ns - self.recorded_ns) / 1e6
-
-    def query(self) -> bool:
-        """All that a rank has computed is done."""
-        return True
-
-    def synchronize(self) -> None:
-        """The same."""
-
-    def wait(self, stream: Any = None) -> None:
-        """The same."""
 
 
 def _synchronized(original: Callable[..., None]) -> Callable[..., None]:

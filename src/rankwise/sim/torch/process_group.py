@@ -145,7 +145,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 if index != root:
                     copy_all(load, loads[root])
 
-        call = f"broadcast #? from {self._told(root)}"
+        call = f"broadcast #? from {self._told_root(root)}"
         return self._meet(call, tensors, tensors, carry_out, opts=opts, root=root)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> RehearsedWork:
@@ -155,7 +155,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         def carry_out(loads: Loads) -> None:
             spread(ring_reduced([joined(load) for load in loads], op), [loads[root]])
 
-        call = f"reduce #? ({op_name(op)}) to {self._told(root)}"
+        call = f"reduce #? ({op_name(op)}) to {self._told_root(root)}"
         return self._meet(call, tensors, tensors, carry_out, opts=opts, root=root)
 
     def allgather(
@@ -222,7 +222,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             (gathered,), _ = loads[root]
             copy_all(gathered, [own for _, (own,) in loads])
 
-        call = f"gather #? to {self._told(root)}"
+        call = f"gather #? to {self._told_root(root)}"
         return self._meet(call, inputs, (outputs, inputs), carry_out, outputs, opts=opts, root=root)
 
     def scatter(
@@ -238,7 +238,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             sources = [data_of(each).clone() for each in scattered]
             copy_all([own for (own,), _ in loads], sources)
 
-        call = f"scatter #? from {self._told(root)}"
+        call = f"scatter #? from {self._told_root(root)}"
         return self._meet(
             call, outputs, (outputs, inputs), carry_out, outputs, opts=opts, root=root
         )
@@ -518,6 +518,13 @@ class RehearsedProcessGroup(NamedProcessGroup):
             raise ValueError(
                 f"{name}: rank {peer} is not in the group, which has ranks 0 to {self._count - 1}"
             )
+
+    def _told_root(self, root: int) -> str:
+        if not 0 <= root < self._count:
+            raise RuntimeError(
+                f"invalid root rank: {root}; the group has ranks 0 to {self._count - 1}"
+            )
+        return self._told(root)
 
     def _told(self, rank: int) -> str:
         return f"rank {self._meetings.ranks[rank]}"

@@ -20,7 +20,7 @@ from rankwise.sim.triton.execution import (
 )
 from rankwise.sim.triton.host import TypedArray, typed
 from rankwise.sim.triton.jit import JITFunction, jit
-from rankwise.sim.triton.refusals import COMPILER, refusing
+from rankwise.sim.triton.refusals import COMPILER, GLUON, refusing
 from rankwise.sim.triton.runtime import cdiv, next_power_of_2, set_allocator
 from rankwise.sim.triton.tuning import Config, autotune, heuristics
 
@@ -30,7 +30,7 @@ __getattr__ = refusing(
         **dict.fromkeys(("AsyncCompileMode", "FutureKernel", "MockTensor", "compile"), COMPILER),
         "_C": COMPILER,
         "aggregate": "a kernel passes tuples",
-        "experimental": "gluon divides blocks among the threads of a GPU, and there are none here",
+        "experimental": GLUON,
     },
 )
 

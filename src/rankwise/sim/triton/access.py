@@ -61,13 +61,12 @@ def masked(pointer: tensor, mask: Any) -> tuple[tensor, tensor | None]:
     return broadcast_to(pointer, shape), broadcast_to(mask, shape)
 
 
-def _resolve(execution: Execution, target: Target, pointer: tensor, mask: tensor | None) -> Access:
+def _resolve(target: Target, pointer: tensor, mask: tensor | None) -> Access:
     pattern = pointer.as_affine()
     if pattern is not None and (mask is None or mask.box is not None) and pointer.shape:
         found = resolve_pattern(target, pattern, None if mask is None else mask.box)
         if found is not None:
             return found
-    del execution
     return resolve_scattered(target, pointer.data, None if mask is None else mask.data)
 
 
@@ -81,9 +80,8 @@ def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> t
     buffer = pointer.buffer
     execution.before_reading(buffer)
     target = Target("load", buffer, element, pointer.shape)
-    access = _resolve(execution, target, pointer, mask)
-    if execution.launch.races is not None:
-        execution.launch.races.on_load(execution, target, pointer, mask)
+    access = _resolve(target, pointer, mask)
+    execution.uses(target, pointer, mask)
     execution.launch.saw_block(pointer.numel)
     if execution.observer is not None and (volatile or not pointer.shape):
         execution.observer.settle()
@@ -226,9 +224,8 @@ def _store(
     assert buffer is not None
     target = Target("store", buffer, element, pointer.shape)
     _refuse_read_only(buffer)
-    access = _resolve(execution, target, pointer, mask)
-    if execution.launch.races is not None:
-        execution.launch.races.on_store(execution, target, pointer, mask)
+    access = _resolve(target, pointer, mask)
+    execution.uses(target, pointer, mask)
     execution.launch.saw_block(pointer.numel)
     changes = True
     if execution.launch.computes or not element.is_floating():

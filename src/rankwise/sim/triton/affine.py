@@ -70,23 +70,21 @@ class Affine(NamedTuple):
 
     def wrapped_by(self, divisor: int, shape: tuple[int, ...]) -> "Affine | None":
         """The values modulo a number, if no program's block crosses one of its multiples."""
-        low, high = self.span(shape)
-        if divisor <= 0 or (self.base + low).min() < 0:
-            return None
-        turns = (self.base + low) // divisor
-        if (turns != (self.base + high) // divisor).any():
-            return None
-        return Affine(self.base - turns * divisor, self.strides)
+        turns = self._quotients(divisor, shape)
+        return None if turns is None else Affine(self.base - turns * divisor, self.strides)
 
     def divided_by(self, divisor: int, shape: tuple[int, ...]) -> "Affine | None":
         """The quotients, if all of a program's are the same."""
+        turns = self._quotients(divisor, shape)
+        return None if turns is None else Affine(turns, (0,) * len(shape))
+
+    def _quotients(self, divisor: int, shape: tuple[int, ...]) -> Array | None:
+        """The quotient of each program's block, if it is one for all of its elements."""
         low, high = self.span(shape)
         if divisor <= 0 or (self.base + low).min() < 0:
             return None
-        turns = (self.base + low) // divisor
-        if (turns != (self.base + high) // divisor).any():
-            return None
-        return Affine(turns, (0,) * len(shape))
+        turns: Array = (self.base + low) // divisor
+        return None if (turns != (self.base + high) // divisor).any() else turns
 
 
 class Box(NamedTuple):

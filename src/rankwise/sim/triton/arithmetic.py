@@ -19,6 +19,7 @@ from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import (
     KernelTypeError,
     active,
+    deciding,
     note_math,
     place,
 )
@@ -168,13 +169,13 @@ def mul(left: Any, right: Any) -> tensor:
     if type_.letter in "iu":
         for one, other in ((left, right), (right, left)):
             if other.shape == () and len(other.data) == 1 and one.affine is not None and one.shape:
-                factor = int(other.data[0])
+                factor = int(deciding(other.data)[0])
                 return tensor(
                     None, type_, one.shape, affine=one.affine.times(factor), token=one.token
                 )
             pattern = one.affine
             if other.shape == () and pattern is not None and one.shape and pattern.is_constant:
-                base = pattern.base * other.data.astype(np.int64)
+                base = pattern.base * deciding(other.data).astype(np.int64)
                 return tensor(
                     None, type_, one.shape, affine=pattern._replace(base=base), token=one.token
                 )
@@ -202,7 +203,7 @@ def _by_number(divisor: tensor, type_: dtype) -> int | None:
     """The divisor as a plain positive number, if it is one and the same for all programs."""
     if type_.letter not in "iu" or divisor.shape != () or len(divisor.data) != 1:
         return None
-    return int(divisor.data[0])
+    return int(deciding(divisor.data)[0])
 
 
 def floordiv(left: Any, right: Any) -> tensor:
@@ -326,7 +327,7 @@ def compare(name: str, left: Any, right: Any) -> tensor:
         for one, other, relation in ((left, right, name), (right, left, _MIRRORED[name])):
             pattern = checked(one).affine
             if pattern is not None and one.shape and other.shape == ():
-                box = box_where(pattern, one.shape, relation, other.data)
+                box = box_where(pattern, one.shape, relation, deciding(other.data))
                 if box is not None:
                     return tensor(None, t.int1, one.shape, box=box, token=one.token)
     function = _COMPARISONS[name]

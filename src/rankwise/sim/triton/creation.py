@@ -13,11 +13,9 @@ from rankwise.sim.triton.arithmetic import in_type
 from rankwise.sim.triton.constants import MAKE_CONSTANT, NEEDS_CONSTANT, plain
 from rankwise.sim.triton.execution import (
     Execution,
-    GroupSplit,
     KernelTypeError,
     KernelValueError,
     active,
-    parts_by,
     place,
 )
 from rankwise.sim.triton.promotion import common_type, to_tensor
@@ -98,12 +96,10 @@ def _count(bounds: list[tensor], stages: int | None) -> Iterator[tensor]:
     start, end, step = (in_type(bound, type_).data.astype(np.int64) for bound in bounds)
     if (step == 0).any():
         raise KernelValueError(f"{place()}: a loop with step 0 never ends")
-    trips = np.maximum(0, -(-(end - start) // step))
-    if len(trips) > 1 and (trips != trips[0]).any():
-        raise GroupSplit(parts_by(trips))
+    trips = execution.decide(np.maximum(0, -(-(end - start) // step)))
     current = start
     pipeline = _Pipeline(execution, stages)
-    for _trip in builtins.range(int(trips[0])):
+    for _trip in builtins.range(int(trips)):
         pipeline.begin_turn()
         yield tensor(current.astype(type_.compute), type_, ())
         current = current + step

@@ -289,15 +289,20 @@ _LONG_NAMES = {
     "fp32": "float32", "fp64": "float64",
 }  # fmt: skip
 
+SHORT_NAMES = {
+    "fp64": "f64", "fp32": "f32", "fp16": "f16", "bf16": "bf16", "fp8e5": "f8e5", "fp8e4nv": "f8e4",
+    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
+    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8", "int1": "bool",
+}  # fmt: skip
+"""What the runtime and the machine call each type."""
+
 _BY_NAME = {
     spelling: each
     for each in SCALAR_TYPES
-    for spelling in (each.name, _LONG_NAMES.get(each.name, each.name))
+    for spelling in (each.name, _LONG_NAMES.get(each.name, each.name), SHORT_NAMES[each.name])
 } | {
-    "bool": int1, "half": float16, "float": float32, "double": float64, "f16": float16,
-    "f32": float32, "f64": float64, "i1": int1, "i8": int8, "i16": int16, "i32": int32,
-    "i64": int64, "u8": uint8, "u16": uint16, "u32": uint32, "u64": uint64,
-    "long": int64, "int": int32, "float8_e5m2": float8e5, "float8_e4m3fn": float8e4nv,
+    "half": float16, "float": float32, "double": float64, "i1": int1, "long": int64, "int": int32,
+    "float8_e5m2": float8e5, "float8_e4m3fn": float8e4nv,
 }  # fmt: skip
 
 

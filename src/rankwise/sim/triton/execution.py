@@ -27,8 +27,10 @@ from rankwise.sim.triton.looks import TRIES, Look, state_of
 from rankwise.sim.triton.words import Change, ProgramName, Word
 
 if TYPE_CHECKING:
-    from rankwise.sim.triton.memory import Buffer, Memory
+    from rankwise.sim.triton.courses import Course
+    from rankwise.sim.triton.memory import Buffer, Memory, Target
     from rankwise.sim.triton.races import LaunchRaces
+    from rankwise.sim.triton.tensor import tensor
 
 
 class KernelError(SimulationError):
@@ -164,10 +166,12 @@ class Launch:
 
     Attributes:
         may_spin_wait: whether its programs may wait in a loop without bound for memory to change.
+        tries: how many equal looks in a row count as waiting (`looks`).
         stages: how many turns of a loop may be under way; as many as fit elsewhere if None.
         channels: the queues to other processing elements; None where there are none.
         peers: other ranks' memory and signals (`peers.LaunchPeers`); None where there are none.
         knows_addresses: whether a program has seen a pointer as a number.
+        course: where its course is written down, if it is to be compared with another's.
         changes: how often memory has changed, wherever that is noted.
     """
 
@@ -193,8 +197,10 @@ class Launch:
         self.channels: Any = None
         self.peers: Any = None
         self.may_spin_wait = False
+        self.tries = TRIES
         self.stages: int | None = None
         self.knows_addresses = False
+        self.course: Course | None = None
         self.changes: Callable[[], int] = lambda: memory.changes
 
     def saw_block(self, elements: int) -> None:
@@ -272,6 +278,14 @@ class Execution:
         self.work += 1
         self.launch.memory.changes += 1
 
+    def uses(self, target: "Target", pointer: "tensor", mask: "tensor | None") -> None:
+        """Tell those who look at which programs use which memory of an access that begins."""
+        launch = self.launch
+        if launch.races is not None:
+            launch.races.on_access(self, target, pointer, mask)
+        if launch.course is not None:
+            launch.course.uses(self, target, pointer, mask)
+
     def before_reading(self, buffer: "Buffer") -> None:
         """See to it that what the group has stored in a buffer is there."""
         self.reads += 1
@@ -313,11 +327,13 @@ class Execution:
         before = self._looks.get(where)
         look = Look(
             value.tobytes(), state_of(frames), self.work, self.launch.changes(), self.reads
-        ).after(before, words=value.size // self.size, counts=self.launch.may_spin_wait)
+        ).after(
+            before, value.size // self.size, self.launch.tries, counts=self.launch.may_spin_wait
+        )
         self._looks[where] = look
         if before is None or before.seen != look.seen:
             return
-        is_certain = look.tries >= TRIES
+        is_certain = look.tries >= self.launch.tries
         if self.wait is None:
             if is_certain:
                 raise MustInterleave
@@ -329,7 +345,7 @@ class Execution:
 
     def decide(self, values: Array) -> Any:
         """The one value that all programs of the group have; else the group ends here."""
-        first = values[0]
+        first = deciding(values)[0]
         if len(values) == 1 or (values == first).all():
             return first
         raise GroupSplit(parts_by(values))
@@ -338,6 +354,14 @@ class Execution:
         """Tell the observer; only called when there is one."""
         assert self.observer is not None
         return self.observer.operation(operation)
+
+
+def deciding(values: Array) -> Array:
+    """Values that what a program does may follow from: its course is told of them."""
+    execution = ACTIVE.execution
+    if execution is not None and execution.launch.course is not None:
+        execution.launch.course.decided(values)
+    return values
 
 
 def parts_by(values: Array) -> list[Array]:
@@ -438,7 +462,7 @@ def note_math(name: str, result: Any, operands: Sequence[Any], elements: int | N
         Operation(
             "math",
             name,
-            result.dtype.name,
+            "int64" if result.dtype.is_ptr() else result.dtype.name,  # addresses are numbers
             result.numel if elements is None else elements,
             tuple(map(int, execution.programs)),
             after=tokens,

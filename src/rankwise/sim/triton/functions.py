@@ -198,7 +198,9 @@ def dot(
     launch.saw_block(m * n)
     if launch.computes:
         wide = np.float64 if out.is_fp64() or left.dtype.is_int() else np.float32
-        data = np.matmul(left.data.astype(wide, copy=False), right.data.astype(wide, copy=False))
+        # In one order in memory: libraries add in another one where an operand is transposed.
+        factors = (side.data.astype(wide, order="C", copy=False) for side in (left, right))
+        data = np.matmul(*factors)
         if acc is not None:
             data = data + acc.data.astype(wide, copy=False)
         data = out.rounded(data.astype(out.compute, copy=False))

@@ -10,7 +10,7 @@ import ctypes
 import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
@@ -166,9 +166,9 @@ class Arguments:
         return self.pointer_to(buffer)
 
     def pointer_to(self, buffer: Buffer) -> tensor:
-        """A pointer to the first element of a buffer."""
+        """A pointer to where a buffer's array begins."""
         self.buffers.append(buffer)
-        start = Affine(np.zeros(1, np.int64), ())
+        start = Affine(np.array([buffer.first], np.int64), ())
         type_ = t.pointer_type(buffer.dtype)
         return tensor(start.base, type_, (), affine=start, buffer=buffer)
 
@@ -288,21 +288,18 @@ def _type_of(name: str, array: Array) -> dtype:
 
 
 def _array_buffer(name: str, array: Array, type_: dtype) -> Buffer:
+    """All that lies between the first and the last byte of an array."""
+    before, after = _reach(array.shape, array.strides)
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
     else:
-        if min(array.strides, default=0) < 0:
-            raise LocalProtocolError(
-                f"argument {name!r} is an array with a negative stride: copy it"
-            )
-        reach = sum(
-            (size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)
-        )
-        length = reach // array.itemsize + 1 if array.size else 0
+        length = (before + after) // array.itemsize + 1 if array.size else 0
         flat = np.lib.stride_tricks.as_strided(
-            array, (length,), (array.itemsize,), writeable=array.flags.writeable
-        )
-    return Buffer(name, flat, type_, int(array.__array_interface__["data"][0]))
+            array[tuple(slice(None, None, -1 if step < 0 else 1) for step in array.strides)],
+            (length,), (array.itemsize,), writeable=array.flags.writeable,
+        )  # fmt: skip
+    address = int(array.__array_interface__["data"][0]) - before
+    return Buffer(name, flat, type_, address, first=before // array.itemsize)
 
 
 def _torch_buffer(name: str, value: Any) -> Buffer:
@@ -318,7 +315,7 @@ def _torch_buffer(name: str, value: Any) -> Buffer:
         )
     type_ = t.dtype_named(str(value.dtype))
     sizes, steps = list(value.shape), list(value.stride())
-    if 0 in steps and 0 not in sizes and hasattr(value, "untyped_storage"):
+    if 0 in steps and 0 not in sizes and hasattr(value, "storage_offset"):
         # An axis that is repeated says nothing of how far the kernel goes along it.
         sizes = [value.untyped_storage().nbytes() // type_.itemsize - value.storage_offset()]
         steps = [1]
@@ -330,10 +327,17 @@ def _at_address(value: Any, sizes: list[int], steps: list[int], type_: dtype) ->
     if 0 in sizes:
         return np.empty(sizes, type_.storage)
     steps = [step * type_.itemsize for step in steps]
-    reach = [(size - 1) * step for size, step in zip(sizes, steps, strict=True)]
-    before, after = -sum(min(each, 0) for each in reach), sum(max(each, 0) for each in reach)
+    before, after = _reach(sizes, steps)
     run = (ctypes.c_uint8 * (before + after + type_.itemsize)).from_address(
         value.data_ptr() - before
     )
     run.owner = value
     return np.ndarray(sizes, type_.storage, buffer=run, offset=before, strides=steps)
+
+
+def _reach(sizes: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
+    """How far an array reaches before and after its first element, in the unit of its steps."""
+    if 0 in sizes:
+        return 0, 0
+    reach = [(size - 1) * step for size, step in zip(sizes, steps, strict=True)]
+    return -sum(min(each, 0) for each in reach), sum(max(each, 0) for each in reach)

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from hashlib import sha256
 from operator import index
 from tokenize import TokenError
-from types import CodeType, FunctionType, SimpleNamespace
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from rankwise.base.errors import ConfigError, LocalProtocolError, RankwiseError
@@ -25,6 +25,7 @@ from rankwise.sim.triton.execution import ACTIVE, KERNEL_CODE, Launch, Observer,
 from rankwise.sim.triton.host import HOST_MACHINE, Arguments, launcher_among, tensor_around
 from rankwise.sim.triton.launching import run_launch
 from rankwise.sim.triton.logic import rewritten
+from rankwise.sim.triton.looks import TRIES, TRIES_COUNTED
 from rankwise.sim.triton.memory import Memory
 from rankwise.sim.triton.races import RaceDetector
 from rankwise.sim.triton.tensor import tensor
@@ -238,7 +239,7 @@ class JITFunction(KernelInterface):
         )
         self.observer = observer
         self.detect_races = detect_races
-        self._waits: bool | None = None
+        self._tries: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as the function that it was made of, and be made anew."""
@@ -286,12 +287,23 @@ class JITFunction(KernelInterface):
 
     def waits(self) -> bool:
         """Whether its source, or that of a function it calls, shows a loop that may wait."""
-        if self._waits is None:
-            self._waits = _has_waiting_loop(self.fn)
-            known = map(self.fn.__globals__.get, self.fn.__code__.co_names)
-            called = [each for each in known if isinstance(each, JITFunction)]
-            self._waits = self._waits or any(each.waits() for each in called)
-        return self._waits
+        return self.tries() > 0
+
+    def tries(self) -> int:
+        """How many looks in vain count as waiting (`looks`); 0 where no loop may wait."""
+        if self._tries is None:
+            functions = self._functions()
+            self._tries = _tries_of_loops(self.fn, _WAITING_CALLS.union(functions))
+            self._tries = max(self._tries, *(each.tries() for each in functions.values()), 0)
+        return self._tries
+
+    def _functions(self) -> "dict[str, JITFunction]":
+        """The kernel functions that it names, also those in modules."""
+        names = self.fn.__code__.co_names
+        tables = [self.fn.__globals__]
+        tables += [vars(each) for each in map(tables[0].get, names) if isinstance(each, ModuleType)]
+        found = ((name, table.get(name)) for table in tables for name in names)
+        return {name: each for name, each in found if isinstance(each, JITFunction)}
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The kernel's parameters by name, without the options meant for a compiler."""
@@ -351,6 +363,7 @@ class JITFunction(KernelInterface):
         memory = Memory(arguments.buffers, tensor_around)
         races = RaceDetector().launch(grid[0] * grid[1] * grid[2]) if self.detect_races else None
         launch = Launch(self.__name__, grid, memory, observer=self.observer, races=races)
+        launch.tries = self.tries() or TRIES
         _Generation.number += 1
         return launch, lambda: self.kernel_function(**seen)
 
@@ -373,21 +386,37 @@ def grid_sizes(grid: Any, given: Mapping[str, Any]) -> tuple[int, int, int]:
     return width, height, depth
 
 
-def _has_waiting_loop(function: Callable[..., Any]) -> bool:
-    """Whether a `while` of the function looks at memory, or calls a function that may."""
+def _tries_of_loops(function: Callable[..., Any], looks: frozenset[str]) -> int:
+    """How often a `while` of the function may look in vain at memory; 0 if none looks.
+
+    Args:
+        function: of the user's.
+        looks: attributes that look, or may, when they are called.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TokenError):  # no source: a compare-and-swap still tells
-        return False
-    return any(_looks_at_memory(loop) for loop in ast.walk(tree) if isinstance(loop, ast.While))
+        return 0
+    loops = [each for each in ast.walk(tree) if isinstance(each, ast.While)]
+    waiting = [loop for loop in loops if _looks_at_memory(loop, looks)]
+    return max((TRIES_COUNTED if _counts(loop) else TRIES for loop in waiting), default=0)
 
 
-def _looks_at_memory(expression: ast.AST) -> bool:
+def _counts(loop: ast.While) -> bool:
+    """Whether it goes on by what it counts: `while … and tries < LIMIT`, with `tries += 1`."""
+    compared = {each.id for each in ast.walk(loop.test) if isinstance(each, ast.Name)}
+    counted = {
+        each.target.id
+        for each in ast.walk(loop)
+        if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name)
+    }
+    return not compared.isdisjoint(counted)
+
+
+def _looks_at_memory(expression: ast.AST, looks: frozenset[str]) -> bool:
     called = [node.func for node in ast.walk(expression) if isinstance(node, ast.Call)]
     return any(
-        func.attr in _WAITING_CALLS
-        if isinstance(func, ast.Attribute)
-        else isinstance(func, ast.Name)
+        func.attr in looks if isinstance(func, ast.Attribute) else isinstance(func, ast.Name)
         for func in called
     )
 

@@ -10,10 +10,10 @@ kernel, a copy or the host. If none can come, the simulation itself finds the de
 the line.
 """
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -37,12 +37,13 @@ from rankwise.sim.kernel import (
     start_fiber,
 )
 from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.courses import Course, rehearsed
 from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.host import TensorDescriptor, storage_around, tensor_around
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
 from rankwise.sim.triton.memory import Buffer, Memory
-from rankwise.sim.triton.peers import LaunchPeers, Place, SignalAwaited
+from rankwise.sim.triton.peers import LaunchPeers, LaunchRank, SignalAwaited
 from rankwise.sim.triton.queues import LaunchQueues, PeQueues, ProgramQueues
 from rankwise.sim.triton.races import LaunchRaces, RaceDetector
 from rankwise.sim.triton.recording import Recording, Recordings, Step, key_of, recorded
@@ -128,7 +129,7 @@ class KernelRunner:
         *,
         ahead: int = 16,
         stands_for: KernelEnvironment | None = None,
-        place: Place = Place(0, 1),  # noqa: B008  # it never changes
+        place: LaunchRank = LaunchRank(0, 1),  # noqa: B008  # it never changes
     ) -> None:
         self._parent: greenlet | None = None
         self.meta = dict(meta or {})
@@ -208,7 +209,7 @@ class _Launching:
         env: KernelEnvironment,
         ahead: int,
         stands_for: KernelEnvironment | None,
-        place: Place,
+        place: LaunchRank,
     ) -> None:
         self._env = env
         self._ahead = ahead
@@ -252,8 +253,11 @@ class _Launching:
 
         A recording is known by its identity: equal launches have the same.
         """
-        env, recordings = self._env, self._recordings
-        if recordings is None or not isinstance(env.pes, DealtPes) or env.queues is not None:
+        env = self._env
+        if not isinstance(env.pes, DealtPes) or env.queues is not None:
+            return None
+        known = self._known()
+        if known is None:
             return None
         lie = []
         for name, buffer in self._behind.items():
@@ -264,9 +268,59 @@ class _Launching:
             places = tuple((memory.cube, memory.pe) for memory in memories)
             since = buffer.address - mapping.start, mapping.start - env.sip * SIP_STRIDE
             lie.append((name, since, mapping.size, mapping.places.layout, places))
-        pes = [env.pe_of(number) for number in range(min(len(recordings), len(env.pes)))]
+        pes = [env.pe_of(number) for number in range(min(prod(self._sizes), len(env.pes)))]
         dealt = tuple((index, pe.dma_turn) for index, pe in zip(env.pes.indexes, pes, strict=False))
-        return id(recordings), self._ahead, tuple(lie), len(env.pes), dealt
+        return known, self._ahead, tuple(lie), len(env.pes), dealt
+
+    def _known(self) -> Hashable:
+        """What its programs do, as far as that follows from its arguments; None if it does not."""
+        function, given, env = self._function, self._given, self._env
+        if not env.enable_data:
+            return None if self._recordings is None else id(self._recordings)
+        if self._shared.races is not None or env.op_log.keeps_data or 0 in self._sizes:
+            return None
+        if function.waits():
+            return None
+        key: Hashable = key_of(function, given, self._sizes, self._stages)
+        return key
+
+    def stands_for(self, others: "Sequence[_Launching]") -> bool:
+        """Whether launches with an equal likeness take as long as this one.
+
+        If so, the others have calculated what they store; this one runs on the machine.
+        """
+        if not self._env.enable_data:
+            return True
+        if self._env.engine.watchpoints.are_awaited() or _share_memory([self, *others]):
+            return False  # somebody would see the numbers before their time
+        course, take_back = self.rehearsed()
+        if take_back is None:
+            return False
+        take_back()
+        if not course.keeps_programs_apart():
+            return False
+        done: list[Callable[[], None]] = []
+        for other in others:
+            its_course, take_back = other.rehearsed()
+            if take_back is not None:
+                done.append(take_back)
+            if take_back is None or its_course.digest != course.digest:
+                for each in done:
+                    each()
+                return False
+        return True
+
+    def rehearsed(self) -> tuple[Course, Callable[[], None] | None]:
+        """Calculate what it stores: its course, and what takes that back if it has one."""
+        launch, body = self._function.prepared(self._given, self._sizes)
+        course = Course(self._env.sip * SIP_STRIDE)
+        return course, rehearsed(launch, body, course)
+
+    def runs_of_bytes(self) -> Iterator[tuple[int, int, int]]:
+        """Where the host keeps the memory that it was given: first byte, end, address there."""
+        for buffer in self._behind.values():
+            start = int(buffer.flat.__array_interface__["data"][0])
+            yield start, start + buffer.size_bytes, buffer.address
 
     def start(self) -> list[Process]:
         """Start a process for each program: a fiber, or the repetition of a recorded one."""
@@ -285,7 +339,7 @@ class _Launching:
         launch.peers = self._peers
         if self._stands_for is not None:
             launch.peers, launch.prints = None, _print_nothing
-        count = sizes[0] * sizes[1] * sizes[2]
+        count = prod(sizes)
         # A collective brings queues of its own, and a workspace that nobody else sees.
         if self._shared.races is not None and self._env.queues is None:
             launch.races = self._shared.races.launch(count, self._peers.rank, self._run_of)
@@ -313,7 +367,7 @@ class _Launching:
         # A program that cannot be recorded may have taken a lock before that was found.
         before = [(buffer.flat, buffer.flat.copy()) for buffer in self._behind.values()
                   if not buffer.dtype.is_floating()]  # fmt: skip
-        found = recorded(launch, body, math.prod(self._sizes), self._behind)
+        found = recorded(launch, body, prod(self._sizes), self._behind)
         for flat, values in before:
             flat[:] = values
         return found
@@ -409,8 +463,7 @@ class _Launching:
         if writes:
             if operation.changes_memory:
                 env.engine.watchpoints.changed(address, _extent_bytes(operation))
-            # Only whose programs run by themselves has data for a replay.
-            if self._recordings is None:
+            if env.op_log.keeps_data:
                 self._stored[operation.buffer] = self._buffers[operation.buffer]
 
     def end(self) -> None:
@@ -475,6 +528,7 @@ class _Launching:
             buffer = self._buffer(value.name or name, value.address, value.dtype, value.elements)
         elif hasattr(value, "address") and hasattr(value, "kind") and hasattr(value, "numel"):
             buffer = self._buffer(value.name or name, value.address, value.kind, value.numel())
+            buffer.first = getattr(value, "first", 0)
         elif isinstance(value, TensorDescriptor):
             described = copy(value)
             described.base = self._argument(name, value.base)
@@ -530,6 +584,18 @@ def _apart(buffer: Buffer) -> Buffer:
     is_seen = not buffer.dtype.is_floating()
     flat = buffer.flat.copy() if is_seen else np.zeros_like(buffer.flat)
     return Buffer(buffer.name, flat, buffer.dtype, buffer.address)
+
+
+def _share_memory(launches: Iterable[_Launching]) -> bool:
+    """Whether two of them, or one in two places, have been given the same memory of the host."""
+    runs = sorted((*run, at) for at, each in enumerate(launches) for run in each.runs_of_bytes())
+    end, owner = 0, (-1, 0)
+    for start, stop, address, at in runs:
+        if start < end and (at, start - address) != owner:
+            return True
+        if stop > end:
+            end, owner = stop, (at, start - address)
+    return False
 
 
 def _extent_bytes(operation: Operation) -> int:

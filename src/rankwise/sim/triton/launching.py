@@ -30,6 +30,7 @@ from rankwise.sim.triton.execution import (
     MustInterleave,
 )
 from rankwise.sim.triton.host import OTHERS
+from rankwise.sim.triton.looks import TRIES
 from rankwise.sim.triton.words import Change
 
 _GROUP_ELEMENTS = 1 << 18
@@ -51,7 +52,9 @@ def run_launch(launch: Launch, body: Callable[[], object], *, interleave: bool =
         with np.errstate(all="ignore"):
             is_watched = launch.observer is not None or launch.races is not None
             launch.may_spin_wait = interleave
-            rest = programs if is_watched else _run_in_lockstep(launch, body, programs)
+            if OTHERS.get() is not None:  # their turn comes when no program here has anything to do
+                launch.tries = TRIES
+            rest = programs if is_watched else run_in_lockstep(launch, body, programs)
             if len(rest):
                 _run_interleaved(launch, body, rest)
     finally:
@@ -61,8 +64,20 @@ def run_launch(launch: Launch, body: Callable[[], object], *, interleave: bool =
         others.notify()
 
 
-def _run_in_lockstep(launch: Launch, body: Callable[[], object], programs: Array) -> Array:
-    """Run groups until all are done; return the programs that have to be interleaved."""
+def run_in_lockstep(
+    launch: Launch,
+    body: Callable[[], object],
+    programs: Array,
+    finish: Callable[[Execution], None] = Execution.finish,
+) -> Array:
+    """Run groups until all are done; return the programs that have to be interleaved.
+
+    Args:
+        launch: what they run for.
+        body: the kernel with its arguments.
+        programs: their numbers.
+        finish: stores what a group that has come to its end has kept to itself.
+    """
     waiting = deque([programs])
     size = _FIRST_GROUP
     ways = 1
@@ -85,7 +100,7 @@ def _run_in_lockstep(launch: Launch, body: Callable[[], object], programs: Array
             execution.take_back()
             return np.sort(np.concatenate([group, *waiting]))
         else:
-            execution.finish()
+            finish(execution)
         fitting = _GROUP_ELEMENTS // launch.largest_block
         # Groups that will be split again may be larger: each part is what has to fit.
         size = min(max(1, fitting) * min(ways, 64), _GROUP_LARGEST)

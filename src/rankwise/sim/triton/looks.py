@@ -11,7 +11,8 @@ of the two it is follows from what lies between two equal looks of one instructi
   will look again, without end, until somebody else changes memory: it waits.
 - *Counting*: only its variables differ. It may be counting its tries, in vain, or the turns of an
   outer loop that ends. It goes on, and is taken to wait after `TRIES` such looks in a row, if the
-  kernel has a `while` at all.
+  kernel has a `while` at all. A `while` that compares what it counts ends by itself: such a kernel
+  has `TRIES_COUNTED`, which take seconds.
 
 Variables are those of all kernel functions that are being carried out. Numbers are compared by
 value. A block is the same only while it is the same object, and nothing is kept alive for that.
@@ -24,8 +25,10 @@ from typing import Any, NamedTuple
 
 from rankwise.sim.triton.constants import plain
 
-TRIES = 1000
+TRIES = 1_000
 """Equal looks in a row, with nothing but other variables between them, that count as waiting."""
+TRIES_COUNTED = 20_000
+"""The same, where loops count their tries and end after so many."""
 
 
 class Look(NamedTuple):
@@ -47,17 +50,18 @@ class Look(NamedTuple):
     reads: int
     tries: int = 0
 
-    def after(self, before: "Look | None", words: int, *, counts: bool) -> "Look":
+    def after(self, before: "Look | None", words: int, limit: int, *, counts: bool) -> "Look":
         """The same look at so many words, knowing the look before it at the same ones.
 
-        Where nothing `counts` tries, since all loops have a bound, only an equal state is waiting.
+        With `limit` tries it waits. Where nothing `counts` tries, since all loops have a bound,
+        only an equal state is waiting.
         """
         if before is None or (before.seen, before.work) != (self.seen, self.work):
             return self
         # Else another word could have changed unseen.
         alone = words == 1 and self.reads == before.reads + 1
         is_same = before.state == self.state and (alone or before.changes == self.changes)
-        return self._replace(tries=TRIES if is_same else before.tries + counts)
+        return self._replace(tries=limit if is_same else before.tries + counts)
 
 
 class _Same(weakref.ref[Any]):

@@ -30,10 +30,17 @@ class Buffer:
         address: its first byte.
         space: the memory it lies in, for a model of time.
         region: the same number for all buffers of a launch that share bytes.
+        first: the element that an argument points to; not 0 where strides are negative.
     """
 
     def __init__(
-        self, name: str, flat: Array, type_: dtype, address: int, space: str = "hbm"
+        self,
+        name: str,
+        flat: Array,
+        type_: dtype,
+        address: int,
+        space: str = "hbm",
+        first: int = 0,
     ) -> None:
         if flat.dtype != type_.storage:
             flat = flat.view(type_.storage)
@@ -43,6 +50,7 @@ class Buffer:
         self.address = address
         self.space = space
         self.region = 0
+        self.first = first
         self._views: dict[str, Array] = {type_.storage.char: flat}
 
     @property

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rankwise.sim.triton.races import LaunchRaces
 
 
-class Place(NamedTuple):
+class LaunchRank(NamedTuple):
     """Where a launch runs: its rank, among so many."""
 
     rank: int
@@ -75,7 +75,7 @@ class LaunchPeers:
     def __init__(
         self,
         env: KernelEnvironment,
-        own: Place,
+        own: LaunchRank,
         setters: Setters,
         take: Callable[[Buffer], Buffer],
     ) -> None:

@@ -53,6 +53,14 @@ def _whole(buffer: Buffer) -> tuple[int, int]:
     return buffer.address, buffer.size_bytes
 
 
+class _Told(NamedTuple):
+    """How a use is told to the one that it races with, and whose it was."""
+
+    text: str
+    rank: int
+    is_of_copy: bool
+
+
 class RaceDetector:
     """Watches launches whose programs run one by one."""
 
@@ -64,7 +72,7 @@ class RaceDetector:
         self._of_ranks: dict[int, Array] = {}
         self._published: dict[tuple[int, int], Array] = {}
         self._shadows: dict[int, _Shadow] = {}
-        self._told: dict[str, int] = {}
+        self._told: dict[_Told, int] = {}
 
     def launch(self, program_count: int, rank: int = 0, run_of: RunOf = _whole) -> "LaunchRaces":
         """Watch a launch of a rank; it knows what that rank knows."""
@@ -134,11 +142,11 @@ class RaceDetector:
             found = self._shadows[start] = _Shadow(stores, loads)
         return found
 
-    def number_of(self, told: str) -> int:
+    def number_of(self, told: _Told) -> int:
         """A number for how a use is told."""
         return self._told.setdefault(told, len(self._told))
 
-    def told(self, number: int) -> str:
+    def told(self, number: int) -> _Told:
         """How a use is told."""
         return list(self._told)[number]
 
@@ -166,17 +174,12 @@ class LaunchRaces:
         """Hear that all programs have come to their end."""
         self._detector.ended(self._rank, [*self._slots, *self._copies.values()])
 
-    def on_load(
+    def on_access(
         self, execution: Execution, target: Target, pointer: tensor, mask: tensor | None
     ) -> None:
-        """Check a load, and remember it."""
-        self._use(execution, target, _touched(target, pointer, mask), is_store=False)
-
-    def on_store(
-        self, execution: Execution, target: Target, pointer: tensor, mask: tensor | None
-    ) -> None:
-        """Check a store, and remember it."""
-        self._use(execution, target, _touched(target, pointer, mask), is_store=True)
+        """Check a load or a store, and remember it."""
+        touched = _touched(target, pointer, mask)
+        self._use(execution, target, touched, is_store=target.action == "store")
 
     def touch(
         self, execution: Execution, first: Word, size: int, *, is_store: bool, by_copy: bool
@@ -292,10 +295,12 @@ class LaunchRaces:
         uses = shadow.stores if is_store else shadow.loads
         uses.who[addresses] = me
         uses.when[addresses] = self._clock(me)[me]
-        uses.told[addresses] = self._detector.number_of(
+        text = (
             f"{'' if who is None else 'a copy begun by '}{self._program(execution)}, which"
             f" {'stored' if is_store else 'loaded'} it at {line_of_kernel()}"
         )
+        told = _Told(text, self._rank, is_of_copy=who is not None)
+        uses.told[addresses] = self._detector.number_of(told)
 
     def _program(self, execution: Execution) -> str:
         return f"program {execution.coordinates(0)}" + (
@@ -318,16 +323,22 @@ class LaunchRaces:
             return
         at = int(np.flatnonzero(unknown)[0])
         element = int(offsets[at]) // target.element.itemsize
-        among_ranks = execution.launch.peers is not None
+        other = self._detector.told(int(uses.told[addresses[at]]))
         raise DataRace(
             f'{place()}: {target.action} of element {element} of buffer "{target.buffer.name}" by'
-            f" {self._program(execution)} races with"
-            f" {self._detector.told(int(uses.told[addresses[at]]))}",
-            hint="let one signal the other, which waits for it; between ranks an atomic orders"
-            ' only with scope="sys"'
-            if among_ranks
-            else "order them with an atomic, or give each program elements of its own",
+            f" {self._program(execution)} races with {other.text}",
+            hint=self._remedy(other, is_of_copy=me in self._copies.values()),
         )
+
+    def _remedy(self, other: _Told, *, is_of_copy: bool) -> str:
+        if other.rank != self._rank:
+            return (
+                "let one signal the other, which waits for it; between ranks an atomic orders only"
+                ' with scope="sys"'
+            )
+        if other.is_of_copy or is_of_copy:
+            return "wait for the copy first: quiet()"
+        return "order them with an atomic, or give each program elements of its own"
 
 
 def _touched(target: Target, pointer: tensor, mask: tensor | None) -> Array:

@@ -204,7 +204,7 @@ def key_of(
 
 def _argument(value: Any) -> Any:
     if isinstance(value, Buffer):
-        return Buffer, value.dtype.name, value.flat.size
+        return Buffer, value.dtype.name, value.flat.size, value.first
     return _value(value, set())
 
 

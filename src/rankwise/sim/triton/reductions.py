@@ -49,7 +49,9 @@ def _along(
     )
     execution = active()
     if execution.launch.computes or not source.dtype.is_floating():
-        data = function(source.data, axis=tuple(at + 1 for at in axes))
+        # In one order, whatever lies where: a sum of one program has the bits of one among many.
+        values = np.ascontiguousarray(source.data)
+        data = function(values, axis=tuple(at + 1 for at in axes))
         data = data.astype(source.dtype.compute, copy=False).reshape(-1, *shape)
     else:
         data = np.zeros((1, *shape), source.dtype.compute)
@@ -303,7 +305,7 @@ def bitonic_merge(x: tensor, dim: int | None = None, descending: bool = False) -
 
 
 def histogram(input: tensor, num_bins: int, mask: Any = None) -> tensor:
-    """How often each of 0 … num_bins-1 occurs."""
+    """How often each of 0 … num_bins-1 occurs; as in Triton, other values count nowhere."""
     bins = plain(num_bins)
     values = input.data.reshape(len(input.data), -1).astype(np.int64)
     counted = (values >= 0) & (values < bins)

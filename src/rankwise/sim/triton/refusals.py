@@ -11,6 +11,7 @@ class NameNotEmulated(Unsupported, AttributeError):
 
 
 COMPILER = "there is no compiler here"
+GLUON = "gluon divides blocks among the threads of a GPU, and there are none here"
 BINARIES = "there are no binaries to keep"
 """Reasons that several names share."""
 

@@ -68,6 +68,11 @@ class _Driver:
         }
     )
 
+    @staticmethod
+    def is_active() -> bool:
+        """Whether its device is here; libraries that find none switch their kernels off."""
+        return True
+
     def get_active_torch_device(self) -> Any:
         """Where tensors have to be: on the CPU. As torch's object if torch is there."""
         torch = sys.modules.get("torch")
@@ -87,3 +92,5 @@ class _Driver:
 
 
 driver = SimpleNamespace(active=_Driver())
+backends = {"rankwise": SimpleNamespace(compiler=None, driver=_Driver)}
+"""As `triton.backends.backends` has them."""

@@ -1,8 +1,10 @@
 """Special functions that neither numpy nor `math` has, of float32 and float64 values.
 
 Bessel functions are the trapezoidal rule on their integrals (DLMF 10.9.2, 10.32.3), which converges
-exponentially since the integrand is periodic. Inverses of the error function start from the normal
-distribution's quantiles and are corrected by Halley's method.
+exponentially since the integrand is periodic. Those of the second kind are their series near zero
+(DLMF 10.8.1), Gauss's rule on their integral elsewhere (DLMF 10.9.7), and from two orders on the
+recurrence (DLMF 10.6.1), which is stable upwards. Inverses of the error function start from the
+normal distribution's quantiles and are corrected by Halley's method.
 """
 
 import math
@@ -39,6 +41,76 @@ def modified_bessel(order: int, values: Array) -> Array:
     angles = _angles(np.abs(x).max(initial=0))
     found = np.mean(np.exp(x * np.cos(angles)) * np.cos(order * angles), axis=-1)
     return np.asarray(found, dtype=values.dtype)
+
+
+def second_bessel(order: Array, values: Array) -> Array:
+    """Y of whole orders: of zero minus infinity, of what is below not a number."""
+    orders, x = np.broadcast_arrays(np.abs(order), values.astype(np.float64))
+    found = np.where(x == 0, -np.inf, np.where(x == np.inf, 0.0, np.nan))
+    inside = (x > 0) & (x < np.inf)
+    at = x[inside]
+    with np.errstate(over="ignore", invalid="ignore"):  # high orders near zero are infinite
+        before, this = _first_two(at)
+        turned = np.where(orders[inside] == 0, before, this)
+        for step in range(1, int(orders[inside].max(initial=1))):
+            before, this = this, 2 * step / at * this - before
+            turned = np.where(orders[inside] == step + 1, this, turned)
+    found[inside] = np.where(np.isnan(turned), -np.inf, turned)
+    sign = np.where((order < 0) & (orders % 2 == 1), -1, 1)
+    return np.asarray(sign * found, dtype=values.dtype)
+
+
+def _first_two(x: Array) -> tuple[Array, Array]:
+    """Y of order 0 and 1, of positive numbers."""
+    is_near = x <= _NEAR
+    near, far = np.where(is_near, x, 1.0), np.where(is_near, _NEAR, x)
+    return (
+        np.where(is_near, _second_near(0, near), _second_far(0, far)),
+        np.where(is_near, _second_near(1, near), _second_far(1, far)),
+    )
+
+
+_NEAR = 2.0
+"""Up to here the series loses no digits."""
+_SERIES_TERMS = 20
+
+
+def _second_near(order: int, x: Array) -> Array:
+    half = x / 2
+    term = half**order
+    harmonic = 0.0  # of k; the digamma function of k + 1 is it minus Euler's constant
+    total = np.zeros_like(x)
+    for k in range(_SERIES_TERMS):
+        digammas = 2 * harmonic - 2 * np.euler_gamma + (1 / (k + 1) if order else 0.0)
+        total += digammas * term
+        term = -term * half**2 / ((k + 1) * (k + 1 + order))
+        harmonic += 1 / (k + 1)
+    first = bessel(np.full(x.shape, order), x)
+    return np.asarray((2 * np.log(half) * first - total - order / half) / np.pi)
+
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+
+
+def _second_far(order: int, x: Array) -> Array:
+    def integral(panels: int, ends: Array, integrand: Callable[[Array], Array]) -> Array:
+        shares = (np.arange(panels)[:, None] + (_NODES + 1) / 2).reshape(-1) / panels
+        weights = np.tile(_WEIGHTS, panels) / (2 * panels)
+        return np.asarray(integrand(ends[..., None] * shares) @ weights * ends)
+
+    wide = x[..., None]
+    panels = 8 + int(min(x.max(initial=0), 1e5) / 10)
+    turns = integral(
+        panels, np.full(x.shape, np.pi), lambda t: np.sin(wide * np.sin(t) - order * t)
+    )
+    tail = integral(
+        16,
+        np.arcsinh(745 / x),
+        lambda t: (
+            (np.exp(order * t) + (-1) ** order * np.exp(-order * t)) * np.exp(-wide * np.sinh(t))
+        ),
+    )
+    return np.asarray((turns - tail) / np.pi)
 
 
 def _angles(frequency: float) -> Array:

@@ -11,6 +11,7 @@ statement fails in torch's own modules. Where there is no GPU, torch's CUDA devi
 """
 
 import builtins
+import dis
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -26,7 +27,7 @@ from rankwise.sim.triton.constants import constexpr_function
 from rankwise.sim.triton.jit import CompiledKernel, JITFunction, KernelInterface, jit
 from rankwise.sim.triton.language import core, math, standard
 from rankwise.sim.triton.language.extra import cuda, libdevice
-from rankwise.sim.triton.refusals import COMPILER, NameNotEmulated, refusing
+from rankwise.sim.triton.refusals import COMPILER, GLUON, NameNotEmulated, refusing
 from rankwise.sim.triton.tools import mxfp
 from rankwise.sim.triton.torch_on_cpu import ANSWERS, cuda_on_cpu
 
@@ -69,6 +70,26 @@ def _never_geq(major: int, minor: int = 0) -> bool:
     """Whether it is an NVIDIA device of that capability at least."""
     del major, minor
     return False
+
+
+_USES = {
+    dis.opmap[name] for name in ("IMPORT_FROM", "LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap
+}
+"""Of the interpreter's instructions, those of a program that wants a name of a module."""
+
+
+def _no_gluon(name: str) -> Any:
+    """Refuse what gluon's modules hold.
+
+    Libraries import the modules beside what they use of Triton itself: those are there. As an
+    `ImportError` it is heard by who has other kernels to fall back on. Who looks through all
+    modules for a name, as `hasattr` and `pickle` do, must find an
+    `AttributeError`, which `NameNotEmulated` is.
+    """
+    caller = sys._getframe(1)  # noqa: SLF001  # its instruction tells the two apart
+    is_used = caller.f_code.co_code[caller.f_lasti] in _USES
+    kind = ImportError if is_used and not name.startswith("__") else NameNotEmulated
+    raise kind(f"gluon's {name} is not emulated: {GLUON}")
 
 
 def _nothing(*_args: Any, **_options: Any) -> None:
@@ -123,12 +144,15 @@ _QUESTIONS_OF_CUDA: _Questions = {"torch": {}, "torch.cuda": ANSWERS}
 
 _MODULES: Mapping[str, Mapping[str, Any]] = {
     "triton": {**vars(triton), **_JIT, **_ERRORS},
-    "triton.backends": {"backends": {}},
+    "triton.backends": {"backends": runtime.backends},
     "triton.backends.compiler": {"GPUTarget": SimpleNamespace},
     "triton.compiler": _COMPILER,
     "triton.compiler.compiler": _COMPILER,
     "triton.compiler.errors": _ERRORS,
     "triton.errors": _ERRORS,
+    "triton.experimental": {},
+    "triton.experimental.gluon": {"__getattr__": _no_gluon},
+    "triton.experimental.gluon.language": {"__getattr__": _no_gluon},
     "triton.knobs": {"runtime": SimpleNamespace(interpret=False)},
     "triton.language": vars(language),
     "triton.language.core": vars(core),
@@ -313,7 +337,7 @@ def _why_missing(fullname: str) -> str:
     parent, _, last = fullname.rpartition(".")
     try:
         getattr(sys.modules.get(parent), last)
-    except NameNotEmulated as error:
+    except (ImportError, NameNotEmulated) as error:
         return str(error)
     except AttributeError:
         pass

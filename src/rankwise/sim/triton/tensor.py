@@ -20,7 +20,7 @@ import numpy as np
 
 from rankwise.sim.triton.affine import Affine, Box
 from rankwise.sim.triton.dtypes import Array, block_type, dtype
-from rankwise.sim.triton.execution import KernelTypeError, active, place
+from rankwise.sim.triton.execution import KernelTypeError, active, deciding, place
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.memory import Buffer
@@ -76,7 +76,7 @@ class tensor:
     def as_affine(self) -> Affine | None:
         """The pattern of its values if they are integers or addresses that follow one."""
         if self.affine is None and self.shape == () and self.dtype.letter in "iup":
-            self.affine = Affine(self.data.astype(np.int64), ())
+            self.affine = Affine(deciding(self.data).astype(np.int64), ())
         return self.affine
 
     @property
@@ -99,7 +99,7 @@ class tensor:
 
     def numpy(self) -> Array:
         """The values with the program axis in front, for debugging; a copy."""
-        return np.array(self.data)
+        return np.array(deciding(self.data))
 
     def to(
         self, dtype: dtype, fp_downcast_rounding: str | None = None, bitcast: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.sim.triton.execution import Unsupported
 from rankwise.sim.triton.host import HOST_MACHINE, HostMachine
 from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.runtime import driver
@@ -76,18 +77,31 @@ def get_dram_gbps(device: Any = None) -> float:
     return float(properties["mem_clock_rate"] * properties["mem_bus_width"] * 2 / 1e6 / 8)
 
 
+def get_max_simd_tflops(dtype: Any, clock_rate: Any, device: Any = None) -> float:
+    """Refuse: the rates of NVIDIA's devices. Models of time import it that nobody may ever call."""
+    del dtype, clock_rate, device
+    raise Unsupported(
+        "get_max_simd_tflops and get_max_tensorcore_tflops know NVIDIA's devices alone",
+        hint="a machine's rate is in its topology",
+    )
+
+
+def get_max_tensorcore_tflops(dtype: Any, clock_rate: Any, device: Any = None) -> float:
+    """Refuse, as `get_max_simd_tflops` does."""
+    return get_max_simd_tflops(dtype, clock_rate, device)
+
+
+def nvsmi(attrs: Any) -> Any:
+    """Refuse: figures that NVIDIA's tool gives, also for models of time."""
+    raise Unsupported(f"nvsmi({attrs!r}) calls NVIDIA's tools, and there is no such device")
+
+
 __getattr__ = refusing(
     "triton.testing",
-    {
-        **dict.fromkeys(
-            ("cuda_memcheck", "cuda_graph_without_gc", "nvsmi", "set_gpu_clock"),
-            "it calls NVIDIA's tools",
-        ),
-        **dict.fromkeys(
-            ("get_max_simd_tflops", "get_max_tensorcore_tflops"),
-            "it knows NVIDIA's devices alone; a machine's rate is in its topology",
-        ),
-    },
+    dict.fromkeys(
+        ("cuda_memcheck", "cuda_graph_without_gc", "set_gpu_clock"),
+        "it calls NVIDIA's tools",
+    ),
 )
 
 

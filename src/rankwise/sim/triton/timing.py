@@ -18,30 +18,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from rankwise.sim.hardware.footprint import Footprint
+from rankwise.sim.hardware.machine import Pe
 from rankwise.sim.kernel import Event, Simulator, Steps, all_of
+from rankwise.sim.triton.dtypes import SHORT_NAMES
 from rankwise.sim.triton.execution import Operation, leaves
 from rankwise.sim.triton.recording import Recording, Step
-
-DTYPE_NAMES = {
-    "fp64": "f64", "fp32": "f32", "fp16": "f16", "bf16": "bf16", "fp8e5": "f8e5",
-    "fp8e4nv": "f8e4", "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
-    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8", "int1": "bool",
-}  # fmt: skip
-"""What the machine calls the types of the kernel language."""
-
-
-class ProcessingElement(Protocol):
-    """What a program runs on: the engines, each a generator that takes the time of its work."""
-
-    name: str
-
-    def gemm(self, m: int, n: int, k: int, dtype: str) -> Steps:
-        """Multiply an m x k by a k x n matrix."""
-        ...
-
-    def math(self, elements: int, operation: str, dtype: str) -> Steps:
-        """Apply an operation to so many elements."""
-        ...
 
 
 class StartDma(Protocol):
@@ -49,14 +30,6 @@ class StartDma(Protocol):
 
     def __call__(self, address: int, footprint: Footprint, *, is_load: bool) -> Event:
         """The event happens when they have arrived."""
-        ...
-
-
-class Log(Protocol):
-    """Takes note of an operation that has just ended."""
-
-    def __call__(self, operation: Operation, place: str, start: int, end: int) -> None:
-        """Record it."""
         ...
 
 
@@ -68,7 +41,7 @@ class ProgramClock:
         pe: the processing element that the program runs on.
         start_dma: begins to move bytes: lowest address, which ones, whether into scratch memory.
         wait: leaves the program's greenlet until an event has happened.
-        log: takes note of each operation when it ends.
+        log: takes note of each operation when it ends: where it was, and from when to when.
         ahead: how many operations the program may run ahead.
 
     Attributes:
@@ -79,10 +52,10 @@ class ProgramClock:
     def __init__(
         self,
         simulator: Simulator,
-        pe: ProcessingElement,
+        pe: Pe,
         start_dma: StartDma,
         wait: Callable[[Event], Any],
-        log: Log,
+        log: Callable[[Operation, str, int, int], None],
         ahead: int,
     ) -> None:
         self._simulator = simulator
@@ -274,7 +247,7 @@ class ProgramClock:
         if before:
             yield from self._wait_for_operands(before, counts=operation.kind == "math")
         start = self._simulator.now
-        dtype = DTYPE_NAMES[operation.dtype]
+        dtype = SHORT_NAMES[operation.dtype]
         match operation.kind:
             case "load" | "store" | "atomic" as kind:
                 assert operation.footprint is not None, "it touches what it moves"

@@ -2,10 +2,12 @@
 
 While the mode is entered, `device="cuda"`, `.cuda()` and `.to("cuda")` give tensors on the CPU,
 which say of themselves that they are on a GPU (`is_cuda`), since scripts assert that. Questions
-about the device are answered for one like the emulator's, that can do nothing special.
+about the device are answered for one like the emulator's, that can do nothing special. Autocasting
+for CUDA is that of the CPU, to float16 if no type is given.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -31,6 +33,7 @@ class _OnDevice(nullcontext[None]):
     def __init__(self, device: Any) -> None:
         super().__init__()
         self.device = device
+        self.idx = self.prev_idx = 0
 
 
 ANSWERS: dict[str, Any] = {
@@ -45,15 +48,19 @@ ANSWERS: dict[str, Any] = {
 """What answers instead of functions of `torch.cuda`."""
 
 
-def cuda_on_cpu(torch: ModuleType) -> Any:
-    """The mode: a context manager."""
+@contextmanager
+def cuda_on_cpu(torch: ModuleType) -> Iterator[None]:
+    """The mode, and autocasting for CUDA, which is that of the CPU then."""
     tensor = torch.Tensor
     is_cuda = tensor.is_cuda.__get__
+    begin = torch.autocast.__init__
 
-    def on_cpu(value: Any) -> Any:
-        is_device = isinstance(value, torch.device)
-        name = value.type if is_device else value if isinstance(value, str) else ""
-        return "cpu" if name.partition(":")[0] == "cuda" else value
+    def autocast(
+        self: Any, device_type: str, dtype: Any = None, *args: Any, **options: Any
+    ) -> None:
+        if _on_cpu(device_type) != device_type:
+            dtype = dtype or torch.float16
+        begin(self, _on_cpu(device_type), dtype, *args, **options)
 
     class CudaOnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
         def __torch_function__(
@@ -65,9 +72,42 @@ def cuda_on_cpu(torch: ModuleType) -> Any:
                 return args[0]
             kwargs = dict(kwargs or {})
             if "device" in kwargs:
-                kwargs["device"] = on_cpu(kwargs["device"])
+                kwargs["device"] = _on_cpu(kwargs["device"])
             if func is tensor.to:
-                args = (args[0], *map(on_cpu, args[1:]))
+                args = (args[0], *map(_on_cpu, args[1:]))
             return func(*args, **kwargs)
 
-    return CudaOnCpu()
+    engine = torch.autograd._engine_run_backward  # noqa: SLF001
+
+    def run_backward(*args: Any, **options: Any) -> Any:
+        with CudaOnCpu():  # no mode is entered below `Tensor.backward`
+            return engine(*args, **options)
+
+    with ExitStack() as stack:
+        for owner, name, answer in (
+            (torch.autocast, "__init__", autocast),
+            (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),
+            (torch, "get_autocast_dtype", _of_cpu(torch.get_autocast_dtype)),
+            (torch, "get_autocast_gpu_dtype", torch.get_autocast_cpu_dtype),
+            (torch.autograd, "_engine_run_backward", run_backward),
+            (torch._C, "_cuda_getCurrentRawStream", lambda _device: 0),  # noqa: SLF001
+        ):
+            if hasattr(owner, name):
+                stack.callback(setattr, owner, name, getattr(owner, name))
+            else:
+                stack.callback(delattr, owner, name)
+            setattr(owner, name, answer)
+        stack.enter_context(CudaOnCpu())
+        yield
+
+
+def _of_cpu(question: Any) -> Any:
+    """A question about a kind of device, which is CUDA unless another is named."""
+    return lambda device="cuda": question(_on_cpu(device))
+
+
+def _on_cpu(value: Any) -> Any:
+    """The CPU for a device that is CUDA's, by name or as a `torch.device`; else the same."""
+    is_device = type(value).__name__ == "device"
+    name = value.type if is_device else value if isinstance(value, str) else ""
+    return "cpu" if name.partition(":")[0] == "cuda" else value

@@ -1,10 +1,19 @@
-"""What few programs use: sparse and transposed tensors, keys that are deleted, checkpoints."""
+"""What few programs use: sparse and transposed tensors, keys that are deleted, checkpoints.
 
+And what a process has once, which each rank sets in its own way.
+"""
+
+import builtins
 import hashlib
+import io
+import logging
+import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from time import sleep
 
 import torch
 import torch.distributed as dist
@@ -16,9 +25,15 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
+odd = dist.new_group(range(1, size, 2))
+
+
+class Marked:
+    """A class that a checkpoint may have."""
 
 
 def told(name: str, *values: object) -> None:
@@ -99,7 +114,65 @@ torch.set_printoptions(precision=2 + rank)
 torch.set_num_threads(1 + rank % 2)
 if rank == 1:
     torch.set_float32_matmul_precision("high")
+if rank == 0:
+    torch.backends.cuda.matmul.allow_tf32 = True
+torch.backends.cudnn.benchmark = rank % 2 == 1
+torch.serialization.add_safe_globals([Marked])
 dist.barrier()
+told("settings", torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark)
+file = io.BytesIO()
+torch.save(Marked(), file)
+file.seek(0)
+told("its own class", isinstance(torch.load(file), Marked))
 told("settings", torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())
 told("settings", torch.get_float32_matmul_precision(), str(torch.tensor([1 / 3])))
+
+try:
+    dist.broadcast(torch.ones(1), src=size)
+except RuntimeError as error:
+    told("root", f"invalid root rank: {size}" in str(error))
+
+for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+    with sdpa_kernel(backend), torch.autograd.set_detect_anomaly(rank == 0):
+        if rank % 2:
+            dist.barrier(odd)
+        dist.barrier()
+        told("inside", torch.backends.cuda.math_sdp_enabled(), torch.is_anomaly_enabled())
+    told("outside", torch.backends.cuda.math_sdp_enabled(), torch.is_anomaly_enabled())
+
+seen = []
+hook = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+dist.barrier()
+nn.Linear(1, 1)(torch.ones(1))
+dist.barrier()
+hook.remove()
+dist.barrier()
+nn.Linear(1, 1)(torch.ones(1))
+told("hooks", seen)
+
+multiprocessing.set_start_method("spawn" if rank else "fork")
+dist.barrier()
+told("start method", multiprocessing.get_start_method())
+child = multiprocessing.get_context("fork").Process(target=sleep, args=(1_000,))
+child.start()
+child.terminate()
+child.join()
+told("child", child.exitcode)
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+if rank:
+    logging.disable(logging.CRITICAL)
+dist.barrier()
+logging.getLogger("of the program").warning("of rank 0 alone")
+print_of_python = builtins.print
+
+
+def print_on_one(*words: object) -> None:
+    if rank == 0:
+        print_of_python(*words)
+
+
+builtins.print = print_on_one  # type: ignore[assignment]
+dist.barrier()
+print("by rank", rank)
 dist.destroy_process_group()

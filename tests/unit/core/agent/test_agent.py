@@ -3,14 +3,16 @@
 import pytest
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.base.failure import ExitStatus, FailureCause
+from rankwise.base.failure import ErrorRecord, ExitStatus, FailureCause
 from rankwise.base.keys import LeaseId
 from rankwise.base.units import SECOND, Instant
-from rankwise.core.agent.machine import Agent, Phase
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.state import AgentPhase
 from rankwise.core.agent.vocabulary import (
     AgentSpec,
     AgentStarted,
     AnnounceRound,
+    AnnounceRoundEnd,
     AskRanksToStop,
     BeginAttempt,
     DescribeFailures,
@@ -29,9 +31,11 @@ from rankwise.core.gang.vocabulary import (
     RanksBlamed,
     SignalWorker,
     SpawnWorker,
+    StacksDumped,
     StopRequested,
     Swept,
     WorkerExited,
+    WorkerReported,
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
@@ -90,7 +94,7 @@ def test_an_agent_gets_ready_before_it_joins() -> None:
     effects = agent.handle(AgentStarted(agent.spec), NOW)
 
     assert PrepareRound(0) in effects
-    assert agent.phase is Phase.PREPARING
+    assert agent.phase is AgentPhase.PREPARING
 
 
 def test_an_agent_lives_once() -> None:
@@ -165,6 +169,22 @@ def test_a_failure_bears_the_rank_that_its_worker_had_in_the_job() -> None:
     assert rendezvous_of(agent)._node.own.record.failing == 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("PeerDied", "PeerDied (perhaps a consequence: its peer was gone)"), ("KeyError", "KeyError")],
+)
+def test_a_rank_that_lost_a_peer_of_another_node_is_not_told_as_the_cause(
+    kind: str, told: str
+) -> None:
+    agent = settled()
+    error = ErrorRecord(type=kind, message="", traceback="", raised_at=NOW, wall_ns=0)
+    feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11), WorkerReported(0, 4, error))
+
+    effects = feed(agent, WorkerExited(0, 4, ExitStatus(1), NOW))
+
+    assert AnnounceRoundEnd(4, f"rank 6 on h failed: {told}") in effects
+
+
 def done() -> Agent:
     """An agent all of whose workers have ended well, while those of other nodes go on."""
     agent = settled()
@@ -174,7 +194,7 @@ def done() -> Agent:
         *(WorkerExited(rank, 4, ExitStatus(0), NOW) for rank in (0, 1)),
         Swept(4, ()),
     )
-    assert agent.phase is Phase.ENDED
+    assert agent.phase is AgentPhase.ENDED
     return agent
 
 
@@ -197,7 +217,21 @@ def test_a_blame_of_another_round_changes_nothing() -> None:
     agent = done()
 
     assert feed(agent, RanksBlamed((1,), 3, "rank 7 was done")) == []
-    assert agent.phase is Phase.ENDED
+    assert agent.phase is AgentPhase.ENDED
+
+
+def test_other_nodes_hear_who_is_to_blame_when_stacks_are_shown_and_before_any_rank_ends() -> None:
+    agent = settled()
+    feed(agent, *(WorkerSpawned(rank, 4, 100 + rank) for rank in (0, 1)))
+
+    feed(agent, RanksBlamed((1,), 4, "rank 7 has not come"))
+    told_before = rendezvous_of(agent)._node.own.record.failing
+    feed(agent, StacksDumped(4))
+
+    assert told_before == -1
+    own = rendezvous_of(agent)._node.own
+    assert own.record.failing == 4
+    assert [(each.rank, each.exit) for each in own.failures] == [(7, None)]
 
 
 def test_a_worker_that_was_called_off_has_not_failed() -> None:

@@ -5,7 +5,8 @@ from rankwise.base.failure import ErrorRecord, ExitStatus, OutcomeStatus
 from rankwise.base.machine import Ticked
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.agent.alone import spec_alone
-from rankwise.core.agent.machine import Agent, Phase
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.state import AgentPhase
 from rankwise.core.agent.vocabulary import (
     AgentStarted,
     AnnounceRestart,
@@ -107,7 +108,7 @@ def test_its_first_round_begins_at_once_with_all_ranks_on_this_node() -> None:
 
     world = node.agent.world
 
-    assert node.agent.phase is Phase.RUNNING
+    assert node.agent.phase is AgentPhase.RUNNING
     assert world is not None
     assert (world.node_rank, world.members, world.first_rank, world.size) == (0, ("0",), 0, 2)
     assert (world.master_address, world.master_port) == ("127.0.0.1", PORT)

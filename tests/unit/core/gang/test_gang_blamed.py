@@ -4,7 +4,7 @@ from gangs import error_record, exited, running_gang
 
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import Duration, Instant
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     DumpStacks,
     Finish,
@@ -52,6 +52,29 @@ def test_who_is_to_blame_is_the_root_cause_though_others_failed_before() -> None
     assert not finish.outcome.failures[0].is_shared
 
 
+def test_who_is_to_blame_comes_first_though_another_one_has_ended_before() -> None:
+    gang = running_gang(size=2)
+    gang.handle(RanksBlamed((1,), 0, REASON), Instant(5))
+    gang.handle(StacksDumped(0), Instant(6))
+
+    gang.handle(exited(0, 1, at=7), Instant(7))
+
+    assert [failure.local_rank for failure in gang.failures_so_far][:1] == [1]
+
+
+def test_what_a_rank_raises_after_it_was_blamed_says_less_than_where_it_stood() -> None:
+    gang = running_gang(size=2)
+
+    gang.handle(RanksBlamed((1,), 0, REASON), Instant(5))
+    gang.handle(WorkerReported(1, 0, error_record("Connection closed", raised_at=6)), Instant(6))
+    for rank in range(2):
+        gang.handle(exited(rank, 1, at=7), Instant(7))
+    (finish,) = gang.handle(Swept(0), Instant(9))
+
+    assert isinstance(finish, Finish)
+    assert (finish.outcome.failures[0].local_rank, finish.outcome.failures[0].error) == (1, None)
+
+
 def test_ranks_that_are_accused_together_all_count_as_the_root_cause() -> None:
     gang = running_gang(size=3)
 
@@ -89,7 +112,7 @@ def test_nobody_is_accused_of_another_attempt_or_when_all_are_being_stopped() ->
     late = gang.handle(RanksBlamed((1,), 0, REASON), Instant(3))
 
     assert (early, late) == ([], [])
-    assert gang.phase is Phase.STOPPING
+    assert gang.phase is GangPhase.STOPPING
     assert not gang.workers[1].blame
 
 

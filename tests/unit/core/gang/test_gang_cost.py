@@ -8,7 +8,7 @@ import pytest
 from gangs import exited, spawned, starting_gang
 
 from rankwise.base.units import Instant
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import Stimulus, StopRequested
 
 STEP, LARGE = 64, 512
@@ -34,7 +34,7 @@ def calls_of(size: int, *, is_stopped: bool, ranks: Iterable[int]) -> int:
             gang.handle(stimulus, Instant(1))
     finally:
         sys.setprofile(None)
-    assert gang.phase is Phase.SWEEPING
+    assert gang.phase is GangPhase.SWEEPING
     return count
 
 

@@ -15,7 +15,7 @@ from gangs import (
 from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
     Finish,
@@ -48,7 +48,7 @@ def test_a_gang_whose_workers_all_end_well_is_swept_and_succeeds() -> None:
     effects = gang.handle(Swept(0), Instant(7))
 
     assert effects == [Finish(Outcome(status=OutcomeStatus.SUCCEEDED, attempts=1))]
-    assert gang.phase is Phase.FINISHED
+    assert gang.phase is GangPhase.FINISHED
     assert gang.next_deadline is None
 
 
@@ -59,7 +59,7 @@ def test_one_failure_stops_all_others(code: int) -> None:
     effects = gang.handle(exited(2, code, at=5), Instant(6))
 
     assert effects == signal_orders(SIGTERM, [0, 1, 3])
-    assert gang.phase is Phase.STOPPING
+    assert gang.phase is GangPhase.STOPPING
     assert gang.next_deadline == 6 + GRACE
 
 
@@ -166,7 +166,7 @@ def test_a_report_alone_changes_nothing_yet() -> None:
     gang = running_gang()
 
     assert gang.handle(reported(0, raised_at=1), Instant(2)) == []
-    assert gang.phase is Phase.RUNNING
+    assert gang.phase is GangPhase.RUNNING
 
 
 def test_the_first_report_of_a_worker_counts() -> None:
@@ -223,7 +223,7 @@ def test_those_that_outlast_the_grace_are_killed_and_the_user_is_told() -> None:
     effects = gang.tick(Instant(GRACE))
 
     assert effects == [AnnounceKill(0, (2,)), *signal_orders(SIGKILL, [2])]
-    assert gang.phase is Phase.KILLING
+    assert gang.phase is GangPhase.KILLING
     assert gang.next_deadline == GRACE + PATIENCE
     assert gang.handle(exited(2, -9, at=GRACE), Instant(GRACE + 1)) == [Sweep(0)]
 

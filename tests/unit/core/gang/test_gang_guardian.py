@@ -13,7 +13,7 @@ from gangs import (
 
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import Duration, Instant
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     Finish,
     GuardianLost,
@@ -119,7 +119,7 @@ def test_while_killing_it_ends_the_wait() -> None:
 
     gang.handle(LOST, Instant(2))
 
-    assert gang.phase is Phase.FINISHED
+    assert gang.phase is GangPhase.FINISHED
 
 
 def test_while_sweeping_it_does_not_unmake_a_success() -> None:

@@ -6,7 +6,7 @@ from gangs import exited, pid_of, running_gang, signal_orders
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     DumpStacks,
     Finish,
@@ -27,7 +27,7 @@ def hanging_gang(size: int = 2) -> Gang:
     gang = running_gang(size, hang_timeout=PATIENCE, stacks_timeout=STACKS)
     gang.tick(Instant(PATIENCE))
     gang.handle(ProgressLooked(0, Instant(0)), Instant(PATIENCE))
-    assert gang.phase is Phase.DUMPING
+    assert gang.phase is GangPhase.DUMPING
     return gang
 
 
@@ -54,7 +54,7 @@ def test_a_sign_of_life_moves_the_deadline_behind_it() -> None:
     assert gang.handle(ProgressLooked(0, Instant(SECOND)), Instant(PATIENCE)) == []
 
     assert gang.next_deadline == SECOND + PATIENCE
-    assert gang.phase is Phase.RUNNING
+    assert gang.phase is GangPhase.RUNNING
 
 
 def test_silence_makes_every_running_worker_print_its_stacks() -> None:
@@ -128,15 +128,32 @@ def test_an_answer_that_comes_after_the_attempt_began_to_end_is_ignored() -> Non
     assert gang.handle(StacksDumped(0), Instant(PATIENCE)) == []
 
 
-def test_of_those_that_hang_the_one_that_the_others_wait_for_is_the_root_cause() -> None:
-    gang = running_gang(size=3, hang_timeout=Duration(10))
+def test_of_those_that_hang_the_ones_that_the_others_wait_for_are_the_root_cause() -> None:
+    gang = running_gang(size=4, hang_timeout=Duration(10))
+    looked = ProgressLooked(0, Instant(0), awaited=(1, 3), accused=(5, 7))
 
-    gang.handle(ProgressLooked(0, Instant(0), awaited=(2,)), Instant(10))
+    gang.handle(looked, Instant(10))
     gang.handle(StacksDumped(0), Instant(11))
-    for local_rank in range(3):
+    for local_rank in range(4):
         gang.handle(exited(local_rank, -15, at=12), Instant(12))
     (finish,) = gang.handle(Swept(0), Instant(13))
 
     assert isinstance(finish, Finish)
     told = [(each.local_rank, each.cause) for each in finish.outcome.failures]
-    assert told == [(rank, FailureCause.HUNG) for rank in (2, 0, 1)]
+    assert told == [(rank, FailureCause.HUNG) for rank in (1, 3, 0, 2)]
+    root, *others = finish.outcome.failures
+    assert [each.is_as_much_to_blame_as(root) for each in others] == [True, False, False]
+    assert [root.accused, others[-1].accused] == [(5, 7), ()]
+    assert not root.is_shared, "all that hang are told together"
+
+
+def test_who_is_waited_for_comes_first_while_it_still_lives() -> None:
+    gang = running_gang(size=2, hang_timeout=Duration(10))
+    gang.handle(ProgressLooked(0, Instant(0), awaited=(1,), accused=(1,)), Instant(10))
+    gang.handle(StacksDumped(0), Instant(11))
+
+    gang.handle(exited(0, -15, at=12), Instant(12))
+
+    told = [(each.local_rank, each.at, each.exit) for each in gang.failures_so_far]
+    assert told[0] == (1, Instant(10), None)
+    assert told[1][:2] == (0, Instant(10))

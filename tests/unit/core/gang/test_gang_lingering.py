@@ -5,7 +5,7 @@ from gangs import exited, reported, running_gang, signal_orders, starting_gang
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import LookForProgress, Sweep, Swept
 
 SIGTERM = 15
@@ -26,7 +26,7 @@ def test_it_is_waited_for_and_then_the_attempt_ends_as_if_it_had() -> None:
     assert gang.next_deadline == TOO_LATE
     assert gang.tick(Instant(PATIENCE - 1)) == []
     assert gang.tick(Instant(PATIENCE)) == signal_orders(SIGTERM, [0, 1, 2])
-    assert gang.phase is Phase.STOPPING
+    assert gang.phase is GangPhase.STOPPING
 
 
 def test_it_is_the_root_cause_though_we_have_ended_it() -> None:
@@ -92,4 +92,4 @@ def test_a_gang_that_is_still_starting_ends_too() -> None:
 
     gang.tick(Instant(PATIENCE))
 
-    assert gang.phase is Phase.STOPPING
+    assert gang.phase is GangPhase.STOPPING

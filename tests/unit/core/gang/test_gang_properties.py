@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rankwise.base.failure import ExitStatus, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     DumpStacks,
     Effect,
@@ -209,7 +209,7 @@ class GangInAnyWorld(RuleBasedStateMachine):
     @invariant()
     def the_outcome_comes_once_and_with_the_end(self) -> None:
         if self.ordered:
-            is_finished = self.gang.phase is Phase.FINISHED
+            is_finished = self.gang.phase is GangPhase.FINISHED
             assert len(self.outcomes) == (1 if is_finished else 0)
             assert self.gang.outcome == (self.outcomes[0] if is_finished else None)
 
@@ -224,7 +224,7 @@ class GangInAnyWorld(RuleBasedStateMachine):
     @invariant()
     def only_a_gang_that_waits_for_facts_alone_has_no_deadline(self) -> None:
         if self.ordered and self.gang.next_deadline is None:
-            assert self.gang.phase in (Phase.RUNNING, Phase.FINISHED)
+            assert self.gang.phase in (GangPhase.RUNNING, GangPhase.FINISHED)
 
 
 TestGangInAnyWorld = GangInAnyWorld.TestCase

@@ -6,7 +6,7 @@ from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.machine import Ticked
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase, Standing
+from rankwise.core.gang.state import GangPhase, RecallState
 from rankwise.core.gang.vocabulary import (
     AnnounceStuck,
     Pause,
@@ -19,7 +19,7 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Swept,
     TellWorker,
-    Told,
+    WordToWorker,
     WorkerSaid,
     WorkerSpawned,
 )
@@ -31,7 +31,7 @@ def said(local_rank: int, word: Said, attempt: int = 0) -> WorkerSaid:
     return WorkerSaid(local_rank, attempt, word, TIMEOUT)
 
 
-def tell(word: Told, local_ranks: list[int], attempt: int = 0) -> list[TellWorker]:
+def tell(word: WordToWorker, local_ranks: list[int], attempt: int = 0) -> list[TellWorker]:
     return [TellWorker(local_rank, attempt, word) for local_rank in local_ranks]
 
 
@@ -50,7 +50,7 @@ def paused_gang() -> Gang:
     for local_rank in (0, 2):
         gang.handle(said(local_rank, Said.YIELDED), Instant(2))
     gang.handle(Swept(0, (), (0, 2)), Instant(3))
-    assert gang.phase is Phase.PAUSED
+    assert gang.phase is GangPhase.PAUSED
     return gang
 
 
@@ -59,8 +59,8 @@ def test_a_death_recalls_those_that_can_be_called_again_and_stops_the_others() -
 
     effects = gang.handle(exited(1, -9, at=1), Instant(1))
 
-    assert effects == [*tell(Told.RECALL, [0]), SignalWorker(2, 0, 15)]
-    assert gang.phase is Phase.RECALLING
+    assert effects == [*tell(WordToWorker.RECALL, [0]), SignalWorker(2, 0, 15)]
+    assert gang.phase is GangPhase.RECALLING
 
 
 def test_a_gang_without_restarts_left_is_stopped() -> None:
@@ -103,9 +103,9 @@ def test_a_paused_gang_goes_on_with_those_that_are_left_and_new_ones() -> None:
 
     effects = gang.handle(Resumed(1, recovers=True), Instant(4))
 
-    assert effects == [*tell(Told.AGAIN, [0, 2], attempt=1), SpawnWorker(1, 1)]
+    assert effects == [*tell(WordToWorker.AGAIN, [0, 2], attempt=1), SpawnWorker(1, 1)]
     gang.handle(WorkerSpawned(1, 1, 77), Instant(5))
-    assert gang.phase is Phase.RUNNING
+    assert gang.phase is GangPhase.RUNNING
     assert gang.failures_so_far == ()
 
 
@@ -116,7 +116,7 @@ def test_those_that_were_called_again_can_be_recalled_at_once() -> None:
 
     effects = gang.handle(exited(1, -9, at=6, attempt=1), Instant(6))
 
-    assert effects == tell(Told.RECALL, [0, 2], attempt=1)
+    assert effects == tell(WordToWorker.RECALL, [0, 2], attempt=1)
 
 
 def test_a_late_fact_about_the_attempt_before_changes_nothing() -> None:
@@ -129,7 +129,7 @@ def test_a_late_fact_about_the_attempt_before_changes_nothing() -> None:
 def test_a_round_that_another_node_ends_recalls_ranks_none_of_which_has_failed() -> None:
     gang = recoverable_gang()
 
-    assert gang.handle(RecallRequested(), Instant(1)) == tell(Told.RECALL, [0, 1, 2])
+    assert gang.handle(RecallRequested(), Instant(1)) == tell(WordToWorker.RECALL, [0, 1, 2])
     assert gang.handle(RecallRequested(), Instant(1)) == []  # asked for twice
     for local_rank in (0, 1, 2):
         gang.handle(said(local_rank, Said.YIELDED), Instant(2))
@@ -149,8 +149,8 @@ def test_a_gang_that_goes_on_with_all_its_workers_runs_at_once() -> None:
 
     effects = gang.handle(Resumed(1, recovers=True), Instant(4))
 
-    assert effects == tell(Told.AGAIN, [0, 1, 2], attempt=1)
-    assert gang.phase is Phase.RUNNING
+    assert effects == tell(WordToWorker.AGAIN, [0, 1, 2], attempt=1)
+    assert gang.phase is GangPhase.RUNNING
     gang.handle(exited(1, -9, at=6, attempt=1), Instant(6))
     assert [failure.local_rank for failure in gang.failures_so_far] == [1]
 
@@ -170,7 +170,7 @@ def test_what_fails_after_another_node_has_ended_the_round_is_no_failure_of_this
 
 def test_a_round_that_another_node_ends_stops_a_gang_that_cannot_be_called_again() -> None:
     for gang in (recoverable_gang(offering=()), recoverable_gang()):
-        gang.recovers = bool(gang.workers[0].standing is Standing.BOUND)
+        gang.recovers = bool(gang.workers[0].recall_state is RecallState.BOUND)
 
         assert gang.handle(RecallRequested(), Instant(1)) == signal_orders(15, [0, 1, 2])
 
@@ -184,8 +184,8 @@ def test_a_recall_while_ranks_are_made_waits_until_all_exist() -> None:
     assert gang.handle(RecallRequested(), Instant(1)) == []
     effects = gang.handle(spawned(1), Instant(2))
 
-    assert effects == [*tell(Told.RECALL, [0]), SignalWorker(1, 0, 15)]
-    assert gang.phase is Phase.RECALLING
+    assert effects == [*tell(WordToWorker.RECALL, [0]), SignalWorker(1, 0, 15)]
+    assert gang.phase is GangPhase.RECALLING
 
 
 def test_who_does_not_leave_its_function_in_time_is_killed_and_replaced() -> None:
@@ -214,7 +214,7 @@ def test_who_survives_that_kill_ends_the_gang() -> None:
 
     gang.handle(Ticked(), later)
 
-    assert gang.phase is Phase.KILLING
+    assert gang.phase is GangPhase.KILLING
 
 
 def test_a_death_in_the_pause_is_swept_after_before_the_gang_goes_on() -> None:
@@ -224,7 +224,7 @@ def test_a_death_in_the_pause_is_swept_after_before_the_gang_goes_on() -> None:
     assert gang.handle(Resumed(1, recovers=True), Instant(5)) == []
     assert gang.handle(Swept(0, (), (0, 2)), Instant(6)) == []  # an answer to an earlier sweep
     assert gang.handle(Swept(0, (), (0,)), Instant(7)) == [
-        *tell(Told.AGAIN, [0], attempt=1), SpawnWorker(1, 1), SpawnWorker(2, 1),
+        *tell(WordToWorker.AGAIN, [0], attempt=1), SpawnWorker(1, 1), SpawnWorker(2, 1),
     ]  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def test_when_all_die_while_they_are_recalled_the_gang_has_failed() -> None:
     gang.handle(exited(0, -9, at=2), Instant(2))
 
     assert gang.handle(exited(2, -9, at=2), Instant(2)) == [Sweep(0)]
-    assert gang.phase is Phase.SWEEPING
+    assert gang.phase is GangPhase.SWEEPING
 
 
 def test_a_stop_in_the_pause_kills_those_that_wait_and_the_failure_stays_one() -> None:
@@ -257,7 +257,7 @@ def test_an_exception_is_held_until_a_death_explains_it() -> None:
     assert gang.handle(said(0, Said.FELL), Instant(1)) == []
     effects = gang.handle(exited(1, -9, at=2), Instant(2))
 
-    assert effects == tell(Told.RECALL, [0, 2])
+    assert effects == tell(WordToWorker.RECALL, [0, 2])
 
 
 def test_exceptions_that_no_death_explains_are_released_together() -> None:
@@ -266,14 +266,14 @@ def test_exceptions_that_no_death_explains_are_released_together() -> None:
     gang.handle(said(2, Said.FELL), Instant(5))
 
     assert gang.next_deadline == Instant(1 + gang.spec.fall_timeout)
-    assert gang.handle(Ticked(), gang.next_deadline) == tell(Told.RELEASE, [0, 2])
+    assert gang.handle(Ticked(), gang.next_deadline) == tell(WordToWorker.RELEASE, [0, 2])
 
 
 def test_without_restarts_an_exception_is_released_at_once() -> None:
     gang = recoverable_gang()
     gang.recovers = False
 
-    assert gang.handle(said(0, Said.FELL), Instant(1)) == tell(Told.RELEASE, [0])
+    assert gang.handle(said(0, Said.FELL), Instant(1)) == tell(WordToWorker.RELEASE, [0])
 
 
 def test_a_rank_that_returns_while_it_is_recalled_is_killed_since_it_is_late() -> None:
@@ -289,7 +289,7 @@ def test_a_death_while_workers_are_being_made_waits_until_all_of_them_exist() ->
     gang.handle(spawned(0), Instant(0))
     gang.handle(said(0, Said.OFFERS), Instant(0))
     gang.handle(Resumed(1, recovers=True), Instant(0))  # it is not for a gang that runs
-    assert gang.phase is Phase.STARTING
+    assert gang.phase is GangPhase.STARTING
 
     gang.handle(spawned(1), Instant(1))
-    assert gang.handle(exited(1, -9, at=1), Instant(1)) == tell(Told.RECALL, [0])
+    assert gang.handle(exited(1, -9, at=1), Instant(1)) == tell(WordToWorker.RECALL, [0])

@@ -14,7 +14,7 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import ExitStatus, Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     Finish,
     GangSpec,
@@ -44,7 +44,7 @@ def test_starting_orders_every_worker_once_and_by_rank() -> None:
     effects = gang.handle(Started(), Instant(7))
 
     assert effects == [SpawnWorker(0, 0), SpawnWorker(1, 0), SpawnWorker(2, 0)]
-    assert gang.phase is Phase.STARTING
+    assert gang.phase is GangPhase.STARTING
     assert gang.next_deadline == 7 + gang.spec.spawn_timeout
 
 
@@ -67,7 +67,7 @@ def test_a_gang_runs_when_its_last_worker_is_there() -> None:
     assert gang.tick(Instant(3)) == []
     assert gang.handle(spawned(0), Instant(4)) == []
 
-    assert (gang.phase, gang.next_deadline) == (Phase.RUNNING, None)
+    assert (gang.phase, gang.next_deadline) == (GangPhase.RUNNING, None)
     assert [worker.pid for worker in gang.workers] == [pid_of(0), pid_of(1)]
 
 
@@ -78,7 +78,7 @@ def test_a_worker_may_succeed_before_the_others_are_there() -> None:
     assert gang.handle(exited(0, at=2), Instant(2)) == []
     gang.handle(spawned(1), Instant(3))
 
-    assert gang.phase is Phase.RUNNING
+    assert gang.phase is GangPhase.RUNNING
     assert gang.handle(exited(1, at=4), Instant(4)) == [Sweep(0)]
 
 
@@ -97,7 +97,7 @@ def test_a_refusal_stops_those_that_are_there_and_those_yet_to_come() -> None:
     effects = gang.handle(WorkerRefused(1, 0, "no memory"), Instant(2))
 
     assert effects == signal_orders(SIGTERM, [0])
-    assert gang.phase is Phase.STOPPING
+    assert gang.phase is GangPhase.STOPPING
     assert gang.handle(spawned(2), Instant(3)) == signal_orders(SIGTERM, [2])
 
 
@@ -139,7 +139,7 @@ def test_a_failure_before_the_others_are_there_ends_the_attempt() -> None:
 def test_a_worker_that_comes_up_while_the_others_are_killed_is_killed_too() -> None:
     gang = starting_gang(size=2, grace=Duration(0))
     gang.handle(WorkerRefused(0, 0, "no"), Instant(1))
-    assert gang.phase is Phase.KILLING
+    assert gang.phase is GangPhase.KILLING
 
     assert gang.handle(spawned(1), Instant(2)) == signal_orders(SIGKILL, [1])
 
@@ -193,7 +193,7 @@ def test_a_worker_of_an_earlier_attempt_that_comes_up_late_is_killed() -> None:
     gang = running_gang(attempt=1)
 
     assert gang.handle(spawned(0, attempt=0), Instant(1)) == signal_orders(SIGKILL, [0])
-    assert gang.phase is Phase.RUNNING
+    assert gang.phase is GangPhase.RUNNING
 
 
 def test_one_that_was_told_to_stop_and_never_came_up_is_named_as_such() -> None:

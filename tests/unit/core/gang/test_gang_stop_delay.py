@@ -4,7 +4,7 @@ from gangs import exited, running_gang, signal_orders, spawned, starting_gang
 
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import Duration, Instant
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import StopRequested, Sweep, Swept
 
 SIGTERM = 15
@@ -56,4 +56,4 @@ def test_the_moment_may_end_while_others_still_start() -> None:
 
     gang.tick(Instant(5 + DELAY))
 
-    assert gang.phase is Phase.STOPPING
+    assert gang.phase is GangPhase.STOPPING

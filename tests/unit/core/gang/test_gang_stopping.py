@@ -14,7 +14,7 @@ from gangs import (
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import Phase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
     DumpStacks,
@@ -71,7 +71,7 @@ def test_a_second_stop_kills_at_once() -> None:
     effects = gang.handle(StopRequested(SIGINT), Instant(6))
 
     assert effects == [AnnounceKill(0, (0, 1), asked_again=True), *signal_orders(SIGKILL, [0, 1])]
-    assert gang.phase is Phase.KILLING
+    assert gang.phase is GangPhase.KILLING
 
 
 def test_a_third_stop_adds_nothing() -> None:
@@ -170,7 +170,7 @@ def test_a_stop_while_killing_changes_nothing() -> None:
     deadline = gang.next_deadline
 
     assert gang.handle(StopRequested(SIGINT), Instant(2)) == []
-    assert (gang.phase, gang.next_deadline) == (Phase.KILLING, deadline)
+    assert (gang.phase, gang.next_deadline) == (GangPhase.KILLING, deadline)
 
 
 def test_a_stop_while_stacks_are_printed_ends_the_printing_and_the_hang_remains_the_cause() -> None:

@@ -234,7 +234,8 @@ def test_lateness_is_told_in_a_sentence_that_says_how_much_was_seen() -> None:
     of_node = delay_in_words(worst, Duration(100 * SECOND), 1, is_of_a_part=True)
 
     assert told == (
-        "rank 1 came last in 100 % of the calls; 14 % of the run was spent waiting for it"
+        "rank 1 came last in 100 % of the calls; "
+        "14 % of the time since the first call was spent waiting for it"
     )
     assert sampled == f"{told} (of the calls, 20 % were seen)"
     assert of_node.startswith("rank 1, of the ranks of its node, came last in 100 % of the calls; ")

@@ -12,8 +12,8 @@ from rankwise.core.ledger import (
     Begun,
     Group,
     RankTimes,
+    ReceivedTimetable,
     Timetable,
-    Told,
     late_over_nodes,
     pack_times,
     unpack_times,
@@ -52,7 +52,10 @@ def timetable(rank: int, late_ms: float, *, clock: int = 0, is_of_cpp: bool = Tr
 
 def blamed(own: Timetable, other: Timetable, there_and_back: int = 4 * MILLISECOND) -> int | None:
     heard_at = Instant(ASKED_AT + 300 * MILLISECOND + there_and_back)
-    tables = (Told(own, None, None), Told(unpack_times(pack_times(other)), ASKED_AT, heard_at))
+    tables = (
+        ReceivedTimetable(own, None, None),
+        ReceivedTimetable(unpack_times(pack_times(other)), ASKED_AT, heard_at),
+    )
     found = late_over_nodes(tables, 2)
     if found is None:
         return None
@@ -83,7 +86,7 @@ def test_what_may_be_the_clocks_doing_is_nobodys() -> None:
 
 
 def test_a_node_that_has_not_answered_leaves_nobody_to_blame() -> None:
-    assert late_over_nodes([Told(timetable(0, 0), None, None)], 2) is None
+    assert late_over_nodes([ReceivedTimetable(timetable(0, 0), None, None)], 2) is None
 
 
 def test_a_machine_that_is_busy_is_named_beside_the_rank_that_had_no_cpu() -> None:
@@ -93,12 +96,15 @@ def test_a_machine_that_is_busy_is_named_beside_the_rank_that_had_no_cpu() -> No
     def told(cpu_wait: Duration) -> str:
         ranks = (msgspec.structs.replace(times, cpu_wait=cpu_wait),)
         table = msgspec.structs.replace(late, ranks=ranks)
-        found = late_over_nodes((Told(timetable(0, 0), None, None), Told(table, None, None)), 2)
+        found = late_over_nodes(
+            (ReceivedTimetable(timetable(0, 0), None, None), ReceivedTimetable(table, None, None)),
+            2,
+        )
         assert found is not None
         return found[1]
 
     # It has cost 2.4 s of 12 s.
-    assert "; it had to wait for a CPU itself for 12 % of the run" in told(
+    assert "; it had to wait for a CPU itself for 12 % of the time since the first call" in told(
         Duration(3 * SECOND // 2)
     )
     assert "CPU" not in told(Duration(SECOND))

@@ -89,6 +89,16 @@ def test_a_rank_that_has_left_can_never_come() -> None:
     )
 
 
+def test_who_has_failed_in_a_call_and_not_told_yet_why_has_waited_in_it_too() -> None:
+    gone = book(1, call(200, Stage.DONE), fate=Fate.LEFT)
+    books = [book(0, call(201)), gone, book(2, call(201, Stage.FAILED))]
+
+    verdict = find_verdict(books, patience_is_over=False)
+
+    assert verdict is not None
+    assert (verdict.blamed, verdict.waiting) == ((1,), (0, 2))
+
+
 @pytest.mark.parametrize("fate", [Fate.RAISED, Fate.DIED])
 def test_a_rank_that_has_failed_by_itself_needs_no_verdict(fate: Fate) -> None:
     books = [book(0, call(3)), book(1, call(2, Stage.DONE), fate=fate), book(2, call(3))]
@@ -205,6 +215,20 @@ def test_the_culprit_is_at_the_end_of_the_way() -> None:
         verdict.text
         == "rank 2 has not come to barrier #1 in group tp (m.py:1), in which rank 1 waits"
     )
+
+
+def test_groups_that_are_called_alike_are_told_apart_though_no_rank_has_come_to_both() -> None:
+    pair = Group(label="[0, 1]", size=2, members=(0, 1))
+    books = [
+        Book(rank=rank, groups={key: pair}, counts={key: 1}, calls=(call(1, group=key),))
+        for rank, key in ((0, "torch 0 10"), (1, "torch 0 9"))
+    ]
+
+    verdict = find_verdict(books, patience_is_over=False)
+
+    assert verdict is not None
+    assert "in group [0, 1] (train.py:88), number 2 of 2 such groups, for rank 1" in verdict.text
+    assert "in group [0, 1] (train.py:88), number 1 of 2 such groups, for rank 0" in verdict.text
 
 
 def test_members_without_a_book_are_never_to_blame() -> None:

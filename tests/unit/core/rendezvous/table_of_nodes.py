@@ -6,31 +6,34 @@ from rankwise.base.errors import LeaseLost
 from rankwise.base.keys import Committed
 from rankwise.base.units import Instant
 from rankwise.core.keyspace.machine import Keyspace
-from rankwise.core.rendezvous.codec import decode_node
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.records import NodeRecord
-from rankwise.core.rendezvous.requests import (
+from rankwise.core.rendezvous.storage import RunKeys, decode_node
+from rankwise.core.rendezvous.vocabulary import (
     Answer,
     Commit,
+    Effect,
     EndWatch,
     GrantLease,
+    Joined,
     KeysChanged,
     KeysRead,
     LeaseEnded,
     LeaseGranted,
     LeaseRenewed,
     LeaseRevoked,
+    NodeReady,
+    Notification,
     Order,
     ReadKeys,
     RenewLease,
     RequestFailed,
     RevokeLease,
+    Stimulus,
     TransactionCommitted,
     TransactionConflicted,
 )
-from rankwise.core.rendezvous.vocabulary import Effect, Joined, NodeReady, Notification, Stimulus
 
 if TYPE_CHECKING:
     from collections.abc import Callable

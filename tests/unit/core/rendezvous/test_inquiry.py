@@ -9,16 +9,17 @@ from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.records import LateRank, Trouble
-from rankwise.core.rendezvous.requests import Commit, Order
 from rankwise.core.rendezvous.vocabulary import (
     BooksTold,
     BooksWanted,
+    Commit,
     GangEnded,
     GangFailing,
     InquiryAnswered,
     InquiryJudged,
     Left,
     Notification,
+    Order,
     RanksFound,
     Settled,
     SheetsGathered,

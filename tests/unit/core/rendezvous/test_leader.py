@@ -15,10 +15,10 @@ from rankwise.core.rendezvous.records import (
     FailureNote,
     Lineup,
     NodeRecord,
-    Phase,
     Round,
+    RoundPhase,
 )
-from rankwise.core.rendezvous.view import Heard, View
+from rankwise.core.rendezvous.view import HeardRecord, View
 
 BEGIN = Instant(100 * SECOND)
 
@@ -33,14 +33,16 @@ def record(node: str, **fields: Any) -> NodeRecord:
 
 def hear(view: View, at: int, **records: NodeRecord) -> None:
     for node, heard in records.items():
-        view.put(node, Heard(heard, Instant(at)))
+        view.put(node, HeardRecord(heard, Instant(at)))
 
 
 def running(*members: str, settings: RendezvousConfig, **fields: Any) -> View:
     """A view of round 3, which runs on these nodes."""
     view = View(settings, BEGIN)
     hear(view, BEGIN, **{node: record(node, ready=3, ended=2) for node in members})
-    view.turn_to(Round(number=3, phase=Phase.RUNNING, members=members, slots=(2,), **fields), BEGIN)
+    view.turn_to(
+        Round(number=3, phase=RoundPhase.RUNNING, members=members, slots=(2,), **fields), BEGIN
+    )
     return view
 
 
@@ -84,7 +86,7 @@ def test_the_first_round_begins_at_once_when_all_who_may_run_are_ready() -> None
     round_ = decide(view, BEGIN).round
 
     assert round_ is not None
-    assert (round_.number, round_.phase, round_.members) == (0, Phase.RUNNING, ("a", "b"))
+    assert (round_.number, round_.phase, round_.members) == (0, RoundPhase.RUNNING, ("a", "b"))
     assert (round_.master_address, round_.master_port, round_.slots) == ("addr-a", 1, (2,))
 
 
@@ -197,13 +199,13 @@ def test_a_failure_dissolves_the_round_and_costs_a_restart_when_all_have_ended()
 
     gathering = follow(view, BEGIN + 1)
 
-    assert (gathering.number, gathering.phase, gathering.restarts) == (4, Phase.GATHERING, 0)
+    assert (gathering.number, gathering.phase, gathering.restarts) == (4, RoundPhase.GATHERING, 0)
     assert gathering.is_failure
     assert decide(view, Instant(BEGIN + 2)).round is None
     ended = record("b", ready=4, ended=3, failing=3, failures=(failure(2),))
     hear(view, BEGIN + 3, a=record("a", ready=4, ended=3), b=ended)
     again = follow(view, BEGIN + 3)
-    assert (again.number, again.phase, again.restarts) == (4, Phase.RUNNING, 1)
+    assert (again.number, again.phase, again.restarts) == (4, RoundPhase.RUNNING, 1)
     assert again.strikes == {"host-b": 1}
 
 
@@ -227,7 +229,7 @@ def test_a_lost_member_explains_the_failures_of_the_others_and_costs_nothing() -
 def test_a_new_leader_gives_a_missing_member_the_fence_from_now() -> None:
     view = View(config(1, 2), BEGIN)
     hear(view, BEGIN, a=record("a", ready=4, ended=3))
-    view.turn_to(Round(number=4, phase=Phase.GATHERING, members=("a", "b"), slots=(2,)), BEGIN)
+    view.turn_to(Round(number=4, phase=RoundPhase.GATHERING, members=("a", "b"), slots=(2,)), BEGIN)
 
     assert decide(view, BEGIN).wake_at == BEGIN + SECOND
     assert decide(view, Instant(BEGIN + SECOND)).round is not None
@@ -266,7 +268,7 @@ def test_a_failure_after_which_no_restart_is_due_closes_with_its_root_cause(
     closed = follow(view, BEGIN + 1)
 
     verdict = closed.verdict
-    assert closed.phase is Phase.CLOSED
+    assert closed.phase is RoundPhase.CLOSED
     assert verdict is not None
     assert (verdict.status, verdict.node, verdict.host) == (OutcomeStatus.FAILED, "b", "host-b")
     assert told in verdict.detail
@@ -360,7 +362,7 @@ def test_a_preempted_member_stops_all_at_the_largest_step() -> None:
     going = {"departure": Departure.PREEMPTED, "signal": 15}
     hear(view, BEGIN, b=record("b", ready=3, ended=2, **going))
     stopping = follow(view, BEGIN)
-    assert (stopping.phase, stopping.signal) == (Phase.STOPPING, 15)
+    assert (stopping.phase, stopping.signal) == (RoundPhase.STOPPING, 15)
     hear(view, BEGIN, a=record("a", ready=3, ended=2, arrived_at=41))
     assert decide(view, BEGIN).round is None
     hear(view, BEGIN, b=record("b", ready=3, ended=2, arrived_at=42, **going))
@@ -408,7 +410,7 @@ def test_hosts_whose_ranks_disagree_without_a_majority_are_not_left_out_for_it()
 
     again = follow(view, BEGIN + 3)
 
-    assert (again.phase, again.restarts, again.strikes) == (Phase.RUNNING, 1, {})
+    assert (again.phase, again.restarts, again.strikes) == (RoundPhase.RUNNING, 1, {})
 
 
 def test_a_host_that_fails_again_and_again_is_left_out_if_enough_remain() -> None:
@@ -458,7 +460,7 @@ def test_a_note_of_an_earlier_round_says_nothing_about_this_one() -> None:
 
     dissolved = follow(led_anew(view, BEGIN + 2 * SECOND), BEGIN + 3 * SECOND)
 
-    assert (dissolved.number, dissolved.phase) == (4, Phase.GATHERING)
+    assert (dissolved.number, dissolved.phase) == (4, RoundPhase.GATHERING)
     assert dissolved.why == "node a is lost"
 
 
@@ -479,7 +481,7 @@ def test_who_was_told_to_stop_when_all_were_done_stops_nobody() -> None:
 
     closed = follow(view, BEGIN)
 
-    assert closed.phase is Phase.CLOSED
+    assert closed.phase is RoundPhase.CLOSED
     assert closed.verdict is not None
     assert closed.verdict.status is OutcomeStatus.SUCCEEDED
 
@@ -493,4 +495,4 @@ def test_who_was_told_to_stop_when_it_was_done_stops_the_job_though_it_has_gone(
 
     stopping = follow(view, BEGIN + 2 * SECOND)
 
-    assert (stopping.phase, stopping.signal) == (Phase.STOPPING, 15)
+    assert (stopping.phase, stopping.signal) == (RoundPhase.STOPPING, 15)

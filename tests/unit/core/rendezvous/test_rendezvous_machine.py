@@ -8,33 +8,31 @@ from rankwise.base.failure import ExitStatus, Failure, FailureCause, OutcomeStat
 from rankwise.base.keys import Put, Revision, Transaction
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.keyspace.machine import Keyspace
-from rankwise.core.rendezvous.codec import encode
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
-from rankwise.core.rendezvous.in_flight import Purpose
 from rankwise.core.rendezvous.machine import Rendezvous
-from rankwise.core.rendezvous.records import Departure, Phase
-from rankwise.core.rendezvous.requests import (
-    Commit,
-    GrantLease,
-    Order,
-    ReadKeys,
-    RenewLease,
-    StoreDenied,
-    TransactionConflicted,
-    WatchLost,
-)
+from rankwise.core.rendezvous.records import Departure, RoundPhase
+from rankwise.core.rendezvous.requests import Purpose
+from rankwise.core.rendezvous.storage import encode
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
     Closed,
+    Commit,
     DepartureRequested,
     Dissolved,
     GangEnded,
+    GrantLease,
     Joined,
     LeaveSettled,
     Left,
+    Order,
+    ReadKeys,
     RefusalKind,
     Refused,
+    RenewLease,
     Settled,
+    StoreDenied,
+    TransactionConflicted,
+    WatchLost,
 )
 
 
@@ -378,13 +376,17 @@ def test_a_watch_that_is_lost_while_the_shared_keys_are_read_is_begun_anew() -> 
 def test_other_options_are_refused_and_named() -> None:
     table = running_pair()
 
-    table.add("c", RendezvousConfig(nodes_min=1, nodes_max=3, settings={"backend": "x"}))
+    table.add(
+        "c",
+        RendezvousConfig(nodes_min=1, nodes_max=3, settings={"backend": "x", "program": "a ''"}),
+    )
 
     refused = table.told["c"][-1]
     assert isinstance(refused, Refused)
     assert refused.kind is RefusalKind.CHARTER
     assert refused.why.endswith(
-        "nodes_min 2 (here: 1), nodes_max 2 (here: 3), backend none (here: 'x')"
+        "nodes_min 2 (here: 1), nodes_max 2 (here: 3), backend none (here: 'x'), "
+        """program none (here: "a ''")"""
     )
 
 
@@ -484,7 +486,7 @@ def test_who_was_done_in_an_earlier_round_is_lost_in_a_later_one() -> None:
         table.ready(node, 1)
     table.pass_time(SECOND)
     assert table.nodes["b"].round is not None
-    assert (table.nodes["b"].round.number, table.nodes["b"].round.phase) == (1, Phase.RUNNING)
+    assert (table.nodes["b"].round.number, table.nodes["b"].round.phase) == (1, RoundPhase.RUNNING)
 
     table.kill("a")
     table.pass_time(20 * SECOND)

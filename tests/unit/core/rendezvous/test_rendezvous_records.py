@@ -3,9 +3,9 @@ import pytest
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, Instant
-from rankwise.core.rendezvous.codec import decode_charter, decode_node, decode_round, encode
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.records import FailureNote, NodeRecord, Phase, Round
+from rankwise.core.rendezvous.records import FailureNote, NodeRecord, Round, RoundPhase
+from rankwise.core.rendezvous.storage import decode_charter, decode_node, decode_round, encode
 
 
 def test_a_round_of_128_nodes_stays_below_two_kilobytes() -> None:
@@ -13,7 +13,7 @@ def test_a_round_of_128_nodes_stays_below_two_kilobytes() -> None:
 
     value = encode(
         Round(
-            number=12, phase=Phase.RUNNING, members=members, slots=(8,), restarts=3,
+            number=12, phase=RoundPhase.RUNNING, members=members, slots=(8,), restarts=3,
             master_address="node-0001.cluster.example", master_port=29500,
         )
     )  # fmt: skip
@@ -27,7 +27,7 @@ def test_records_are_read_as_they_were_written() -> None:
         host="h1", address="a", slots=2, failing=0, failures=(FailureNote(failure, Duration(7)),)
     )
     config = RendezvousConfig(nodes_min=1, nodes_max=2, settings={"backend": "etcd"})
-    round_ = Round(number=3, phase=Phase.GATHERING, members=("a", "b"), slots=(1, 2))
+    round_ = Round(number=3, phase=RoundPhase.GATHERING, members=("a", "b"), slots=(1, 2))
 
     assert decode_node(encode(record), "nodes/a", "a") == record
     assert decode_charter(encode(config.charter), "charter") == config.charter
@@ -35,7 +35,7 @@ def test_records_are_read_as_they_were_written() -> None:
 
 
 def test_workers_of_unequal_nodes_are_counted_by_rank() -> None:
-    round_ = Round(number=0, phase=Phase.RUNNING, members=("a", "b", "c"), slots=(4, 1, 2))
+    round_ = Round(number=0, phase=RoundPhase.RUNNING, members=("a", "b", "c"), slots=(4, 1, 2))
 
     assert [round_.workers_before(rank) for rank in range(4)] == [0, 4, 5, 7]
     assert round_.slots_of(2) == 2

@@ -6,25 +6,23 @@ from table_of_nodes import KEYS, Table
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.keys import Put, Revision, Transaction
 from rankwise.base.units import SECOND, Duration
-from rankwise.core.rendezvous.codec import decode_charter, decode_round, encode
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.core.rendezvous.records import Charter, Phase, Round
-from rankwise.core.rendezvous.requests import (
-    Commit,
-    GrantLease,
-    KeysChanged,
-    RenewLease,
-    WatchLost,
-)
+from rankwise.core.rendezvous.records import Charter, Round, RoundPhase
+from rankwise.core.rendezvous.storage import decode_charter, decode_round, encode
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
     Closed,
+    Commit,
     GangEnded,
+    GrantLease,
+    KeysChanged,
     LeaveSettled,
     Left,
     RefusalKind,
     Refused,
+    RenewLease,
     Settled,
+    WatchLost,
 )
 
 HOUR = 3600 * SECOND
@@ -283,7 +281,7 @@ def test_what_is_left_of_a_run_vanishes_when_nobody_leads_it() -> None:
     config = msgspec.structs.replace(ONE, run_ttl=Duration(2 * HOUR))
     play(table, config, "a")
     assert keys(table) == [KEYS.charter, KEYS.round]
-    assert round_of(table).phase is Phase.CLOSED
+    assert round_of(table).phase is RoundPhase.CLOSED
 
     table.pass_time(2 * HOUR + SECOND)
 
@@ -332,7 +330,7 @@ def test_a_run_that_follows_another_long_after_is_not_forgotten_with_it() -> Non
     table.pass_time(9 * HOUR)
 
     assert charter(table).founder == "b"
-    assert round_of(table).phase is Phase.RUNNING
+    assert round_of(table).phase is RoundPhase.RUNNING
 
 
 def test_a_run_that_nobody_leads_for_long_is_not_forgotten_while_it_goes_on() -> None:
@@ -393,7 +391,7 @@ def test_a_round_that_was_written_before_the_store_gave_a_lease_is_bound_to_it_l
     table.kill("a")
     table.pass_time(2 * HOUR + 10 * SECOND)
 
-    assert written.phase is Phase.RUNNING
+    assert written.phase is RoundPhase.RUNNING
     assert unbound == [None]
     assert len(bound) == 1
     assert None not in bound

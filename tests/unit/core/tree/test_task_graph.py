@@ -11,6 +11,8 @@ from rankwise.core.tree.vocabulary import (
     HOST,
     RETURNED_BIT,
     Access,
+    AllocationGranted,
+    AllocationRefused,
     AllocationRequested,
     ChildDied,
     ChildJoined,
@@ -21,13 +23,11 @@ from rankwise.core.tree.vocabulary import (
     Drained,
     Effect,
     EndCause,
-    Granted,
     GraphSpec,
     GroupSubmitted,
     Pool,
     Recall,
     Recalled,
-    Refused,
     RunAbandoned,
     ScopeClosed,
     ScopeOpened,
@@ -205,6 +205,17 @@ def test_a_dead_child_leaves_one_task_failed_and_the_rest_to_others() -> None:
     assert unfinished.number == died_in
 
 
+def test_a_death_is_told_of_a_group_in_which_another_member_has_failed_before() -> None:
+    graph = graph_of(subs=2)
+    assert sent(0, child=0) in tell(graph, GroupSubmitted(Pool.SUB, (0, 1)), DrainBegan())
+
+    tell(graph, ChildrenReported([0 | FAILED_BIT]))
+    (drained,) = tell(graph, ChildDied(1, begun=1, done=0, successor=False))
+
+    assert isinstance(drained, Drained)
+    assert drained.unfinished == (Unfinished(0, "", EndCause.RAISED, child=0, deaths=(1,)),)
+
+
 def test_without_a_child_that_could_run_it_a_task_is_lost() -> None:
     graph = graph_of(subs=1)
     tell(graph, ChildDied(0, 0, 0, successor=False))
@@ -237,13 +248,13 @@ def test_an_abandoned_run_cancels_what_has_not_begun() -> None:
 def test_memory_lives_as_long_as_its_scope_and_the_tasks_that_touch_it() -> None:
     graph = graph_of(subs=1)
     (granted,) = tell(graph, ScopeOpened(), AllocationRequested(4000))
-    assert granted == Granted(1 << 20, 4096)
+    assert granted == AllocationGranted(1 << 20, 4096)
     tell(graph, touching(1 << 20, (1 << 20) + 4))
 
     assert tell(graph, ScopeClosed(), ScopeOpened(), AllocationRequested(100)) == []
     assert tell(graph, ChildrenReported([0])) == [
         Discard(1 << 20, 4096),
-        Granted(1 << 20, 1024),
+        AllocationGranted(1 << 20, 1024),
     ]
 
 
@@ -253,7 +264,7 @@ def test_memory_that_can_never_be_had_is_refused_with_who_holds_it() -> None:
 
     (refused,) = tell(graph, AllocationRequested(1))
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, AllocationRefused)
     assert "the open scope at depth 1 holds 4 KiB" in refused.reason
 
 

@@ -20,7 +20,7 @@ from rankwise.base.keys import (
     Unchanged,
 )
 from rankwise.base.units import SECOND, Duration, after
-from rankwise.core.rendezvous.requests import (
+from rankwise.core.rendezvous.vocabulary import (
     Answer,
     Commit,
     EndWatch,

@@ -20,8 +20,8 @@ from rankwise.core.gang.vocabulary import (
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
-from rankwise.drivers.sim.cluster.faults import Guardian
 from rankwise.drivers.sim.cluster.host import SimulatedHost
+from rankwise.drivers.sim.cluster.plan import Guardian
 from rankwise.drivers.sim.cluster.world import ClusterWorld
 from rankwise.drivers.sim.programs import Dies, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.world import PROMPT, plan_of_gang

@@ -8,19 +8,19 @@ import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration
-from rankwise.launch.on_sim.fault_plan import read_chip_happenings, read_faults, read_happenings
 from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.faults.reading import read_chip_faults, read_faults_of_run
+from rankwise.sim.faults.vocabulary import Kill, Late, SlowPart
 from rankwise.sim.hardware import load_topology
-from rankwise.sim.hardware.faults import EXAMPLE, KINDS, Unreachable, read_chip_faults
+from rankwise.sim.hardware.faults import Unreachable, checked_faults
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.kernel import Steps
-from rankwise.sim.rehearsal.faults import Kill, Late
 from rankwise.sim.runtime.multiprocessing import SpawnException
 
 
 def machine_with(*words: str, topology: str = "default") -> Topology:
     machine = load_topology(topology)
-    return machine.with_faults(read_chip_faults(read_happenings(words, KINDS, EXAMPLE), machine))
+    return machine.with_faults(checked_faults(read_chip_faults(words), machine))
 
 
 @cache
@@ -71,8 +71,19 @@ def test_a_link_that_dies_half_way_costs_less_than_one_that_was_dead() -> None:
 
 
 def test_all_ranks_get_on_where_the_way_round_is_much_quicker() -> None:
-    slow = ["slow:link=sip1->sip2,times=100000"] * 2
-    assert time_of_ring("message", 1 << 16, *slow, "kill:link=sip1->sip2,at=20us") < 10**9
+    words = "slow:link=sip1->sip2,times=1000000", "kill:link=sip1->sip2,at=20us"
+    assert time_of_ring("message", 1 << 18, *words) < 10**9
+
+
+@pytest.mark.parametrize("times", [1_000, 1_000_000])
+def test_a_gigabyte_over_a_link_that_is_very_slow_takes_as_long_as_that_link_does(
+    times: int,
+) -> None:
+    """Products of bytes and picoseconds have more than 63 bits here."""
+    took = time_of_ring("message", 1 << 29, f"slow:link=sip1->sip2,times={times}")
+
+    link = load_topology("default").machine.system.sips.link
+    assert took == pytest.approx(6 * times * link.rate.time_for(1 << 28), rel=0.02)
 
 
 def test_what_has_begun_when_a_link_dies_arrives_and_what_begins_then_takes_another_way() -> None:
@@ -155,15 +166,15 @@ def test_devices_with_faults_are_no_images_of_each_other() -> None:
         ("slow:link=sip0-sip1,times=0.5", "times is 0.5, expected 1 to 1,000,000"),
         ("slow:pe=sip00.cube0.pe0,times=2", "has no PE 'sip00.cube0.pe0'"),
         ("slow:link=sip01-sip0,times=2", "has no link 'sip01->sip0'"),
-        ("slow:link=sip0-sip1,times=fast", "Expected a number, got a text"),
+        ("slow:link=sip0-sip1,times=fast", "times is 'fast', expected a number"),
         ("slow:link=sip0-sip1", "slow of a chip needs times (as in slow:link=sip0-sip1,times=4)"),
         ("kill:link=sip0-sip1,link=sip1-sip2", "link is given twice (give two faults)"),
         ("slow", "expected one of slow, jitter, kill, as in slow:link=sip0-sip1,times=4"),
         ("kill:link=host-sip0", "has no link between SIPs 'host->sip0'"),
         ("kill:link=sip0-sip1,at=3", "at is '3', expected a duration with its unit"),
         ("jitter:percent=-1", "percent is -1, expected 0 to 10,000"),
-        ("kill:node=1", "kill of a chip has no 'node'"),
-        ("late:rank=1,by=1s", "there is no fault 'late' of a chip"),
+        ("kill:node=1", "this is a fault of a node, and here only chips have faults (rankwise"),
+        ("late:rank=1,by=1s", "this is a fault of a rank, and here only chips have faults"),
     ],
 )
 def test_what_is_no_fault_of_the_machine_is_refused(word: str, message: str) -> None:
@@ -172,6 +183,14 @@ def test_what_is_no_fault_of_the_machine_is_refused(word: str, message: str) -> 
 
     assert str(caught.value).startswith(f"--faults {word}: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["link=sip0-sip1", "pe=sip0.cube0.pe0"])
+def test_faults_of_one_part_are_limited_together(part: str) -> None:
+    machine_with(f"slow:{part},times=1000", f"slow:{part},times=1000")
+
+    with pytest.raises(ConfigError, match=r"^--faults slow.*times=1001: .*1,001,000 times as long"):
+        machine_with(f"slow:{part},times=1000", f"slow:{part},times=1001")
 
 
 def test_wires_inside_of_devices_and_to_the_host_can_be_slow() -> None:
@@ -195,37 +214,35 @@ def test_a_switch_has_links_too() -> None:
 def test_faults_of_chips_are_refused_where_there_are_ranks_only() -> None:
     words = ["slow:link=sip0-sip1,times=2"]
     with pytest.raises(ConfigError, match="of a chip, and these ranks have no machine") as caught:
-        read_chip_happenings(words, has_machine=False)
+        read_faults_of_run(words, 1)
 
     assert "--on sim:MACHINE" in str(caught.value.hint)
 
 
 def test_links_to_the_host_are_refused_where_copies_take_no_time() -> None:
     with pytest.raises(ConfigError, match="link=sip1-host,times=2: copies between host and device"):
-        read_chip_happenings(["slow:link=sip1-host,times=2"], has_machine=True)
+        read_faults_of_run(["slow:link=sip1-host,times=2"], 1, has_machine=True)
 
 
 def test_one_file_tells_of_ranks_and_of_chips(tmp_path: Path) -> None:
     file = tmp_path / "faults.yaml"
     file.write_text(
-        "happenings:\n  - {what: slow, link: sip0-sip1, times: 4}\n"
+        "faults:\n  - {what: slow, link: sip0-sip1, times: 4}\n"
         "  - {what: late, rank: 1, by: 5 us}\n  - {what: kill, rank: none}\n"
     )
-    with pytest.raises(
-        ConfigError, match=r"faults.yaml: happenings\[2\]: rank is 'none', expected a"
-    ):
-        read_faults([str(file)], 2)
+    with pytest.raises(ConfigError, match=r"faults.yaml: faults\[2\]: rank is 'none', expected a"):
+        read_faults_of_run([str(file)], 2, has_machine=True)
     file.write_text(file.read_text().replace("none", "0"))
 
-    assert read_faults([str(file)], 2) == (Late(rank=1, by=Duration(5_000)), Kill(rank=0))
-    ((_, fields),) = read_chip_happenings([str(file)], has_machine=True)
-    assert fields == {"what": "slow", "link": "sip0-sip1", "times": 4}
+    faults, ((_, of_chip),) = read_faults_of_run([str(file)], 2, has_machine=True)
+    assert faults == (Late(rank=1, by=Duration(5_000)), Kill(rank=0))
+    assert of_chip == SlowPart(link="sip0-sip1", times=4)
 
 
 def test_faults_can_stand_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "faults.yaml"
     file.write_text(
-        "happenings:\n  - {what: slow, link: sip0-sip1, times: 4}\n  - {what: jitter, percent: 5}\n"
+        "faults:\n  - {what: slow, link: sip0-sip1, times: 4}\n  - {what: jitter, percent: 5}\n"
     )
     faults = machine_with(str(file)).faults
 
@@ -235,7 +252,7 @@ def test_faults_can_stand_in_a_file(tmp_path: Path) -> None:
 
 def test_what_is_wrong_in_a_file_is_told_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "faults.yaml"
-    file.write_text("happenings:\n  - {what: jitter, percent: 5}\n  - {what: slow, times: 2}\n")
+    file.write_text("faults:\n  - {what: jitter, percent: 5}\n  - {what: slow, times: 2}\n")
 
-    with pytest.raises(ConfigError, match=r"faults\.yaml: happenings\[1\]: slow needs link"):
+    with pytest.raises(ConfigError, match=r"faults\.yaml: faults\[1\]: slow needs link"):
         machine_with(str(file))

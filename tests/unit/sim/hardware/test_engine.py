@@ -91,12 +91,15 @@ def test_handles_are_hashable_and_tell_their_times() -> None:
 
 
 def test_streams_overlap_and_commands_of_one_stream_do_not() -> None:
+    def load(env: KernelEnvironment) -> Steps:
+        yield env.pes[0].start_dma(MIB)
+
     def time(streams: Sequence[int]) -> int:
         engine = GraphEngine("default")
         addresses = [mapped(engine, 0, MIB, cube=index) for index in range(2)]
         start = engine.now
         for address, stream in zip(addresses, streams, strict=True):
-            engine.submit(Run(sip=0, stream=stream, start=lambda env: env.pes[0].dma(MIB)))
+            engine.submit(Run(sip=0, stream=stream, start=load))
             del address
         engine.run()
         return engine.now - start

@@ -14,7 +14,7 @@ from rankwise.cli.main import invoke
 from rankwise.drivers.sim.cluster.plan_file import load_plan
 from rankwise.sim.benches.programs import program_from_file
 from rankwise.sim.ccl.configuration import load_configuration
-from rankwise.sim.hardware.files import load_yaml
+from rankwise.sim.files import load_yaml
 from rankwise.sim.hardware.topology import load_topology
 
 READERS = (load_topology, load_configuration, load_plan, program_from_file)
@@ -72,6 +72,6 @@ def test_a_cluster_that_can_never_meet_is_refused(capsys: pytest.CaptureFixture[
     assert invoke(["sim", "cluster", "--nodes", "2", "--nnodes", "5"]) == 2
 
     assert capsys.readouterr().err == (
-        "rankwise sim: error: the options: there are 2 nodes, and none runs before 5 are there"
-        " (give more --nodes, or a smaller --nnodes)\n"
+        "rankwise sim cluster: error: the options: there are 2 nodes, and none runs before 5 "
+        "are there (give more --nodes, or a smaller --nnodes)\n"
     )

@@ -8,7 +8,7 @@ import yaml
 from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware import IpcQueue, Machine, load_topology
 from rankwise.sim.hardware.topology import parse_topology
-from rankwise.sim.kernel import Simulator
+from rankwise.sim.kernel import Event, Simulator
 
 Steps = Generator[Any, Any, Any]
 
@@ -17,9 +17,10 @@ def machine(preset: str = "default") -> Machine:
     return Machine(Simulator(), load_topology(preset))
 
 
-def time_of(machine: Machine, steps: Steps) -> int:
+def time_of(machine: Machine, steps: Event | Steps) -> int:
     start = machine.simulator.now
-    machine.simulator.run(machine.simulator.process(steps))
+    until = steps if isinstance(steps, Event) else machine.simulator.process(steps)
+    machine.simulator.run(until)
     return machine.simulator.now - start
 
 
@@ -27,7 +28,7 @@ def test_a_copy_between_sips_takes_latency_plus_size_over_bandwidth() -> None:
     model = machine()
     source, destination = model.sip(0).cube(0).hbm(0), model.sip(1).cube(0).hbm(0)
 
-    time = time_of(model, model.transfer(source, destination, 1 << 20))
+    time = time_of(model, model.start_transfer(source, destination, 1 << 20))
 
     latency_ns = 100 + 500 + 100
     assert time == latency_ns * 1_000 + (1 << 20) * 20  # 50 GB/s: 20 ps per byte
@@ -43,7 +44,7 @@ def test_doubling_the_bandwidth_of_an_idle_link_changes_nothing() -> None:
             changed["system"][field]["link"]["bandwidth_GBps"] *= factor
             model = Machine(Simulator(), parse_topology(yaml.safe_dump(changed), name))
             source, destination = model.sip(0).cube(0).hbm(0), model.sip(1).cube(0).hbm(0)
-            times[name, factor] = time_of(model, model.transfer(source, destination, 1 << 20))
+            times[name, factor] = time_of(model, model.start_transfer(source, destination, 1 << 20))
 
     assert times["host", 2] == times["host", 1]
     assert times["used", 2] < times["used", 1]
@@ -53,7 +54,7 @@ def test_a_dma_from_the_channel_beside_a_pe_does_not_use_the_crossbar() -> None:
     model = machine()
     pe = model.sip(0).pe(3)
 
-    time = time_of(model, pe.dma(1 << 16))
+    time = time_of(model, pe.start_dma(1 << 16))
 
     assert time == (20 + 100 + 2) * 1_000 + (1 << 16) * 20
     assert pe.port_in.bytes_carried == pe.port_out.bytes_carried == 0
@@ -63,7 +64,7 @@ def test_a_copy_within_one_channel_reads_and_writes_through_its_port() -> None:
     model = machine()
     channel = model.sip(0).cube(0).hbm(0)
 
-    assert time_of(model, model.transfer(channel, channel, 1_000)) == 100_000 + 2 * 1_000 * 20
+    assert time_of(model, model.start_transfer(channel, channel, 1_000)) == 100_000 + 2 * 1_000 * 20
 
 
 @pytest.mark.parametrize("preset", ["default", "torus16", "pod64", "switch8"])
@@ -82,7 +83,7 @@ def test_any_two_places_of_a_system_are_connected(preset: str) -> None:
             if source is not destination:
                 path = model.path(source, destination)
                 assert len(set(path)) == len(path) > 0
-                time_of(model, model.transfer(source, destination, 100))
+                time_of(model, model.start_transfer(source, destination, 100))
 
 
 def test_places_that_do_not_exist_are_refused_by_name() -> None:
@@ -137,7 +138,7 @@ def test_engines_work_side_by_side_and_no_resource_is_over_100_percent() -> None
     for _ in range(3):
         simulator.process(pe.gemm(64, 64, 64, "f16"))
         simulator.process(pe.math(4_096, "add", "f16"))
-        simulator.process(pe.dma(1 << 14))
+        pe.start_dma(1 << 14)
 
     simulator.run()
 

@@ -9,9 +9,11 @@ from rankwise.sim.kernel import Fiber, Rank, Simulator, main_greenlet, park, sta
 
 def test_a_fiber_waits_from_any_depth_of_calls() -> None:
     simulator = Simulator()
+    chest = simulator.event()
+    simulator.call_at(8, chest.succeed, "treasure")
 
     def deep(levels: int) -> Any:
-        return deep(levels - 1) if levels else park(simulator.timer(5, "treasure"))
+        return deep(levels - 1) if levels else park(chest)
 
     def body(name: str) -> Any:
         park(3)

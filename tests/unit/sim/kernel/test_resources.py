@@ -6,47 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.kernel import Channel, CreditPool, Resource, Server, Simulator
+from rankwise.sim.kernel import Channel, CreditPool, Server, Simulator
 
 Steps = Generator[Any, Any, Any]
 
 
-def test_places_go_to_those_who_asked_first() -> None:
-    simulator, order = Simulator(), []
-    place = Resource(simulator, 1, "place")
-
-    def worker(name: str) -> Steps:
-        yield place.acquire()
-        order.append((simulator.now, name))
-        yield 10
-        place.release()
-
-    for name in "abc":
-        simulator.process(worker(name))
-    simulator.run()
-
-    assert order == [(0, "a"), (10, "b"), (20, "c")]
-    assert place.busy == 30
-    assert place.in_use == 0
-
-
 @settings(max_examples=50, deadline=None)
-@given(
-    st.integers(1, 3),
-    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=12),
-)
-def test_no_resource_is_ever_more_than_fully_busy(
-    capacity: int, jobs: list[tuple[int, int]]
-) -> None:
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=12))
+def test_no_server_is_ever_more_than_fully_busy(jobs: list[tuple[int, int]]) -> None:
     simulator = Simulator()
-    resource, server = Resource(simulator, capacity), Server(simulator)
+    server = Server(simulator)
 
     def worker(start: int, duration: int) -> Steps:
         yield start
-        yield resource.acquire()
-        assert resource.in_use <= capacity
-        yield duration
-        resource.release()
         yield server.occupy(duration)
 
     for start, duration in jobs:
@@ -55,10 +27,9 @@ def test_no_resource_is_ever_more_than_fully_busy(
     while simulator._living:
         instant += 3
         simulator.run(instant)
-        assert 0 <= resource.busy <= capacity * simulator.now
         assert 0 <= server.busy <= simulator.now
 
-    assert resource.busy == server.busy == sum(duration for _, duration in jobs)
+    assert server.busy == sum(duration for _, duration in jobs)
 
 
 def test_a_server_works_off_in_order_and_is_busy_only_while_it_works() -> None:
@@ -74,22 +45,22 @@ def test_a_server_works_off_in_order_and_is_busy_only_while_it_works() -> None:
     assert server.occupy(4) == 4
 
 
-def test_credits_come_back_to_those_who_wait_first_even_if_others_want_less() -> None:
+def test_credits_come_back_to_those_who_wait_first() -> None:
     simulator, order = Simulator(), []
-    credits_ = CreditPool(simulator, 4, "slots")
+    credits_ = CreditPool(simulator, 2, "slots")
 
-    def worker(name: str, count: int) -> Steps:
-        yield credits_.spend(count)
+    def worker(name: str) -> Steps:
+        yield credits_.spend()
         order.append((simulator.now, name))
         yield 10
-        credits_.give_back(count)
+        credits_.give_back()
 
-    for name, count in (("a", 3), ("b", 4), ("c", 1)):
-        simulator.process(worker(name, count))
+    for name in "abcd":
+        simulator.process(worker(name))
     simulator.run()
 
-    assert order == [(0, "a"), (10, "b"), (20, "c")]
-    assert credits_.free == 4
+    assert order == [(0, "a"), (0, "b"), (10, "c"), (10, "d")]
+    assert credits_.free == 2
 
 
 def test_credits_that_nobody_spent_cannot_be_given_back() -> None:
@@ -97,48 +68,26 @@ def test_credits_that_nobody_spent_cannot_be_given_back() -> None:
 
     with pytest.raises(LocalProtocolError, match="more credits than it has given"):
         credits_.give_back()
-    with pytest.raises(LocalProtocolError, match="can never be had"):
-        credits_.spend(3)
 
 
-def test_a_full_channel_holds_up_its_writer_and_keeps_the_order() -> None:
+def test_a_channel_keeps_things_in_their_order_for_those_who_come_late_or_wait() -> None:
     simulator = Simulator()
     seen: list[Any] = []
-    channel = Channel(simulator, 2, "pipe")
+    channel = Channel(simulator, "pipe")
 
     def writer() -> Steps:
-        for number in range(5):
-            yield channel.put(number)
-            seen.append((simulator.now, "put", number))
+        for number in range(4):
+            channel.put(number)
+            yield 10 if number else 0
 
     def reader() -> Steps:
-        for _ in range(5):
-            yield 10
+        for _ in range(4):
             number = yield channel.get()
-            seen.append((simulator.now, "got", number))
+            seen.append((simulator.now, number))
 
     simulator.process(writer())
     simulator.process(reader())
     simulator.run()
 
-    assert [entry for entry in seen if entry[1] == "got"] == [
-        (10 * (number + 1), "got", number) for number in range(5)
-    ]
-    assert [at for at, what, _ in seen if what == "put"] == [0, 0, 10, 20, 30]
-
-
-def test_releasing_what_was_not_acquired_is_an_error() -> None:
-    with pytest.raises(LocalProtocolError, match="more often than acquired"):
-        Resource(Simulator(), 1, "place").release()
-
-
-def test_a_request_can_be_withdrawn_before_and_after_it_is_granted() -> None:
-    simulator = Simulator()
-    place = Resource(simulator, 1)
-    first, second, third = place.acquire(), place.acquire(), place.acquire()
-
-    place.withdraw(second)
-    place.withdraw(first)
-
-    assert third.is_done
-    assert not second.is_done
+    assert seen == [(0, 0), (0, 1), (10, 2), (20, 3)]
+    assert str(channel) == "pipe (0 in it)"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.base.errors import Deadlock, LocalProtocolError, TimeLimit
-from rankwise.sim.kernel import Event, Simulator, all_of, any_of
+from rankwise.sim.kernel import Event, Simulator, all_of
 
 Steps = Generator[Any, Any, Any]
 
@@ -265,16 +265,13 @@ def test_an_event_happens_once() -> None:
     assert event.value is None
 
 
-def test_all_of_gives_the_values_in_order_and_any_of_the_first_event() -> None:
+def test_all_of_gives_the_values_in_order() -> None:
     simulator = Simulator()
-    slow, fast = simulator.timer(9, "slow"), simulator.timer(2, "fast")
+    slow, fast = simulator.event(), simulator.event()
+    simulator.call_at(9, slow.succeed, "slow")
+    simulator.call_at(2, fast.succeed, "fast")
 
-    def process() -> Steps:
-        first = yield any_of([slow, fast])
-        assert (first is fast, simulator.now) == (True, 2)
-        return (yield all_of([slow, fast]))
-
-    assert simulator.run(simulator.process(process())) == ["slow", "fast"]
+    assert simulator.run(all_of([slow, fast])) == ["slow", "fast"]
 
 
 def test_all_of_fails_with_the_first_failure_among_its_parts() -> None:
@@ -309,19 +306,17 @@ def test_waiting_for_what_never_happens_is_a_deadlock_that_names_lines_of_user_c
     assert waiting.where == f"{__file__}:{line} in inner"
 
 
-def test_running_dry_while_a_process_waits_is_a_deadlock_unless_it_is_a_daemon() -> None:
+def test_running_dry_while_a_process_waits_is_a_deadlock() -> None:
     simulator = Simulator()
 
-    def serve() -> Steps:
+    def ask() -> Steps:
         yield simulator.event("work")
 
-    simulator.process(serve(), "server", is_daemon=True)
-    simulator.run()
-    simulator.process(serve(), "client")
+    simulator.process(ask(), "client")
 
     with pytest.raises(Deadlock) as caught:
         simulator.run()
-    assert [each.who for each in caught.value.waiting] == ["client", "server"]
+    assert [each.who for each in caught.value.waiting] == ["client"]
 
 
 def test_running_until_an_instant_stops_after_it() -> None:
@@ -432,14 +427,14 @@ def test_run_inside_of_run_is_refused() -> None:
 
 
 TRACE = """
-from rankwise.sim.kernel import Simulator, Channel, Resource
+from rankwise.sim.kernel import Simulator, Channel, CreditPool
 simulator, trace = Simulator(), []
-places, mail = Resource(simulator, 2, "places"), {name: Channel(simulator) for name in "abcdefgh"}
+places, mail = CreditPool(simulator, 2, "places"), {name: Channel(simulator) for name in "abcdefgh"}
 def worker(name, other):
     for step in range(20):
-        yield places.acquire()
+        yield places.spend()
         yield (ord(name) * 7 + step) % 5
-        places.release()
+        places.give_back()
         mail[other].put((name, step))
         trace.append((simulator.now, name, (yield mail[name].get())))
 for name, other in zip("abcdefgh", "bcdefgha"):
@@ -509,7 +504,7 @@ def test_a_run_until_a_timer_ends_at_its_instant() -> None:
 
     simulator.run(simulator.timer(5))
     here = simulator.now
-    simulator.run(any_of([simulator.timer(8), simulator.timer(2)]))
+    simulator.run(simulator.timer(2))
 
     assert (here, simulator.now) == (5, 7)
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankwise.launch.on_sim.fault_plan import read_happenings
 from rankwise.sim import load_topology, triton
-from rankwise.sim.hardware.faults import EXAMPLE, KINDS, Unreachable, read_chip_faults
+from rankwise.sim.faults.reading import read_chip_faults
+from rankwise.sim.hardware.faults import Unreachable, checked_faults
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction import Prediction, RankClock
@@ -25,7 +25,7 @@ PART = LINK.rate.time_for(SIZE // 4)
 
 def machine_with(*words: str) -> Topology:
     machine = load_topology("default")
-    return machine.with_faults(read_chip_faults(read_happenings(words, KINDS, EXAMPLE), machine))
+    return machine.with_faults(checked_faults(read_chip_faults(words), machine))
 
 
 def time_of_ring(*words: str, begin: int = 0) -> int:

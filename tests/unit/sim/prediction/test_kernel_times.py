@@ -8,7 +8,7 @@ import pytest
 from rankwise.sim import load_topology, triton
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.prediction import Prediction, RankClock
-from rankwise.sim.prediction.costs import Work
+from rankwise.sim.prediction.costs import Engine, Work
 from rankwise.sim.prediction.kernels import KernelTimes, Meter
 from rankwise.sim.triton import execution as triton_execution
 from rankwise.sim.triton import language as tl
@@ -70,6 +70,19 @@ def pull(x_ptr: Any, y_ptr: Any, flag_ptr: Any, BLOCK: tl.constexpr) -> None:
     tl.store(x_ptr + places, tl.load(y_ptr + places) + 1)
 
 
+@triton.jit
+def waits_and_multiplies(
+    x_ptr: Any, flag_ptr: Any, BLOCK: tl.constexpr, N: tl.constexpr, TURNS: tl.constexpr
+) -> None:
+    while tl.atomic_add(flag_ptr, 0) == 0:
+        pass
+    places = x_ptr + tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    x = tl.load(places)
+    for _ in range(TURNS):
+        x = tl.exp(x)
+    tl.store(places, tl.dot(x, x))
+
+
 class Others:
     """Other ranks, one of which sets a flag when it is waited for."""
 
@@ -102,9 +115,9 @@ class Launches:
 
         monkeypatch.setattr("rankwise.sim.prediction.kernels.tried", counted)
 
-    def time(self, kernel: Any, *args: Any, grid: int = 4) -> int:
+    def time(self, kernel: Any, *args: Any, grid: int = 4, **meta: Any) -> int:
         begun = self._clock.time
-        self._times.run(kernel, grid, args, {"BLOCK": 64}, self._meter)
+        self._times.run(kernel, grid, args, {"BLOCK": 64, **meta}, self._meter)
         return self._clock.time - begun
 
     def _owner_of(self, address: int) -> int | None:
@@ -238,6 +251,29 @@ def test_what_waits_for_others_takes_what_it_moves_here_and_over_the_links(
     assert "kernel pull cannot be tried on pod64" in launches.said[0]
     assert took == pytest.approx([command + (over_links if rank else here)] * 2, rel=0.1)
     assert over_links > 10 * here
+
+
+@pytest.mark.parametrize(("turns", "longer"), [(1, "gemm"), (400, "math")])
+def test_a_kernel_that_cannot_be_tried_takes_as_long_as_the_engine_with_more_to_do(
+    launches: Launches, turns: int, longer: Engine
+) -> None:
+    x, flag = np.zeros((32, 32), np.float32), np.zeros(1, np.int32)
+
+    others = OTHERS.set(Others(flag))
+    try:
+        args = {"N": 32, "TURNS": turns}
+        took = launches.time(waits_and_multiplies, x, flag, grid=1, **args)
+    finally:
+        OTHERS.reset(others)
+
+    costs, size = launches.prediction.costs, 2 * x.nbytes
+    times = {
+        "gemm": costs.bound(Work("", "gemm", 2 * 32**3, size, "f32"))[1],
+        "math": costs.bound(Work("", "math", turns * 32 * 32, size, "f32"))[1],
+    }
+    assert max(times, key=times.__getitem__) == longer
+    command = picoseconds(launches.prediction.topology.machine.system.host.command_ns)
+    assert took - command == pytest.approx(times[longer], rel=0.1)
 
 
 def test_a_launch_of_no_programs_takes_no_time(launches: Launches) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rankwise.base.web_page import busy_shares
 from rankwise.sim.hardware.op_log import OpLog
-from rankwise.sim.reporting.timeline import Place, by_place, got_to
+from rankwise.sim.reporting.timeline import EngineName, by_place, got_to
 
 intervals = st.lists(
     st.tuples(st.integers(0, 50), st.integers(0, 20)).map(lambda each: (each[0], sum(each))),
@@ -58,10 +58,10 @@ def test_operations_go_to_the_engine_that_carries_them_out() -> None:
         log.append(kind, kind, place, 0, 5)
 
     assert list(by_place(log)) == [
-        Place(0, "", "host"),
-        Place(0, "", "kernels"),
-        Place(0, "", "collectives"),
-        Place(1, "cube0.pe2", "dma"),
-        Place(1, "cube0.pe2", "math"),
-        Place(1, "cube0.pe10", "gemm"),
+        EngineName(0, "", "host"),
+        EngineName(0, "", "kernels"),
+        EngineName(0, "", "collectives"),
+        EngineName(1, "cube0.pe2", "dma"),
+        EngineName(1, "cube0.pe2", "math"),
+        EngineName(1, "cube0.pe10", "gemm"),
     ]

@@ -134,10 +134,14 @@ def test_receivers_that_wait_for_each_other_are_told_with_their_lines(
 
     deadlock = stuck(torch, worker, ranks=2)
 
-    message = "message from rank 1 to rank 0 #1 of (4,) f32 in group 0 (ranks 0-1)"
+    group = "in group 0 (ranks 0-1)"
     at = f"{line('both receive')} in worker"
-    assert f"  {message}: called by rank 0 at {at}; waits for rank 1\n" in f"{deadlock}\n"
-    assert waits(deadlock)["rank 0"] == (f"rank 1 to call {message}", at)
+    told = (
+        f"  recv #1 of (4,) f32 from rank 1 {group}: called by rank 0 at {at}; waits for rank 1\n"
+    )
+    assert told in f"{deadlock}\n"
+    awaited = f"rank 1 to call send #1 of (4,) f32 to rank 0 {group}"
+    assert waits(deadlock)["rank 0"] == (awaited, at)
 
 
 @triton.jit

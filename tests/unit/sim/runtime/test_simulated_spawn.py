@@ -136,6 +136,18 @@ def test_a_rank_that_raises_is_the_only_one_that_is_told(ctx: RuntimeContext) ->
     assert_is_clean(ctx)
 
 
+def test_an_exception_that_cannot_be_printed_is_told_by_its_class(ctx: RuntimeContext) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def worker(rank: int) -> None:
+        raise Mute
+
+    with pytest.raises(SpawnException, match="Mute: <its text cannot be had: RuntimeError>"):
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+
+
 def test_ranks_that_raise_in_the_same_round_are_all_root_causes(ctx: RuntimeContext) -> None:
     def worker(rank: int) -> None:
         ctx.wait(lasting(ctx, 10, 0))
@@ -342,7 +354,7 @@ def test_ranks_that_wait_for_each_others_messages_are_reported(ctx: RuntimeConte
     with pytest.raises(RanksStuck) as caught:
         ctx.multiprocessing.spawn(worker, nprocs=2)
 
-    assert "rank 0 is in message from rank 1 to rank 0 #1" in str(caught.value)
+    assert "rank 0 is in recv #1 of (4,) f32 from rank 1, at " in str(caught.value)
 
 
 def test_a_deadlock_on_the_machine_names_the_ranks_too(ctx: RuntimeContext) -> None:

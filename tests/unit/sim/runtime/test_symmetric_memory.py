@@ -100,6 +100,26 @@ def test_a_missing_wait_is_a_race_that_is_told_with_both_lines() -> None:
         f" of rank 0 races with program (0, 0, 0) of rank 1, which loaded it at {other}"
     )
     assert loads in str(race) or stores in str(race)
+    assert "let one signal the other" in str(race.hint)
+
+
+@triton.jit
+def store_alike(x: Any) -> None:
+    dl.rank()
+    tl.store(x, tl.program_id(0))
+
+
+def test_a_race_of_two_programs_of_one_rank_is_not_mended_by_signals_between_ranks() -> None:
+    def worker(_rank: int, torch: Any) -> None:
+        store_alike[(2,)](shared(torch, 1)[0])
+        torch.synchronize()
+
+    with pytest.raises(SpawnException) as caught:
+        on_ranks(worker, detect_races=True)
+
+    (race, *_) = caught.value.errors.values()
+    assert isinstance(race, triton.DataRace)
+    assert race.hint == "order them with an atomic, or give each program elements of its own"
 
 
 def test_a_missing_signal_is_a_deadlock_that_names_signal_value_and_line() -> None:
@@ -772,7 +792,9 @@ def test_the_use_of_a_copy_before_quiet_is_a_race() -> None:
     with pytest.raises(SpawnException) as caught:
         on_ranks(partial(worker, quiet=False), detect_races=True)
 
-    race = str(next(iter(caught.value.errors.values())))
+    (first, *_) = caught.value.errors.values()
+    race = str(first)
+    assert "wait for the copy first: quiet()" in race
     assert f'({line("uses")}): load of element 0 of buffer "out" by program (0, 0, 0)' in race
     assert "races with a copy begun by program (0, 0, 0) of rank" in race
     assert f"which stored it at {line('copies')}" in race

@@ -1,6 +1,7 @@
 """The host's side: arguments, grids, jit, autotune, heuristics, testing."""
 
 import inspect
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import rankwise.sim.triton as triton
 import rankwise.sim.triton.language as tl
 from rankwise.base.errors import ConfigError
+from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.runtime.host_tensors import launches_on
 
 SCALE = tl.constexpr(3)
 
@@ -354,6 +357,40 @@ def test_a_class_with_an_address_a_shape_and_strides_is_an_argument() -> None:
     kernel[(1,)](Described(source, (4,), (3,)), Described(out, (4,), (1,)))
 
     assert out.tolist() == [0, 3, 6, 9]
+
+
+def test_a_class_of_memory_may_repeat_an_axis_and_know_of_no_storage_offset() -> None:
+    x, out = np.arange(4, dtype=np.float32), np.zeros((2, 4), np.float32)
+    repeated = Described(x, (2, 4), (0, 1))
+    repeated.untyped_storage = lambda: x  # type: ignore[attr-defined]
+
+    copy_by_strides[(1,)](repeated, out, 0, 1, M=2, N=4)
+
+    np.testing.assert_array_equal(out, [x, x])
+
+
+@triton.jit
+def copy_by_strides(x: Any, o: Any, s0: Any, s1: Any, M: tl.constexpr, N: tl.constexpr) -> None:
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    tl.store(o + i * N + j, tl.load(x + i * s0 + j * s1))
+
+
+@pytest.mark.parametrize("on_machine", [False, True])
+def test_negative_strides_lead_back_from_where_the_array_begins(*, on_machine: bool) -> None:
+    base = np.arange(48, dtype=np.float32).reshape(6, 8)
+    out = np.zeros((4, 4), np.float32)
+    with ExitStack() as stack:
+        if on_machine:
+            context = stack.enter_context(RuntimeContext(GraphEngine("default")))
+            stack.enter_context(launches_on(context))
+        for view in (base[5:1:-1, 6:2:-1], base[1:5, ::-2], base[:4, 2:6], base.T[7:3:-1, 1:5]):
+            strides = [step // 4 for step in view.strides]
+
+            copy_by_strides[(1,)](view, out, *strides, M=4, N=4)
+
+            np.testing.assert_array_equal(out, view)
+    with pytest.raises(triton.OutOfBounds, match="element -1"):
+        copy_by_strides[(1,)](base[3::-1], out, -8, -1, M=4, N=4)
 
 
 def test_parameters_are_told_to_who_wraps_a_kernel() -> None:

@@ -1,6 +1,7 @@
 """How programs run together: divergence, waiting for one another, deadlock, races, order."""
 
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -160,8 +161,27 @@ def waiting_helper_kernel(flags: Any, o: Any) -> None:
         tl.atomic_add(flags, 1)
 
 
+@triton.jit
+def look(word: Any) -> Any:
+    return tl.load(word)
+
+
+HERE: Any = sys.modules[__name__]
+
+
+@triton.jit
+def helper_of_module_kernel(flags: Any, o: Any) -> None:
+    if tl.program_id(0) == 0:
+        while HERE.look(flags) < 4:
+            pass
+        tl.store(o, 1)
+    else:
+        tl.atomic_add(flags, 1)
+
+
 @pytest.mark.parametrize(
-    "kernel", [counted_flags_kernel, block_of_flags_kernel, waiting_helper_kernel]
+    "kernel",
+    [counted_flags_kernel, block_of_flags_kernel, waiting_helper_kernel, helper_of_module_kernel],
 )
 def test_a_program_that_waits_lets_later_ones_run_however_it_looks(kernel: Any) -> None:
     out = np.zeros(1, np.int32)
@@ -169,6 +189,27 @@ def test_a_program_that_waits_lets_later_ones_run_however_it_looks(kernel: Any) 
     kernel[(5,)](np.zeros(4, np.int32), out)
 
     assert out[0] == 1
+
+
+@triton.jit
+def patient_kernel(flag: Any, o: Any, LIMIT: tl.constexpr) -> None:
+    tries: Any = 0
+    while (tl.load(flag, volatile=True) == 0) & (tries < LIMIT):
+        tries += 1
+    tl.store(o, tries)
+
+
+def test_a_program_that_gives_up_after_many_looks_is_no_deadlock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flag, out = np.zeros(1, np.int32), np.zeros(1, np.int32)
+
+    patient_kernel[(1,)](flag, out, LIMIT=2_100)
+
+    assert out[0] == 2_100
+    monkeypatch.setattr(patient_kernel, "_tries", 50)  # else it takes seconds
+    with pytest.raises(Deadlock):
+        patient_kernel[(1,)](flag, out, LIMIT=2_100)
 
 
 @triton.jit

@@ -263,6 +263,13 @@ def scale_that_is_loaded_in_each_step(flag: Any, o: Any) -> None:
     tl.store(o, total - 1093)
 
 
+def tries_no_more_than_so_often(flag: Any, o: Any) -> None:
+    tries: Any = 0
+    while tl.atomic_add(flag + 1, 0) == 0 and tries < 1100:
+        tries += 1
+    tl.store(o, tries - 1093)
+
+
 def stores_between_looks(flag: Any, o: Any) -> None:
     while tl.load(o) < 7:
         if tl.load(flag, volatile=True) == 1:
@@ -276,6 +283,7 @@ def stores_between_looks(flag: Any, o: Any) -> None:
         the_same_wait_from_two_places,
         counter_that_the_looker_turns,
         scale_that_is_loaded_in_each_step,
+        tries_no_more_than_so_often,
         stores_between_looks,
     ],
 )

@@ -247,6 +247,20 @@ def test_atomic_sums_count_every_program_and_every_duplicate(bins: int) -> None:
 
 
 @triton.jit
+def binned_kernel(x: Any, counts: Any, below: Any, B: tl.constexpr) -> None:
+    i = tl.arange(0, B)
+    tl.store(counts + tl.arange(0, 4), tl.histogram(tl.load(x + i), 4, mask=i < below))
+
+
+def test_a_histogram_leaves_out_what_is_in_no_bin_as_triton_does() -> None:
+    counts = np.zeros(4, np.int32)
+
+    binned_kernel[(1,)](np.array([0, 3, 3, -1, 4, -9, 100, 2], np.int32), counts, 7, B=8)
+
+    assert counts.tolist() == [1, 0, 0, 2]
+
+
+@triton.jit
 def eight_bit_kernel(x: Any, o: Any, B: tl.constexpr) -> None:
     i = tl.arange(0, B)
     tl.store(o + i, (tl.load(x + i).to(tl.float32) * 2).to(tl.float8e4nv))

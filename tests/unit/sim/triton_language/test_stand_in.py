@@ -67,7 +67,7 @@ def test_the_driver_is_an_object_of_the_package_and_of_its_module(triton: Any) -
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        ("triton.experimental.gluon", r"triton\.experimental is not emulated: gluon"),
+        ("triton.experimental.gluon.language.nvidia", r"gluon's nvidia is not emulated: gluon"),
         ("triton.runtime.cache", r"triton\.runtime\.cache is not emulated: .*no binaries"),
         ("triton.compiler.code_generator", r"code_generator is not emulated: .*no compiler"),
         ("triton.backends.nvidia.driver", r"triton\.backends\.nvidia is not emulated"),
@@ -89,6 +89,37 @@ def test_names_that_are_not_emulated_are_refused_with_the_reason(triton: Any) ->
     with pytest.raises(AttributeError, match=r"triton\.knobs\.cache .*no cache"):
         _ = importlib.import_module("triton.knobs").cache
     assert not hasattr(triton.compiler, "ASTSource")
+
+
+def test_gluons_modules_can_be_imported_and_hold_nothing(triton: Any) -> None:
+    exec("from triton.experimental import gluon\nfrom triton.experimental.gluon import language")
+    names: dict[str, Any] = {}
+    exec("from triton.language.core import _aggregate as aggregate", names)
+
+    for statement in ("gluon.jit", "gluon.language.arange"):
+        with pytest.raises(ImportError, match=r"gluon's \w+ is not emulated: gluon divides blocks"):
+            eval(statement, {"gluon": triton.experimental.gluon})
+    with pytest.raises(ImportError, match="gluon's BlockedLayout is not emulated"):
+        exec("from triton.experimental.gluon.language import BlockedLayout")
+    for name in ("__wrapped__", "jit"):  # as pickle looks through all modules
+        assert not hasattr(triton.experimental.gluon, name)
+    with pytest.raises(NotImplementedError, match=r"class str: aggregates .*passes tuples"):
+        names["aggregate"](str)
+
+
+def test_libraries_find_one_driver_that_is_active_and_rates_that_are_refused_when_asked(
+    triton: Any,
+) -> None:
+    names: dict[str, Any] = {}
+    exec("from triton.backends import backends", names)
+    exec("from triton.testing import get_max_simd_tflops, get_max_tensorcore_tflops, nvsmi", names)
+
+    assert [each.driver.is_active() for each in names["backends"].values()] == [True]
+    for rate in ("get_max_simd_tflops", "get_max_tensorcore_tflops"):
+        with pytest.raises(NotImplementedError, match="know NVIDIA's devices alone"):
+            names[rate](tl.float32, 1_000)
+    with pytest.raises(NotImplementedError, match="calls NVIDIA's tools"):
+        names["nvsmi"](["clocks.max.sm"])
 
 
 def test_everything_is_as_before_afterwards() -> None:

@@ -252,7 +252,7 @@ class Connection:
         if self._environment is not None:
             known = self._environment
             changes: dict[str, str | None] = dict.fromkeys(known.keys() - wanted.keys())
-            changes.update(item for item in wanted.items() if known.get(item[0]) != item[1])
+            changes.update(wanted.items() - known.items())
             if len(changes) <= len(wanted) * _CHANGES_SHARE_MAX:
                 return changes
         self._send(("environment", wanted))

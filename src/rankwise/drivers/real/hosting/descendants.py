@@ -85,7 +85,7 @@ def kill_descendants(
     immune: set[int] = set()
     left_before = None
     spares_trackers = True
-    while _has_children():
+    while has_children():
         look = _Look(
             spared,
             spared_trees,
@@ -148,7 +148,8 @@ def left_descendants(
         _wait_for_deaths(_open_all(look.helpers), deadline)
 
 
-def _has_children() -> bool:
+def has_children() -> bool:
+    """Whether this process has a child, alive or dead; without one it has no descendant."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -50,7 +50,7 @@ import _thread
 import gc
 import os
 
-from rankwise.drivers.real.hosting.spawn_loop import Refused, SpawnLoop
+from rankwise.drivers.real.hosting.spawn_loop import SpawnLoop, SpawnRefused
 from rankwise.drivers.real.worker import bootstrap
 
 TYPE_CHECKING = False  # the fewer modules, the cheaper the forks
@@ -92,17 +92,17 @@ class ForkServer:
         return self._loop.run()
 
     def check_threads(self) -> None:
-        """Raise `Refused` if a fork could hang; called in a thread that is not counted."""
+        """Raise `SpawnRefused` if a fork could hang; called in a thread that is not counted."""
         threads = self._python_threads or other_threads(uncounted=1)
         if threads:
-            raise Refused(
+            raise SpawnRefused(
                 f"the fork server cannot fork while other threads run in it "
                 f"({', '.join(threads)}); what it imported has started them "
                 f"({self._imported}): preload less, or use another start method"
             )
         count = native_thread_count() - 1
         if count > self._native_threads:
-            raise Refused(
+            raise SpawnRefused(
                 f"the fork server cannot fork any more: {count} threads run in it, but "
                 f"{self._native_threads} did right after its imports ({self._imported}); something "
                 "in it computes, and its forks could hang: preload less, or use another start "

@@ -19,7 +19,7 @@ if __name__ == "__main__":  # as a file, which knows where its package lies but 
 
 from rankwise.drivers.real.hosting import prctl
 from rankwise.drivers.real.hosting.descendants import kill_descendants, left_descendants
-from rankwise.drivers.real.hosting.spawn_loop import Refused, SpawnLoop
+from rankwise.drivers.real.hosting.spawn_loop import SpawnLoop, SpawnRefused
 
 TYPE_CHECKING = False  # `typing` would cost a third of the guardian's start-up
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _reap_all() -> None:
 
 
 def execute(argv: list[str], environment: dict[str, str]) -> None:
-    """Replace this process by a program; raise `Refused` if it cannot be."""
+    """Replace this process by a program; raise `SpawnRefused` if it cannot be."""
     program = argv[0]
     if "/" in program:
         candidates = [program]
@@ -158,13 +158,13 @@ def execute(argv: list[str], environment: dict[str, str]) -> None:
         except PermissionError as error:
             refusal = refusal or _refusal(candidate, error)
         except OSError as error:
-            raise Refused(_refusal(candidate, error)) from None
+            raise SpawnRefused(_refusal(candidate, error)) from None
         except ValueError as error:
-            raise Refused(f"cannot start {program!r}: {error}") from None
+            raise SpawnRefused(f"cannot start {program!r}: {error}") from None
     if refusal is None:
         place = "" if "/" in program else f" in PATH ({environment.get('PATH', _DEFAULT_PATH)})"
         refusal = f"no such file{place}: {program!r}"
-    raise Refused(refusal)
+    raise SpawnRefused(refusal)
 
 
 def _refusal(path: str, error: OSError) -> str:

@@ -60,7 +60,7 @@ _STATUS_BYTES = 4000
 _PEER_CREDENTIALS_BYTES = 12
 
 
-class Refused(Exception):
+class SpawnRefused(Exception):
     """A worker cannot be made; the message is one sentence for people."""
 
 
@@ -89,8 +89,8 @@ class SpawnLoop:
         Args:
             control: the socket to the agent.
             become: called last in the child of a fork; either it never returns (it execs), or
-                the child comes out of `run`. It raises `Refused`.
-            admit: called before a fork; raises `Refused` when there must be none.
+                the child comes out of `run`. It raises `SpawnRefused`.
+            admit: called before a fork; raises `SpawnRefused` when there must be none.
             on_alarm: called at `alarm_at`, if the agent has not put it off by then.
             orders: what else the agent may ask for: functions of the rest of the message, which
                 return the reply.
@@ -250,7 +250,7 @@ class SpawnLoop:
                 os.close(status)
                 os.close(status_write)
                 raise
-        except (Refused, OSError) as error:
+        except (SpawnRefused, OSError) as error:
             _close_all(fds)
             self.tell(("refused", worker, _explain(error)))
             return None
@@ -344,7 +344,7 @@ def _check_descriptors(*, needed: int, received: int) -> None:
     """Refuse a worker whose descriptors did not all fit into this process."""
     if received < needed:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise Refused(
+        raise SpawnRefused(
             f"it needs {needed} descriptors, but only {received} fit under the limit of {limit} "
             "open files (raise `ulimit -n`)"
         )
@@ -369,23 +369,23 @@ def _set_up(order: "Order", fds: "dict[int | str, int]") -> None:
         try:
             os.chdir(cwd)
         except OSError as error:
-            raise Refused(f"working directory {cwd!r}: {error.strerror}") from None
+            raise SpawnRefused(f"working directory {cwd!r}: {error.strerror}") from None
     cpus = order.get("cpus")
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)
         except OSError as error:
-            raise Refused(f"cannot bind it to CPUs {sorted(cpus)}: {error.strerror}") from None
+            raise SpawnRefused(f"cannot bind it to CPUs {sorted(cpus)}: {error.strerror}") from None
     nofile = order.get("nofile")
     if nofile:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, nofile)
         except (OSError, ValueError) as error:
-            raise Refused(f"cannot set its limit of open files to {nofile}: {error}") from None
+            raise SpawnRefused(f"cannot set its limit of open files to {nofile}: {error}") from None
 
 
 def _explain(error: BaseException) -> str:
-    if isinstance(error, Refused):
+    if isinstance(error, SpawnRefused):
         return str(error)
     if isinstance(error, OSError):
         return f"cannot make a process for it: {error.strerror}"

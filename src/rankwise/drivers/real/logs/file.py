@@ -154,9 +154,9 @@ class LogFile:
         if written < len(data):
             self._lose(memoryview(data)[max(written, note_bytes) :])
         elif self._bytes_max is not None and self._bytes >= self._bytes_max:
-            self._begin_anew(self._bytes_max, now)
+            self._begin_again(self._bytes_max, now)
 
-    def _begin_anew(self, bytes_max: int, now: Instant) -> None:
+    def _begin_again(self, bytes_max: int, now: Instant) -> None:
         """Put the file, which is full, aside for a new one, at the end of a line."""
         if self._is_torn and self._bytes < 2 * bytes_max:
             return

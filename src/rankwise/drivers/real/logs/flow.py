@@ -42,6 +42,11 @@ class LogFlow:
         self._on_end[pump] = on_end
         self._resume(pump)
 
+    def drain(self, pump: StreamPump) -> None:
+        """Read what a stream that has not been finished has to say at this moment."""
+        pump.drain(self._clock.now())
+        self._finish_if_ended(pump)
+
     def finish(self, pump: StreamPump) -> None:
         """End a stream that may have no end: what is in its pipe now is its last, no call back.
 
@@ -61,6 +66,9 @@ class LogFlow:
             self._held[pump] = None
             return
         pump.on_readable(self._clock.now())
+        self._finish_if_ended(pump)
+
+    def _finish_if_ended(self, pump: StreamPump) -> None:
         if pump.is_ended:
             on_end = self._on_end[pump]
             self.finish(pump)

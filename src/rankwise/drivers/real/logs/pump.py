@@ -71,7 +71,11 @@ class StreamPump:
         What a worker wrote before it ended is then in the sinks, even if the pipe has no end
         because a process that the worker left behind holds it open, and writes on.
         """
-        remaining = 0 if self.is_ended else self._bytes_in_pipe()
+        if self.is_ended:
+            return
+        remaining = self._bytes_in_pipe()
+        if not remaining:
+            self._read(now)  # which finds the end of the stream, as a rule
         while remaining > 0 and (count := self._read(now)):
             remaining -= count
 

@@ -104,7 +104,7 @@ def open_c10d(config: C10dConfig, clock: Clock) -> "C10dStore":
     """
     distributed = _import_torch()
     who = f"torch's TCPStore at {endpoint_text(config.host, config.port)}"
-    serves = _shall_serve(config)
+    serves = _is_to_serve(config)
     try:
         store = _tcp_store(distributed, config, serves=serves)
     except Exception as error:
@@ -177,7 +177,6 @@ class C10dStore(Store):
     ) -> None:
         self._torch_store = store
         self._who = who
-        self._clock = clock
         self._log = ReplayedLog(f"rankwise-log/{namespace}", who)
         self._closed = Event()
         self._ended = Event()
@@ -471,7 +470,7 @@ def _quiet_torch() -> Iterator[None]:
         del os.environ[LOG_LEVEL_VARIABLE]
 
 
-def _shall_serve(config: C10dConfig) -> bool:
+def _is_to_serve(config: C10dConfig) -> bool:
     if config.is_host is not None:
         return config.is_host
     if not is_here(config.host):

@@ -44,48 +44,13 @@ from rankwise.base.keys import (
     Transaction,
 )
 from rankwise.base.units import SECOND, ZERO, Duration
+from rankwise.drivers.real.stores import embedded_protocol as protocol
 from rankwise.drivers.real.stores.addresses import listen
 from rankwise.drivers.real.stores.connections import (
     endpoint_text,
     hang_up,
     has_hung_up,
     notice_dead_hosts,
-)
-from rankwise.drivers.real.stores.embedded_protocol import (
-    ANSWER_BYTES_MAX,
-    TLS_RECORDS,
-    VERSION,
-    Answer,
-    CommitAsked,
-    Done,
-    Ended,
-    Forgotten,
-    Frames,
-    GrantAsked,
-    Granted,
-    Greeting,
-    Hello,
-    Lost,
-    Misunderstood,
-    PlainStream,
-    Proof,
-    Read,
-    ReadAsked,
-    Refusal,
-    RenewAsked,
-    Request,
-    RevokeAsked,
-    Sealer,
-    Secret,
-    Stream,
-    Told,
-    Tried,
-    WatchAsked,
-    Welcome,
-    decode_answer,
-    decode_greeting,
-    encoded,
-    new_nonce,
 )
 from rankwise.drivers.real.stores.embedded_server import EmbeddedServer
 from rankwise.drivers.real.stores.encryption import encryption_lack
@@ -98,7 +63,7 @@ from rankwise.ports.store import Store
 if TYPE_CHECKING:
     import ssl
 
-AnswerT = TypeVar("AnswerT", bound=Answer)
+AnswerT = TypeVar("AnswerT", bound=protocol.Answer)
 
 RECEIVED_AT_ONCE = 256 * 1024
 HINT = "check --rdzv-endpoint; the store lives in the agent of that machine, and ends with it"
@@ -189,11 +154,11 @@ class EmbeddedStore(Store):
 
     def read(self, prefix: str) -> Snapshot:
         """All entries whose keys begin with `prefix`."""
-        return self._ask(ReadAsked(prefix), Read).snapshot
+        return self._ask(protocol.ReadAsked(prefix), protocol.Read).snapshot
 
     def commit(self, transaction: Transaction) -> Committed | Conflict:
         """Try a transaction; sent once, since it may be carried out and not answered."""
-        return self._ask(CommitAsked(transaction), Tried, repeats=False).result
+        return self._ask(protocol.CommitAsked(transaction), protocol.Tried, repeats=False).result
 
     def watch(self, prefix: str, after: Revision) -> "EmbeddedWatch":
         """Tell every change under `prefix` that is later than `after`."""
@@ -204,15 +169,15 @@ class EmbeddedStore(Store):
 
     def grant_lease(self, ttl: Duration) -> LeaseId:
         """A new lease."""
-        return self._ask(GrantAsked(ttl), Granted).lease
+        return self._ask(protocol.GrantAsked(ttl), protocol.Granted).lease
 
     def renew_lease(self, lease: LeaseId) -> None:
         """Let the lease live for its whole time to live again."""
-        self._ask(RenewAsked(lease), Done)
+        self._ask(protocol.RenewAsked(lease), protocol.Done)
 
     def revoke_lease(self, lease: LeaseId) -> None:
         """End the lease and delete its entries."""
-        self._ask(RevokeAsked(lease), Done)
+        self._ask(protocol.RevokeAsked(lease), protocol.Done)
 
     def close(self) -> None:
         """Hang up; if the server lives here, it ends when the others have hung up, too."""
@@ -315,7 +280,9 @@ class EmbeddedStore(Store):
             " and use etcd where that must be survived",
         )
 
-    def _ask(self, request: Request, kind: type[AnswerT], *, repeats: bool = True) -> AnswerT:
+    def _ask(
+        self, request: protocol.Request, kind: type[AnswerT], *, repeats: bool = True
+    ) -> AnswerT:
         patience = self._patience()
         last_error: BaseException | None = None
         for _ in patience.attempts():
@@ -363,7 +330,9 @@ class EmbeddedWatch:
         self._store = store
         self._prefix = prefix
         self._told = after
-        self._connection = WatchConnection[_Conversation](store.let_go, lambda: store.is_closed)
+        self._connection = WatchConnection[_Conversation](
+            store.let_go, lambda: store.is_closed, (OSError,)
+        )
 
     @property
     def is_closed(self) -> bool:
@@ -372,46 +341,33 @@ class EmbeddedWatch:
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
         """Wait for the next changes; empty when there were none for `patience`."""
-        with self._connection.waiting():
-            return self._next(monotonic() + patience / SECOND)
+        return self._connection.next_changes(patience, self._connect, self._hear)
 
     def close(self) -> None:
         """End the watch and wake a thread that waits in `next`."""
         self._connection.close()
 
-    def _next(self, ends_at: float) -> tuple[Change, ...]:
-        while not self._connection.is_over:
-            try:
-                conversation = self._connection.current or self._connect()
-                answer = conversation.hear(ends_at)
-                if answer is None:
-                    return ()
-                if changes := self._changes_of(answer):
-                    return changes
-            except OSError:
-                self._connection.hang_up()
-            except StoreUnavailable:
-                if not self._connection.is_over:
-                    raise
-        return ()
+    def _hear(self, conversation: "_Conversation", ends_at: float) -> tuple[Change, ...] | None:
+        answer = conversation.hear(ends_at)
+        return None if answer is None else self._changes_of(answer)
 
-    def _changes_of(self, answer: Answer) -> tuple[Change, ...]:
-        if isinstance(answer, Forgotten):
+    def _changes_of(self, answer: protocol.Answer) -> tuple[Change, ...]:
+        if isinstance(answer, protocol.Forgotten):
             self._connection.hang_up()
             raise Compacted(
                 answer.reason, answer.revision, hint="read again, and watch after that revision"
             )
-        if isinstance(answer, Ended):
+        if isinstance(answer, protocol.Ended):
             self._connection.hang_up()
             raise self._store.note_end()
-        told = _expected(answer, Told, "the embedded store")
+        told = _expected(answer, protocol.Told, "the embedded store")
         self._told = max(self._told, told.up_to)
         return told.changes
 
     def _connect(self) -> "_Conversation":
         conversation = self._store.connect()
         self._connection.take(conversation)
-        conversation.say(WatchAsked(self._prefix, self._told))
+        conversation.say(protocol.WatchAsked(self._prefix, self._told))
         return conversation
 
 
@@ -421,9 +377,9 @@ class _Conversation:
     def __init__(self, sock: socket.socket, who: str) -> None:
         self._sock = sock
         self._who = who
-        self._stream: Stream = PlainStream()
-        self._frames = Frames(4096)
-        self._sealer = Sealer()
+        self._stream: protocol.Stream = protocol.PlainStream()
+        self._frames = protocol.Frames(4096)
+        self._sealer = protocol.Sealer()
         self._poll = poll()
         self._poll.register(sock, POLLIN)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -447,7 +403,7 @@ class _Conversation:
         while not stream.is_established:
             self._sock.sendall(stream.unsent())
             raw = self._received()
-            if is_first and raw[0] not in TLS_RECORDS:
+            if is_first and raw[0] not in protocol.TLS_RECORDS:
                 self._frames.feed(raw)
                 raise self._not_ours(f"it answers TLS with {self._first_word()!r}")
             is_first = False
@@ -472,29 +428,29 @@ class _Conversation:
             StoreRefused: this is another run's store, another version, or none at all.
             OSError: it hangs up.
         """
-        nonce = new_nonce()
-        self._send(Hello(VERSION, nonce))
+        nonce = protocol.new_nonce()
+        self._send(protocol.Hello(protocol.VERSION, nonce))
         match self._first_word():
-            case Welcome(_, own, proof, life):
-                secret = Secret(token, nonce, own)
+            case protocol.Welcome(_, own, proof, life):
+                secret = protocol.Secret(token, nonce, own)
                 if proof != secret.server_proof:
                     raise StoreOfAnotherRun(
                         f"{self._who} belongs to another run: its token is not ours",
                         hint="give all nodes of a run the same --rdzv-id and RANKWISE_STORE_TOKEN,"
                         " and each run an endpoint of its own",
                     )
-                self._send(Proof(secret.client_proof))
+                self._send(protocol.Proof(secret.client_proof))
                 self._sealer.seal_with(secret.requests_key)
-                self._frames.seal_with(secret.answers_key, ANSWER_BYTES_MAX)
+                self._frames.seal_with(secret.answers_key, protocol.ANSWER_BYTES_MAX)
                 return life
             case other:
                 raise self._not_ours(f"it begins with {other!r}")
 
-    def say(self, request: Request) -> None:
+    def say(self, request: protocol.Request) -> None:
         """Send a request."""
         self._send(request)
 
-    def ask(self, request: Request, patience_s: float) -> Answer:
+    def ask(self, request: protocol.Request, patience_s: float) -> protocol.Answer:
         """Send a request and wait for its answer.
 
         Raises:
@@ -507,7 +463,7 @@ class _Conversation:
             raise TimeoutError(errno.ETIMEDOUT, f"no answer for {patience_s:.3g} s")
         return answer
 
-    def hear(self, ends_at: float) -> Answer | None:
+    def hear(self, ends_at: float) -> protocol.Answer | None:
         """The next thing the server says; None when it says nothing until then.
 
         Raises:
@@ -518,7 +474,7 @@ class _Conversation:
             if not self._poll.poll(wait_s * 1000):
                 return None
             self._receive()
-        answer: Answer = decode_answer(body)
+        answer: protocol.Answer = protocol.decode_answer(body)
         return answer
 
     def wake(self) -> None:
@@ -529,14 +485,14 @@ class _Conversation:
         """Let go of the socket."""
         self._sock.close()
 
-    def _first_word(self) -> Greeting:
+    def _first_word(self) -> protocol.Greeting:
         try:
             while (body := self._frames.next()) is None:
                 self._receive()
-            word: Greeting = decode_greeting(body)
+            word: protocol.Greeting = protocol.decode_greeting(body)
         except (RemoteProtocolError, msgspec.MsgspecError) as error:
             raise self._not_ours(str(error)) from error
-        if isinstance(word, Refusal):
+        if isinstance(word, protocol.Refusal):
             raise StoreRefused(
                 f"{self._who} refuses this node: {word.reason}",
                 hint="run the same version of rankwise on all nodes, and of Python with the same"
@@ -549,8 +505,8 @@ class _Conversation:
             f"{self._who} is not an embedded store: {reason}", hint="check --rdzv-endpoint"
         )
 
-    def _send(self, message: Request | Greeting) -> None:
-        self._sock.sendall(self._stream.wrap(self._sealer.frame(encoded(message))))
+    def _send(self, message: protocol.Request | protocol.Greeting) -> None:
+        self._sock.sendall(self._stream.wrap(self._sealer.frame(protocol.encoded(message))))
 
     def _body(self) -> bytes | None:
         try:
@@ -573,12 +529,12 @@ class _Conversation:
         return raw
 
 
-def _expected(answer: Answer, kind: type[AnswerT], who: str) -> AnswerT:
+def _expected(answer: protocol.Answer, kind: type[AnswerT], who: str) -> AnswerT:
     if isinstance(answer, kind):
         return answer
-    if isinstance(answer, Lost):
+    if isinstance(answer, protocol.Lost):
         raise LeaseLost(answer.reason)
-    if isinstance(answer, Misunderstood):
+    if isinstance(answer, protocol.Misunderstood):
         raise LocalProtocolError(f"{who} says: {answer.reason}")
     raise RemoteProtocolError(f"{who} answers {type(answer).__name__}, expected {kind.__name__}")
 

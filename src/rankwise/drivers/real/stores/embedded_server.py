@@ -29,43 +29,8 @@ from rankwise.base.errors import Compacted, LeaseLost, LocalProtocolError, Remot
 from rankwise.base.keys import Change, Revision
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.keyspace.machine import Keyspace
+from rankwise.drivers.real.stores import embedded_protocol as protocol
 from rankwise.drivers.real.stores.connections import notice_dead_hosts
-from rankwise.drivers.real.stores.embedded_protocol import (
-    REQUEST_BYTES_MAX,
-    TLS_HANDSHAKE,
-    VERSION,
-    Answer,
-    CommitAsked,
-    Done,
-    Ended,
-    Forgotten,
-    Frames,
-    GrantAsked,
-    Granted,
-    Greeting,
-    Hello,
-    Lost,
-    Misunderstood,
-    PlainStream,
-    Proof,
-    Read,
-    ReadAsked,
-    Refusal,
-    RenewAsked,
-    Request,
-    RevokeAsked,
-    Sealer,
-    Secret,
-    Stream,
-    Told,
-    Tried,
-    WatchAsked,
-    Welcome,
-    decode_greeting,
-    decode_request,
-    encoded,
-    new_nonce,
-)
 from rankwise.ports.clock import Clock
 
 if TYPE_CHECKING:
@@ -89,17 +54,17 @@ class _Connection:
         self.sock = sock
         self.unauthenticated_until: Instant | None = unauthenticated_until
         """When it is cut off if it has not proved anything by then; None: it has."""
-        self.stream: Stream | None = None
+        self.stream: protocol.Stream | None = None
         """Whether within TLS or not, the first byte says."""
-        self.frames = Frames()
-        self.sealer = Sealer()
+        self.frames = protocol.Frames()
+        self.sealer = protocol.Sealer()
         self.unsent = bytearray()
-        self.secret: Secret | None = None
+        self.secret: protocol.Secret | None = None
         self.watch: tuple[str, Revision] | None = None
 
-    def say(self, message: Answer | Greeting) -> None:
+    def say(self, message: protocol.Answer | protocol.Greeting) -> None:
         assert self.stream is not None, "a client speaks first"
-        self.unsent += self.stream.wrap(self.sealer.frame(encoded(message)))
+        self.unsent += self.stream.wrap(self.sealer.frame(protocol.encoded(message)))
 
 
 class EmbeddedServer:
@@ -124,7 +89,7 @@ class EmbeddedServer:
         self._tls = tls
         self._clock = clock
         self._keyspace = Keyspace(history_max=HISTORY_MAX)
-        self._life = new_nonce()
+        self._life = protocol.new_nonce()
         self._selector = DefaultSelector()
         self._connections: dict[socket.socket, _Connection] = {}
         self._is_accepting = False
@@ -244,7 +209,7 @@ class EmbeddedServer:
         """Cut off one who would have stayed; a watch learns that nobody will ever answer."""
         if connection.watch is not None:
             with suppress(OSError):
-                connection.say(Ended())
+                connection.say(protocol.Ended())
                 self._send(connection)
         self._cut_off(connection)
 
@@ -275,12 +240,14 @@ class EmbeddedServer:
         finally:
             connection.unsent += connection.stream.unsent()
 
-    def _stream(self, connection: _Connection, first: int) -> Stream:
-        if first != TLS_HANDSHAKE:
-            return PlainStream()
+    def _stream(self, connection: _Connection, first: int) -> protocol.Stream:
+        if first != protocol.TLS_HANDSHAKE:
+            return protocol.PlainStream()
         if self._tls is None:
-            connection.stream = PlainStream()
-            connection.say(Refusal("this node encrypts what it says, and the store cannot"))
+            connection.stream = protocol.PlainStream()
+            connection.say(
+                protocol.Refusal("this node encrypts what it says, and the store cannot")
+            )
             raise RemoteProtocolError("somebody speaks TLS, which is not spoken here")
         from rankwise.drivers.real.stores.tls import TlsStream  # noqa: PLC0415  # loads ssl
 
@@ -293,7 +260,7 @@ class EmbeddedServer:
             if connection.unauthenticated_until is not None:
                 self._greet(connection, body)
             else:
-                request: Request = decode_request(body)
+                request: protocol.Request = protocol.decode_request(body)
                 self._answer(connection, request)
             self._send(connection)
 
@@ -308,55 +275,65 @@ class EmbeddedServer:
             self._selector.modify(connection.sock, events, key.data)
 
     def _greet(self, connection: _Connection, body: bytes) -> None:
-        match decode_greeting(body):
-            case Hello(version, _) if version != VERSION:
+        match protocol.decode_greeting(body):
+            case protocol.Hello(version, _) if version != protocol.VERSION:
                 connection.say(
-                    Refusal(f"it has version {VERSION} of the protocol, you have {version}")
+                    protocol.Refusal(
+                        f"it has version {protocol.VERSION} of the protocol, you have {version}"
+                    )
                 )
-            case Hello() if self._tls is not None and isinstance(connection.stream, PlainStream):
-                connection.say(Refusal("what is said here is encrypted, and this node cannot"))
-            case Hello(_, nonce) if connection.secret is None:
-                own = new_nonce()
-                connection.secret = Secret(self._token, nonce, own)
+            case protocol.Hello() if self._tls is not None and isinstance(
+                connection.stream, protocol.PlainStream
+            ):
+                connection.say(
+                    protocol.Refusal("what is said here is encrypted, and this node cannot")
+                )
+            case protocol.Hello(_, nonce) if connection.secret is None:
+                own = protocol.new_nonce()
+                connection.secret = protocol.Secret(self._token, nonce, own)
                 proof = connection.secret.server_proof
-                connection.say(Welcome(VERSION, own, proof, self._life))
-            case Proof(proof) if connection.secret is not None and compare_digest(
+                connection.say(protocol.Welcome(protocol.VERSION, own, proof, self._life))
+            case protocol.Proof(proof) if connection.secret is not None and compare_digest(
                 proof, connection.secret.client_proof
             ):
                 connection.unauthenticated_until = None
-                connection.frames.seal_with(connection.secret.requests_key, REQUEST_BYTES_MAX)
+                connection.frames.seal_with(
+                    connection.secret.requests_key, protocol.REQUEST_BYTES_MAX
+                )
                 connection.sealer.seal_with(connection.secret.answers_key)
             case _:
                 raise RemoteProtocolError("somebody does not know the token")
 
-    def _answer(self, connection: _Connection, request: Request) -> None:
+    def _answer(self, connection: _Connection, request: protocol.Request) -> None:
         try:
             answer = self._carry_out(connection, request)
         except LeaseLost as error:
-            answer = Lost(str(error))
+            answer = protocol.Lost(str(error))
         except LocalProtocolError as error:
-            answer = Misunderstood(str(error))
+            answer = protocol.Misunderstood(str(error))
         if answer is not None:
             connection.say(answer)
 
-    def _carry_out(self, connection: _Connection, request: Request) -> Answer | None:
+    def _carry_out(
+        self, connection: _Connection, request: protocol.Request
+    ) -> protocol.Answer | None:
         now = self._clock.now()
         match request:
-            case ReadAsked(prefix):
-                return Read(self._keyspace.read(prefix))
-            case CommitAsked(transaction):
-                return Tried(self._keyspace.commit(transaction))
-            case GrantAsked(ttl):
-                return Granted(self._keyspace.grant_lease(ttl, now))
-            case RenewAsked(lease):
+            case protocol.ReadAsked(prefix):
+                return protocol.Read(self._keyspace.read(prefix))
+            case protocol.CommitAsked(transaction):
+                return protocol.Tried(self._keyspace.commit(transaction))
+            case protocol.GrantAsked(ttl):
+                return protocol.Granted(self._keyspace.grant_lease(ttl, now))
+            case protocol.RenewAsked(lease):
                 self._keyspace.renew_lease(lease, now)
-                return Done()
-            case RevokeAsked(lease):
+                return protocol.Done()
+            case protocol.RevokeAsked(lease):
                 self._keyspace.revoke_lease(lease)
-                return Done()
-            case WatchAsked(prefix, revision):
+                return protocol.Done()
+            case protocol.WatchAsked(prefix, revision):
                 connection.watch = (prefix, revision)
-                return Told((), revision)
+                return protocol.Told((), revision)
 
     def _tell(self, connection: _Connection) -> None:
         """Tell a watch what has changed, if it has taken what it was told before."""
@@ -368,14 +345,14 @@ class EmbeddedServer:
                 changes = self._keyspace.changes_after(told, prefix)
             except Compacted as error:
                 connection.watch = None
-                connection.say(Forgotten(error.message, Revision(error.revision)))
+                connection.say(protocol.Forgotten(error.message, Revision(error.revision)))
             else:
                 portion = first_portion(changes)
                 is_all = len(portion) == len(changes)
                 up_to = self._keyspace.revision if is_all else portion[-1].revision
                 connection.watch = (prefix, up_to)
                 if portion:
-                    connection.say(Told(portion, up_to))
+                    connection.say(protocol.Told(portion, up_to))
             try:
                 self._send(connection)
             except OSError:

@@ -36,7 +36,7 @@ from rankwise.base.keys import (
     Snapshot,
     Transaction,
 )
-from rankwise.base.units import SECOND, Duration
+from rankwise.base.units import Duration
 from rankwise.drivers.real.stores.connections import HungUp, hang_up
 from rankwise.drivers.real.stores.etcd_members import (
     HINT_UNAVAILABLE,
@@ -166,7 +166,7 @@ class EtcdWatch:
         self._members = members
         self._prefix = prefix
         self._told = after
-        self._connection = WatchConnection(_Stream.close, members.closed.is_set)
+        self._connection = WatchConnection(_Stream.close, members.closed.is_set, STREAM_IS_OVER)
 
     @property
     def is_closed(self) -> bool:
@@ -179,8 +179,7 @@ class EtcdWatch:
         While no connection stands it takes as long as making one takes, at most the request
         timeout.
         """
-        with self._connection.waiting():
-            return self._next(monotonic() + patience / SECOND)
+        return self._connection.next_changes(patience, self._connect, self._hear)
 
     def begin(self) -> None:
         """Wait until etcd has confirmed the watch.
@@ -199,21 +198,9 @@ class EtcdWatch:
         """End the watch and wake a thread that waits in `next`."""
         self._connection.close()
 
-    def _next(self, ends_at: float) -> tuple[Change, ...]:
-        while not self._connection.is_over:
-            try:
-                stream = self._connection.current or self._connect()
-                reply = stream.next(ends_at)
-                if reply is None:
-                    return ()
-                if changes := self._changes_of(reply):
-                    return changes
-            except STREAM_IS_OVER:
-                self._connection.hang_up()
-            except StoreUnavailable:
-                if not self._connection.is_over:
-                    raise
-        return ()
+    def _hear(self, stream: "_Stream", ends_at: float) -> tuple[Change, ...] | None:
+        reply = stream.next(ends_at)
+        return None if reply is None else self._changes_of(reply)
 
     def _connect(self) -> "_Stream":
         """A stream on which etcd has confirmed the watch."""

@@ -55,7 +55,7 @@ AWAY = Duration(1 * SECOND)
 T = TypeVar("T")
 
 
-class Place(Protocol):
+class ValueBackend(Protocol):
     """Where the value is: what a `RendezvousBackend` of torch's has.
 
     Both calls raise `StoreUnavailable` if nobody answers, and `StoreRefused` if nobody ever will.
@@ -130,7 +130,7 @@ class OneValueStore(Store):
 
     def __init__(
         self,
-        place: Place,
+        place: ValueBackend,
         *,
         who: str,
         clock: Clock,
@@ -267,15 +267,15 @@ class OneValueStore(Store):
         if answer is None:  # says nothing
             self._look()
             return self._raw == raw
-        self._take_in(answer[0], answer[1])
+        self._on_value(answer[0], answer[1])
         return bool(answer[2])
 
     def _look(self) -> None:
         if self._closed.is_set():
             raise closed_error(self._who)
-        self._take_in(*(self._place.get_state() or (b"", None)))
+        self._on_value(*(self._place.get_state() or (b"", None)))
 
-    def _take_in(self, raw: bytes, token: Any | None) -> None:
+    def _on_value(self, raw: bytes, token: Any | None) -> None:
         now = self.clock.now()
         was_away = now > after(self._looked_at, Duration(LONGEST_PAUSE + AWAY))
         self._looked_at = now

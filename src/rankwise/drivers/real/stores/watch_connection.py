@@ -8,7 +8,12 @@ go of the connection; without one, the connection is closed at once.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
+from time import monotonic
 from typing import Generic, Protocol, TypeVar
+
+from rankwise.base.errors import StoreUnavailable
+from rankwise.base.keys import Change
+from rankwise.base.units import SECOND, Duration
 
 
 class Wakeable(Protocol):
@@ -28,11 +33,18 @@ class WatchConnection(Generic[C]):
     Args:
         let_go: closes a connection.
         is_client_closed: whether the store's client was closed, which ends its watches.
+        losses: what is raised when a connection is of no use any more, and another one is.
     """
 
-    def __init__(self, let_go: Callable[[C], None], is_client_closed: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        let_go: Callable[[C], None],
+        is_client_closed: Callable[[], bool],
+        losses: tuple[type[Exception], ...],
+    ) -> None:
         self._let_go = let_go
         self._is_client_closed = is_client_closed
+        self._losses = losses
         self._lock = Lock()
         self._is_waiting = False
         self.current: C | None = None
@@ -42,6 +54,33 @@ class WatchConnection(Generic[C]):
     def is_over(self) -> bool:
         """Whether the watch or its client was closed."""
         return self.is_closed or self._is_client_closed()
+
+    def next_changes(
+        self,
+        patience: Duration,
+        connect: Callable[[], C],
+        hear: Callable[[C, float], tuple[Change, ...] | None],
+    ) -> tuple[Change, ...]:
+        """Wait for changes, on one connection after the other; empty if there are none in time.
+
+        Args:
+            patience: how long to wait.
+            connect: makes a connection, and hands it to `take`.
+            hear: waits for the next message until an instant; None if there is none by then.
+        """
+        ends_at = monotonic() + patience / SECOND
+        with self.waiting():
+            while not self.is_over:
+                try:
+                    changes = hear(self.current or connect(), ends_at)
+                    if changes is None or changes:
+                        return changes or ()
+                except self._losses:
+                    self.hang_up()
+                except StoreUnavailable:
+                    if not self.is_over:
+                        raise
+        return ()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

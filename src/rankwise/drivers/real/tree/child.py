@@ -217,11 +217,12 @@ def _serve(role: Role, ends: ChildEnds) -> None:
         except BaseException as error:  # noqa: BLE001  # the worker process raises it
             if copies:
                 _end_copy(error)
+            raised_at = now()  # before others can hear of it, and raise for it
             if deferred:
                 tell_deferred()
             role.failed(error)
             loss = role.loss()
-            _write_down(ends, slot, error, loss)
+            _write_down(ends, slot, error, loss, raised_at)
             write(done_fd, completion(FAILED, slot))
             epoch += 1
             counters[1] = begun
@@ -242,10 +243,16 @@ def _serve(role: Role, ends: ChildEnds) -> None:
         tell_deferred()
 
 
-def _write_down(ends: ChildEnds, subject: int, error: BaseException, loss: str = "") -> None:
+def _write_down(
+    ends: ChildEnds,
+    subject: int,
+    error: BaseException,
+    loss: str = "",
+    raised_at: int | None = None,
+) -> None:
     """Tell the worker process of an exception, and the user where that is impossible."""
     try:
-        ends.reports.append(subject, report_of(error, loss))
+        ends.reports.append(subject, report_of(error, loss, raised_at))
     except OSError as trouble:
         with suppress(OSError):  # then there is no reader
             sys.stderr.write(f"A report could not be written: {trouble.strerror}. It was:\n")

@@ -29,7 +29,7 @@ from rankwise.base.errors import (
     TreeError,
     WorkerDied,
 )
-from rankwise.base.failure import ExitStatus
+from rankwise.base.failure import ExitStatus, Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.tree.child_group import (
     CameUp,
@@ -179,6 +179,8 @@ class Children:
         self.exit_reports: dict[int, Report] = {}
         self._refusals: dict[int, Report] = {}
         self._not_started: set[int] = set()
+        self._exits: dict[int, ExitStatus] = {}
+        self._killed: set[int] = set()
         self._failure: StartFailed | None = None
         self._closed: Closed | None = None
         self._fork_server = 0
@@ -187,6 +189,18 @@ class Children:
     def name_of(self, child: int) -> str:
         """What a child is called."""
         return self._specs[child].name
+
+    def failure_of_ended(self, child: int, how: str) -> Failure:
+        """The end of a child as a failure; `how` is what is told of it."""
+        exit_ = self._exits.get(child)
+        if exit_ is None:
+            cause = FailureCause.GUARDIAN_LOST
+        else:
+            cause = FailureCause.STOPPED if child in self._killed else exit_.failure_cause
+        return Failure(
+            local_rank=child, attempt=0, cause=cause, at=Instant(_now()), exit=exit_, detail=how,
+            ended_by_us=child in self._killed,
+        )  # fmt: skip
 
     @property
     def first_lost(self) -> tuple[str, str] | None:
@@ -254,7 +268,8 @@ class Children:
             error = kind(cause.message, hint=cause.hint)
         else:
             error = kind(f"{name} bootstrap failed: {report.summary}")
-        error.add_note(f"traceback in {name}:\n{report.trace}")
+        assert report.error is not None, "it has refused"
+        error.add_note(f"traceback in {name}:\n{report.error.traceback}")
         raise error from cause
 
     def _open_all(self) -> None:
@@ -371,6 +386,7 @@ class Children:
 
     def kill(self, child: int) -> None:
         """Kill a child; its end is told as usual."""
+        self._killed.add(child)
         self._order("signal", child, int(signal.SIGKILL), False)  # noqa: FBT003  # a frame's own fields
 
     def _order(self, name: str, child: int, *details: Any) -> None:
@@ -387,7 +403,7 @@ class Children:
         """Tell the group what a word says of a child; whether it was about one."""
         kind, child = word >> KIND_SHIFT & _KIND_MASK, word & FIELD_MASK
         if kind == ENDED:
-            status = ExitStatus(signed_value(word))
+            status = self._exits[child] = ExitStatus(signed_value(word))
             how = _CUT_OFF if status.code == CUT_OFF else status.in_words
             self._tell_group(ChildEnded(child, how, is_well=status.ok))
         elif kind == READY:
@@ -430,6 +446,8 @@ class Children:
                 case ChildLost(child=child):
                     self._on_lost(effect)
                 case ChildReplaced(child=child):
+                    self._exits.pop(child, None)
+                    self._killed.discard(child)
                     self._listener.child_replaced(child)
                 case GroupLost(children=left):
                     self._on_group_lost(left)

@@ -26,6 +26,8 @@ from rankwise.core.tree.vocabulary import (
     FAILED_BIT,
     Access,
     AllocationAbandoned,
+    AllocationGranted,
+    AllocationRefused,
     AllocationRequested,
     ChildDied,
     ChildJoined,
@@ -35,13 +37,11 @@ from rankwise.core.tree.vocabulary import (
     DrainBegan,
     Drained,
     Effect,
-    Granted,
     GraphSpec,
     GroupSubmitted,
     Pool,
     Recall,
     Recalled,
-    Refused,
     RunAbandoned,
     ScopeClosed,
     ScopeOpened,
@@ -167,7 +167,7 @@ class Engine(Listener):
         self._since_poll = 0
         self._has_gate = False
         self._drained: list[Drained] = []
-        self._allocations: list[Granted | Refused] = []
+        self._allocations: list[AllocationGranted | AllocationRefused] = []
         self._left: dict[int, bytes] = {}
         """What tasks have left in report files, by slot."""
         self._requests: list[ChildRequests] = []
@@ -326,7 +326,7 @@ class Engine(Listener):
                 self._tell(AllocationAbandoned())
                 raise
             allocation = self._allocations.pop()
-        if isinstance(allocation, Refused):
+        if isinstance(allocation, AllocationRefused):
             raise TreeError(
                 f"the heap is full: {allocation.reason}",
                 hint="close scopes earlier, or give the worker a larger heap_ring_size",
@@ -480,7 +480,7 @@ class Engine(Listener):
                     pass
                 case Recall():
                     self._recall(effect.child)
-                case Granted() | Refused():
+                case AllocationGranted() | AllocationRefused():
                     self._allocations.append(effect)
                 case Discard():
                     if effect.size_bytes >= PAGE:

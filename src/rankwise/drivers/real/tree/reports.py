@@ -4,17 +4,20 @@ Each child has a memfd. It appends records and then writes a word into the compl
 worker process reads what is new when the word comes, and empties the file between two runs, when no
 child writes. A record is `<u32 length><u32 subject>` and a body.
 
-An exception travels as `rankwise.base.exception_pickle` has it: itself when it can, else as text.
+An exception travels as `rankwise.base.exception_pickle` has it: itself when it can, and as text.
 """
 
 import os
 import struct
+import time
 import traceback
 
 import msgspec
 
-from rankwise.base.errors import CollectiveError, TaskFailed
+from rankwise.base.errors import TaskFailed
 from rankwise.base.exception_pickle import dumps, loads, tell_traceback
+from rankwise.base.failure import ErrorRecord, record_of
+from rankwise.base.units import Instant
 
 EXIT_REPORT = (1 << 32) - 1
 """The subject of what a child says when it ends."""
@@ -23,28 +26,36 @@ ANSWER = EXIT_REPORT - 1
 _HEADER = struct.Struct("=II")
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What went wrong in a child.
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a child has to say: what it raised, or what a task that went well has left.
 
     Attributes:
-        error: the exception, as `exception_pickle.dumps` writes it; empty when there is none.
-        summary: `ValueError: no such thing`.
-        trace: its traceback as text.
+        error: the exception in text; None when there is none.
+        pickled: the exception, as `exception_pickle.dumps` writes it; empty when there is none.
+        loss: what the child has lost and cannot go on without, so that it ends after this.
+        left: what a task that went well has left, when its frame was too short for it.
     """
 
-    error: bytes
-    summary: str
-    trace: str
-    is_consequence: bool = False
-    """Whether it only tells that some other child has failed or died."""
-    left: bytes = b""
-    """What a task that went well has left, when its frame was too short for it."""
+    error: ErrorRecord | None = None
+    pickled: bytes = b""
     loss: str = ""
-    """What the child has lost and cannot go on without, so that it ends after this."""
+    left: bytes = b""
+
+    @property
+    def summary(self) -> str:
+        """One line: `ValueError: no such thing`."""
+        return "" if self.error is None else self.error.in_a_line
 
 
-UNTOLD = Report(
-    b"", "it raised, which could not be written down, but on standard error: see ulimit -f", ""
+def _in_words(reason: str) -> Report:
+    """What went wrong where there is no exception, or none that could be written down."""
+    return Report(
+        ErrorRecord(type="", message=reason, traceback="", raised_at=Instant(0), wall_ns=0)
+    )
+
+
+UNTOLD = _in_words(
+    "it raised, which could not be written down, but on standard error: see ulimit -f"
 )
 """What is told in the place of an exception for which the report file had no room."""
 
@@ -52,36 +63,26 @@ _encode = msgspec.msgpack.Encoder().encode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
-def report_of(error: BaseException, loss: str = "") -> bytes:
+def report_of(error: BaseException, loss: str = "", raised_at: int | None = None) -> bytes:
     """Write an exception down, and what the child has lost."""
+    at = Instant(time.monotonic_ns() if raised_at is None else raised_at)
     trace = "".join(traceback.format_exception(error))
-    is_consequence = isinstance(error, CollectiveError)
-    summary = summary_of(error)
-    return _encode(Report(dumps(error), summary, trace, is_consequence, loss=loss))
-
-
-def summary_of(error: BaseException) -> str:
-    """One line: `ValueError: no such thing`."""
-    name = type(error).__name__
-    try:
-        return f"{name}: {error}"
-    except Exception as trouble:  # noqa: BLE001  # whatever a foreign class does when it is printed
-        return f"{name}, which raised {type(trouble).__name__} when it was to be printed"
+    return _encode(Report(record_of(error, trace, at, time.time_ns()), dumps(error), loss))
 
 
 def report_of_left(left: bytes) -> bytes:
     """Write down what a task has left."""
-    return _encode(Report(b"", "", "", left=left))
+    return _encode(Report(left=left))
 
 
 def report_of_refusal(reason: str) -> bytes:
     """Write down why there is no process."""
-    return _encode(Report(b"", reason, ""))
+    return _encode(_in_words(reason))
 
 
 def exception_of(report: Report) -> BaseException | None:
     """The exception itself; None when it could not travel."""
-    return loads(report.error) if report.error else None
+    return loads(report.pickled) if report.pickled else None
 
 
 class ReportFile:
@@ -130,8 +131,8 @@ def rebuilt(report: Report, where: str) -> BaseException:
         # A child's SystemExit must not end the worker process.
         error = TaskFailed(report.summary)
     if error is None:
-        why = None if report is UNTOLD else "the exception itself could not be pickled"
+        why = "the exception itself could not be pickled" if report.pickled else None
         error = TaskFailed(report.summary, hint=why)
     error.add_note(f"in {where}")
-    tell_traceback(error, report.trace)
+    tell_traceback(error, "" if report.error is None else report.error.traceback)
     return error

@@ -24,7 +24,7 @@ class Meeting(Protocol):
         ...
 
 
-class Place(Protocol):
+class MeetingPoint(Protocol):
     """Lets the rank that calls this meet others at a path; returns when all have come."""
 
     def __call__(self, rank: int, count: int, path: str, patience: Duration) -> Meeting | None:
@@ -50,7 +50,7 @@ class MeetingPlace:
     """
 
     def __init__(self) -> None:
-        self.meet: Place = _nowhere
+        self.meet: MeetingPoint = _nowhere
 
 
 MEETING_PLACE = MeetingPlace()

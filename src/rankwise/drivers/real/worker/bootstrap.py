@@ -102,6 +102,8 @@ class Reporter:
         # kill a rank that is done, and about which others ask just then.
         _signal.signal(STACKS_SIGNAL, _signal.SIG_IGN)
         faulthandler.register(STACKS_SIGNAL, file=self._fd, all_threads=True, chain=False)
+        if sys.unraisablehook is sys.__unraisablehook__:
+            sys.unraisablehook = _hook_for_lost_interrupts()
         self._write(f'{{"kind": "ready", "pid": {self._pid}}}')
 
     def tell_calls_begin(self) -> None:
@@ -185,6 +187,32 @@ class Reporter:
                     rest = rest[os.write(self._fd, rest) :]  # type: ignore[arg-type]  # asked before
         except OSError:
             pass  # the agent has died, and its guardian is about to end this worker as well
+
+
+def _hook_for_lost_interrupts() -> "Callable[[Any], None]":
+    """Return a hook by which this thread, the main one, loses no Ctrl-C where Python drops it.
+
+    That is in callbacks of weak references, of which each import makes one, and in `__del__`. A
+    rank that was interrupted there went on until its grace was over.
+    """
+    # At the interpreter's end no name of this module has a value any more.
+    tell, interrupt, signals, threads = sys.__unraisablehook__, KeyboardInterrupt, _signal, _thread
+    is_over, main = sys.is_finalizing, threads.get_ident()
+
+    def send_again() -> None:
+        never = threads.allocate_lock()
+        never.acquire()
+        never.acquire(timeout=0.01)  # the callback returns meanwhile; if not, it is lost once more
+        signals.pthread_kill(main, signals.SIGINT)
+
+    def unraisablehook(lost: "Any") -> None:
+        is_ours = lost.exc_type is interrupt and threads.get_ident() == main and not is_over()
+        if is_ours and signals.getsignal(signals.SIGINT) is signals.default_int_handler:
+            threads.start_new_thread(send_again, ())
+        else:
+            tell(lost)
+
+    return unraisablehook
 
 
 def run_as_started() -> None:

@@ -8,10 +8,11 @@ It lies behind the buffers of the segment: an *area* per worker, which nobody el
     ring     ENTRIES entries: the latest calls, each over the one ENTRIES before
     sections what `rankwise.drivers.real.section_ring` keeps there
 
-A call costs one entry: a few words, and the text of operation and line, which is made once for each
-line and shape. Who waits for the handle of a call enters that wait as well, with the number of the
-call. An entry's sequence number is stored after its text, so a reader that leaves out the
-oldest entry never sees half of one. Numbers come from counters that threads may share.
+A call costs one entry: four words, and its *stamp*, which is made once for each line and shape, and
+stored only where the entry has held another one. Who waits for the handle of a call enters that
+wait as well, with the number of the call. An entry's sequence number is stored after its stamp, so
+a reader that leaves out the oldest entry never sees half of one. Numbers come from counters that
+threads may share.
 
 This file runs in whatever interpreter the user chose, from Python 3.9 on, and is loaded when a
 program first imports torch.distributed or makes calls of `rankwise.collectives`: see
@@ -48,8 +49,9 @@ GROUP_BYTES = GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES + MEMBERS_BY
 RING_AT = HEAD_BYTES + GROUPS_MAX * GROUP_BYTES
 ENTRIES = 256
 ENTRY_HEAD = struct.Struct("=QQQQiIiI")
-"""Sequence and call number, instants of begin and end, slot of the group, what must match, peer,
-and flags: `OF_OTHER_THREAD` than the main one, `OF_HANDLE` where it is a wait for an issued call.
+"""Sequence and call number, instants of begin and end; then what equal calls have in common, their
+stamp: slot of the group, what must match, peer, and flags: `OF_OTHER_THREAD` than the main one,
+`OF_HANDLE` where it is a wait for an issued call. Text and place follow, and belong to the stamp.
 
 The instant of the end holds the stage in its two lowest bits, so that one store tells both; while
 the rank waits it is 0, as WAITING is."""
@@ -57,14 +59,17 @@ STAGE_BITS = 2
 OF_OTHER_THREAD, OF_HANDLE = 1, 2
 TEXT_BYTES, PLACE_BYTES = 144, 64
 ENTRY_BYTES = ENTRY_HEAD.size + TEXT_BYTES + PLACE_BYTES
+_CALL = struct.Struct("=QQQQ")
+_STAMP_HEAD = struct.Struct("=iIiI")
 _END_AT = 24
 _NUMBER_BEFORE_END = 2
 SECTIONS_AT = RING_AT + ENTRIES * ENTRY_BYTES
 SECTIONS_BYTES = 7104
 AREA_BYTES = SECTIONS_AT + SECTIONS_BYTES
 NO_SLOT = -1
-_WORDS_AT = ENTRY_HEAD.size
-_pack_entry = ENTRY_HEAD.pack_into
+_STAMP_AT = _CALL.size
+_KNOWN_MAX = 1024
+_pack_call = _CALL.pack_into
 _now = time.monotonic_ns
 _ident = threading.get_ident
 
@@ -94,8 +99,9 @@ class CallRing:
         self._sequence = count(1)
         self._waits = count(1)
         self._main_thread = threading.main_thread().ident
-        self._words_in = [b""] * ENTRIES
+        self._stamps = [b""] * ENTRIES
         """What was stored last in each entry: most calls are the ones before again."""
+        self._of_other_threads: dict[bytes, bytes] = {}
 
     def add_group(
         self, key: str, label: str, size: int, members: "Iterable[int]"
@@ -119,40 +125,49 @@ class CallRing:
         self._words[HEAD_GROUPS] = slot + 1
         return RingGroup(slot)
 
-    def begin(self, group: "RingGroup | None", match: int, words: bytes, peer: int = -1) -> int:
-        """Enter a call, whose text and place are two `fitted` after each other; return where."""
+    def begin(self, group: "RingGroup | None", stamp: bytes) -> int:
+        """Enter a call; return where. A message has no group."""
         sequence = next(self._sequence)
+        if _ident() != self._main_thread:
+            stamp = self._of_other_thread(stamp)
         index = sequence % ENTRIES
         at = RING_AT + index * ENTRY_BYTES
-        memory = self._memory
-        other = _ident() != self._main_thread
-        if self._words_in[index] is not words:
-            memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
-            self._words_in[index] = words
+        if self._stamps[index] is not stamp:
+            self._memory[at + _STAMP_AT : at + ENTRY_BYTES] = stamp
+            self._stamps[index] = stamp
+        words = self._words
         if group is None:
-            _pack_entry(memory, at, sequence, 0, _now(), WAITING, NO_SLOT, match, peer, other)
+            _pack_call(self._memory, at, sequence, 0, _now(), WAITING)
         else:
             number = next(group.numbers)
-            _pack_entry(
-                memory, at, sequence, number, _now(), WAITING, group.slot, match, peer, other
-            )
-            self._words[group.count_at] = number
-        self._words[HEAD_CALLS] = sequence
+            _pack_call(self._memory, at, sequence, number, _now(), WAITING)
+            words[group.count_at] = number
+        words[HEAD_CALLS] = sequence
         return at + _END_AT >> 3
+
+    def _of_other_thread(self, stamp: bytes) -> bytes:
+        known = self._of_other_threads.get(stamp)
+        if known is None:
+            if len(self._of_other_threads) >= _KNOWN_MAX:
+                self._of_other_threads.clear()
+            known = self._of_other_threads[stamp] = _flagged(stamp, OF_OTHER_THREAD)
+        return known
 
     def number_at(self, entry: int) -> int:
         """Return the number in its group of a call that was entered just now."""
         return self._words[entry - _NUMBER_BEFORE_END]
 
-    def begin_wait(self, slot: int, number: int, match: int, words: bytes) -> int:
+    def begin_wait(self, number: int, stamp: bytes) -> int:
         """Enter that the rank waits for the handle of a call; return where."""
         sequence = next(self._sequence)
-        at = RING_AT + sequence % ENTRIES * ENTRY_BYTES
-        other = _ident() != self._main_thread
-        flags = OF_HANDLE | OF_OTHER_THREAD if other else OF_HANDLE
-        self._words_in[sequence % ENTRIES] = words
-        self._memory[at + _WORDS_AT : at + ENTRY_BYTES] = words
-        _pack_entry(self._memory, at, sequence, number, _now(), WAITING, slot, match, -1, flags)
+        if _ident() != self._main_thread:
+            stamp = self._of_other_thread(stamp)
+        index = sequence % ENTRIES
+        at = RING_AT + index * ENTRY_BYTES
+        if self._stamps[index] is not stamp:
+            self._memory[at + _STAMP_AT : at + ENTRY_BYTES] = stamp
+            self._stamps[index] = stamp
+        _pack_call(self._memory, at, sequence, number, _now(), WAITING)
         self._words[HEAD_WAITS] = next(self._waits)
         self._words[HEAD_CALLS] = sequence
         return at + _END_AT >> 3
@@ -179,10 +194,25 @@ def line_outside(depth: int, inner: "tuple[str, ...]") -> "tuple[str, int]":
     return path, frame.f_lineno
 
 
-def words_of(text: str, line: "tuple[str, int]") -> bytes:
-    """Return an operation and where it was called as they stand in an entry."""
+def stamp_of(
+    group: "RingGroup | None", match: int, text: str, line: "tuple[str, int]", peer: int = -1
+) -> bytes:
+    """Return what equal calls have in common, as it stands in their entries."""
+    slot = NO_SLOT if group is None else group.slot
     place = f"{os.path.basename(line[0])}:{line[1]}"
-    return fitted(text, TEXT_BYTES) + fitted(place, PLACE_BYTES)
+    words = fitted(text, TEXT_BYTES) + fitted(place, PLACE_BYTES)
+    return _STAMP_HEAD.pack(slot, match, peer, 0) + words
+
+
+def stamp_of_wait(stamp: bytes, line: "tuple[str, int]") -> bytes:
+    """Return the stamp of waits at that line for the handles of such calls."""
+    place = f"{os.path.basename(line[0])}:{line[1]}"
+    return _flagged(stamp, OF_HANDLE)[:-PLACE_BYTES] + fitted(place, PLACE_BYTES)
+
+
+def _flagged(stamp: bytes, flag: int) -> bytes:
+    slot, match, peer, flags = _STAMP_HEAD.unpack_from(stamp)
+    return _STAMP_HEAD.pack(slot, match, peer, flags | flag) + stamp[_STAMP_HEAD.size :]
 
 
 def fitted(text: str, size: int) -> bytes:

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
     from rankwise.drivers.real.worker.call_ring import RingGroup
 
-    _Issued = tuple[Any, int, int, int, bytes]  # the ring, slot, number, match and words of a call
+    _Issued = tuple[Any, int, bytes]  # the ring, number and stamp of a call
 
 NAMES_NEEDED = ("_world", "get_rank", "all_reduce", "broadcast", "barrier")
 WORLD_NAMES_NEEDED = ("default_pg", "pg_group_ranks", "pg_names")
 """Of `distributed_c10d` and of its `_world`."""
 _KNOWN_MAX = 1024
 _NOWHERE = 1 << 20
-_LINE_IN_KEY = 4
 _OF_ONE_SIZE = (
     "all_reduce",
     "broadcast",
@@ -72,7 +71,8 @@ _COLLECTIVES = (
 _MESSAGES = {"send": "to", "recv": "from"}
 _TENSORS = ("tensor", "input", "input_tensor", "output", "input_list", "input_tensor_list")
 _ROOTS = (("src", "from"), ("dst", "to"), ("group_src", "from"), ("group_dst", "to"))
-
+_TO_OR_FROM_RANK_0 = {"gather": " to rank 0", "scatter": " from rank 0"}
+"""Where no root is named, and other ranks may name it."""
 
 _OPERATIONS_OF_RECORDER = {
     "_all_gather_base": "all_gather_into_tensor",
@@ -335,7 +335,7 @@ class _Handles:
     def __init__(self, ring_module: "ModuleType") -> None:
         self._ring_module = ring_module
         self._issued: "WeakKeyDictionary[Any, _Issued]" = WeakKeyDictionary()  # noqa: UP037
-        self._unknown = (None, ring_module.NO_SLOT, 0, 0, ring_module.words_of("wait", ("", 0)))
+        self._unknown = (None, 0, ring_module.stamp_of(None, 0, "wait", ("", 0)))
         self._known: "dict[Any, bytes]" = {}  # noqa: UP037 - as everywhere in this file
 
     def note(self, handle: "Any", issued: "_Issued") -> None:
@@ -377,15 +377,12 @@ class _Handles:
         issued = self._issued.get(handle, self._unknown)
         if issued[0] is not ring:  # C++ has issued it, or it is of an earlier world
             issued = self._unknown
-        _, slot, number, match, told = issued
-        words = self._known.get((told, line))
-        if words is None:
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            text_bytes = self._ring_module.TEXT_BYTES
-            words = told[:text_bytes] + self._ring_module.words_of("", line)[text_bytes:]
-            self._known[told, line] = words
-        entry: int = ring.begin_wait(slot, number, match, words)
+        _, number, stamp = issued
+        stamp_of_wait = self._known.get((stamp, line))
+        if stamp_of_wait is None:
+            stamp_of_wait = self._ring_module.stamp_of_wait(stamp, line)
+            _remember(self._known, (stamp, line), stamp_of_wait)
+        entry: int = ring.begin_wait(number, stamp_of_wait)
         return entry
 
 
@@ -415,27 +412,29 @@ class _Entered:
         code = inner.__code__
         self._names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         self._tensor = next((each for each in _TENSORS if each in self._names), None)
-        self._known: dict[Any, tuple[int, bytes, int]] = {}
+        self._known: dict[Any, bytes] = {}
+        self._sites: dict[Any, tuple[Any, bytes]] = {}
+        """Stamps by where a call stands in the program, which is known sooner than its line: the
+        last one there, and that for each shape."""
         self._inner = _files_of_torch(os.path.dirname(code.co_filename))
 
     def wrapper(self) -> "Callable[..., Any]":
         """Return the function that takes its place."""
-        function, groups, known = self._function, self._groups, self._known
-        ring_module = groups.ring_module
-        ring_of_process, line_outside = ring_module.ring_of_process, ring_module.line_outside
+        function, groups, sites = self._function, self._groups, self._sites
+        ring_module, stamp_for = groups.ring_module, self._stamp_for
+        ring_of_process = ring_module.ring_of_process
         issued, done, failed = ring_module.ISSUED, ring_module.DONE, ring_module.FAILED
         get_frame = sys._getframe  # noqa: SLF001 - the only way to know the line
-        inner, is_message, find = self._inner, bool(self._way), groups.find
-        known_groups = groups.known
+        is_message, find, known_groups = bool(self._way), groups.find, groups.known
         # Arguments are looked for here, without a call for each: this is done for every collective.
         # No generator reads `args` or `kwargs`, for that would make cells of them, which are slow.
         group_at, op_at = self._place_of("group"), self._place_of("op")
         async_at, tensor_at = self._place_of("async_op"), self._place_of(self._tensor)
         tensor_name = self._tensor or ""
-        roots_in = self._roots_in
-        roots = any(name in self._names for name, _ in _ROOTS)
-        # Most calls are the last one again, from the same place: to see that is cheaper than a key.
-        latest: Any = (None,) * 8
+        has_tensor = bool(tensor_name) and not tensor_name.endswith("_list")
+        roots = [name for name, _ in _ROOTS if name in self._names]
+        root_name, other_root_name = (*roots, "", "")[:2]
+        root_at, other_root_at = self._place_of(root_name), self._place_of(other_root_name)
 
         @functools.wraps(function)
         def call(*args: "Any", **kwargs: "Any") -> "Any":
@@ -448,41 +447,33 @@ class _Entered:
             entered = entered or find(ring, group)
             if entered is None:
                 return function(*args, **kwargs)
-            nonlocal latest
             try:
                 frame = get_frame(1)
+                code = frame.f_code
                 tensor: Any = args[tensor_at] if count > tensor_at else kwargs.get(tensor_name)
                 op = args[op_at] if count > op_at else kwargs.get("op")
-                code, place, kind, shape, dtype, reduction, ring_group, told = latest
-                if (
-                    frame.f_code is not code
-                    or frame.f_lasti != place
-                    or type(tensor) is not kind
-                    or entered is not ring_group
-                    or op is not reduction
-                    or tensor.dtype is not dtype
-                    or tensor.shape != shape
-                ):
-                    path = frame.f_code.co_filename
-                    is_inner = path.startswith(inner)
-                    has_shape = tensor is not None and not isinstance(tensor, (list, tuple))
-                    key: Any = (
-                        tensor.shape if has_shape else _shapes(tensor),
-                        tensor.dtype if has_shape else None,
-                        op,
-                        entered,  # which is not the group: that must go when it is destroyed
-                        line_outside(1, inner) if is_inner else (path, frame.f_lineno),
+                dtype: Any = None
+                if has_tensor:
+                    shape, dtype = tensor.shape, tensor.dtype
+                else:
+                    shape = _shapes(tensor)
+                root: Any = None
+                other_root: Any = None
+                if roots:
+                    root = args[root_at] if count > root_at else kwargs.get(root_name)
+                    other_root = (
+                        args[other_root_at]
+                        if count > other_root_at
+                        else kwargs.get(other_root_name)
                     )
-                    if roots:
-                        key += roots_in(args, kwargs)
-                    told = known.get(key)
-                    if told is None:
-                        told = self._tell(args, kwargs, key, group)
-                    if has_shape and not roots and not is_inner:
-                        at = (frame.f_code, frame.f_lasti, type(tensor))
-                        latest = (*at, *key[:_LINE_IN_KEY], told)
-                match, words, peer = told
-                entry = ring.begin(None if is_message else entered, match, words, peer)
+                site = id(code) + frame.f_lasti
+                what = code, entered, shape, dtype, op, root, other_root
+                found = sites.get(site)
+                if found is not None and found[0] == what:
+                    stamp = found[1]
+                else:
+                    stamp = stamp_for(site, what, args, kwargs)
+                entry = ring.begin(None if is_message else entered, stamp)
             except Exception:  # noqa: BLE001 - arguments of any kind: the function itself complains
                 return function(*args, **kwargs)
             stage = failed
@@ -497,8 +488,7 @@ class _Entered:
             finally:
                 ring.end(entry, stage)
             if is_async and not is_message:
-                number = ring.number_at(entry)
-                groups.handles.note(result, (ring, entered.slot, number, match, words))
+                groups.handles.note(result, (ring, ring.number_at(entry), stamp))
             return result
 
         return call
@@ -511,50 +501,71 @@ class _Entered:
         at = self._place_of(name)
         return args[at] if len(args) > at else kwargs.get(name)
 
-    def _roots_in(self, args: "Any", kwargs: "Any") -> "tuple[Any, ...]":
-        names = [name for name, _ in _ROOTS if name in self._names]
-        return tuple(self._argument(name, args, kwargs) for name in names)
+    def _stamp_for(self, site: "Any", what: "Any", args: "Any", kwargs: "Any") -> bytes:
+        """Return the stamp of a call, and remember it for its place in the program."""
+        code, entered, shape, *_ = what
+        found = self._sites.get((site, shape))
+        if found is None or found[0] != what:
+            line = self._groups.ring_module.line_outside(2, self._inner)
+            key = (line, *what[1:])
+            stamp = self._known.get(key)
+            if stamp is None:
+                stamp = self._stamp(args, kwargs, entered, line)
+                _remember(self._known, key, stamp)
+            found = what, stamp
+            if code.co_filename.startswith(self._inner):
+                return stamp  # others have called that place
+            _remember(self._sites, (site, shape), found)
+        _remember(self._sites, site, found)
+        return found[1]
 
-    def _tell(
-        self, args: "Any", kwargs: "Any", key: "Any", group: "Any"
-    ) -> "tuple[int, bytes, int]":
-        """Put a call into words, and into what all members must agree on; remember both."""
+    def _stamp(self, args: "Any", kwargs: "Any", entered: "Any", line: "Any") -> bytes:
+        """Put a call into words, and into what all members must agree on."""
+        group = self._argument("group", args, kwargs)
         tensor = self._argument(self._tensor, args, kwargs)
         text, match, peer = self._name, [self._name], -1
         if not self._way:
             text += " #?"
         if "op" in self._names:
             op = self._argument("op", args, kwargs)
-            reduction = "sum" if op is None else str(op).rpartition(".")[2].lower()
+            kind = getattr(op, "op", op)  # of `ReduceOp(ReduceOp.SUM)`, which has an address
+            reduction = "sum" if op is None else str(kind).rpartition(".")[2].lower()
             text += f" ({reduction})"
             match.append(reduction)
         of, root_told = _tensor_in_words(tensor), ""
         for name, way in _ROOTS:
             root = self._argument(name, args, kwargs)
             if root is not None:
-                peer = self._groups.rank_of(group, root) if name.startswith("group") else root
+                of_group = name.startswith("group")
+                peer = self._groups.rank_of(group, root) if of_group else int(root)
                 root_told = f" {way} rank {peer}"
+        root_told = root_told or _TO_OR_FROM_RANK_0.get(self._name, "")
         match.append(root_told)
         dtype = getattr(tensor, "dtype", None)
         match.append(str(dtype))
         if tensor is not None and self._is_of_one_size(group):
             match.append(str(tensor.numel()))
         text += f" of {of}{root_told}" if self._way else f"{root_told}{f' of {of}' if of else ''}"
-        told = (
+        stamp: bytes = self._groups.ring_module.stamp_of(
+            None if self._way else entered,
             zlib.crc32("|".join(match).encode()),
-            self._groups.ring_module.words_of(text, key[_LINE_IN_KEY]),
+            text,
+            line,
             peer if self._way else -1,
         )
-        if len(self._known) >= _KNOWN_MAX:
-            self._known.clear()
-        self._known[key] = told
-        return told
+        return stamp
 
     def _is_of_one_size(self, group: "Any") -> bool:
         """Return whether members must come with as many elements."""
         if self._name in _OF_ONE_SIZE_IN_GLOO:
             return self._groups.backend_of(group) == "gloo"
         return self._name in _OF_ONE_SIZE
+
+
+def _remember(known: "dict[Any, Any]", key: "Any", value: "Any") -> None:
+    if len(known) >= _KNOWN_MAX:
+        known.clear()
+    known[key] = value
 
 
 def _shapes(tensors: "Any") -> "Any":

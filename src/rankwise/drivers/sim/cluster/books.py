@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from rankwise.base.units import Instant
-from rankwise.core.rendezvous.records import Charter, Phase, Round
+from rankwise.core.rendezvous.records import Charter, Round, RoundPhase
 from rankwise.drivers.sim.cluster.worker import Worker
 
 
@@ -51,4 +51,4 @@ class RunBook:
     @property
     def is_closed(self) -> bool:
         """Whether it is over."""
-        return self.round is not None and self.round.phase is Phase.CLOSED
+        return self.round is not None and self.round.phase is RoundPhase.CLOSED

@@ -7,7 +7,7 @@ machines but the words in which they write.
 - One round is current at a time: what is written follows lawfully on what was written before; no
   worker is born while one of an earlier round lives.
 - No rank is held by two living workers. One that has left its function (`rankwise.recover`) holds
-  none until it is called again: then it is born, and what is said of those that are born holds.
+  none until it is called again: then it is started, and what is said of those that are born holds.
 - A restart is spent for each round that ended by a failure, once, and for no other; never more than
   there are.
 - No round ends because a node goes that is done: with leave, by SIGKILL, leading or not.
@@ -36,13 +36,12 @@ import msgspec
 from rankwise.base.keys import Change, Entry
 from rankwise.base.units import SECOND, Duration, Instant, between, format_duration
 from rankwise.core.agent.vocabulary import FinishRun
-from rankwise.core.rendezvous.codec import decode_charter, decode_node, decode_round
-from rankwise.core.rendezvous.layout import RunKeys
-from rankwise.core.rendezvous.records import Charter, Departure, Phase, Round, Verdict
+from rankwise.core.rendezvous.records import Charter, Departure, Round, RoundPhase, Verdict
+from rankwise.core.rendezvous.storage import RunKeys, decode_charter, decode_node, decode_round
 from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
-from rankwise.drivers.sim.cluster.faults import ClusterPlan
 from rankwise.drivers.sim.cluster.node import SimulatedNode
+from rankwise.drivers.sim.cluster.plan import ClusterPlan
 from rankwise.drivers.sim.cluster.root_cause_truth import loss_is_told, verdict_is_true
 from rankwise.drivers.sim.cluster.worker import Worker
 from rankwise.drivers.sim.invariants import InvariantBroken
@@ -217,9 +216,13 @@ class ClusterChecker:
         self._judge_order(old, new)
         if len(set(new.members)) != len(new.members):
             self._broken(f"round {new.number} has a member twice: {new.members}")
-        if new.phase is Phase.RUNNING and (old is None or old.phase is Phase.GATHERING):
+        if new.phase is RoundPhase.RUNNING and (old is None or old.phase is RoundPhase.GATHERING):
             self._judge_settlement(run, old, new)
-        if new.phase is Phase.GATHERING and old is not None and old.phase is Phase.RUNNING:
+        if (
+            new.phase is RoundPhase.GATHERING
+            and old is not None
+            and old.phase is RoundPhase.RUNNING
+        ):
             self._judge_dissolution(old, new)
 
     def _judge_order(self, old: Round | None, new: Round) -> None:
@@ -230,18 +233,18 @@ class ClusterChecker:
             lawful = (
                 phase
                 in {
-                    (Phase.GATHERING, Phase.GATHERING),
-                    (Phase.GATHERING, Phase.RUNNING),
-                    (Phase.GATHERING, Phase.CLOSED),
-                    (Phase.RUNNING, Phase.RUNNING),
-                    (Phase.RUNNING, Phase.STOPPING),
-                    (Phase.RUNNING, Phase.CLOSED),
-                    (Phase.STOPPING, Phase.STOPPING),
-                    (Phase.STOPPING, Phase.CLOSED),
+                    (RoundPhase.GATHERING, RoundPhase.GATHERING),
+                    (RoundPhase.GATHERING, RoundPhase.RUNNING),
+                    (RoundPhase.GATHERING, RoundPhase.CLOSED),
+                    (RoundPhase.RUNNING, RoundPhase.RUNNING),
+                    (RoundPhase.RUNNING, RoundPhase.STOPPING),
+                    (RoundPhase.RUNNING, RoundPhase.CLOSED),
+                    (RoundPhase.STOPPING, RoundPhase.STOPPING),
+                    (RoundPhase.STOPPING, RoundPhase.CLOSED),
                 }
                 and number == 0
             )
-            lawful = lawful or (phase == (Phase.RUNNING, Phase.GATHERING) and number == 1)
+            lawful = lawful or (phase == (RoundPhase.RUNNING, RoundPhase.GATHERING) and number == 1)
         if not lawful:
             before = "nothing" if old is None else f"round {old.number} {old.phase}"
             self._broken(f"round {new.number} {new.phase} was written over {before}")
@@ -284,7 +287,7 @@ class ClusterChecker:
 
     # The workers
 
-    def born(self, worker: Worker) -> None:
+    def started(self, worker: Worker) -> None:
         """A worker has come into being."""
         holder = self._rank_holders.get(worker.rank)
         if holder is not None:
@@ -383,7 +386,7 @@ class ClusterChecker:
             or book is None
             or current is None
             or current.number != number
-            or current.phase is not Phase.RUNNING
+            or current.phase is not RoundPhase.RUNNING
         ):
             return
         deaf = [node for node in book.record.members if node not in book.began and is_up(node)]

@@ -57,11 +57,11 @@ class AttemptBook:
 
     begun_at: Instant
     spawned: set[int] = field(default_factory=set)
-    born: set[int] = field(default_factory=set)
+    started: set[int] = field(default_factory=set)
     untold: set[int] = field(default_factory=set)
     unkilled: set[int] = field(default_factory=set)
     living: set[int] = field(default_factory=set)
-    born_too_late: set[int] = field(default_factory=set)
+    started_too_late: set[int] = field(default_factory=set)
     """Came up after they had been given up."""
     refused_at: dict[int, Instant] = field(default_factory=dict)
     exit_codes: dict[int, int] = field(default_factory=dict)
@@ -190,8 +190,8 @@ class GangChecker:
     def _note_birth(self, book: AttemptBook, local_rank: int, now: Instant) -> None:
         self._find_reasons_to_end(book, just_before(now))
         if self._gave_up_starting(book) or book.sweep_ordered_at is not None:
-            book.born_too_late.add(local_rank)
-        for ranks in (book.born, book.living, book.untold, book.unkilled):
+            book.started_too_late.add(local_rank)
+        for ranks in (book.started, book.living, book.untold, book.unkilled):
             ranks.add(local_rank)
 
     def _note_exit(self, book: AttemptBook, local_rank: int, code: int, now: Instant) -> None:
@@ -229,7 +229,7 @@ class GangChecker:
         if book.ending_since is not None:
             return
         starting_ends = self._starting_ends(book)
-        if len(book.born) < self._spec.size and now >= starting_ends:
+        if len(book.started) < self._spec.size and now >= starting_ends:
             self._must_end(book, starting_ends)
         elif book.dump_ordered_at is not None:
             dumping_ends = after(book.dump_ordered_at, self._spec.stacks_timeout)
@@ -291,7 +291,7 @@ class GangChecker:
     def _judge_signal(self, order: SignalWorker, now: Instant) -> None:
         book = self._attempts[order.attempt]
         rank = order.local_rank
-        if rank not in book.born:
+        if rank not in book.started:
             self._broken(f"worker {rank} is signalled, and no process of it is known")
         if rank not in book.living:
             self._broken(f"worker {rank} is signalled, and is known to have ended")
@@ -303,7 +303,7 @@ class GangChecker:
             return
         book.unkilled.discard(rank)
         assert book.kill_allowed_at is not None, "set when the end began"
-        if now < book.kill_allowed_at and rank not in book.born_too_late:
+        if now < book.kill_allowed_at and rank not in book.started_too_late:
             self._broken(f"worker {rank} is killed before its grace is over")
 
     def _judge_dump(self, book: AttemptBook, now: Instant) -> None:
@@ -328,10 +328,10 @@ class GangChecker:
         waited_for = book.spawned - set(book.exit_codes) - set(book.refused_at)
         self._find_reasons_to_end(book, now)
         if self._gave_up_starting(book):
-            waited_for = (waited_for & book.born) - book.born_too_late
+            waited_for = (waited_for & book.started) - book.started_too_late
         if self._stops_heard:
             waited_for &= (
-                book.born
+                book.started
             )  # a gang that stops does not wait for workers that were never started
         gives_up_at = after(book.kill_allowed_at or FAR_AWAY, self._spec.sweep_timeout)
         if waited_for and now < gives_up_at:
@@ -362,7 +362,7 @@ class GangChecker:
         root = told.failures[0]
         problem = root_cause_is_true(
             root,
-            [self._host.workers[root.attempt, rank] for rank in sorted(book.born)],
+            [self._host.workers[root.attempt, rank] for rank in sorted(book.started)],
             clock=self._host.clock,
             heard_until=book.ending_since,
         )

@@ -31,7 +31,7 @@ from rankwise.core.gang.vocabulary import (
     Said,
     StacksDumped,
     Swept,
-    Told,
+    WordToWorker,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
@@ -61,7 +61,7 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 from rankwise.drivers.sim.agenda import VIRTUAL_EPOCH_NS, Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
-from rankwise.drivers.sim.cluster.faults import FailWorker, Guardian, Workers
+from rankwise.drivers.sim.cluster.plan import Guardian, Workers
 from rankwise.drivers.sim.cluster.worker import Witness, Worker
 from rankwise.drivers.sim.programs import (
     Dies,
@@ -73,6 +73,7 @@ from rankwise.drivers.sim.programs import (
     program_of,
 )
 from rankwise.drivers.sim.streams import happens
+from rankwise.sim.faults.vocabulary import FailWorker
 
 if TYPE_CHECKING:
     from rankwise.drivers.sim.cluster.node import SimulatedNode
@@ -286,14 +287,14 @@ class SimulatedHost:
 
     def tell(self, local_rank: int, attempt: int, word: str) -> None:
         """Say a word to a worker that can be called again, if it is still there."""
-        if word == Told.AGAIN:
+        if word == WordToWorker.AGAIN:
             self._call_again(local_rank, attempt)
             return
         worker = self.workers.get((attempt, local_rank))
         if worker is None or not worker.is_alive:
             return
         assert worker.recovers, f"{word} for rank {local_rank} of {attempt}, which offers nothing"
-        if word == Told.RELEASE:
+        if word == WordToWorker.RELEASE:
             assert worker.fell_at is not None, "it holds an exception"
             assert worker.held is not None, "it holds an exception"
             self._raise(worker, worker.held, worker.fell_at)
@@ -448,7 +449,7 @@ class SimulatedHost:
         self.workers[worker.round, worker.local_rank] = worker
         self.living.add((worker.round, worker.local_rank))
         worker.is_rank = True
-        self._witness.born(worker)
+        self._witness.started(worker)
         takes = Duration(worker.program.after + self._up_to(self._habits.uneven))
         if not isinstance(worker.program.ending, RunsForever):
             self._agenda.after(takes, partial(self._come_to_its_end, worker))

@@ -13,16 +13,16 @@ from rankwise.core.agent.vocabulary import (
     LeaveRequested,
     Stimulus,
 )
-from rankwise.core.gang.state import Phase as GangPhase
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import RecallRequested, Resumed, Started, StopRequested
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
-from rankwise.core.rendezvous.requests import Answer
+from rankwise.core.rendezvous.vocabulary import Answer
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
-from rankwise.drivers.sim.cluster.faults import ClusterPlan
 from rankwise.drivers.sim.cluster.gang_checker import GangChecker, WatchedJournal
 from rankwise.drivers.sim.cluster.host import SIGTERM, SimulatedHost
+from rankwise.drivers.sim.cluster.plan import ClusterPlan
 from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
 from rankwise.drivers.sim.cluster.worker import Witness
 from rankwise.drivers.stop_window import StopWindow

@@ -1,9 +1,11 @@
 """Plans as YAML files: what a simulated cluster is, and its faults.
 
-The fields are those of `ClusterPlan`. A duration is written with its unit, as `5 s` or `200 ms`; a
-bare number would be one of nanoseconds, which is never meant, and is refused.
+The fields are those of `ClusterPlan`; faults are in the language of all simulations
+(`rankwise.sim.faults.reading`). A duration is written with its unit, as `5 s` or `200 ms`; a bare
+number would be one of nanoseconds, which is never meant, and is refused.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -11,26 +13,72 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration, Instant, parse_duration
-from rankwise.drivers.sim.cluster.faults import ClusterPlan
+from rankwise.drivers.sim.cluster.plan import ClusterPlan
+from rankwise.sim.faults.reading import CLUSTER, Named, is_file, listed_faults, read_faults
+from rankwise.sim.faults.vocabulary import FaultOfCluster, LateNode
+
+_PARTS = ("rendezvous", "workers", "gang", "guardian", "network", "clocks", "late")
 
 
-def load_plan(path: str, **overrides: Any) -> ClusterPlan:
+def load_plan(words: str | Sequence[str], **overrides: Any) -> ClusterPlan:
     """Read a plan.
 
     Args:
-        path: of the file; empty for a plan in which nothing goes wrong.
+        words: a file with a plan at most, and faults in the short form; none for a plan in which
+            nothing goes wrong.
         overrides: fields that replace what the file says; None leaves it. `nodes_min`,
             `nodes_max`, `spares` and `restarts_max` go where they belong.
 
     Raises:
-        ConfigError: the file cannot be read, or is no plan; the message names the field.
+        ConfigError: a word or the file cannot be read, or is no plan; the message names the field.
     """
-    tree = read_tree(path) if path else {}
-    given = {name: value for name, value in overrides.items() if value is not None}
-    if "nodes" in given:
-        tree["nodes"] = given["nodes"]
-    if "is_alone" in given:
-        tree["is_alone"] = given["is_alone"]
+    words = [words] if isinstance(words, str) else words
+    files = [word for word in words if is_file(word)]
+    if len(files) > 1:
+        raise ConfigError(f"--faults names the plans {files[0]} and {files[1]}, expected one")
+    path = "".join(files)
+    tree = _read_plan(path) if path else {}
+    name = path or "the options"
+    faults = listed_faults(tree, name, CLUSTER)
+    faults += read_faults([word for word in words if word not in files], CLUSTER)
+    _override(tree, {name: value for name, value in overrides.items() if value is not None})
+    tree = _in_nanoseconds(tree, path)
+    try:
+        plan = _with_faults(msgspec.convert(tree, ClusterPlan), faults)
+    except msgspec.ValidationError as error:
+        from rankwise.sim.mistakes import mistake_in  # noqa: PLC0415  # only for mistakes
+
+        told = mistake_in(error, ClusterPlan, tree).told
+        raise ConfigError(f"{name}: {told}", hint="docs/cluster-simulation.md") from error
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", hint="docs/cluster-simulation.md") from error
+    if plan.nodes < plan.rendezvous.nodes_min:
+        raise ConfigError(
+            f"{name}: there are {plan.nodes} nodes, and none runs before"
+            f" {plan.rendezvous.nodes_min} are there",
+            hint="give more --nodes, or a smaller --nnodes",
+        )
+    return plan
+
+
+def _read_plan(path: str) -> dict[str, Any]:
+    from rankwise.sim.files import read_fields  # noqa: PLC0415  # which needs YAML
+
+    tree = read_fields(path, "the plan")
+    parts = {name: tree.get(name, {}) for name in _PARTS}
+    if isinstance(parts["rendezvous"], dict):
+        parts["rendezvous.policy"] = parts["rendezvous"].get("policy", {})
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise ConfigError(f"{path}: {name} is {part!r}, expected fields")
+    return tree
+
+
+def _override(tree: dict[str, Any], given: dict[str, Any]) -> None:
+    """Put what the options say into a plan, and what follows from it."""
+    for name in ("nodes", "is_alone"):
+        if name in given:
+            tree[name] = given[name]
     tree.setdefault("nodes", 1 if tree.get("is_alone") else 8)
     rendezvous = tree.setdefault("rendezvous", {})
     workers = tree.setdefault("workers", {})
@@ -48,45 +96,18 @@ def load_plan(path: str, **overrides: Any) -> ClusterPlan:
         workers.setdefault("per_node", len(lives[0]))
     if "gang" in tree:
         tree["gang"].setdefault("size", workers.get("per_node", 1))
-    name = path or "the options"
-    try:
-        plan = msgspec.convert(_in_nanoseconds(tree, path), ClusterPlan)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}: {error}", hint="docs/cluster-simulation.md") from error
-    if plan.nodes < plan.rendezvous.nodes_min:
-        raise ConfigError(
-            f"{name}: there are {plan.nodes} nodes, and none runs before"
-            f" {plan.rendezvous.nodes_min} are there",
-            hint="give more --nodes, or a smaller --nnodes",
-        )
-    return plan
 
 
-def read_tree(path: str) -> dict[str, Any]:
-    """What a YAML file says, as fields.
-
-    Raises:
-        ConfigError: it cannot be read, or has no fields.
-    """
-    import yaml  # noqa: PLC0415  # only here
-
-    from rankwise.sim.hardware.files import load_yaml, read_text  # noqa: PLC0415  # likewise
-
-    try:
-        tree = load_yaml(read_text(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the plan {path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        shown = " ".join(str(error).split())
-        raise ConfigError(f"the plan {path} is no YAML: {shown}") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"the plan {path} is a {type(tree).__name__}, expected fields")
-    for name in ("rendezvous", "workers", "gang"):
-        if not isinstance(tree.get(name, {}), dict):
-            raise ConfigError(f"{path}: {name} is {tree[name]!r}, expected fields")
-    return tree
+def _with_faults(plan: ClusterPlan, named: Sequence[Named]) -> ClusterPlan:
+    """The same plan with these faults; that a node is late is written where all late nodes are."""
+    faults = tuple(fault for _, fault in named if isinstance(fault, FaultOfCluster))
+    late: dict[int, Instant] = {}
+    for called, fault in named:
+        if isinstance(fault, LateNode):
+            if fault.node in late:
+                raise ConfigError(f"{called}: node {fault.node} is late already, expected once")
+            late[fault.node] = Instant(fault.by)
+    return msgspec.structs.replace(plan, faults=faults, late={**plan.late, **late})
 
 
 def _in_nanoseconds(value: Any, path: str, name: str = "") -> Any:

@@ -9,11 +9,11 @@ from rankwise.core.agent.vocabulary import LOSSES_OF_STORE, FinishRun
 from rankwise.core.rendezvous.records import Round, Verdict
 from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
-from rankwise.drivers.sim.cluster.faults import ClusterPlan
 from rankwise.drivers.sim.cluster.host import SIGTERM
+from rankwise.drivers.sim.cluster.plan import ClusterPlan
 from rankwise.drivers.sim.cluster.worker import Worker
 
-HEAD_START = 50 * MILLISECOND
+HEAD_START = 250 * MILLISECOND
 """How much earlier a death by signal counts: spelled again, so that a change is noticed."""
 
 

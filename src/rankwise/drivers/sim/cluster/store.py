@@ -15,7 +15,7 @@ from rankwise.base.errors import Compacted, LeaseLost
 from rankwise.base.keys import Change, Committed, Revision
 from rankwise.base.units import MILLISECOND, ZERO, Duration, Instant, after
 from rankwise.core.keyspace.machine import Keyspace
-from rankwise.core.rendezvous.requests import (
+from rankwise.core.rendezvous.vocabulary import (
     Answer,
     Commit,
     EndWatch,
@@ -36,7 +36,7 @@ from rankwise.core.rendezvous.requests import (
     WatchLost,
 )
 from rankwise.drivers.sim.agenda import Agenda, MovableClock
-from rankwise.drivers.sim.cluster.faults import Network
+from rankwise.drivers.sim.cluster.plan import Network
 from rankwise.drivers.sim.cluster.traffic import Traffic, size_of
 
 RETRANSMISSION = Duration(200 * MILLISECOND)

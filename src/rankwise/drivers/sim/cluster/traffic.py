@@ -7,7 +7,7 @@ each request and each answer carries the headers of HTTP/1.1 on a connection tha
 from dataclasses import dataclass, field
 
 from rankwise.base.keys import Change, Snapshot, Transaction
-from rankwise.core.rendezvous.requests import (
+from rankwise.core.rendezvous.vocabulary import (
     Commit,
     GrantLease,
     KeysChanged,

@@ -84,7 +84,7 @@ class Worker:
 class Witness(Protocol):
     """Who is told the truth as it happens."""
 
-    def born(self, worker: Worker) -> None:
+    def started(self, worker: Worker) -> None:
         """A worker has come into being."""
         ...
 

@@ -18,20 +18,26 @@ from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, FinishRun
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.layout import RunKeys
 from rankwise.core.rendezvous.records import Verdict
+from rankwise.core.rendezvous.storage import RunKeys
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
 from rankwise.drivers.sim.cluster.books import RoundBook
 from rankwise.drivers.sim.cluster.checkers import ClusterChecker
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
-from rankwise.drivers.sim.cluster.faults import (
+from rankwise.drivers.sim.cluster.node import SimulatedNode
+from rankwise.drivers.sim.cluster.plan import ClusterPlan
+from rankwise.drivers.sim.cluster.store import SimulatedStore
+from rankwise.drivers.sim.cluster.traffic import Traffic
+from rankwise.drivers.sim.cluster.worker import Worker
+from rankwise.drivers.sim.journal import MemoryJournal
+from rankwise.drivers.sim.streams import stream
+from rankwise.sim.faults.vocabulary import (
     BlameWorker,
-    ClusterPlan,
     CompactStore,
     CrashStore,
     FailWorker,
-    Happening,
+    FaultOfCluster,
     KillAgent,
     Leave,
     LoseGuardian,
@@ -43,12 +49,6 @@ from rankwise.drivers.sim.cluster.faults import (
     SlowDisk,
     StartAgents,
 )
-from rankwise.drivers.sim.cluster.node import SimulatedNode
-from rankwise.drivers.sim.cluster.store import SimulatedStore
-from rankwise.drivers.sim.cluster.traffic import Traffic
-from rankwise.drivers.sim.cluster.worker import Worker
-from rankwise.drivers.sim.journal import MemoryJournal
-from rankwise.drivers.sim.streams import stream
 
 RUN_ID = "simulated"
 STEPS_MAX = 50_000_000
@@ -153,7 +153,7 @@ class ClusterWorld:
             InvariantBroken: the cluster did what no cluster may do.
         """
         self._write_agenda()
-        limit = after(self.plan.last_happening, self.plan.patience)
+        limit = after(self.plan.last_fault, self.plan.patience)
         while self._starts_pending or self._up:
             following = self._agenda.next_instant
             if following is None or (following > limit and not self.plan.is_alone):
@@ -241,9 +241,9 @@ class ClusterWorld:
             if at is None:
                 at = Instant(int(chance.random() * (self.plan.joins_within + 1)))
             self._start_later(node, at)
-        for happening in self.plan.happenings:
-            self._starts_pending += isinstance(happening, StartAgents)
-            self._agenda.at(happening.at, partial(self._let_happen, happening))
+        for fault in self.plan.faults:
+            self._starts_pending += isinstance(fault, StartAgents)
+            self._agenda.at(fault.at, partial(self._strike, fault))
 
     def _start_later(self, node: SimulatedNode, at: Instant) -> None:
         self._starts_pending += 1
@@ -269,34 +269,34 @@ class ClusterWorld:
                 self._configs[number] = config
                 self._start_later(self.nodes[number], self._clock.now())
 
-    def _let_happen(self, happening: Happening) -> None:
-        match happening:
+    def _strike(self, fault: FaultOfCluster) -> None:
+        match fault:
             case KillAgent():
-                self._kill_agent(self.nodes[happening.node], happening.back_after)
+                self._kill_agent(self.nodes[fault.node], fault.back_after)
             case FailWorker():
-                self.nodes[happening.node].workers.fail_worker(happening)
+                self.nodes[fault.node].workers.fail_worker(fault)
             case LoseGuardian():
-                self.nodes[happening.node].workers.lose_guardian()
+                self.nodes[fault.node].workers.lose_guardian()
             case BlameWorker():
-                self.nodes[happening.node].workers.blame(happening.local_rank)
+                self.nodes[fault.node].workers.blame(fault.local_rank)
             case MissCall():
-                self._miss_call(happening)
+                self._miss_call(fault)
             case RefuseWorkers():
-                node = self.nodes[happening.node]
-                node.workers.refuses_until = after(self._clock.now(), happening.lasts)
+                node = self.nodes[fault.node]
+                node.workers.refuses_until = after(self._clock.now(), fault.lasts)
             case Preempt():
-                self._preempt(self.nodes[happening.node], happening)
+                self._preempt(self.nodes[fault.node], fault)
             case Leave():
-                if self.nodes[happening.node].is_up:
-                    self.nodes[happening.node].ask_to_leave()
+                if self.nodes[fault.node].is_up:
+                    self.nodes[fault.node].ask_to_leave()
             case Partition():
-                self._cut(happening.nodes)
-                self._agenda.after(happening.lasts, partial(self._mend, happening.nodes))
+                self._cut(fault.nodes)
+                self._agenda.after(fault.lasts, partial(self._mend, fault.nodes))
             case CrashStore():
                 self.store.crash()
-                self._agenda.after(happening.lasts, partial(self._restart_store, happening))
+                self._agenda.after(fault.lasts, partial(self._restart_store, fault))
             case LoseStore():
-                self._kill_agent(self.nodes[happening.node], None)
+                self._kill_agent(self.nodes[fault.node], None)
                 self.store.crash()
                 self._is_store_lost = True
                 if self.plan.rendezvous.ends_with_store:
@@ -305,12 +305,12 @@ class ClusterWorld:
                         patience, partial(self.checker.judge_orphans, self.nodes, self._clock.now())
                     )
             case SlowDisk():
-                self.store.set_disk(happening.takes)
-                self._agenda.after(happening.lasts, partial(self.store.set_disk, Duration(0)))
+                self.store.set_disk(fault.takes)
+                self._agenda.after(fault.lasts, partial(self.store.set_disk, Duration(0)))
             case CompactStore():
                 self.store.compact()
             case StartAgents():
-                self._start_again(happening)
+                self._start_again(fault)
 
     def _miss_call(self, missed: MissCall) -> None:
         """All but one of the ranks of its round come to a collective."""
@@ -452,10 +452,10 @@ class ClusterWorld:
 
     # The witness: passes the truth on to the checker, and lets peers notice
 
-    def born(self, worker: Worker) -> None:
+    def started(self, worker: Worker) -> None:
         """A worker has come into being."""
         if not self.plan.is_alone:
-            self.checker.born(worker)
+            self.checker.started(worker)
 
     def ended(self, worker: Worker) -> None:
         """A worker has ended: its peers' connections to it close."""

@@ -4,6 +4,7 @@ torch is taken from where it is: only its own users have such tensors.
 """
 
 import sys
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -19,7 +20,7 @@ def _torch() -> Any:
     return torch
 
 
-class _Coded:
+class _Coded(ABC):
     """What both have in common.
 
     Attributes:
@@ -40,8 +41,9 @@ class _Coded:
         else:
             raise ValueError("either data or size must be given")
 
+    @abstractmethod
     def _coded(self, values: Any) -> Any:
-        raise NotImplementedError
+        """The codes of numbers."""
 
     def _float32(self, dtype: Any) -> Any:
         torch = _torch()

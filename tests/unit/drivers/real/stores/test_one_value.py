@@ -28,7 +28,7 @@ class HandMovedClock:
         self.instant = after(self.instant, by)
 
 
-class Place:
+class RankAddress:
     """One value; others may be quicker each time, or it may be away."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Place:
         return (*self.state, True)
 
 
-def client_of(place: Place, clock: HandMovedClock | None = None) -> OneValueStore:
+def client_of(place: RankAddress, clock: HandMovedClock | None = None) -> OneValueStore:
     return OneValueStore(
         place, who="the place", clock=clock or HandMovedClock(), request_timeout=PATIENCE
     )
@@ -67,7 +67,7 @@ def look_for(store: OneValueStore, clock: HandMovedClock, time: Duration) -> Non
 
 
 def test_only_the_last_changes_are_kept() -> None:
-    place = Place()
+    place = RankAddress()
     store = client_of(place)
     for _ in range(HISTORY_BATCHES + 10):
         put(store)
@@ -80,7 +80,7 @@ def test_only_the_last_changes_are_kept() -> None:
 
 
 def test_large_changes_push_old_ones_out_and_the_last_one_stays() -> None:
-    place = Place()
+    place = RankAddress()
     store = client_of(place)
     put(store, "small")
     put(store, "large", b"x" * (1 << 20))
@@ -93,7 +93,7 @@ def test_large_changes_push_old_ones_out_and_the_last_one_stays() -> None:
 
 
 def test_a_lease_that_stands_still_is_ended_by_whoever_looks() -> None:
-    place, clock = Place(), HandMovedClock()
+    place, clock = RankAddress(), HandMovedClock()
     dead, alive = client_of(place, clock), client_of(place, clock)
     lease = dead.grant_lease(LIFE)
     dead.commit(Transaction(puts=(Put("node", b"", lease),)))
@@ -107,7 +107,7 @@ def test_a_lease_that_stands_still_is_ended_by_whoever_looks() -> None:
 
 
 def test_who_was_away_for_long_gives_all_leases_their_time_again() -> None:
-    place, clock = Place(), HandMovedClock()
+    place, clock = RankAddress(), HandMovedClock()
     store = client_of(place, clock)
     lease = store.grant_lease(LIFE)
     store.commit(Transaction(puts=(Put("node", b"", lease),)))
@@ -124,7 +124,7 @@ def test_who_was_away_for_long_gives_all_leases_their_time_again() -> None:
 
 
 def test_a_value_that_others_change_all_the_time_is_given_up() -> None:
-    place = Place()
+    place = RankAddress()
     place.is_contended = True
 
     with pytest.raises(StoreUnavailable, match="others have changed the place for 300 ms"):
@@ -142,7 +142,7 @@ def test_a_value_that_others_change_all_the_time_is_given_up() -> None:
     ],
 )
 def test_another_programs_value_is_left_alone(raw: bytes, said: str) -> None:
-    place = Place()
+    place = RankAddress()
     place.state = (raw, 1)
 
     with pytest.raises(NotOurs, match=said):

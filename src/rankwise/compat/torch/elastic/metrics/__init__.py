@@ -6,38 +6,12 @@ own `initialize_metrics`, take the place of the ones here.
 
 from contextlib import suppress
 
-from rankwise.compat.torch.elastic.metrics.api import (
-    ConsoleMetricHandler,
-    MetricData,
-    MetricHandler,
-    MetricsConfig,
-    MetricStream,
-    NullMetricHandler,
-    configure,
-    get_elapsed_time_ms,
-    getStream,
-    prof,
-    profile,
-    publish_metric,
-    put_metric,
-)
+from rankwise.compat.torch.elastic.metrics import api
+from rankwise.compat.torch.elastic.metrics.api import *  # noqa: F403  # all that it names
+from rankwise.compat.torch.elastic.metrics.api import MetricsConfig
 
-__all__ = [
-    "ConsoleMetricHandler",
-    "MetricData",
-    "MetricHandler",
-    "MetricStream",
-    "MetricsConfig",
-    "NullMetricHandler",
-    "configure",
-    "getStream",
-    "get_elapsed_time_ms",
-    "initialize_metrics",
-    "prof",
-    "profile",
-    "publish_metric",
-    "put_metric",
-]
+__all__ = ["initialize_metrics"]
+__all__ += api.__all__
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:

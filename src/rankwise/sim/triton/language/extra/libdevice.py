@@ -227,6 +227,20 @@ def _saturated(values: Array) -> Array:
     return np.where(np.isnan(values), 0, np.clip(values, 0, 1)).astype(values.dtype)
 
 
+def _power(values: Array, exponents: Array) -> Array:
+    """Powers, those with exact operations by these: numpy does so where one exponent is for all.
+
+    Then other programs beside this one, which have exponents of their own, would change its bits.
+    """
+    _, each = np.broadcast_arrays(values, exponents)
+    result = np.asarray(np.power(values, np.ascontiguousarray(each)))
+    for exponent, exact in ((2, np.square), (0.5, np.sqrt), (-1, np.reciprocal)):
+        chosen = (exponents == exponent) & ((values > 0) | (exponent != 0.5))
+        if chosen.any():
+            np.copyto(result, exact(values), where=chosen)
+    return result
+
+
 def _word(values: Array, at: int) -> Array:
     return (_bits_of(values, np.int64) >> (32 * at)).astype(np.int32)
 
@@ -252,6 +266,8 @@ _OF_FLOATS: dict[str, _Function] = {
     "exp10": lambda values: np.power(values.dtype.type(10), values), "exp2": np.exp2,
     "expm1": np.expm1, "floor": np.floor, "j0": partial(special.bessel, np.zeros(1)),
     "j1": partial(special.bessel, np.ones(1)), "lgamma": by_element(special.gamma_logarithm),
+    "y0": partial(special.second_bessel, np.zeros(())),
+    "y1": partial(special.second_bessel, np.ones(())),
     "log": np.log, "log10": np.log10, "log1p": np.log1p, "log2": np.log2, "logb": _logb,
     "nearbyint": np.rint, "normcdf": by_element(special.normal_distribution),
     "normcdfinv": by_element(special.normal_quantile), "rcbrt": lambda values: 1 / np.cbrt(values),
@@ -280,7 +296,7 @@ _OTHERS: dict[str, tuple[str, _Function]] = {
     "double2loint": ("f64>i32", lambda values: _word(values, 0)),
     "double_as_longlong": ("f64>i64", _bits_as(np.int64)),
     "fast_dividef": ("f32,f32>f32", np.divide),
-    "fast_powf": ("f32,f32>f32", np.power),
+    "fast_powf": ("f32,f32>f32", _power),
     "ffs": ("i32>i32 i64>i32", _first_set),
     "finitef": ("f32>i1", np.isfinite),
     "float_as_int": ("f32>i32", _bits_as(np.int32)),
@@ -295,6 +311,7 @@ _OTHERS: dict[str, tuple[str, _Function]] = {
     "isinf": (_TRUTH, np.isinf),
     "isnan": (_TRUTH, np.isnan),
     "jn": ("i32,f32>f32 i32,f64>f64", special.bessel),
+    "yn": ("i32,f32>f32 i32,f64>f64", special.second_bessel),
     "ldexp": (_WITH_POWER, np.ldexp),
     "llrint": ("f32>i64 f64>i64", lambda values: to_integer(values, "rn", np.dtype(np.int64))),
     "llround": (
@@ -307,7 +324,7 @@ _OTHERS: dict[str, tuple[str, _Function]] = {
     "norm3d": (_TRIPLE, _norm),
     "norm4d": ("f32,f32,f32,f32>f32 f64,f64,f64,f64>f64", _norm),
     "popc": ("i32>i32 i64>i32", lambda values: np.bitwise_count(_unsigned(values))),
-    "pow": (_WITH_POWER + " " + _PAIR, np.power),
+    "pow": (_WITH_POWER + " " + _PAIR, _power),
     "rhadd": (_TWO_INTEGERS, lambda left, right: _half_of_sum(left, right, 1)),
     "rnorm3d": (_TRIPLE, lambda *values: 1 / _norm(*values)),
     "rnorm4d": ("f32,f32,f32,f32>f32 f64,f64,f64,f64>f64", lambda *values: 1 / _norm(*values)),
@@ -363,11 +380,4 @@ TYPES: dict[str, str] = {name: types for name, (types, _function) in _table().it
 
 globals().update({name: _operation(name, *each) for name, each in _table().items()})
 
-_SECOND_KIND = "Bessel functions of the second kind are not implemented"
-__getattr__ = refusing(
-    "libdevice",
-    {
-        **dict.fromkeys(("y0", "y1", "yn"), _SECOND_KIND),
-        "rcp64h": "it gives the device's own approximation",
-    },
-)
+__getattr__ = refusing("libdevice", {"rcp64h": "it gives the device's own approximation"})

@@ -49,3 +49,27 @@ def load_yaml(text: str) -> Any:
         yaml.YAMLError: it is none.
     """
     return yaml.load(text, Loader)  # noqa: S506 (a safe loader)
+
+
+def read_fields(path: str, what: str) -> dict[str, Any]:
+    """What a YAML file says, as fields; none if it is empty.
+
+    Args:
+        path: of the file.
+        what: what errors call it, as in `the plan`.
+
+    Raises:
+        ConfigError: it cannot be read, or has no fields.
+    """
+    try:
+        tree = load_yaml(read_text(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        shown = " ".join(str(error).split())
+        raise ConfigError(f"{what} {path} is no YAML: {shown}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{what} {path} is a {type(tree).__name__}, expected fields")
+    return tree

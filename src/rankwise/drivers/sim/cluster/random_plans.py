@@ -1,7 +1,7 @@
 """Random plans: a cluster and its faults, all from one seed.
 
 The dice are loaded, as with gangs: timeouts are short, so that they are reached; things that are
-rare in life meet each other here. Every plan comes to rest: after the last happening the network is
+rare in life meet each other here. Every plan comes to rest: after the last fault the network is
 whole and the store is up, so that the job can end, and must.
 """
 
@@ -11,35 +11,31 @@ import msgspec
 
 from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
-from rankwise.core.agent.machine import Phase
+from rankwise.core.agent.state import AgentPhase
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.sim.cluster.faults import (
+from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Guardian, Network, Workers
+from rankwise.drivers.sim.streams import between, happens, stream
+from rankwise.sim.faults.vocabulary import (
     BlameWorker,
-    Clocks,
-    ClusterPlan,
     CompactStore,
     CrashStore,
     FailWorker,
-    Guardian,
-    Happening,
+    FaultOfCluster,
     KillAgent,
     Leave,
     LoseGuardian,
     LoseStore,
     MissCall,
-    Network,
     Partition,
     Preempt,
     RefuseWorkers,
     SlowDisk,
     StartAgents,
-    Workers,
 )
-from rankwise.drivers.sim.streams import between, happens, stream
 
 SIZES = (1, 2, 2, 3, 3, 4, 5, 6, 8, 8, 12, 16)
 SIGNALS = (6, 7, 9, 11, 13)
-HAPPENINGS_END = 40 * SECOND
+FAULTS_END = 40 * SECOND
 STARTS_END = 100 * SECOND
 
 
@@ -48,12 +44,12 @@ def random_plan(seed: int) -> ClusterPlan:
     chance, following = stream(seed, "plan"), stream(seed, "succession")
     nodes = chance.choice(SIZES)
     rendezvous = _random_rendezvous(chance, nodes)
-    happenings = _random_happenings(stream(seed, "happenings"), nodes)
-    happenings = _with_stops(happenings, stream(seed, "stops"), nodes)
-    happenings = _with_trouble_on_nodes(happenings, stream(seed, "trouble on nodes"), nodes)
-    happenings = _with_missed_calls(happenings, stream(seed, "missed calls"), nodes)
-    rendezvous, happenings = _with_its_store_in_an_agent(
-        rendezvous, happenings, stream(seed, "store"), nodes
+    faults = _random_cluster_faults(stream(seed, "happenings"), nodes)
+    faults = _with_stops(faults, stream(seed, "stops"), nodes)
+    faults = _with_trouble_on_nodes(faults, stream(seed, "trouble on nodes"), nodes)
+    faults = _with_missed_calls(faults, stream(seed, "missed calls"), nodes)
+    rendezvous, faults = _with_its_store_in_an_agent(
+        rendezvous, faults, stream(seed, "store"), nodes
     )
     plan = ClusterPlan(
         nodes=nodes,
@@ -69,11 +65,11 @@ def random_plan(seed: int) -> ClusterPlan:
         clocks=Clocks(drift_ppm_max=chance.choice((0, 100, 1000))),
         joins_within=between(chance, ZERO, 3 * SECOND),
         late={
-            node: Instant(between(chance, ZERO, HAPPENINGS_END))
+            node: Instant(between(chance, ZERO, FAULTS_END))
             for node in range(nodes)
             if happens(chance, 10)
         },
-        happenings=happenings,
+        faults=faults,
         grace=between(chance, ZERO, 3 * SECOND),
         leaves_alone=happens(chance, 20),
     )
@@ -90,7 +86,7 @@ def _with_succession(plan: ClusterPlan, chance: Random) -> ClusterPlan:
         rendezvous=msgspec.structs.replace(
             plan.rendezvous, replaces_ended=happens(chance, 85), run_ttl=chance.choice(ttls)
         ),
-        happenings=tuple(sorted((*plan.happenings, *starts), key=lambda each: each.at)),
+        faults=tuple(sorted((*plan.faults, *starts), key=lambda each: each.at)),
         closers_die=chance.choice((0, 0, 50, 100)),
     )
 
@@ -182,31 +178,37 @@ def _random_network(chance: Random) -> Network:
         latency_max=Duration(least + chance.choice((0, 5, 50, 300)) * MILLISECOND),
         loss=chance.choice((0, 0, 10, 200)),
         duplicates=chance.choice((0, 0, 500)),
-        until=Instant(HAPPENINGS_END),
+        until=Instant(FAULTS_END),
     )
 
 
-def _random_happenings(chance: Random, nodes: int) -> tuple[Happening, ...]:
+def _random_cluster_faults(chance: Random, nodes: int) -> tuple[FaultOfCluster, ...]:
     count = chance.choice((0, 1, 2, 3, 5, 8))
-    found = [_random_happening(chance, nodes) for _ in range(count)]
-    return tuple(sorted(found, key=lambda happening: happening.at))
+    found = [_random_fault(chance, nodes) for _ in range(count)]
+    return tuple(sorted(found, key=lambda fault: fault.at))
 
 
 def _with_stops(
-    happenings: tuple[Happening, ...], chance: Random, nodes: int
-) -> tuple[Happening, ...]:
+    faults: tuple[FaultOfCluster, ...], chance: Random, nodes: int
+) -> tuple[FaultOfCluster, ...]:
     """The same, and some agents are asked to stop in a certain phase of their lives."""
-    phases = (Phase.PREPARING, Phase.WAITING, Phase.RUNNING, Phase.ENDED, Phase.LEAVING)
+    phases = (
+        AgentPhase.PREPARING,
+        AgentPhase.WAITING,
+        AgentPhase.RUNNING,
+        AgentPhase.ENDED,
+        AgentPhase.LEAVING,
+    )
     stops = [
         Preempt(
-            at=Instant(between(chance, ZERO, HAPPENINGS_END)),
+            at=Instant(between(chance, ZERO, FAULTS_END)),
             node=chance.randrange(nodes),
             phase=chance.choice(phases),
         )
         for _ in range(chance.choice((0, 0, 0, 0, 1, 2)))
     ]
     if happens(chance, 15):  # a scheduler signals every process of every node
-        at = between(chance, ZERO, HAPPENINGS_END)
+        at = between(chance, ZERO, FAULTS_END)
         stops += [
             Preempt(
                 at=Instant(at + between(chance, ZERO, 100 * MILLISECOND)),
@@ -215,34 +217,34 @@ def _with_stops(
             )
             for node in range(nodes)
         ]
-    return tuple(sorted((*happenings, *stops), key=lambda happening: happening.at))
+    return tuple(sorted((*faults, *stops), key=lambda fault: fault.at))
 
 
 def _with_trouble_on_nodes(
-    happenings: tuple[Happening, ...], chance: Random, nodes: int
-) -> tuple[Happening, ...]:
+    faults: tuple[FaultOfCluster, ...], chance: Random, nodes: int
+) -> tuple[FaultOfCluster, ...]:
     """The same, and on some nodes the guardian is lost or a worker is blamed."""
-    trouble: list[Happening] = []
+    trouble: list[FaultOfCluster] = []
     for kind in (LoseGuardian, BlameWorker):
         if happens(chance, 10):
-            at = Instant(between(chance, ZERO, HAPPENINGS_END))
+            at = Instant(between(chance, ZERO, FAULTS_END))
             trouble.append(kind(at=at, node=chance.randrange(nodes)))
-    return tuple(sorted((*happenings, *trouble), key=lambda happening: happening.at))
+    return tuple(sorted((*faults, *trouble), key=lambda fault: fault.at))
 
 
 def _with_missed_calls(
-    happenings: tuple[Happening, ...], chance: Random, nodes: int
-) -> tuple[Happening, ...]:
+    faults: tuple[FaultOfCluster, ...], chance: Random, nodes: int
+) -> tuple[FaultOfCluster, ...]:
     """The same, and now and then a rank does not come to a collective."""
     missed = [
         MissCall(
-            at=Instant(between(chance, ZERO, HAPPENINGS_END)),
+            at=Instant(between(chance, ZERO, FAULTS_END)),
             node=chance.randrange(nodes),
             patience=between(chance, SECOND, 20 * SECOND),
         )
         for _ in range(chance.choice((0, 0, 0, 1, 2)))
     ]
-    return tuple(sorted((*happenings, *missed), key=lambda happening: happening.at))
+    return tuple(sorted((*faults, *missed), key=lambda fault: fault.at))
 
 
 def _random_guardian(chance: Random) -> Guardian:
@@ -253,21 +255,21 @@ def _random_guardian(chance: Random) -> Guardian:
 
 
 def _with_its_store_in_an_agent(
-    rendezvous: RendezvousConfig, happenings: tuple[Happening, ...], chance: Random, nodes: int
-) -> tuple[RendezvousConfig, tuple[Happening, ...]]:
+    rendezvous: RendezvousConfig, faults: tuple[FaultOfCluster, ...], chance: Random, nodes: int
+) -> tuple[RendezvousConfig, tuple[FaultOfCluster, ...]]:
     """The same where an agent serves the store, as in some clusters; its machine may be lost."""
     if not happens(chance, 20):
-        return rendezvous, happenings
+        return rendezvous, faults
     rendezvous = msgspec.structs.replace(rendezvous, ends_with_store=True)
     if happens(chance, 60):
-        at = Instant(between(chance, ZERO, HAPPENINGS_END))
+        at = Instant(between(chance, ZERO, FAULTS_END))
         loss = LoseStore(at=at, node=chance.randrange(nodes))
-        happenings = tuple(sorted((*happenings, loss), key=lambda happening: happening.at))
-    return rendezvous, happenings
+        faults = tuple(sorted((*faults, loss), key=lambda fault: fault.at))
+    return rendezvous, faults
 
 
-def _random_happening(chance: Random, nodes: int) -> Happening:
-    at = Instant(between(chance, ZERO, HAPPENINGS_END))
+def _random_fault(chance: Random, nodes: int) -> FaultOfCluster:
+    at = Instant(between(chance, ZERO, FAULTS_END))
     node = chance.randrange(nodes)
     lasts = between(chance, 100 * MILLISECOND, 12 * SECOND)
     match chance.randrange(16):

@@ -13,17 +13,11 @@ from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.cluster.faults import (
-    BlameWorker,
-    ClusterPlan,
-    Guardian,
-    Happening,
-    LoseGuardian,
-    Preempt,
-)
+from rankwise.drivers.sim.cluster.plan import ClusterPlan, Guardian
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.streams import between, happens, stream
 from rankwise.drivers.sim.world import plan_of_gang
+from rankwise.sim.faults.vocabulary import BlameWorker, FaultOfCluster, LoseGuardian, Preempt
 
 SIZES = (1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 8, 8, 16, 64)
 FATAL_SIGNALS = (4, 6, 7, 8, 9, 11, 13)
@@ -38,10 +32,10 @@ def random_plan(seed: int) -> ClusterPlan:
         _random_life(stream(seed, "life", attempt), spec)
         for attempt in range(policy.restarts_max + 1)
     )
-    guardian, happenings = _random_faults(stream(seed, "faults"))
-    happenings += _random_accusations(stream(seed, "accusations"), spec)
-    happenings += _random_signals(stream(seed, "signals"))
-    return plan_of_gang(spec, lives, policy, guardian, happenings)
+    guardian, faults = _random_faults(stream(seed, "faults"))
+    faults += _random_accusations(stream(seed, "accusations"), spec)
+    faults += _random_signals(stream(seed, "signals"))
+    return plan_of_gang(spec, lives, policy, guardian, faults)
 
 
 def _random_spec(chance: Random) -> GangSpec:
@@ -138,17 +132,17 @@ def _with_odd_habits(chance: Random, program: Program) -> Program:
     return msgspec.structs.replace(program, **changes) if changes else program
 
 
-def _random_faults(chance: Random) -> tuple[Guardian, tuple[Happening, ...]]:
+def _random_faults(chance: Random) -> tuple[Guardian, tuple[FaultOfCluster, ...]]:
     latency_min = between(chance, 10 * MICROSECOND, 1 * MILLISECOND)
     latency_max = chance.choice((latency_min, 20 * MILLISECOND, 200 * MILLISECOND))
-    happenings: list[Happening] = []
+    faults: list[FaultOfCluster] = []
     if happens(chance, 25):
         first = _random_stop(chance, ZERO, 20 * SECOND)
-        happenings.append(first)
+        faults.append(first)
         if happens(chance, 50):
-            happenings.append(_random_stop(chance, first.at, first.at + 5 * SECOND))
+            faults.append(_random_stop(chance, first.at, first.at + 5 * SECOND))
     # Whatever runs for ever is stopped in the end, so that every plan has an outcome.
-    happenings.append(Preempt(at=Instant(600 * SECOND), node=0))
+    faults.append(Preempt(at=Instant(600 * SECOND), node=0))
     guardian = Guardian(
         latency_min=latency_min,
         latency_max=Duration(latency_max),
@@ -158,8 +152,8 @@ def _random_faults(chance: Random) -> tuple[Guardian, tuple[Happening, ...]]:
         describe_takes=ZERO,
     )
     if happens(chance, 6):
-        happenings.append(LoseGuardian(at=Instant(between(chance, ZERO, 20 * SECOND))))
-    return guardian, tuple(happenings)
+        faults.append(LoseGuardian(at=Instant(between(chance, ZERO, 20 * SECOND))))
+    return guardian, tuple(faults)
 
 
 def _random_accusations(chance: Random, spec: GangSpec) -> tuple[BlameWorker, ...]:

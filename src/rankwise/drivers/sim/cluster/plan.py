@@ -5,15 +5,16 @@ that starts there is a new one, with an id of its own. A node that `is_alone` is
 whose agent meets nobody and needs no store.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
-from rankwise.core.agent.machine import Phase
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.sim.programs import Program
+from rankwise.sim.faults.vocabulary import AmongOthers, FaultOfCluster, word_for
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,161 +130,6 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 )
 
 
-class KillAgent(msgspec.Struct, frozen=True, kw_only=True, tag="kill-agent", tag_field="what"):
-    """SIGKILL to the agent, or a power cut; another agent starts there later, or never."""
-
-    at: Instant
-    node: int
-    back_after: Duration | None = None
-
-
-class FailWorker(msgspec.Struct, frozen=True, kw_only=True, tag="fail-worker", tag_field="what"):
-    """A worker ends by itself: with an exit code, or (negative) by a signal; or it raises."""
-
-    at: Instant
-    node: int
-    local_rank: int = 0
-    code: int = 1
-    raises: str = ""
-    """The name of an exception; empty for none."""
-
-
-class RefuseWorkers(
-    msgspec.Struct, frozen=True, kw_only=True, tag="refuse-workers", tag_field="what"
-):
-    """The node can start no worker for a while: its disk is broken."""
-
-    at: Instant
-    node: int
-    lasts: Duration
-
-
-class LoseGuardian(
-    msgspec.Struct, frozen=True, kw_only=True, tag="lose-guardian", tag_field="what"
-):
-    """The guardian of the node's workers is killed, and its workers with it."""
-
-    at: Instant
-    node: int = 0
-
-
-class BlameWorker(msgspec.Struct, frozen=True, kw_only=True, tag="blame-worker", tag_field="what"):
-    """Somebody has found out that a worker keeps the others waiting in a collective."""
-
-    at: Instant
-    node: int = 0
-    local_rank: int = 0
-
-
-class MissCall(msgspec.Struct, frozen=True, kw_only=True, tag="miss-call", tag_field="what"):
-    """A worker does not come to a collective, in which all others of its round stand from then on.
-
-    It does whatever it would do otherwise. The others raise a time-out after `patience`.
-    """
-
-    at: Instant
-    node: int
-    local_rank: int = 0
-    patience: Duration = Duration(5 * SECOND)
-
-
-class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt", tag_field="what"):
-    """SIGTERM to the agent; a second one follows when `again_after` is given.
-
-    Without a `signal` it is the program that asks for the end.
-
-    With a `phase` it comes when the agent is in that phase for the first time since `at`. With
-    `ranks_before` the node's ranks get it, too, so much earlier, as of a scheduler that signals
-    every process.
-    """
-
-    at: Instant
-    node: int
-    signal: int | None = 15
-    phase: Phase | None = None
-    again_after: Duration | None = None
-    ranks_before: Duration | None = None
-
-
-class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave", tag_field="what"):
-    """The node is asked to leave; the others go on."""
-
-    at: Instant
-    node: int
-
-
-class Partition(msgspec.Struct, frozen=True, kw_only=True, tag="partition", tag_field="what"):
-    """Some nodes cannot reach the store for a while; their workers run on."""
-
-    at: Instant
-    nodes: tuple[int, ...]
-    lasts: Duration
-
-
-class CrashStore(msgspec.Struct, frozen=True, kw_only=True, tag="crash-store", tag_field="what"):
-    """The store is away for a while; it comes back with all that it knew, or with nothing."""
-
-    at: Instant
-    lasts: Duration
-    forgets: bool = False
-
-
-class LoseStore(msgspec.Struct, frozen=True, kw_only=True, tag="lose-store", tag_field="what"):
-    """The machine of the node that serves the store is lost, and the store with it, for good."""
-
-    at: Instant
-    node: int
-
-
-class SlowDisk(msgspec.Struct, frozen=True, kw_only=True, tag="slow-disk", tag_field="what"):
-    """Each transaction of the store takes so long for a while, one after the other."""
-
-    at: Instant
-    lasts: Duration
-    takes: Duration
-
-
-class StartAgents(msgspec.Struct, frozen=True, kw_only=True, tag="start-agents", tag_field="what"):
-    """Agents start on these nodes wherever none lives, as somebody begins the job again.
-
-    With a `restarts_max` they want another budget than the plan's, and so another charter; with a
-    `program` they bring another program.
-    """
-
-    at: Instant
-    nodes: tuple[int, ...]
-    restarts_max: int | None = None
-    program: str = ""
-
-
-class CompactStore(
-    msgspec.Struct, frozen=True, kw_only=True, tag="compact-store", tag_field="what"
-):
-    """The store forgets its history: watches that lag behind are lost."""
-
-    at: Instant
-
-
-Happening = (
-    KillAgent
-    | FailWorker
-    | RefuseWorkers
-    | LoseGuardian
-    | BlameWorker
-    | MissCall
-    | Preempt
-    | Leave
-    | Partition
-    | CrashStore
-    | LoseStore
-    | SlowDisk
-    | CompactStore
-    | StartAgents
-)
-
-AmongOthers = MissCall | Leave | Partition | CrashStore | LoseStore | SlowDisk | CompactStore
-
-
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides a simulated run but its seed.
 
@@ -294,14 +140,14 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         guardian, network, clocks: how bad they are.
         joins_within: agents start at moments spread over this.
         late: nodes that start at another moment.
-        happenings: the faults of the cluster.
+        faults: the faults of the cluster.
         grace: of every gang.
         gang: of every node, where more than its grace and its size is to be said.
         is_alone: whether there is one node, which meets nobody and has no store.
         leaves_alone: what SIGTERM means to an agent (see `AgentSpec`).
         closers_die: of 100 leaders that write how the run ended, how many are killed before they
             can hear that it is written.
-        time_limit: after its last happening, how long the job may take to end; None works it out.
+        time_limit: after its last fault, how long the job may take to end; None works it out.
     """
 
     nodes: int
@@ -312,7 +158,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clocks: Clocks = Clocks()
     joins_within: Duration = Duration(1 * SECOND)
     late: dict[int, Instant] = {}
-    happenings: tuple[Happening, ...] = ()
+    faults: tuple[FaultOfCluster, ...] = ()
     grace: Duration = Duration(5 * SECOND)
     gang: GangSpec | None = None
     is_alone: bool = False
@@ -330,24 +176,26 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"gang.size is {self.gang_spec.size} and workers.per_node "
                 f"{self.workers.per_node}, expected the same"
             )
-        for happening in self.happenings:
-            named = getattr(happening, "nodes", (getattr(happening, "node", 0),))
-            for node in named:
-                if not 0 <= node < self.nodes:
-                    raise ValueError(
-                        f"{type(happening).__name__} names node {node}, and there are nodes 0 to "
-                        f"{self.nodes - 1}"
-                    )
+        self._check_nodes("late", self.late)
+        for fault in self.faults:
+            named = getattr(fault, "nodes", (getattr(fault, "node", 0),))
+            self._check_nodes(word_for(fault), named)
 
     def has(self, what: str) -> bool:
         """Whether a fault of this kind happens."""
-        return any(type(each).__struct_config__.tag == what for each in self.happenings)
+        return any(word_for(each) == what for each in self.faults)
 
     @property
     def is_harsh(self) -> bool:
         """Whether something keeps nodes from the store, or it from remembering."""
         harsh = ("partition", "crash-store", "lose-store", "slow-disk", "compact-store")
         return bool(self.network.loss) or any(map(self.has, harsh))
+
+    def _check_nodes(self, what: str, named: Iterable[int]) -> None:
+        for node in named:
+            if not 0 <= node < self.nodes:
+                there = f"nodes 0 to {self.nodes - 1}" if self.nodes > 1 else "node 0 alone"
+                raise ValueError(f"{what} names node {node}, and the cluster has {there}")
 
     def _check_alone(self) -> None:
         if self.nodes > 1:
@@ -369,10 +217,10 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                     f"workers.{name} is {value}, expected 0 where is_alone is true: what is "
                     "checked there knows nothing of it"
                 )
-        among_others = [each for each in self.happenings if isinstance(each, AmongOthers)]
+        among_others = [each for each in self.faults if isinstance(each, AmongOthers)]
         if among_others:
             raise ValueError(
-                f"{type(among_others[0]).__name__} is about a store or other nodes, and a node "
+                f"{word_for(among_others[0])} is about a store or other nodes, and a node "
                 "that is alone has neither"
             )
 
@@ -382,18 +230,18 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.gang or GangSpec(size=self.workers.per_node, grace=self.grace)
 
     @property
-    def last_happening(self) -> Instant:
+    def last_fault(self) -> Instant:
         """When the last fault happens."""
         ends = [Instant(self.joins_within), *self.late.values()]
-        for happening in self.happenings:
-            extra: Any = getattr(happening, "lasts", None) or getattr(happening, "back_after", None)
-            again: Any = getattr(happening, "again_after", None)
-            ends.append(Instant(happening.at + (extra or 0) + (again or 0)))
+        for fault in self.faults:
+            extra: Any = getattr(fault, "lasts", None) or getattr(fault, "back_after", None)
+            again: Any = getattr(fault, "again_after", None)
+            ends.append(Instant(fault.at + (extra or 0) + (again or 0)))
         return max(ends)
 
     @property
     def patience(self) -> Duration:
-        """How long after the last happening the job must have ended."""
+        """How long after the last fault the job must have ended."""
         if self.time_limit is not None:
             return self.time_limit
         config = self.rendezvous

@@ -1,0 +1,181 @@
+"""Founding a run, joining one that others have founded, and replacing one that is over.
+
+The charter says what all nodes must want alike. The keys of a run may be those of an earlier one:
+
+```
+              founded            closed            `run_ttl` after its last leader
+   (no run) ──────────→ OPEN ──────────────→ OVER ────────────────────────────────→ (no run)
+                         │ ↑ ↑                 │
+             nobody leads│ │ └─────────────────┘ a newcomer founds another run in its place
+                         ↓ │
+                     ABANDONED ── a newcomer that wants the same goes on with it;
+                                  one that wants something else founds another in its place
+```
+
+- A *newcomer* has not agreed to the run's charter: it has taken no part. All others learn how the
+  run ended, however late: those who watch, since the end comes first in the order of changes; those
+  who have to read anew find another founder than their own, and are told that the run is over.
+- A run that is *over* has no workers any more: it is closed when all have ended. So nobody has to
+  be waited for, and founding is one transaction, bound to the three shared keys being unchanged. Of
+  many newcomers one founds the run; the others join it.
+- *Abandoned* is what nobody has led for a lease and its fence: any node that is alive would have
+  taken the lead. It is asked for only where the charters differ.
+- What is not known: whether a newcomer was meant for the run that is over, and has come too late,
+  or for another. It is taken for another's, unless `replaces_ended` is False: then run ids serve
+  once, as Kubernetes' Jobs have them, and it is told how the run ended.
+"""
+
+import msgspec
+
+from rankwise.base.errors import RemoteProtocolError
+from rankwise.base.keys import LeaseId, Put, Snapshot, Transaction, Unchanged
+from rankwise.base.units import Duration, Instant, after
+from rankwise.core.rendezvous.configuration import RendezvousConfig
+from rankwise.core.rendezvous.records import Charter, RoundPhase
+from rankwise.core.rendezvous.shared import SharedKeys
+from rankwise.core.rendezvous.storage import RunKeys, decode_charter, decode_round
+from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
+
+
+def founding(
+    charter: bytes, me: bytes, keys: RunKeys, shared: SharedKeys, lease: LeaseId
+) -> Transaction:
+    """Write the charter, unless somebody else has, and take the lead with it.
+
+    An earlier run's charter is replaced, and its round deleted; the lease by which the store
+    remembers that run serves the new one.
+
+    Args:
+        charter: what to write.
+        me: the node that founds the run, by id and host.
+        keys: where the run's records lie.
+        shared: what lies there now.
+        lease: this node's.
+    """
+    conditions: tuple[Unchanged, ...] = (
+        Unchanged(keys.charter, shared.charter.revision),
+        Unchanged(keys.leader, shared.leader.revision),
+    )
+    puts = (
+        Put(keys.charter, charter, shared.charter.lease), Put(keys.leader, me, lease),
+    )  # fmt: skip
+    if shared.round.value is None:
+        return Transaction(conditions=conditions, puts=puts)
+    conditions = (*conditions, Unchanged(keys.round, shared.round.revision))
+    return Transaction(conditions=conditions, puts=puts, deletes=(keys.round,))
+
+
+def agree(value: bytes, keys: RunKeys, config: RendezvousConfig) -> str | Refused:
+    """Compare the charter with what this node wants: the run's founder, or why it cannot join."""
+    try:
+        theirs = decode_charter(value, keys.charter)
+    except RemoteProtocolError as error:
+        return Refused(RefusalKind.VERSION, error.message, error.hint or "")
+    if theirs != msgspec.structs.replace(config.charter, founder=theirs.founder):
+        return Refused(
+            RefusalKind.CHARTER,
+            f"the run {keys.run_id} was started by other nodes with "
+            f"{_differences(theirs, config.charter)}",
+            "start every node with the same options, or choose another run id",
+        )
+    return theirs.founder
+
+
+def forgotten(keys: RunKeys, founder: str) -> Refused:
+    """What a node is told whose run is not in the store any more, but perhaps another's."""
+    if founder:
+        return Refused(
+            RefusalKind.FORGOTTEN,
+            f"the run {keys.run_id} that this node took part in is over, and another run has "
+            "started under that id",
+            "start this node again to take part in the other run",
+        )
+    return Refused(
+        RefusalKind.FORGOTTEN,
+        f"the store has forgotten the run {keys.run_id}: it was restarted, or somebody has "
+        "deleted its keys",
+        "a store that survives its host, such as etcd with three members, does not forget",
+    )
+
+
+def founder_in(snapshot: Snapshot, keys: RunKeys) -> str:
+    """Who wrote the charter that was read; empty if there is none, or none to be read."""
+    for entry in snapshot.entries:
+        if entry.key == keys.charter:
+            try:
+                return decode_charter(entry.value, entry.key).founder
+            except RemoteProtocolError:
+                return ""
+    return ""
+
+
+def _differences(theirs: Charter, ours: Charter) -> str:
+    """The fields in which two charters differ, for people."""
+    found = []
+    for field in msgspec.structs.fields(Charter):
+        name = field.name
+        if name in {"settings", "founder"}:
+            continue
+        there, here = getattr(theirs, name), getattr(ours, name)
+        if there != here:
+            found.append(f"{name} {there} (here: {here})")
+    for name in sorted(theirs.settings.keys() | ours.settings.keys()):
+        there, here = theirs.settings.get(name), ours.settings.get(name)
+        if there != here:
+            found.append(f"{name} {_shown(there)} (here: {_shown(here)})")
+    return ", ".join(found)
+
+
+def _shown(setting: str | None) -> str:
+    if setting is None:
+        return "none"
+    return f'"{setting}"' if "'" in setting else f"'{setting}'"
+
+
+class Succession:
+    """What a newcomer makes of a run that it finds.
+
+    Args:
+        config: whether it may replace it, and how long nodes are believed to live.
+        keys: where the run's records lie.
+        shared: what lies there.
+    """
+
+    def __init__(self, config: RendezvousConfig, keys: RunKeys, shared: SharedKeys) -> None:
+        self.obstacle = ""
+        """Why this newcomer cannot take part as long as the run is not abandoned; empty if it can
+        or may not wait for that."""
+        self._config = config
+        self._keys = keys
+        self._shared = shared
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run that lies there is closed, and may be replaced."""
+        value = self._shared.round.value
+        if value is None or not self._config.replaces_ended:
+            return False
+        try:
+            return decode_round(value, self._keys.round).phase is RoundPhase.CLOSED
+        except RemoteProtocolError:
+            return False
+
+    @property
+    def may_be_abandoned(self) -> bool:
+        """Whether nobody leads it, so that it may be replaced soon."""
+        return self._config.replaces_ended and self._shared.is_lead_free
+
+    @property
+    def abandoned_at(self) -> Instant | None:
+        """When the run counts as abandoned; None while that is not waited for."""
+        since = self._shared.lead_free_since
+        if not self.obstacle or since is None:
+            return None
+        return after(since, Duration(self._config.lease_ttl + self._config.fence))
+
+    def is_due(self, now: Instant) -> bool:
+        """Whether it is time to found another run in its place."""
+        if self._shared.charter.value is None:
+            return True
+        abandoned_at = self.abandoned_at
+        return self.is_over or (abandoned_at is not None and now >= abandoned_at)

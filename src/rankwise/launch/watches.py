@@ -1,0 +1,286 @@
+"""What is found out about the ranks of a run before its agent is told what they did.
+
+Each fact about a rank's process passes here on its way to the agent. Where it may be another rank's
+doing, it is held back until that is known. The watches that find it out (`call_watch.py`,
+`hang_watch.py`) are loaded when there is something to watch: that takes its time.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rankwise.base.units import ZERO, Duration, Instant, between
+from rankwise.core.gang.state import GangPhase
+from rankwise.core.gang.vocabulary import (
+    ProgressLooked,
+    Stimulus,
+    WorkerExited,
+    WorkerReported,
+    WorkerSaid,
+    WorkerSpawned,
+)
+from rankwise.core.rendezvous.records import Trouble
+
+if TYPE_CHECKING:
+    from rankwise.core.ledger import Delay
+    from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered
+    from rankwise.drivers.real.process_host import RealProcessHost
+    from rankwise.drivers.real.reactor import Reactor
+    from rankwise.drivers.real.report_pipe import Recorded
+    from rankwise.launch.call_watch import CallWatch
+    from rankwise.launch.cluster.agent_runner import AgentRunner
+    from rankwise.launch.control.server import Reply
+    from rankwise.launch.hang_watch import HangWatch, NodesTold
+    from rankwise.launch.job import Job
+    from rankwise.launch.notices import Say
+    from rankwise.launch.planning import JobPlanner
+    from rankwise.launch.recording import RunRecorder
+    from rankwise.ports.clock import Clock
+
+_OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
+
+
+class Watches:
+    """Stands between the processes of a run and its agent; `attach` comes before the first fact.
+
+    Args:
+        job: what runs.
+        planner: knows the memory that holds the ranks' books.
+        reactor: wakes the watches.
+        clock: tells the time to them.
+        say: tells the user something.
+        recorder: what the ranks do is recorded there, if it is; asked for when a rank starts.
+    """
+
+    def __init__(
+        self,
+        job: "Job",
+        planner: "JobPlanner",
+        reactor: "Reactor",
+        clock: "Clock",
+        *,
+        say: "Say",
+        recorder: Callable[[], "RunRecorder | None"],
+    ) -> None:
+        self._job = job
+        self._planner = planner
+        self._reactor = reactor
+        self._clock = clock
+        self._say = say
+        self._recorder = recorder
+        self._held: list[Stimulus] | None = None
+        """What is heard of the gang while it is found out who is to blame for a failure."""
+        self._curious: list[Callable[[InquiryAnswered | None], None]] = []
+        """Who waits for what the other nodes tell."""
+        self._is_ledger_off = False
+
+    def attach(self, host: "RealProcessHost", agent: "AgentRunner") -> None:
+        """Say who has the processes, and who is told of them."""
+        self._host = host
+        self._agent = agent
+
+    def deliver(self, stimulus: Stimulus) -> None:
+        """Tell the agent a fact about its ranks, at once or when it is known who is to blame."""
+        if isinstance(stimulus, _OF_PROCESSES) and (recorder := self._recorder()) is not None:
+            recorder.on_stimulus(stimulus)
+        self._pass_on(stimulus)
+
+    def _pass_on(self, stimulus: Stimulus) -> None:
+        if self._held is not None:
+            self._held.append(stimulus)
+            return
+        if isinstance(stimulus, ProgressLooked):
+            self._on_progress_looked(stimulus)
+            return
+        gang = self._agent.gang
+        is_running = gang is not None and gang.phase is GangPhase.RUNNING
+        if isinstance(stimulus, WorkerExited) and is_running and self._has_watch:
+            rank, ended = stimulus.local_rank, stimulus.exit
+            if self._call_watch.on_exit(rank, ended, self._let_go):
+                self._held = [stimulus]
+                return
+            is_last = ended.ok and self._is_last_success(rank)
+            if is_last and self._call_watch.lateness.asks_who_is_late:
+                self._held = [stimulus]
+                self._ask_nodes(Trouble.DONE, self._on_late)
+                return
+        self._agent.deliver(stimulus)
+        if isinstance(stimulus, WorkerSpawned) and self._job.gang.hang_timeout is not None:
+            self._hang_watch.begin()
+        gang = self._agent.gang
+        is_running = gang is not None and gang.phase is GangPhase.RUNNING
+        if isinstance(stimulus, WorkerReported) and is_running:
+            rank, error = stimulus.local_rank, stimulus.error
+            if self._call_watch.on_error(rank, error, self._let_go):
+                self._held = []
+
+    def on_inquiry_answered(self, answered: "InquiryAnswered") -> None:
+        """The trouble that the other nodes were asked about has been looked into."""
+        self._call_watch.on_nodes_answered()
+        curious, self._curious = self._curious, []
+        for on_answer in curious:
+            on_answer(answered)
+
+    def tell_books(self, wanted: "BooksWanted", on_sheet: Callable[[bytes], None]) -> None:
+        """Make a sheet of the ranks' books for the other nodes."""
+        self._call_watch.tell_books(wanted.trouble, on_sheet, with_recorders=wanted.with_recorders)
+
+    def take_last_look(self) -> "tuple[Delay, str] | None":
+        """Who made the others wait in collectives, where that is notable, and in a sentence."""
+        return self._call_watch.lateness.take_last_look() if self._has_watch else None
+
+    def delays(self) -> "tuple[Delay, ...]":
+        """What each rank has cost the others by coming late to collectives."""
+        return self._call_watch.lateness.delays() if self._has_watch else ()
+
+    def calling(self) -> Duration:
+        """For how long ranks have taken part: what lateness is a share of."""
+        return self._call_watch.lateness.lasted if self._has_watch else ZERO
+
+    def on_calls(self) -> None:
+        """A rank enters its calls."""
+        self._call_watch.begin()
+
+    def on_recorded(self, local_rank: int, recorded: "Recorded") -> None:
+        """A rank has told what torch's flight recorder has."""
+        self._call_watch.on_recorded(local_rank, recorded)
+
+    def on_ledger_off(self, why: str) -> None:
+        """A rank cannot enter its calls: say so, for the first one."""
+        if not self._is_ledger_off:
+            self._is_ledger_off = True
+            self._say(
+                f"the ledger of collectives is off: {why}; a report may blame a rank that only "
+                "waited for another",
+                "no-ledger",
+            )
+
+    def last_progress(self) -> Instant:
+        """When a rank last made progress."""
+        return self._hang_watch.last_progress()
+
+    def answer_why(self, reply: "Reply") -> None:
+        """Answer `rankwise why`."""
+        self._hang_watch.answer(reply)
+
+    def ask_recorders(self, on_answers: Callable[[], None]) -> None:
+        """Ask the ranks what C++ has called; call back when they have told, or cannot."""
+        self._call_watch.ask(on_answers)
+
+    def ask_other_nodes(self, on_answer: Callable[["NodesTold | None"], None]) -> None:
+        """Ask the other nodes what their ranks do."""
+
+        def tell(answered: "InquiryAnswered | None") -> None:
+            on_answer(None if answered is None else self._agent.nodes_told(answered))
+
+        self._ask_nodes(Trouble.WHY, tell)
+
+    def explain_hang(self) -> tuple[str, Mapping[int, str]]:
+        """Who is to blame for a hang, if that can be told; and what each rank waits for."""
+        return self._call_watch.explain_hang()
+
+    def stand_still(self, since: Instant, until: Instant) -> None:
+        """Take note that all ranks were stopped for a while."""
+        if self._has_watch:
+            self._call_watch.lateness.stand_still(since, until)
+        if "_hang_watch" in vars(self):
+            self._hang_watch.stand_still(between(since, until))
+
+    @property
+    def _has_watch(self) -> bool:
+        """Whether ranks have made calls, so that there is a book to look into."""
+        return "_call_watch" in vars(self)
+
+    def _is_last_success(self, local_rank: int) -> bool:
+        """Whether all other ranks of this node have ended well, in a job that has other nodes."""
+        others = (link for rank, link in self._host.links.items() if rank != local_rank)
+        has_other_nodes = self._planner.world.node_count > 1
+        return has_other_nodes and all(each.exit_code == 0 for each in others)
+
+    def _on_late(self, answered: "InquiryAnswered | None") -> None:
+        """It is known who of all ranks has made the others wait, or never will be."""
+        self._call_watch.lateness.on_late(answered)
+        self._let_go()
+
+    def _on_progress_looked(self, looked: ProgressLooked) -> None:
+        """Before this node's ranks count as hung, find out for whom they wait, on all nodes."""
+        if not self._is_too_long_ago(looked):
+            self._agent.deliver(looked)
+            return
+        awaited = self._call_watch.awaited()
+        if awaited:
+            accused = tuple(map(self._planner.world.rank, awaited))
+            told = msgspec.structs.replace(looked, awaited=awaited, accused=accused)
+            self._agent.deliver(told)
+            return
+
+        def go_on(_: object) -> None:
+            self._agent.deliver(ProgressLooked(looked.attempt, self.last_progress()))
+
+        self._ask_nodes(Trouble.TIMED_OUT, go_on)
+
+    def _is_too_long_ago(self, looked: ProgressLooked) -> bool:
+        hang_timeout = self._job.gang.hang_timeout
+        still = between(looked.last_progress, self._clock.now())
+        return hang_timeout is not None and still >= hang_timeout
+
+    def _let_go(self) -> None:
+        """It is known who is to blame, or never will be: go on."""
+        held, self._held = self._held or [], None
+        for stimulus in held:
+            self._pass_on(stimulus)
+
+    def _ask_nodes(
+        self, trouble: Trouble, on_answer: Callable[["InquiryAnswered | None"], None]
+    ) -> None:
+        """Have the other nodes asked; calls back with None at once if there are none."""
+        self._curious.append(on_answer)
+        if not self._agent.ask_nodes(trouble) and on_answer in self._curious:
+            self._curious.remove(on_answer)
+            on_answer(None)
+
+    def _warn_of_hang(self, still: Duration, verdict: str) -> None:
+        """Say half-way that the hang timeout is running, and what is known."""
+        from rankwise.launch.announcements import hang_warning  # noqa: PLC0415  # rare
+
+        hang_timeout, gang = self._job.gang.hang_timeout, self._agent.gang
+        assert hang_timeout is not None, "without a hang timeout there is no warning of a hang"
+        if gang is None or gang.phase is not GangPhase.RUNNING:
+            return  # they are being stopped, or wait for another node: nothing is timed
+        self._say(hang_warning(still, hang_timeout, verdict), "hang-warning")
+
+    @cached_property
+    def _call_watch(self) -> "CallWatch":
+        """Loaded when ranks make calls that it watches, or one has failed."""
+        from rankwise.launch.call_watch import CallWatch  # noqa: PLC0415  # rare
+
+        recorder = self._recorder()
+        return CallWatch(
+            self._host,
+            self._planner,
+            self._reactor,
+            self._clock,
+            blame=self._agent.deliver,
+            ask_nodes=self._agent.ask_nodes,
+            hang_timeout=self._job.gang.hang_timeout,
+            on_cpp_calls=None if recorder is None else recorder.on_cpp_calls,
+        )
+
+    @cached_property
+    def _hang_watch(self) -> "HangWatch":
+        """Loaded where there is a hang timeout, or somebody asks why."""
+        from rankwise.launch.hang_watch import HangWatch  # noqa: PLC0415  # rare
+
+        return HangWatch(
+            hang_timeout=self._job.gang.hang_timeout,
+            host=self._host,
+            planner=self._planner,
+            reactor=self._reactor,
+            clock=self._clock,
+            ask=self.ask_recorders,
+            ask_nodes=self.ask_other_nodes,
+            explain=self.explain_hang,
+            warn=self._warn_of_hang,
+        )

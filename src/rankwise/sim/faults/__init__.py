@@ -1,0 +1,1 @@
+"""What goes wrong in simulations: one list of faults, one language, one reader."""

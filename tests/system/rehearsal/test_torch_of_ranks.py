@@ -1,0 +1,97 @@
+"""What torch keeps for a process, under simulated ranks."""
+
+from pathlib import Path
+
+import pytest
+from preloaded import Preloaded
+from running import write_program
+
+COMPILED = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+parallel = DistributedDataParallel(model)
+compiled = torch.compile(parallel, backend="eager")
+for network in (parallel, compiled):
+    network(torch.full((3, 4), 1.0 + dist.get_rank())).sum().backward()
+    print(model.weight.grad.sum().item())
+    model.zero_grad()
+"""
+
+OPERATORS = """
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.library import Library, custom_op
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+
+@custom_op("of_program::scale", mutates_args=())
+def scale(x: Tensor, factor: float) -> Tensor:
+    return x * factor + rank
+
+
+@custom_op("of_program::add_rank", mutates_args={"x"})
+def add_rank(x: Tensor) -> None:
+    x.add_(rank)
+
+
+scale.register_autograd(lambda ctx, grad: (grad * (rank + 1), None))
+library = Library("of_program_too", "DEF")
+library.define("shift(Tensor x) -> Tensor")
+library.impl("shift", lambda x: x - rank, "CPU")
+dist.barrier()
+x = torch.zeros(1, requires_grad=True)
+y = torch.ops.of_program.scale(x, 3.0)
+y.backward()
+changed = torch.zeros(1)
+add_rank(changed)
+assert (y.item(), x.grad.item(), changed.item()) == (rank, rank + 1, rank)
+assert torch.ops.of_program_too.shift(x).item() == -rank
+with ThreadPoolExecutor(1) as pool:
+    assert pool.submit(torch.ops.of_program_too.shift, x).result().item() == -rank
+if rank == 1:
+    library.define("own(Tensor x) -> Tensor")
+    library.impl("own", lambda x: x + 1, "CPU")
+dist.barrier()
+try:
+    torch.ops.of_program_too.own(x)
+    assert rank == 1
+except NotImplementedError as error:
+    assert str(error) == "rank 0 has not defined of_program_too::own for 'CPU'"
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_each_rank_has_the_operators_that_its_program_defines(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, OPERATORS)
+
+    # A second run in the same process defines them again.
+    finished = preloaded.run(
+        "run", "--on=sim", "--nproc-per-node=2", "--no-prefix", "--explore=2", program, cwd=tmp_path
+    )
+
+    assert finished.code == 0, finished.stderr
+    assert "2 schedules" in finished.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_a_compiled_ddp_trains_like_one_that_is_not(preloaded: Preloaded, tmp_path: Path) -> None:
+    program = write_program(tmp_path, COMPILED)
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=2", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["36.0"] * 4
