@@ -30,6 +30,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 odd = dist.new_group(range(1, size, 2))
+# A barrier of gloo fails with what failed in its group a moment before, at times: it waits for all
+# that the group's threads still hold. So no group has calls that fail and barriers.
+failing = dist.new_group()
 
 
 class Marked:
@@ -60,9 +63,9 @@ for tensor in (own(37, 41).t(), own(3, 5, 7, 2).permute(2, 0, 3, 1)):
     told("transposed", tensor)
 
 
-def outcome(call: Callable[[], object]) -> str:
+def outcome(call: Callable[..., object]) -> str:
     try:
-        call()
+        call(group=failing)
     except RuntimeError as error:
         return str(error).partition(":")[0]
     return "ok"
