@@ -5,7 +5,7 @@ import select
 from pathlib import Path
 
 import pytest
-from etcd_servers import needs_etcd
+from etcd_servers import find_etcd, needs_etcd
 from running import WITHIN_S
 
 from rankwise.base.errors import ConfigError
@@ -40,14 +40,26 @@ def test_a_node_without_an_endpoint_runs_no_member(tmp_path: Path) -> None:
 
 @needs_etcd
 def test_a_member_that_was_cut_off_asks_before_it_makes_the_others_elect_again(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    program = find_etcd()
+    assert program is not None
+    monkeypatch.setenv("PATH", str(Path(program).parent))
     here = ("127.0.0.1",)
     own = OwnEtcd("127.0.0.1,b,c", "run", "token", lambda: True, own_hosts=here, place=tmp_path)
     (tmp_path / "data" / "member").mkdir(parents=True)
 
     assert "--pre-vote" in own.command()  # etcd 3.4 does not by itself
     own._stack.close()
+
+
+def test_a_node_without_etcd_claims_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for _ in range(2):  # what the first has claimed would be another's
+        with pytest.raises(ConfigError, match="needs the program etcd: No such file"):
+            OwnEtcd("127.0.0.1,b,c", "run", "", lambda: True, own_hosts=["127.0.0.1"], place=tmp_path)
 
 
 def test_what_a_wrapper_has_started_ends_with_it(tmp_path: Path) -> None:

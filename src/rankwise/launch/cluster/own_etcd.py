@@ -98,9 +98,12 @@ class OwnEtcd:
                 f" {endpoints!r}",
                 hint="name the first three nodes, as in --rdzv-endpoint n1,n2,n3",
             )
-        self._stack = ExitStack()
-        self._claim = self._stack.enter_context(socket.socket(socket.AF_UNIX))
-        self._own = self._claimed_place(own_hosts)
+        with ExitStack() as stack:
+            self._claim = stack.enter_context(socket.socket(socket.AF_UNIX))
+            self._own = self._claimed_place(own_hosts)
+            if self._own is not None:
+                check_version(etcd_version())
+            self._stack = stack.pop_all()
         self.settings: dict[str, str] = {}
         """What a client of this etcd needs to know, once this object is entered."""
         self._inherited: tuple[int, ...] = ()
@@ -110,8 +113,6 @@ class OwnEtcd:
         self._is_closed = Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = Thread(target=self._keep, name="rankwise-etcd", daemon=True)
-        if self._own is not None:
-            check_version(etcd_version())
 
     def __enter__(self) -> Self:
         if self._scheme == "https":
