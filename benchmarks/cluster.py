@@ -49,7 +49,7 @@ STEADY_SECONDS, STEADY_SECONDS_IF_QUICK = 20.0, 6.0
 STEADY_TARGET = 1000
 MEMBERS = 4
 NEVER_SECONDS = 30.0
-"""How long torchrun's nodes are watched before something is counted as never fault."""
+"""How long torchrun's nodes are watched before something is counted as never happening."""
 MEMBER = str(PROGRAMS / "member.py")
 LEASE_SECONDS = 5.0
 
