@@ -16,10 +16,10 @@ from rankwise.core.gang.vocabulary import Effect as GangEffect
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.founding import Succession
 from rankwise.core.rendezvous.lead import WrittenRound
-from rankwise.core.rendezvous.leases import KeptLease
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.node_state import NodeState
 from rankwise.core.rendezvous.records import Round, RoundPhase, Verdict
+from rankwise.core.rendezvous.registration import KeptLease
 from rankwise.core.rendezvous.requests import Purpose
 from rankwise.core.rendezvous.vocabulary import (
     Closed,

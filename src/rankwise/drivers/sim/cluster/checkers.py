@@ -36,8 +36,17 @@ import msgspec
 from rankwise.base.keys import Change, Entry
 from rankwise.base.units import SECOND, Duration, Instant, between, format_duration
 from rankwise.core.agent.vocabulary import FinishRun
-from rankwise.core.rendezvous.records import Charter, Departure, Round, RoundPhase, Verdict
-from rankwise.core.rendezvous.storage import RunKeys, decode_charter, decode_node, decode_round
+from rankwise.core.rendezvous.records import (
+    Charter,
+    Departure,
+    Round,
+    RoundPhase,
+    RunKeys,
+    Verdict,
+    decode_charter,
+    decode_node,
+    decode_round,
+)
 from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.node import SimulatedNode
