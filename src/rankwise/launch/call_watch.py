@@ -219,7 +219,7 @@ class CallWatch:
             books = self._books(with_empty=trouble in (Trouble.TIMED_OUT, Trouble.WHY))
             if trouble in (Trouble.STANDS, Trouble.WHY):
                 books = [self._without_haste(book) for book in books]
-            recorded = self._recorded_books(books, range(self._planner.world.size))
+            recorded = self._recorded_books(books, range(self._planner.ranks.size))
             sheet = Sheet(tuple(books), tuple(recorded) if with_recorders else ())
             on_sheet(pack(sheet, self._clock.now()))
 
@@ -239,7 +239,7 @@ class CallWatch:
         """
         if exit_status.signal_number != _SIGABRT or self._is_holding:
             return False
-        verdict = find_disagreement(self._books(), self._planner.world.rank(local_rank))
+        verdict = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
         if verdict is None:
             return False
         if not self._has_held and self._is_somebody_behind(Trouble.FAILED):
@@ -266,7 +266,7 @@ class CallWatch:
         seen = self._books(with_empty=True)
         verdict = judge(seen, self._recorded_books(seen), patience_is_over=True)
         blamed = () if verdict is None else verdict.blamed
-        return tuple(self._planner.world.local_rank(rank) for rank in blamed)
+        return tuple(self._planner.ranks.local_rank(rank) for rank in blamed)
 
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
@@ -274,7 +274,7 @@ class CallWatch:
         recorded = {book.rank: book for book in self._recorded_books(seen.values())}
         verdict = judge(seen.values(), recorded.values(), patience_is_over=True)
         told = {
-            self._planner.world.local_rank(rank): wait_in_words(wait, books[rank])
+            self._planner.ranks.local_rank(rank): wait_in_words(wait, books[rank])
             for books in (recorded, seen)
             for rank, wait in waits_of(books.values()).items()
         }
@@ -307,7 +307,7 @@ class CallWatch:
 
     def _tell_nodes_who_stands(self) -> None:
         """Let the other nodes know when ranks begin to stand in calls, and when all move again."""
-        is_alone = self._planner.world.node_count < 2
+        is_alone = self._planner.ranks.node_count < 2
         if is_alone or not self.lateness.reads_this_attempt or self._is_holding:
             return
         standing = {
@@ -345,7 +345,7 @@ class CallWatch:
 
     def _without_haste(self, book: Book) -> Book:
         """A book of a rank that is not known to have ended: it may yet call something."""
-        local_rank = self._planner.world.local_rank(book.rank)
+        local_rank = self._planner.ranks.local_rank(book.rank)
         if book.fate is Fate.LEFT and self._host.links[local_rank].exit_code != 0:
             return msgspec.structs.replace(book, fate=Fate.LIVES)
         return book
@@ -389,12 +389,12 @@ class CallWatch:
     def _judge_error(self, local_rank: int, patience_is_over: bool) -> bool:  # by `partial`
         """Accuse who is to blame for an exception; whether only other nodes can tell who."""
         books = self._books(with_empty=patience_is_over)
-        rank = self._planner.world.rank(local_rank)
+        rank = self._planner.ranks.rank(local_rank)
         known = [*books, *self._recorded_books(books)]
         if not any(book.standing for book in known if book.rank == rank):
             return False
         verdict = judge(books, self._recorded_books(books), patience_is_over=patience_is_over)
-        if verdict is None or (verdict.is_of_a_part and self._planner.world.node_count > 1):
+        if verdict is None or (verdict.is_of_a_part and self._planner.ranks.node_count > 1):
             self._of_a_part = verdict
             return True
         self._accuse(verdict)
@@ -409,7 +409,7 @@ class CallWatch:
             seen: the books that they keep.
             members: the ranks that count as members of groups, if not those of this node.
         """
-        local_rank_of = self._planner.world.local_rank
+        local_rank_of = self._planner.ranks.local_rank
         ranks = frozenset(self.lateness.ranks) if members is None else members
         told = (
             (
@@ -423,7 +423,7 @@ class CallWatch:
         ]
 
     def _accuse(self, verdict: Verdict) -> None:
-        world = self._planner.world
+        world = self._planner.ranks
         blamed = tuple(world.local_rank(rank) for rank in verdict.blamed)
         self._blame(RanksBlamed(blamed, self._attempt, verdict.text, verdict.blamed))
 
@@ -437,7 +437,7 @@ class CallWatch:
         segment = self._planner.segment
         if segment is None or self._planner.variable(SWITCH_VARIABLE) == "0":
             return []
-        first_rank = self._planner.world.rank(0)
+        first_rank = self._planner.ranks.rank(0)
         books = []
         for local_rank in sorted(self._host.links):
             book = read_book(segment, local_rank, first_rank)

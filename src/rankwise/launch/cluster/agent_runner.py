@@ -300,5 +300,5 @@ class AgentRunner:
             )
         if agent.gang is None:
             return Snapshot(status=status)
-        ranks = ranks_now(agent.gang, planner.world, segment, delays, parts.clock.now())
+        ranks = ranks_now(agent.gang, planner.ranks, segment, delays, parts.clock.now())
         return Snapshot(status=status, ranks=tuple(ranks))

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankwise.core.collectives.ring import Round
+from rankwise.core.collectives.ring import RingRound
 from rankwise.sim.ccl.configuration import Queues
 from rankwise.sim.ccl.execution import TCM_SHARE
 from rankwise.sim.ccl.message_model import Picoseconds
@@ -62,7 +62,7 @@ class Lanes(NamedTuple):
     pes: tuple[int, ...]
 
 
-class Work(NamedTuple):
+class Elements(NamedTuple):
     """What a collective does with its elements.
 
     Attributes:
@@ -94,7 +94,7 @@ class MessageExecution:
         plan: Plan,
         lanes: Sequence[Lanes],
         layout: Queues,
-        work: Work,
+        work: Elements,
         *,
         name: str = "collective",
     ) -> None:
@@ -243,7 +243,7 @@ def _inside(machine: Machine, one: Lanes, other: Lanes, wires: Sequence[Link]) -
 class _Pe:
     """What the PE of a lane needs for one slot."""
 
-    def __init__(self, machine: Machine, lanes: Lanes, lane: int, work: Work) -> None:
+    def __init__(self, machine: Machine, lanes: Lanes, lane: int, work: Elements) -> None:
         self._pe = pe = machine.sip(lanes.sip).pe(lanes.pes[lane])
         self._work = work
         self._load = Path([pe.dma_engine, *machine.path(pe.hbm, pe.tcm)])
@@ -296,7 +296,12 @@ class _Rounds:
     """
 
     def __init__(
-        self, machine: Machine, plan: Plan, lanes: Sequence[Lanes], layout: Queues, work: Work
+        self,
+        machine: Machine,
+        plan: Plan,
+        lanes: Sequence[Lanes],
+        layout: Queues,
+        work: Elements,
     ) -> None:
         ways = _Ways(machine, lanes)
         self._count = len(lanes)
@@ -334,7 +339,7 @@ class _Rounds:
         self._slot_pace = (2 * self._latency + slot + wake) // layout.n_slots
         """A slot of a lane after the other can be sent so fast, as credits come back."""
 
-    def ends(self, rounds: Sequence[Round]) -> list[int]:
+    def ends(self, rounds: Sequence[RingRound]) -> list[int]:
         """By position: when a rank has its result, if all begin at 0."""
         load_first, load_last = self._by_slot(_Pe.load)
         store_first, store_last = self._by_slot(_Pe.store)

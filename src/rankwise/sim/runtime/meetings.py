@@ -20,8 +20,7 @@ from rankwise.sim.ccl.execution import Execution, lane_count, queues_per_pe
 from rankwise.sim.ccl.fidelity import level_of
 from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
-from rankwise.sim.ccl.message_execution import Lanes, MessageExecution
-from rankwise.sim.ccl.message_execution import Work as Elements
+from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
 from rankwise.sim.ccl.plan import Plan, plan, requested
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment

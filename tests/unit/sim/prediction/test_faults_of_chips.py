@@ -12,7 +12,7 @@ from rankwise.sim.hardware.faults import Unreachable, checked_faults
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction import Prediction, RankClock
-from rankwise.sim.prediction.costs import Network, Work
+from rankwise.sim.prediction.costs import DeviceOperation, Network
 from rankwise.sim.prediction.kernels import KernelTimes, Meter
 from rankwise.sim.triton import language as tl
 
@@ -79,7 +79,7 @@ def test_without_a_way_left_the_operation_names_the_dead_links() -> None:
 def test_an_operation_takes_as_long_as_the_slowest_pe_of_its_device() -> None:
     prediction = Prediction(machine_with("slow:pe=sip1.cube0.pe2,times=8"), 2)
     well, slow = (RankClock(prediction, number, 0) for number in range(2))
-    work = Work("aten.mm", "gemm", 1 << 40, 0, "f16")
+    work = DeviceOperation("aten.mm", "gemm", 1 << 40, 0, "f16")
 
     command = picoseconds(prediction.topology.machine.system.host.command_ns)
     assert slow.price(work).duration - command == pytest.approx(
