@@ -37,7 +37,7 @@ from rankwise.workers.numbers import (
     checked_patience,
 )
 from rankwise.workers.orchestrator import Orchestrator
-from rankwise.workers.recording import Program, RecordedGraph, Recorder
+from rankwise.workers.recording import RecordedGraph, RecordedProgram, Recorder
 from rankwise.workers.runs import Runs
 from rankwise.workers.staging import array_staged, memory_with
 from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE
@@ -445,7 +445,7 @@ class Worker:
         orch.finish()
         pools = [child.pool for child in tree.engine.spec.children]
         programs = {
-            child: self._table.add(Program([recorder.calls[place] for place in places]))
+            child: self._table.add(RecordedProgram([recorder.calls[place] for place in places]))
             for child, places in lay_out(recorder.tasks, pools).items()
         }
         recording = RecordedGraph(tree.engine, programs, len(recorder.tasks), orch.held)

@@ -39,7 +39,7 @@ from rankwise.core.rendezvous.records import (
     decode_round,
     encode,
 )
-from rankwise.core.rendezvous.requests import Purpose, Requests, SharedKeys
+from rankwise.core.rendezvous.requests import Purpose, SharedKeys, StoreRequests
 from rankwise.core.rendezvous.vocabulary import Commit, Order, RefusalKind, Refused
 
 
@@ -195,7 +195,7 @@ class Succession:
             return ""
 
     def found(
-        self, node_id: str, name: bytes, lease: LeaseId, requests: Requests, now: Instant
+        self, node_id: str, name: bytes, lease: LeaseId, requests: StoreRequests, now: Instant
     ) -> list[Order]:
         """Ask the store to take this node's charter, and the node as the leader."""
         if not requests.may_begin(Purpose.CHARTER, now):

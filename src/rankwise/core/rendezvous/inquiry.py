@@ -50,7 +50,7 @@ from rankwise.core.rendezvous.records import (
     Trouble,
     encode,
 )
-from rankwise.core.rendezvous.requests import Purpose, Requests, SharedKey
+from rankwise.core.rendezvous.requests import Purpose, SharedKey, StoreRequests
 from rankwise.core.rendezvous.vocabulary import (
     BooksWanted,
     Commit,
@@ -80,7 +80,7 @@ class NodeInquiry:
         requests: those of this node.
     """
 
-    def __init__(self, key: str, requests: Requests) -> None:
+    def __init__(self, key: str, requests: StoreRequests) -> None:
         self.due: Instant | None = None
         """When who waits for an answer is told that there is none."""
         self._key = key
@@ -209,7 +209,7 @@ class LeaderInquiry:
         requests: those of this node.
     """
 
-    def __init__(self, me: str, keys: RunKeys, leader: SharedKey, requests: Requests) -> None:
+    def __init__(self, me: str, keys: RunKeys, leader: SharedKey, requests: StoreRequests) -> None:
         self._me = me
         self._keys = keys
         self._leader = leader

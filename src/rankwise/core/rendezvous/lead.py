@@ -24,7 +24,7 @@ from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.inquiry import LeaderInquiry
 from rankwise.core.rendezvous.leader import Decision, decide
 from rankwise.core.rendezvous.records import Round, RunKeys, decode_books_note, decode_node, encode
-from rankwise.core.rendezvous.requests import Purpose, Requests, SharedKeys
+from rankwise.core.rendezvous.requests import Purpose, SharedKeys, StoreRequests
 from rankwise.core.rendezvous.view import HeardRecord, View
 from rankwise.core.rendezvous.vocabulary import (
     Commit,
@@ -62,7 +62,7 @@ class RunLease:
     """
 
     def __init__(
-        self, config: RendezvousConfig, keys: RunKeys, shared: SharedKeys, requests: Requests
+        self, config: RendezvousConfig, keys: RunKeys, shared: SharedKeys, requests: StoreRequests
     ) -> None:
         self._config = config
         self._keys = keys
@@ -184,7 +184,7 @@ class Lead:
         me: bytes,
         keys: RunKeys,
         shared: SharedKeys,
-        requests: Requests,
+        requests: StoreRequests,
     ) -> None:
         self.view: View | None = None
         """What the leader knows of the nodes; None while this node does not lead."""

@@ -24,7 +24,7 @@ from rankwise.core.rendezvous.records import (
     places_in,
 )
 from rankwise.core.rendezvous.registration import KeptLease, OwnRecord
-from rankwise.core.rendezvous.requests import Purpose, Request, Requests, SharedKeys
+from rankwise.core.rendezvous.requests import Purpose, SharedKeys, StoreRequest, StoreRequests
 from rankwise.core.rendezvous.vocabulary import (
     Answer,
     Effect,
@@ -62,7 +62,7 @@ class NodeState:
         self.name = f"{offer.node_id} on {offer.host}".encode()
         """What this node writes where it leads, for the others to show."""
         self.keys = RunKeys(run_id)
-        self.requests = Requests()
+        self.requests = StoreRequests()
         self.shared = SharedKeys(self.keys, self.requests)
         self.lease = KeptLease(config.lease_ttl, self.requests)
         self.own = OwnRecord(
@@ -263,7 +263,7 @@ class NodeState:
         kind = RefusalKind.CHARTER if is_wrong_place else RefusalKind.STORE
         self.refuse(kind, denied.reason, denied.hint)
 
-    def _on_failed(self, request: Request, reason: str, now: Instant) -> None:
+    def _on_failed(self, request: StoreRequest, reason: str, now: Instant) -> None:
         self.waiting.store_trouble, self.waiting.troubled = reason, request.purpose
         self.end_with_store(now)
         if request.purpose is Purpose.ROUND:
@@ -279,7 +279,7 @@ class NodeState:
         if request.purpose is not Purpose.LEASE or self.lease.id is None:
             self.requests.pause(request.purpose, now, self.config.retry_pause)
 
-    def _on_unsure(self, request: Request, now: Instant) -> None:
+    def _on_unsure(self, request: StoreRequest, now: Instant) -> None:
         """The transaction conflicted, or may have taken place: know again before trying again."""
         match request.purpose:
             case Purpose.OWN:
@@ -292,7 +292,7 @@ class NodeState:
             case _:
                 pass
 
-    def _on_read(self, request: Request, read: KeysRead, now: Instant) -> None:
+    def _on_read(self, request: StoreRequest, read: KeysRead, now: Instant) -> None:
         match request.purpose:
             case Purpose.SHARED:
                 self.shared.watch = self.shared.watch or read.watch
@@ -338,7 +338,7 @@ class NodeState:
             self.waiting.cut_off_since = None
         self.compare(now)
 
-    def _on_committed(self, request: Request, revision: Revision, now: Instant) -> None:
+    def _on_committed(self, request: StoreRequest, revision: Revision, now: Instant) -> None:
         shared = self.shared
         if request.purpose is Purpose.OWN:
             self.own.committed(request, revision)

@@ -39,7 +39,7 @@ from rankwise.base.keys import (
 from rankwise.base.units import MILLISECOND, Duration, Instant, after, between
 from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.records import FailureNote, NodeRecord, encode
-from rankwise.core.rendezvous.requests import Purpose, Request, Requests
+from rankwise.core.rendezvous.requests import Purpose, StoreRequest, StoreRequests
 from rankwise.core.rendezvous.vocabulary import Commit, GrantLease, Order, ReadKeys, RenewLease
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class KeptLease:
         requests: those of this node.
     """
 
-    def __init__(self, ttl: Duration, requests: Requests) -> None:
+    def __init__(self, ttl: Duration, requests: StoreRequests) -> None:
         self.id: LeaseId | None = None
         self.until = Instant(0)
         self.renew_at = Instant(0)
@@ -100,14 +100,14 @@ class KeptLease:
         self.renew_at = after(now, self._retry_every)
         return [RenewLease(token, self.id)]
 
-    def granted(self, request: Request, lease: LeaseId) -> None:
+    def granted(self, request: StoreRequest, lease: LeaseId) -> None:
         """The store has begun it."""
         self.id = lease
         self._ever.add(lease)
         self.until = request.sent_at
         self._prolong(request.sent_at)
 
-    def renewed(self, request: Request) -> None:
+    def renewed(self, request: StoreRequest) -> None:
         """The store has renewed a lease: this one, if it is not an answer from long ago."""
         if self.id is not None and request.context == self.id:
             self._prolong(request.sent_at)
@@ -160,7 +160,7 @@ class OwnRecord:
         requests: those of this node.
     """
 
-    def __init__(self, key: str, note_key: str, offer: NodeOffer, requests: Requests) -> None:
+    def __init__(self, key: str, note_key: str, offer: NodeOffer, requests: StoreRequests) -> None:
         self.record = NodeRecord(
             host=offer.host,
             address=offer.address,
@@ -248,7 +248,7 @@ class OwnRecord:
         token = self._requests.begin(Purpose.DONE_NOTE, now)
         return [Commit(token, Transaction(deletes=(self._note_key,)))]
 
-    def committed(self, request: Request, revision: Revision) -> None:
+    def committed(self, request: StoreRequest, revision: Revision) -> None:
         """The store has taken it."""
         written: Written = request.context
         self.revision = revision

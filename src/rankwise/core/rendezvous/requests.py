@@ -33,7 +33,7 @@ class Purpose(StrEnum):
     INQUIRY = "inquiry"
 
 
-class Request(NamedTuple):
+class StoreRequest(NamedTuple):
     """A request that is under way: what it is for, since when, and what its answer needs."""
 
     purpose: Purpose
@@ -41,12 +41,12 @@ class Request(NamedTuple):
     context: Any = None
 
 
-class Requests:
+class StoreRequests:
     """Requests under way, by token, and pauses before those that failed are repeated."""
 
     def __init__(self) -> None:
         self._tokens_given = 0
-        self._by_token: dict[int, Request] = {}
+        self._by_token: dict[int, StoreRequest] = {}
         self._latest: dict[Purpose, int] = {}
         self._busy: set[Purpose] = set()
         self._paused_until: dict[Purpose, Instant] = {}
@@ -60,13 +60,13 @@ class Requests:
         """Note a request, and return its token."""
         assert purpose not in self._busy, f"a second request for {purpose}"
         token = self.new_token()
-        self._by_token[token] = Request(purpose, now, context)
+        self._by_token[token] = StoreRequest(purpose, now, context)
         self._latest[purpose] = token
         self._busy.add(purpose)
         self._paused_until.pop(purpose, None)
         return token
 
-    def settle(self, token: int) -> Request | None:
+    def settle(self, token: int) -> StoreRequest | None:
         """Take the request that is answered; None if nobody waits for the answer any more."""
         request = self._by_token.pop(token, None)
         if request is not None and self._latest.get(request.purpose) == token:
@@ -134,7 +134,7 @@ class SharedKeys:
         requests: those of this node.
     """
 
-    def __init__(self, keys: RunKeys, requests: Requests) -> None:
+    def __init__(self, keys: RunKeys, requests: StoreRequests) -> None:
         self.charter = SharedKey()
         self.leader = SharedKey()
         self.round = SharedKey()

@@ -33,7 +33,7 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.vocabulary import BooksTold, BooksWanted, InquiryAnswered, World
-from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.master_port import ReservedPort, listen_next_to
 from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.run_parts import RunParts
@@ -56,7 +56,7 @@ class RealNodeHost:
     """One node of a cluster; a `rankwise.drivers.agent_dispatch.NodeHost`."""
 
     def __init__(
-        self, parts: RunParts, plan: ClusterPlan, deliver: Callable[[Stimulus], None]
+        self, parts: RunParts, plan: MeetingPlan, deliver: Callable[[Stimulus], None]
     ) -> None:
         self._parts = parts
         self._plan = plan

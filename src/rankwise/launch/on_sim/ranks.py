@@ -40,7 +40,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.ledger import Book, Verdict, find_verdict
+from rankwise.core.ledger import Blame, Book, find_blame
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
 from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.worker import bootstrap
@@ -101,7 +101,7 @@ class RankRecords:
     Attributes:
         results: the result frame of each function rank, by number.
         errors: what ranks have told to die of, by number.
-        accused: takes a verdict on some of the ranks, for each agent.
+        accused: takes the blame of some of the ranks, for each agent.
         stacks: where hanging ranks stood, and `waits` what for, by number.
         destinations: the files of the present attempt.
         nodes: the number of each rank's node.
@@ -120,7 +120,7 @@ class RankRecords:
         self.errors: dict[int, ErrorRecord] = {}
         self.stacks: dict[int, str] = {}
         self.waits: dict[int, str] = {}
-        self.accused: list[Callable[[Verdict], None]] = []
+        self.accused: list[Callable[[Blame], None]] = []
         self.nodes: dict[int, int] = {}
         self.destinations = Destinations()
         self.last_alive = Instant(0)
@@ -149,7 +149,7 @@ class RankRecords:
         if waiting:
             self.when_peers_notice(lose)
 
-    def judge(self, rank: int | None, *, patience_is_over: bool) -> Verdict | None:
+    def judge(self, rank: int | None, *, patience_is_over: bool) -> Blame | None:
         """Find out who is to blame that ranks wait, and tell all agents.
 
         Args:
@@ -159,17 +159,17 @@ class RankRecords:
         books = books_of(self._world, self.errors)
         if rank is not None and not any(book.standing for book in books if book.rank == rank):
             return None
-        verdict = self._verdict(books, patience_is_over=patience_is_over)
-        if verdict is not None:
+        blame = self._find_blame(books, patience_is_over=patience_is_over)
+        if blame is not None:
             for accuse in self.accused:
-                accuse(verdict)
-        return verdict
+                accuse(blame)
+        return blame
 
-    def _verdict(self, books: Sequence[Book], *, patience_is_over: bool) -> Verdict | None:
-        verdict = find_verdict(books, patience_is_over=patience_is_over)
-        if verdict is not None and any(map(self._waits_for_peers, verdict.blamed)):
+    def _find_blame(self, books: Sequence[Book], *, patience_is_over: bool) -> Blame | None:
+        blame = find_blame(books, patience_is_over=patience_is_over)
+        if blame is not None and any(map(self._waits_for_peers, blame.blamed)):
             return None  # books have no signals: where each rank stands tells more
-        return verdict
+        return blame
 
     def _waits_for_peers(self, number: int) -> bool:
         """Whether a rank waits for what another one has to do, and for no call of a group."""
@@ -203,8 +203,8 @@ class RankRecords:
             )
             for rank in ranks
         )
-        verdict = self._verdict(books_of(self._world, self.errors), patience_is_over=False)
-        return "" if verdict is None else verdict.text, stood
+        blame = self._find_blame(books_of(self._world, self.errors), patience_is_over=False)
+        return "" if blame is None else blame.text, stood
 
     def note_place(self, rank: Rank) -> None:
         """Note the user's part of a rank's stack, in the form that faulthandler has."""
@@ -454,14 +454,14 @@ class SimulatedRanks:
         rank = self._place.first_rank + failure.local_rank
         return self._describe(msgspec.structs.replace(failure, rank=rank))
 
-    def _accuse(self, verdict: Verdict) -> None:
+    def _accuse(self, blame: Blame) -> None:
         """Blame those that are ours."""
         assert self._place is not None, "they live in a world"
         ours = tuple(
-            local_rank for local_rank, rank in self._ranks.items() if rank.number in verdict.blamed
+            local_rank for local_rank, rank in self._ranks.items() if rank.number in blame.blamed
         )
         if ours:
-            self._deliver(RanksBlamed(ours, self._place.round, verdict.text, verdict.blamed))
+            self._deliver(RanksBlamed(ours, self._place.round, blame.text, blame.blamed))
 
     def _environment(self, rank: int, world: World) -> Mapping[str, str]:
         job, per_node = self._job, self._job.gang.size

@@ -98,7 +98,7 @@ def queues_per_pe(plan: Plan) -> int:
     return max(sources.values(), default=1)
 
 
-class Execution:
+class CollectiveExecution:
     """One collective on its way.
 
     Args:
@@ -157,7 +157,7 @@ class Execution:
 class _Lane:
     """One PE's part in one rank's program."""
 
-    def __init__(self, execution: Execution, rank: int, number: int, pe: Pe) -> None:
+    def __init__(self, execution: CollectiveExecution, rank: int, number: int, pe: Pe) -> None:
         self._execution = execution
         self._rank = rank
         self._number = number

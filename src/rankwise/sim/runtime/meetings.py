@@ -16,7 +16,7 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.ledger import NUMBER, number_text
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
-from rankwise.sim.ccl.execution import Execution, lane_count, queues_per_pe
+from rankwise.sim.ccl.execution import CollectiveExecution, lane_count, queues_per_pe
 from rankwise.sim.ccl.fidelity import level_of
 from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
@@ -195,7 +195,7 @@ class Collective:
         self._devices = [context.device_of(call.rank) for call in calls]
         algorithm = context.ccl.algorithm(asked.collective, asked.algorithm)
         self._plan = self._planned(algorithm, asked)
-        self._execution: Execution | MessageExecution | None = None
+        self._execution: CollectiveExecution | MessageExecution | None = None
         self._kernels: KernelExecution | None = None
         self._prepare(algorithm, asked)
         self._operands: list[Array | None] = [None] * len(calls)
@@ -241,7 +241,7 @@ class Collective:
             )  # fmt: skip
         else:
             _ = self._plan.schedule  # what is wrong with the programs is told before anything runs
-            self._execution = Execution(
+            self._execution = CollectiveExecution(
                 machine, self._plan, lanes, lane_queues, item_bytes=item_bytes,
                 dtype=short_name(asked.kind), operation=_MATH[asked.op], name=name, ranks=ranks,
             )  # fmt: skip

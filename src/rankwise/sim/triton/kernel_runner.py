@@ -42,7 +42,7 @@ from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.host import TensorDescriptor, storage_around, tensor_around
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
-from rankwise.sim.triton.memory import Buffer, Memory
+from rankwise.sim.triton.memory import Buffer, LaunchMemory
 from rankwise.sim.triton.peers import LaunchPeers, LaunchRank, SignalAwaited
 from rankwise.sim.triton.queues import LaunchQueues, PeQueues, ProgramQueues
 from rankwise.sim.triton.races import LaunchRaces, RaceDetector
@@ -219,7 +219,7 @@ class _Launching:
         self._buffers: dict[str, Buffer] = {}
         self._behind: dict[str, Buffer] = {}
         """By parameter, where `_buffers` is by name."""
-        self._memory: Memory | None = None
+        self._memory: LaunchMemory | None = None
         self._races: LaunchRaces | None = None
         self._function: JITFunction
         self._given: dict[str, Any] = {}
@@ -374,7 +374,7 @@ class _Launching:
 
     def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
         """Start a process for each program of a recording."""
-        self._memory = Memory([])
+        self._memory = LaunchMemory([])
         processes = []
         for number, recording in enumerate(recordings):
             steps = self._clock(number, _nobody_waits).repeat(recording, self._placed)
