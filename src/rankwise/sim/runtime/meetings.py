@@ -25,7 +25,7 @@ from rankwise.sim.ccl.plan import Plan, plan, requested
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.machine import Pe
-from rankwise.sim.kernel import Event, Steps, users_line
+from rankwise.sim.kernel import Future, Steps, users_line
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, short_name
 from rankwise.sim.triton.dtypes import Array, dtype
@@ -201,7 +201,7 @@ class Collective:
         self._operands: list[Array | None] = [None] * len(calls)
         self._results: list[Array | None] = [None] * len(calls)
         self._started = self._begun = 0
-        self._all_started: Event = context.engine.simulator.event("all ranks of the collective")
+        self._all_started: Future = context.engine.simulator.future("all ranks of the collective")
 
     def _planned(self, algorithm: Algorithm, asked: Signature) -> Plan:
         homes = tuple(device.sip for device in self._devices)

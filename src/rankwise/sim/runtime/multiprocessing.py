@@ -340,7 +340,7 @@ class _Schedule:
                 awaited_by[rank.rank] = awaited
             else:
                 command = self._context.awaited_by(rank.rank)
-                name = getattr(getattr(command, "event", None), "name", "")
+                name = getattr(getattr(command, "future", None), "name", "")
                 awaited = "a command" + (f" ({name})" if name else "")
                 awaited_by[rank.rank] = "a command"  # which one is among what waits on the machine
                 lines.append(f"rank {rank.rank} is waiting for {awaited}, at {where}")

@@ -9,7 +9,7 @@ from rankwise.sim.kernel import Fiber, Rank, Simulator, main_greenlet, park, sta
 
 def test_a_fiber_waits_from_any_depth_of_calls() -> None:
     simulator = Simulator()
-    chest = simulator.event()
+    chest = simulator.future()
     simulator.call_at(8, chest.succeed, "treasure")
 
     def deep(levels: int) -> Any:
@@ -52,7 +52,7 @@ def test_fibers_work_when_the_agenda_is_driven_from_inside_a_rank() -> None:
 
 def test_a_failure_of_what_a_fiber_waits_for_is_raised_in_the_fiber() -> None:
     simulator = Simulator()
-    bad = simulator.event()
+    bad = simulator.future()
     simulator.call_at(2, bad.fail, OSError("torn"))
 
     def body() -> str:
@@ -71,7 +71,7 @@ def test_a_cancelled_fiber_runs_its_finally_blocks() -> None:
 
     def body() -> None:
         try:
-            park(simulator.event("never"))
+            park(simulator.future("never"))
         finally:
             seen.append(simulator.now)
 
@@ -87,7 +87,7 @@ def test_a_deadlock_names_the_line_of_user_code_inside_the_fiber() -> None:
     simulator = Simulator()
 
     def body() -> None:
-        park(simulator.event("a message"))
+        park(simulator.future("a message"))
 
     start_fiber(simulator, body, name="program 7")
 
