@@ -195,8 +195,8 @@ def _world(round_: Round, node_rank: int) -> World:
     )
 
 
-class Patience:
-    """A node's patience.
+class RoundWait:
+    """For how long a node waits for a round, and on whom.
 
     Args:
         config: how long anybody waits.

@@ -16,7 +16,7 @@ from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.founding import Succession, forgotten, founder_in
 from rankwise.core.rendezvous.inquiry import NodeInquiry
 from rankwise.core.rendezvous.lead import Lead
-from rankwise.core.rendezvous.membership import Membership, Patience
+from rankwise.core.rendezvous.membership import Membership, RoundWait
 from rankwise.core.rendezvous.records import (
     RunKeys,
     decode_inquiry,
@@ -72,7 +72,7 @@ class NodeState:
         self.lead = Lead(config, self.name, self.keys, self.shared, self.requests)
         self.inquiry = NodeInquiry(self.keys.books_note(self.me), self.requests)
         self.succession = Succession(config, self.keys, self.shared)
-        self.waiting = Patience(config, self.membership, self.lead, self.shared, self.succession)
+        self.waiting = RoundWait(config, self.membership, self.lead, self.shared, self.succession)
         self.effects: list[Effect] = []
         """What is to be done, and was not yet returned."""
         self.is_forgotten = False

@@ -6,7 +6,7 @@ resumed it.
 
 A `Fiber` is such a greenlet driven by a process: the future that it parks on is what the process
 yields. Its parent is the greenlet that drives the agenda, never the one that happened to start it:
-a kernel is not the child of the rank that launched it. A `Rank` is a greenlet that a scheduler of
+a kernel is not the child of the rank that launched it. A `RankGreenlet` is one that a scheduler of
 its own drives, in rounds; the kernel only gives it its number.
 """
 
@@ -21,7 +21,7 @@ from rankwise.sim.kernel.places import frames_of_stack, users_line_among, where_
 from rankwise.sim.kernel.simulator import Simulator
 
 
-class Rank(greenlet):
+class RankGreenlet(greenlet):
     """A greenlet that runs one rank's program.
 
     Attributes:

@@ -24,7 +24,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
-from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, Network
+from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
 from rankwise.sim.rehearsal.meetings import Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
@@ -215,7 +215,7 @@ class Prediction:
         self.topology = topology
         self.size = size
         self.costs = DeviceCosts(topology)
-        self.network = Network(topology)
+        self.network = NetworkCosts(topology)
         self.clocks: dict[int, RankClock] = {}
         self.op_log = OpLog()
         self.works: list[PricedWork] = []

@@ -103,7 +103,7 @@ class DeviceCosts:
         return found
 
 
-class Network:
+class NetworkCosts:
     """The costs of what ranks do together; rank r has device r."""
 
     def __init__(self, topology: Topology) -> None:
