@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 COMPILED = (
-    "rankwise/sim/kernel/events.py",
+    "rankwise/sim/kernel/futures.py",
     "rankwise/sim/kernel/simulator.py",
     "rankwise/sim/kernel/resources.py",
     "rankwise/sim/hardware/engines.py",  # its classes inherit from compiled ones, and so must be

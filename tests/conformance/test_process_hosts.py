@@ -18,7 +18,7 @@ from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.world import ONE_ATTEMPT, SimulatedWorld
+from rankwise.drivers.sim.gang_simulator import ONE_ATTEMPT, GangSimulator
 from rankwise.launch.job import Job, LogPlan, Script, StartMethod
 from rankwise.launch.supervision import Supervision
 from rankwise.testing.conformance import PROCESS_HOST_BEHAVIOURS, check_process_host
@@ -79,7 +79,7 @@ class RealWorld:
 
 @pytest.mark.parametrize("name", PROCESS_HOST_BEHAVIOURS)
 def test_the_simulated_host_keeps_what_is_expected(name: str) -> None:
-    PROCESS_HOST_BEHAVIOURS[name](SimulatedWorld())
+    PROCESS_HOST_BEHAVIOURS[name](GangSimulator())
 
 
 @pytest.mark.system
@@ -92,7 +92,7 @@ def test_the_real_host_keeps_what_is_expected(
 
 
 def test_the_whole_suite_is_one_call() -> None:
-    check_process_host(SimulatedWorld)
+    check_process_host(GangSimulator)
 
 
 def test_the_suite_says_what_was_expected() -> None:
@@ -107,7 +107,7 @@ def test_the_suite_says_what_was_expected() -> None:
         return agent
 
     with pytest.raises(AssertionError) as caught:
-        check_process_host(lambda: SimulatedWorld(make_agent=make_agent))
+        check_process_host(lambda: GangSimulator(make_agent=make_agent))
 
     assert caught.value.__notes__ == ["expected of a process host: an exit code stops the others"]
 

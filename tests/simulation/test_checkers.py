@@ -25,10 +25,10 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.vocabulary import GangEnded
+from rankwise.drivers.sim.gang_simulator import GangSimulator, MakeAgent
 from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.drivers.sim.programs import Exits, Program, RunsForever
 from rankwise.drivers.sim.random_plans import random_plan
-from rankwise.drivers.sim.world import MakeAgent, SimulatedWorld
 
 
 class LeavesOneBehind(Gang):
@@ -240,7 +240,7 @@ def maker_of(mutant: Mutant) -> MakeAgent:
 def test_what_is_broken_is_caught_by_some_seed(mutant: Mutant) -> None:
     def is_caught_by(seed: int) -> bool:
         try:
-            SimulatedWorld(seed, make_agent=maker_of(mutant)).run_plan(random_plan(seed))
+            GangSimulator(seed, make_agent=maker_of(mutant)).run_plan(random_plan(seed))
         except InvariantBroken:
             return True
         return False
@@ -249,14 +249,14 @@ def test_what_is_broken_is_caught_by_some_seed(mutant: Mutant) -> None:
 
 
 def test_a_world_without_an_end_is_refused_with_what_to_do() -> None:
-    world = SimulatedWorld()
+    world = GangSimulator()
 
     with pytest.raises(SimulationError, match=r"never ends.*give stop_after"):
         world.run(GangSpec(size=1), [[Program(ending=RunsForever())]])
 
 
 def test_a_world_can_be_stopped_from_outside() -> None:
-    run = SimulatedWorld().run(
+    run = GangSimulator().run(
         GangSpec(size=1), [[Program(ending=RunsForever())]], stop_after=Duration(5)
     )
 
@@ -265,7 +265,7 @@ def test_a_world_can_be_stopped_from_outside() -> None:
 
 
 def test_the_journal_of_a_broken_run_is_kept() -> None:
-    world = SimulatedWorld(make_agent=maker_of(CallsEverythingASuccess))
+    world = GangSimulator(make_agent=maker_of(CallsEverythingASuccess))
 
     with pytest.raises(InvariantBroken, match="a success with exit codes"):
         world.run(GangSpec(size=1), [[Program(ending=Exits(3))]])

@@ -16,10 +16,10 @@ from rankwise.core.gang.vocabulary import Effect as GangEffect
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.founding import Succession
 from rankwise.core.rendezvous.lead import WrittenRound
-from rankwise.core.rendezvous.leases import KeptLease
 from rankwise.core.rendezvous.machine import Rendezvous
 from rankwise.core.rendezvous.node_state import NodeState
 from rankwise.core.rendezvous.records import Round, RoundPhase, Verdict
+from rankwise.core.rendezvous.registration import KeptLease
 from rankwise.core.rendezvous.requests import Purpose
 from rankwise.core.rendezvous.vocabulary import (
     Closed,
@@ -37,7 +37,7 @@ from rankwise.core.rendezvous.vocabulary import (
 from rankwise.drivers import stop_window
 from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Network, Workers
 from rankwise.drivers.sim.cluster.random_plans import random_plan
-from rankwise.drivers.sim.cluster.world import ClusterWorld
+from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
 from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.sim.faults.vocabulary import CrashStore, FailWorker, Partition, Preempt, StartAgents
 
@@ -357,7 +357,7 @@ def test_a_node_that_does_not_feel_its_lease_end_is_caught() -> None:
         node.lease = TrustedForEver(spec.rendezvous.lease_ttl, node.requests)
         return agent
 
-    world = ClusterWorld(cut_off_with(fence=SECOND), 0, make_agent=make_agent)
+    world = ClusterSimulator(cut_off_with(fence=SECOND), 0, make_agent=make_agent)
 
     with pytest.raises(InvariantBroken, match=r"lives on|is born while"):
         world.run()
@@ -369,14 +369,14 @@ def test_a_node_that_goes_over_to_the_next_run_when_the_store_forgets_its_own_is
         agent.rendezvous = TakesPartInAnyRun(spec.run_id, spec.rendezvous, spec.offer)
         return agent
 
-    world = ClusterWorld(forgotten_at(5 * SECOND), 0, make_agent=make_agent)
+    world = ClusterSimulator(forgotten_at(5 * SECOND), 0, make_agent=make_agent)
 
     with pytest.raises(InvariantBroken, match="takes part in run 1, and took part in run 0"):
         world.run()
 
 
 def test_who_comes_to_a_store_that_has_forgotten_a_closed_run_may_end_otherwise() -> None:
-    world = ClusterWorld(forgotten_at(10 * SECOND + 800 * MILLISECOND), 0)
+    world = ClusterSimulator(forgotten_at(10 * SECOND + 800 * MILLISECOND), 0)
     shown = whether_shown_when_emptied(world)
 
     world.run()
@@ -388,7 +388,7 @@ def test_who_comes_to_a_store_that_has_forgotten_a_closed_run_may_end_otherwise(
     assert "too few nodes came" in ends["n1.1"]
 
 
-def whether_shown_when_emptied(world: ClusterWorld) -> list[bool]:
+def whether_shown_when_emptied(world: ClusterSimulator) -> list[bool]:
     """Of each closed run that the store forgets: whether an agent had told how it ended."""
     shown: list[bool] = []
     store_emptied = world.checker.store_emptied
@@ -420,7 +420,7 @@ def forgotten_at(at: int) -> ClusterPlan:
 def test_no_fence_is_too_little_for_clocks_that_go_slow() -> None:
     def has_two_ranks(seed: int) -> bool:
         try:
-            ClusterWorld(cut_off_with(fence=0), seed).run()
+            ClusterSimulator(cut_off_with(fence=0), seed).run()
         except InvariantBroken as error:
             return "lives on" in str(error) or "is born while" in str(error)
         return False
@@ -430,7 +430,7 @@ def test_no_fence_is_too_little_for_clocks_that_go_slow() -> None:
 
 def test_a_fence_is_enough_for_clocks_that_go_slow() -> None:
     for seed in range(40):
-        ClusterWorld(cut_off_with(fence=SECOND), seed).run()
+        ClusterSimulator(cut_off_with(fence=SECOND), seed).run()
 
 
 def cut_off_with(*, fence: int) -> ClusterPlan:
@@ -450,7 +450,7 @@ def cut_off_with(*, fence: int) -> ClusterPlan:
 
 
 def is_caught(seed: int, make_agent: Callable[[AgentSpec], Agent]) -> bool:
-    world = ClusterWorld(random_plan(seed), seed, keeps_journal=False, make_agent=make_agent)
+    world = ClusterSimulator(random_plan(seed), seed, keeps_journal=False, make_agent=make_agent)
     try:
         world.run()
     except SimulationError:
@@ -460,7 +460,7 @@ def is_caught(seed: int, make_agent: Callable[[AgentSpec], Agent]) -> bool:
 
 def test_ranks_that_are_signalled_before_their_agents_are_no_failure() -> None:
     for seed in range(20):
-        run = ClusterWorld(signalled_first(), seed).run()
+        run = ClusterSimulator(signalled_first(), seed).run()
         assert run.verdict is not None
         assert run.verdict.status is OutcomeStatus.STOPPED
 
@@ -471,7 +471,7 @@ def test_blaming_ranks_that_were_signalled_before_their_agents_is_caught(
     monkeypatch.setattr(stop_window, "WINDOW", Duration(0))
 
     with pytest.raises(InvariantBroken, match="the root cause is told to be"):
-        ClusterWorld(signalled_first(), 0).run()
+        ClusterSimulator(signalled_first(), 0).run()
 
 
 def test_blaming_a_rank_that_was_signalled_after_another_had_failed_is_caught() -> None:
@@ -495,14 +495,14 @@ def test_blaming_a_rank_that_was_signalled_after_another_had_failed_is_caught() 
 
     def story(seed: int) -> set[tuple[int, bool, bool]]:
         """Rank, whether it has lost a peer, whether a scheduler has signalled it."""
-        (only,) = ClusterWorld(plan, seed).run().rounds.values()
+        (only,) = ClusterSimulator(plan, seed).run().rounds.values()
         return {(each.rank, each.lost_peer, each.was_signalled) for each in only.workers}
 
     wanted = {(0, False, False), (1, False, True), (2, True, False)}
     seed = next(seed for seed in range(60) if story(seed) == wanted)
 
     with pytest.raises(InvariantBroken, match="the root cause is told to be"):
-        ClusterWorld(plan, seed, make_agent=with_rendezvous(BlamesRank1)).run()
+        ClusterSimulator(plan, seed, make_agent=with_rendezvous(BlamesRank1)).run()
 
 
 def signalled_first() -> ClusterPlan:

@@ -17,7 +17,7 @@ from rankwise.base.units import SECOND, ZERO, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.drivers.sim.cluster.plan import ClusterPlan, Workers
 from rankwise.drivers.sim.cluster.random_plans import random_plan
-from rankwise.drivers.sim.cluster.world import ClusterRun, ClusterWorld
+from rankwise.drivers.sim.cluster.simulator import ClusterRun, ClusterSimulator
 from rankwise.sim.faults.vocabulary import (
     CrashStore,
     FailWorker,
@@ -37,7 +37,7 @@ PARTS = 8
 def test_no_cluster_of_any_seed_breaks_a_rule(part: int) -> None:
     for seed in range(part, SEEDS, PARTS):
         try:
-            ClusterWorld(random_plan(seed), seed, keeps_journal=False).run()
+            ClusterSimulator(random_plan(seed), seed, keeps_journal=False).run()
         except Exception as error:
             error.add_note(f"again: rankwise sim cluster --random --seed {seed}")
             raise
@@ -46,9 +46,9 @@ def test_no_cluster_of_any_seed_breaks_a_rule(part: int) -> None:
 def test_equal_seeds_write_equal_journals_whatever_the_hash_seed() -> None:
     program = (
         "import sys; from rankwise.drivers.sim.cluster.random_plans import random_plan;"
-        "from rankwise.drivers.sim.cluster.world import ClusterWorld\n"
+        "from rankwise.drivers.sim.cluster.simulator import ClusterSimulator\n"
         "for seed in range(12):\n"
-        "    world = ClusterWorld(random_plan(seed), seed); world.run()\n"
+        "    world = ClusterSimulator(random_plan(seed), seed); world.run()\n"
         "    sys.stdout.buffer.write(world.journal.lines())\n"
     )
 
@@ -192,7 +192,7 @@ def test_seeds_that_once_broke_a_rule_break_none(seed: int) -> None:
     3920: a last word behind a slow disk. 4023: a node that is asked to stop, whose ranks are done
     before the others agree. 4591: peers that lose a rank which a scheduler has signalled.
     """
-    assert ClusterWorld(random_plan(seed), seed, keeps_journal=False).run().rounds
+    assert ClusterSimulator(random_plan(seed), seed, keeps_journal=False).run().rounds
 
 
 @pytest.mark.parametrize("what", ["the store is away", "its nodes are cut off from it"])
@@ -313,6 +313,6 @@ def cluster(
         ),
         faults=faults,
     )
-    first = ClusterWorld(plan, 7, keeps_journal=False).run()
+    first = ClusterSimulator(plan, 7, keeps_journal=False).run()
     assert msgspec.json.decode(msgspec.json.encode(plan), type=ClusterPlan) == plan
     return first

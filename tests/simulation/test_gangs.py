@@ -21,11 +21,11 @@ from rankwise.core.agent.replay import replay
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.drivers.sim.cluster.plan import ClusterPlan
 from rankwise.drivers.sim.cluster.random_plans import random_plan as random_cluster
-from rankwise.drivers.sim.cluster.world import ClusterWorld
+from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
+from rankwise.drivers.sim.gang_simulator import GangSimulator, MakeAgent, SimulatedRun
 from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.drivers.sim.programs import Program, RunsForever
 from rankwise.drivers.sim.random_plans import random_plan
-from rankwise.drivers.sim.world import MakeAgent, SimulatedRun, SimulatedWorld
 from rankwise.sim.faults.vocabulary import AmongOthers, Preempt, StartAgents
 
 SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
@@ -36,10 +36,10 @@ RUNS = Program(ending=RunsForever())
 DIGEST_PROGRAM = """
 import hashlib, sys
 from rankwise.drivers.sim.random_plans import random_plan
-from rankwise.drivers.sim.world import SimulatedWorld
+from rankwise.drivers.sim.gang_simulator import GangSimulator
 digest = hashlib.sha256()
 for seed in range(int(sys.argv[1])):
-    digest.update(SimulatedWorld(seed).run_plan(random_plan(seed)).journal)
+    digest.update(GangSimulator(seed).run_plan(random_plan(seed)).journal)
 print(digest.hexdigest())
 """
 
@@ -58,7 +58,7 @@ def command_for(seed: int) -> str:
 def run_seed(seed: int, make_agent: MakeAgent = Agent) -> tuple[ClusterPlan, SimulatedRun]:
     plan = random_plan(seed)
     try:
-        return plan, SimulatedWorld(seed, make_agent=make_agent).run_plan(plan)
+        return plan, GangSimulator(seed, make_agent=make_agent).run_plan(plan)
     except (SimulationError, AssertionError) as error:
         error.add_note(f"replay it: {command_for(seed)}")
         raise
@@ -103,7 +103,7 @@ def test_ranks_that_are_signalled_just_before_their_agent_are_stopped(
     ahead = Duration(milliseconds * MILLISECOND)
     signals = Preempt(at=Instant(5 * SECOND), node=0, ranks_before=ahead)
 
-    run = SimulatedWorld(faults=(signals,)).run(GangSpec(size=3), [[RUNS] * 3])
+    run = GangSimulator(faults=(signals,)).run(GangSpec(size=3), [[RUNS] * 3])
 
     assert run.outcome.status is status
 
@@ -120,7 +120,7 @@ def test_a_node_that_is_alone_bears_what_happens_to_nodes_of_clusters() -> None:
         ]
         both = tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at))
 
-        ClusterWorld(msgspec.structs.replace(plan, faults=both), seed).run()
+        ClusterSimulator(msgspec.structs.replace(plan, faults=both), seed).run()
 
 
 def test_equal_seeds_give_equal_journals() -> None:

@@ -9,7 +9,7 @@ from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Workers
-from rankwise.drivers.sim.cluster.world import ClusterRun, ClusterWorld
+from rankwise.drivers.sim.cluster.simulator import ClusterRun, ClusterSimulator
 from rankwise.sim.faults.vocabulary import FaultOfCluster, KillAgent
 
 NODES, WORK = 4, Duration(5 * SECOND)
@@ -55,7 +55,7 @@ def cluster(
         clocks=clocks,
         faults=faults,
     )
-    world = ClusterWorld(plan, seed)
+    world = ClusterSimulator(plan, seed)
     run = world.run()
     return run, world.journal.lines()
 

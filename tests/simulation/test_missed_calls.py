@@ -6,7 +6,7 @@ from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.drivers.sim.cluster.plan import ClusterPlan, Workers
-from rankwise.drivers.sim.cluster.world import ClusterRun, ClusterWorld
+from rankwise.drivers.sim.cluster.simulator import ClusterRun, ClusterSimulator
 from rankwise.sim.faults.vocabulary import FaultOfCluster, KillAgent, MissCall, Partition
 
 MISSED_AT = 10 * SECOND
@@ -101,4 +101,4 @@ def cluster(
         workers=Workers(per_node=2, work=Duration(work)),
         faults=faults,
     )
-    return ClusterWorld(plan, seed).run()
+    return ClusterSimulator(plan, seed).run()

@@ -16,16 +16,16 @@ from rankwise.drivers.real.segments import (
     LEDGER_OPERATIONS,
     LEDGER_PHASES,
     LEDGER_WORDS,
-    Layout,
+    SegmentLayout,
 )
 from rankwise.drivers.real.windows.signals import SignalBoard
-from rankwise.testing.interleavings import InterleavingError, Word, Words, World, explore
+from rankwise.testing.interleavings import Interleaving, InterleavingError, Word, Words, explore
 
 LATER = Instant(1)
 Programs = Sequence[Callable[[], object]]
 
 
-def boards(world: World, rank_count: int, signal_count: int = 1) -> list[SignalBoard]:
+def boards(world: Interleaving, rank_count: int, signal_count: int = 1) -> list[SignalBoard]:
     cells = world.words((1 + rank_count) * rank_count * signal_count)
     doorbells = [world.word() for _ in range(rank_count)]
     return [SignalBoard(cells, doorbells, rank, signal_count) for rank in range(rank_count)]
@@ -36,7 +36,7 @@ def wait(board: SignalBoard, reached: Callable[[int], bool], look: Any = lambda:
 
 
 def test_two_that_add_wake_one_that_waits_for_both() -> None:
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         zero, one, two = boards(world, 3)
         return [
             lambda: wait(zero, (2).__le__),
@@ -44,14 +44,14 @@ def test_two_that_add_wake_one_that_waits_for_both() -> None:
             lambda: two.add(0, 0, 1),
         ]
 
-    def check(world: World) -> None:
+    def check(world: Interleaving) -> None:
         assert world.done[0] == 2
 
     assert explore(setup, check) > 100
 
 
 def test_two_that_wait_for_each_other_both_return() -> None:
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         zero, one = boards(world, 2)
 
         def ping() -> Any:
@@ -69,7 +69,7 @@ def test_two_that_wait_for_each_other_both_return() -> None:
 
 
 def test_a_sum_that_never_was_is_never_seen() -> None:
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         zero, one, two = boards(world, 3)
 
         def first_one_then_ten() -> None:
@@ -89,7 +89,7 @@ def test_a_sum_that_never_was_is_never_seen() -> None:
 
 
 def test_a_set_wins_over_what_was_before_and_races_with_an_addition_fairly() -> None:
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         zero, one, two = boards(world, 3)
         two.set(0, 0, 40)
         two.add(0, 0, 2)
@@ -97,7 +97,7 @@ def test_a_set_wins_over_what_was_before_and_races_with_an_addition_fairly() -> 
 
     ends, seen = set(), set()
 
-    def check(world: World) -> None:
+    def check(world: Interleaving) -> None:
         seen.add(world.done[2])
         ends.add(sum(world.memory[:4]) % (1 << 64))
 
@@ -108,7 +108,7 @@ def test_a_set_wins_over_what_was_before_and_races_with_an_addition_fairly() -> 
 
 
 def test_the_last_of_two_sets_in_order_wins() -> None:
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         zero, one = boards(world, 2, signal_count=2)
 
         def first() -> None:
@@ -131,7 +131,7 @@ def test_the_last_of_two_sets_in_order_wins() -> None:
 def test_one_that_dies_anywhere_leaves_nobody_asleep() -> None:
     """The parent kills rank 1 between any two of its steps, marks it dead, and rings."""
 
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         dead = world.words(1)
         cells = world.words(6)
         bells = [world.word(), world.word()]
@@ -167,7 +167,7 @@ def test_the_checker_finds_a_ring_that_comes_before_its_signal() -> None:
             self._doorbells[to].add_and_wake()
             self._cells[self._row(to, signal) + 1 + self._rank] = value
 
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         cells, bells = world.words(6), [world.word(), world.word()]
         zero, one = (Hasty(cells, bells, rank, 1) for rank in range(2))
         return [lambda: wait(zero, (1).__le__), lambda: one.add(0, 0, 1)]
@@ -181,7 +181,7 @@ def test_the_checker_finds_a_sum_read_only_once() -> None:
         def _snapshot(self, row: int) -> list[int]:
             return self._cells[row : row + self._row_words].tolist()
 
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         cells, bells = world.words(12), [world.word() for _ in range(3)]
         zero, one, two = (Careless(cells, bells, rank, 1) for rank in range(3))
 
@@ -200,7 +200,7 @@ def test_the_checker_finds_a_sum_read_only_once() -> None:
 class SharedBytes:
     """The bytes of a segment that a barrier looks at: fates and headers, in words."""
 
-    def __init__(self, world: World, layout: Layout, *, may_die: bool) -> None:
+    def __init__(self, world: Interleaving, layout: SegmentLayout, *, may_die: bool) -> None:
         self._world = world
         self._layout = layout
         self._may_die = may_die
@@ -241,8 +241,8 @@ class SharedSegment:
     ledger for messages, or anything there as long as nobody dies.
     """
 
-    def __init__(self, world: World, rank_count: int, *, may_die: bool) -> None:
-        self.layout = Layout(rank_count, 4096)
+    def __init__(self, world: Interleaving, rank_count: int, *, may_die: bool) -> None:
+        self.layout = SegmentLayout(rank_count, 4096)
         self.memory = SharedBytes(world, self.layout, may_die=may_die)
         steps = {LEDGER_PHASES, LEDGER_OPERATIONS} if may_die else set()
         quiet = [
@@ -284,11 +284,11 @@ def gates(segment: SharedSegment) -> list[Barrier]:
 @pytest.mark.usefixtures("_time_stands_still")
 @pytest.mark.parametrize(("rank_count", "times"), [(2, 2), (3, 1)])
 def test_a_barrier_lets_all_through_and_leaves_nobody_asleep(rank_count: int, times: int) -> None:
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         ranks = gates(SharedSegment(world, rank_count, may_die=False))
         return [partial(meet, gate, times) for gate in ranks]
 
-    def check(world: World) -> None:
+    def check(world: Interleaving) -> None:
         assert world.done == dict.fromkeys(range(rank_count), "met")
 
     assert explore(setup, check) > 100
@@ -296,7 +296,7 @@ def test_a_barrier_lets_all_through_and_leaves_nobody_asleep(rank_count: int, ti
 
 @pytest.mark.usefixtures("_time_stands_still")
 def test_a_rank_killed_at_any_step_of_a_barrier_leaves_nobody_asleep() -> None:
-    def setup(world: World) -> Programs:
+    def setup(world: Interleaving) -> Programs:
         segment = SharedSegment(world, 2, may_die=True)
         zero, one = gates(segment)
 

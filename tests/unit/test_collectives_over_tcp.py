@@ -21,7 +21,7 @@ from rankwise.collectives.reductions import REDUCTIONS
 from rankwise.collectives.shared_memory import SharedMemoryTransport
 from rankwise.collectives.tcp import TcpTransport
 from rankwise.core.collectives.algorithms import recursive_doubling_allreduce
-from rankwise.core.collectives.player import Finish, Keep, Player, Transmit, steps_of
+from rankwise.core.collectives.player import Keep, Player, ProgramEnded, Transmit, steps_of
 from rankwise.core.collectives.program import Receive, Send, Span, Task
 from rankwise.drivers.real.segments import Segment
 
@@ -281,7 +281,7 @@ def test_a_player_keeps_what_it_is_about_to_overwrite_and_finishes_when_all_has_
     assert player.begin() == [Transmit(0, 1, here), Keep(0), Receive(1, here, combines=True)]
     assert player.sent(0) == []
     assert player.received() == [Transmit(1, 1, here)]
-    assert player.sent(1) == [Finish()]
+    assert player.sent(1) == [ProgramEnded()]
 
 
 def test_a_player_keeps_nothing_that_has_left() -> None:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from rankwise.base.units import Instant
-from rankwise.testing.interleavings import InterleavingError, World, explore
+from rankwise.testing.interleavings import Interleaving, InterleavingError, explore
 
 NEVER = Instant(0)
 
 
 def test_every_order_of_two_programs_is_seen() -> None:
-    def setup(world: World) -> Sequence[Callable[[], object]]:
+    def setup(world: Interleaving) -> Sequence[Callable[[], object]]:
         words = world.words(1)
 
         def unsafely_add() -> None:
@@ -26,7 +26,7 @@ def test_every_order_of_two_programs_is_seen() -> None:
 
 
 def test_a_program_that_nobody_wakes_is_found_with_its_story() -> None:
-    def setup(world: World) -> Sequence[Callable[[], object]]:
+    def setup(world: Interleaving) -> Sequence[Callable[[], object]]:
         word = world.word()
         return [lambda: word.sleep(0, NEVER), word.add]
 
@@ -37,7 +37,7 @@ def test_a_program_that_nobody_wakes_is_found_with_its_story() -> None:
 
 
 def test_an_addition_that_wakes_leaves_nobody_asleep() -> None:
-    def setup(world: World) -> Sequence[Callable[[], object]]:
+    def setup(world: Interleaving) -> Sequence[Callable[[], object]]:
         word = world.word()
         return [lambda: word.sleep(0, NEVER), word.add_and_wake]
 
@@ -45,7 +45,7 @@ def test_an_addition_that_wakes_leaves_nobody_asleep() -> None:
 
 
 def test_an_exception_of_a_program_is_cited_with_its_story() -> None:
-    def setup(world: World) -> Sequence[Callable[[], object]]:
+    def setup(world: Interleaving) -> Sequence[Callable[[], object]]:
         words = world.words(1)
 
         def refuse_one() -> None:
@@ -59,11 +59,11 @@ def test_an_exception_of_a_program_is_cited_with_its_story() -> None:
 
 
 def test_an_end_that_is_wrong_is_cited() -> None:
-    def setup(world: World) -> Sequence[Callable[[], object]]:
+    def setup(world: Interleaving) -> Sequence[Callable[[], object]]:
         words = world.words(2)
         return [lambda: words[0], lambda: words[1]]
 
-    def check(world: World) -> None:
+    def check(world: Interleaving) -> None:
         assert world.done == {0: 0}, "both have ended"
 
     with pytest.raises(InterleavingError, match="both have ended"):
@@ -71,7 +71,7 @@ def test_an_end_that_is_wrong_is_cited() -> None:
 
 
 def test_a_killed_program_takes_no_further_step() -> None:
-    def setup(world: World) -> Sequence[Callable[[], object]]:
+    def setup(world: Interleaving) -> Sequence[Callable[[], object]]:
         words = world.words(2)
 
         def store_twice() -> None:
@@ -90,7 +90,7 @@ def test_quiet_words_make_fewer_states_and_the_same_ends() -> None:
     def states(quiet: list[int]) -> tuple[int, set[int]]:
         ends: set[int] = set()
 
-        def setup(world: World) -> Sequence[Callable[[], object]]:
+        def setup(world: Interleaving) -> Sequence[Callable[[], object]]:
             words = world.words(3, quiet)
 
             def program(own: int) -> None:
@@ -108,7 +108,7 @@ def test_quiet_words_make_fewer_states_and_the_same_ends() -> None:
 
 
 def test_too_many_states_are_refused() -> None:
-    def setup(world: World) -> Sequence[Callable[[], object]]:
+    def setup(world: Interleaving) -> Sequence[Callable[[], object]]:
         words = world.words(4)
         return [words.tolist, words.tolist]
 

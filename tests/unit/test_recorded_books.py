@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rankwise.base.units import Instant
-from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_verdict
+from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_blame
 from rankwise.drivers.real.call_rings import SAFE_ENTRIES
 from rankwise.drivers.real.recorded_books import FROM_CPP, begun_by_cpp, recorded_book
 from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
@@ -135,7 +135,7 @@ def test_the_rank_that_called_something_else_is_to_blame_not_those_that_wait_in_
         *(recorded_book(waiting, seen(rank), RANKS) for rank in (1, 2)),
     ]
 
-    verdict = find_verdict(books, patience_is_over=False, issued_is_waiting=True)
+    verdict = find_blame(books, patience_is_over=False, issued_is_waiting=True)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((0,), True)
@@ -151,8 +151,8 @@ def test_a_circle_of_issued_calls_is_none() -> None:
         book = recorded_book(Recorded(1, (issued, other)), seen(rank), (0, 1))
         books.append(book)
 
-    assert find_verdict(books, patience_is_over=True, issued_is_waiting=True) is None
-    circle = find_verdict(books, patience_is_over=True)
+    assert find_blame(books, patience_is_over=True, issued_is_waiting=True) is None
+    circle = find_blame(books, patience_is_over=True)
     assert circle is not None
     assert circle.blamed == (0, 1)
 

@@ -16,8 +16,8 @@ from rankwise.drivers.real.segments import (
     LEDGER_SECTIONS,
     LEDGER_STEPS,
     LEDGER_WORDS,
-    Layout,
     Segment,
+    SegmentLayout,
 )
 
 
@@ -42,7 +42,7 @@ def test_both_ends_see_the_same_memory() -> None:
 
 def test_parts_of_the_layout_do_not_overlap() -> None:
     for worker_count in (1, 2, 7, 64, 1000):
-        layout = Layout(worker_count, 1 << 16)
+        layout = SegmentLayout(worker_count, 1 << 16)
         starts = [
             layout.arrivals, layout.quiet, layout.deaths, layout.withdrawals, layout.ledgers,
             layout.abort_reasons, layout.headers, layout.slots, layout.total_bytes,

@@ -30,7 +30,7 @@ _SHARED_MEMORY_WANTED = 256 * 2**20
 _LINUX_WANTED = (5, 4)
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     """How a check came out."""
 
     OK = "ok"
@@ -38,11 +38,11 @@ class Verdict(StrEnum):
     PROBLEM = "problem"
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """What a check found."""
 
     subject: str
-    verdict: Verdict
+    verdict: Severity
     text: str
 
 
@@ -53,43 +53,45 @@ def doctor() -> int:
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         click.echo(f"{finding.verdict:<7}  {finding.subject:<{width}}  {finding.text}")
-    return int(any(finding.verdict is Verdict.PROBLEM for finding in findings))
+    return int(any(finding.verdict is Severity.PROBLEM for finding in findings))
 
 
 def check_python(
     version: tuple[int, int] = (sys.version_info.major, sys.version_info.minor),
-) -> Finding:
+) -> CheckResult:
     """Python is recent enough, and has what the guardian is made of."""
     shown = f"{version[0]}.{version[1]} at {sys.executable}"
     if version < (3, 11):
-        return Finding("Python", Verdict.PROBLEM, f"{shown}; install Python 3.11 or newer")
-    return Finding("Python", Verdict.OK, shown)
+        return CheckResult("Python", Severity.PROBLEM, f"{shown}; install Python 3.11 or newer")
+    return CheckResult("Python", Severity.OK, shown)
 
 
-def check_kernel(release: str | None = None) -> Finding:
+def check_kernel(release: str | None = None) -> CheckResult:
     """Linux is recent enough for everything below."""
     release = os.uname().release if release is None else release
     version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdecimal())
     if sys.platform != "linux":
-        return Finding("kernel", Verdict.PROBLEM, f"{sys.platform}; rankwise runs on Linux only")
+        return CheckResult(
+            "kernel", Severity.PROBLEM, f"{sys.platform}; rankwise runs on Linux only"
+        )
     if version < _LINUX_WANTED:
-        return Finding("kernel", Verdict.PROBLEM, f"Linux {release}; 5.4 or newer is needed")
-    return Finding("kernel", Verdict.OK, f"Linux {release}")
+        return CheckResult("kernel", Severity.PROBLEM, f"Linux {release}; 5.4 or newer is needed")
+    return CheckResult("kernel", Severity.OK, f"Linux {release}")
 
 
-def check_pidfd() -> Finding:
+def check_pidfd() -> CheckResult:
     """Processes can be waited for and signalled without mistaking one for another."""
     return _check_call("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "waits for processes")
 
 
-def check_memfd() -> Finding:
+def check_memfd() -> CheckResult:
     """Memory can be shared without a name."""
     return _check_call(
         "memfd", lambda: os.close(os.memfd_create("rankwise-doctor")), "shares memory"
     )
 
 
-def check_subreaper() -> Finding:
+def check_subreaper() -> CheckResult:
     """Orphans can be adopted, so that none escapes."""
 
     def ask_kernel() -> None:
@@ -101,90 +103,98 @@ def check_subreaper() -> Finding:
     return _check_call("subreaper", ask_kernel, "finds orphans")
 
 
-def check_abstract_sockets() -> Finding:
+def check_abstract_sockets() -> CheckResult:
     """`rankwise ps` and `rankwise stacks` can reach a run."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(b"\0rankwise-doctor/%d" % os.getpid())
     except OSError as error:
         text = f"abstract unix sockets do not work ({error}); ps and stacks will find no runs"
-        return Finding("control", Verdict.WARNING, text)
-    return Finding("control", Verdict.OK, "runs can be asked for their status and stacks")
+        return CheckResult("control", Severity.WARNING, text)
+    return CheckResult("control", Severity.OK, "runs can be asked for their status and stacks")
 
 
-def check_proc(proc: Path = Path("/proc")) -> Finding:
+def check_proc(proc: Path = Path("/proc")) -> CheckResult:
     """/proc is mounted and shows our own processes."""
     if not (proc / "self" / "stat").exists():
-        return Finding("/proc", Verdict.PROBLEM, "not mounted; mount it: mount -t proc proc /proc")
+        return CheckResult(
+            "/proc", Severity.PROBLEM, "not mounted; mount it: mount -t proc proc /proc"
+        )
     if not (proc / "self" / "task" / str(os.getpid()) / "children").exists():
         text = "does not list children (CONFIG_PROC_CHILDREN); finding strays takes longer"
-        return Finding("/proc", Verdict.WARNING, text)
-    return Finding("/proc", Verdict.OK, "mounted")
+        return CheckResult("/proc", Severity.WARNING, text)
+    return CheckResult("/proc", Severity.OK, "mounted")
 
 
-def check_open_files(limit: int | None = None) -> Finding:
+def check_open_files(limit: int | None = None) -> CheckResult:
     """Enough descriptors: each worker costs the agent a handful."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
     return _check_limit("open files", soft, _OPEN_FILES_WANTED, "ulimit -n")
 
 
-def check_processes(limit: int | None = None) -> Finding:
+def check_processes(limit: int | None = None) -> CheckResult:
     """Enough processes and threads."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0] if limit is None else limit
     return _check_limit("processes", soft, _PROCESSES_WANTED, "ulimit -u")
 
 
-def check_shared_memory(folder: Path = _SHARED_MEMORY) -> Finding:
+def check_shared_memory(folder: Path = _SHARED_MEMORY) -> CheckResult:
     """Room for torch's data loaders, which is what usually runs out in containers."""
     try:
         room = os.statvfs(folder)
     except OSError as error:
         text = f"missing ({error.strerror}); data loaders with workers will fail: mount a tmpfs"
-        return Finding(str(_SHARED_MEMORY), Verdict.WARNING, text)
+        return CheckResult(str(_SHARED_MEMORY), Severity.WARNING, text)
     free = room.f_bavail * room.f_frsize
     shown = f"{free / 2**20:.0f} MiB free"
     if not os.access(folder, os.W_OK):
-        return Finding(str(_SHARED_MEMORY), Verdict.WARNING, "not writable; see its permissions")
+        return CheckResult(
+            str(_SHARED_MEMORY), Severity.WARNING, "not writable; see its permissions"
+        )
     if free < _SHARED_MEMORY_WANTED:
         text = f"{shown}; data loaders may need more: start the container with --shm-size=8g"
-        return Finding(str(_SHARED_MEMORY), Verdict.WARNING, text)
-    return Finding(str(_SHARED_MEMORY), Verdict.OK, shown)
+        return CheckResult(str(_SHARED_MEMORY), Severity.WARNING, text)
+    return CheckResult(str(_SHARED_MEMORY), Severity.OK, shown)
 
 
-def check_memory_accounting(root: str = "") -> Finding:
+def check_memory_accounting(root: str = "") -> CheckResult:
     """Whether a SIGKILL by the kernel's out-of-memory killer can be told from other ones."""
     from rankwise.drivers.real.oom import find_memory_group  # noqa: PLC0415  # only here
 
     group = find_memory_group(root)
     if group is None:
         text = "no cgroup with memory accounting is visible; reports cannot tell who sent SIGKILL"
-        return Finding("OOM", Verdict.WARNING, text)
+        return CheckResult("OOM", Severity.WARNING, text)
     place = group.directories[0]
-    return Finding("OOM", Verdict.OK, f"kills for lack of memory are seen ({place})")
+    return CheckResult("OOM", Severity.OK, f"kills for lack of memory are seen ({place})")
 
 
-def check_stacks_signal() -> Finding:
+def check_stacks_signal() -> CheckResult:
     """The signal on which workers print their stacks is free for it."""
     number = signal.SIGRTMIN + 6
     if signal.getsignal(number) not in (signal.SIG_DFL, None):
-        return Finding("stacks", Verdict.WARNING, f"signal {number} (SIGRTMIN+6) is taken here")
-    return Finding("stacks", Verdict.OK, f"signal {number} (SIGRTMIN+6) asks workers for stacks")
+        return CheckResult(
+            "stacks", Severity.WARNING, f"signal {number} (SIGRTMIN+6) is taken here"
+        )
+    return CheckResult(
+        "stacks", Severity.OK, f"signal {number} (SIGRTMIN+6) asks workers for stacks"
+    )
 
 
-def check_torch() -> Finding:
+def check_torch() -> CheckResult:
     """Torch is optional; its version, and what the ledger needs of it, are known without import."""
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415  # slow
 
     try:
         torch = distribution("torch")
     except PackageNotFoundError:
-        return Finding("torch", Verdict.OK, "not installed; only torch programs need it")
+        return CheckResult("torch", Severity.OK, "not installed; only torch programs need it")
     source = Path(str(torch.locate_file("torch/distributed/distributed_c10d.py")))
     missing = _missing_for_ledger(source)
     if missing:
         text = f"{torch.version}; the ledger of collectives will be off: {source} has no {missing}"
-        return Finding("torch", Verdict.WARNING, text)
-    return Finding("torch", Verdict.OK, torch.version)
+        return CheckResult("torch", Severity.WARNING, text)
+    return CheckResult("torch", Severity.OK, torch.version)
 
 
 def _missing_for_ledger(source: Path) -> str:
@@ -200,48 +210,50 @@ def _missing_for_ledger(source: Path) -> str:
     return ", ".join(sorted(set(names) - set(defined.findall(text))))
 
 
-def check_own_etcd(path: str | None = None) -> Finding:
+def check_own_etcd(path: str | None = None) -> CheckResult:
     """Whether this machine can run a member of a run's own etcd, which is optional."""
     from rankwise.drivers.real.hosting.signal_shield import can_ignore_for_good  # noqa: PLC0415  # slow
     from rankwise.launch.cluster.etcd_program import own_etcd_lack  # noqa: PLC0415  # the same
 
     path = os.environ.get("PATH", "") if path is None else path
     if which("etcd", path=path) is None:
-        return Finding("etcd", Verdict.OK, "not in PATH; only --rdzv-own-etcd needs it")
+        return CheckResult("etcd", Severity.OK, "not in PATH; only --rdzv-own-etcd needs it")
     if (lack := own_etcd_lack(path)) is not None:
-        return Finding("etcd", Verdict.WARNING, f"--rdzv-own-etcd is not for this machine: {lack}")
+        return CheckResult(
+            "etcd", Severity.WARNING, f"--rdzv-own-etcd is not for this machine: {lack}"
+        )
     if not can_ignore_for_good():
         text = (
             "seccomp is refused; an etcd of --rdzv-own-etcd ends of the SIGTERM that ends a whole"
             " job (scancel, systemd), and the ranks may be ended unsaved: allow it in the"
             " sandbox's filter"
         )
-        return Finding("etcd", Verdict.WARNING, text)
-    return Finding("etcd", Verdict.OK, "can be a member of a run's own (--rdzv-own-etcd)")
+        return CheckResult("etcd", Severity.WARNING, text)
+    return CheckResult("etcd", Severity.OK, "can be a member of a run's own (--rdzv-own-etcd)")
 
 
-def check_terminal() -> Finding:
+def check_terminal() -> CheckResult:
     """What the console output will look like."""
     if not sys.stderr.isatty():
-        return Finding("terminal", Verdict.OK, "stderr is not a terminal: no colours")
+        return CheckResult("terminal", Severity.OK, "stderr is not a terminal: no colours")
     if (sys.stderr.encoding or "").lower().replace("-", "") != "utf8":
         text = f"encoding is {sys.stderr.encoding}; boxes need UTF-8: set LANG=C.UTF-8"
-        return Finding("terminal", Verdict.WARNING, text)
+        return CheckResult("terminal", Severity.WARNING, text)
     if os.environ.get("TERM", "dumb") == "dumb":
-        return Finding("terminal", Verdict.WARNING, "TERM is not set or dumb: no colours")
-    return Finding("terminal", Verdict.OK, os.environ["TERM"])
+        return CheckResult("terminal", Severity.WARNING, "TERM is not set or dumb: no colours")
+    return CheckResult("terminal", Severity.OK, os.environ["TERM"])
 
 
-def check_simulator(package: Path = Path(__file__).parent.parent) -> Finding:
+def check_simulator(package: Path = Path(__file__).parent.parent) -> CheckResult:
     """Whether the simulator's kernel was compiled when rankwise was installed."""
     kernel = package / "sim" / "kernel"
     if any((kernel / f"simulator{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
-        return Finding("simulator", Verdict.OK, "its kernel is compiled")
+        return CheckResult("simulator", Severity.OK, "its kernel is compiled")
     text = "its kernel is plain Python (RANKWISE_COMPILED=1 pip install compiles it)"
-    return Finding("simulator", Verdict.OK, text)
+    return CheckResult("simulator", Severity.OK, text)
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (
+CHECKS: tuple[Callable[[], CheckResult], ...] = (
     check_python,
     check_kernel,
     check_pidfd,
@@ -261,19 +273,19 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 )
 
 
-def _check_call(subject: str, call: Callable[[], None], what_for: str) -> Finding:
+def _check_call(subject: str, call: Callable[[], None], what_for: str) -> CheckResult:
     try:
         call()
     except (OSError, AttributeError) as error:
         text = f"refused ({error}); rankwise {what_for} with it: allow it in the sandbox's filter"
-        return Finding(subject, Verdict.PROBLEM, text)
-    return Finding(subject, Verdict.OK, "works")
+        return CheckResult(subject, Severity.PROBLEM, text)
+    return CheckResult(subject, Severity.OK, "works")
 
 
-def _check_limit(subject: str, limit: int, wanted: int, command: str) -> Finding:
+def _check_limit(subject: str, limit: int, wanted: int, command: str) -> CheckResult:
     if limit == resource.RLIM_INFINITY:
-        return Finding(subject, Verdict.OK, "no limit")
+        return CheckResult(subject, Severity.OK, "no limit")
     if limit < wanted:
         text = f"at most {limit}; many ranks may need more: {command} {wanted}"
-        return Finding(subject, Verdict.WARNING, text)
-    return Finding(subject, Verdict.OK, f"at most {limit}")
+        return CheckResult(subject, Severity.WARNING, text)
+    return CheckResult(subject, Severity.OK, f"at most {limit}")

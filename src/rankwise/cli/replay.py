@@ -15,7 +15,7 @@ from rankwise.cli.main import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Failure
-    from rankwise.core.agent.replay import Step
+    from rankwise.core.agent.replay import ReplayStep
 
 _COLUMNS = "{:<14} {}{:>14}  {:<11} {:<13} {:<6} {}"
 _WALL = "{:<27} "
@@ -49,7 +49,7 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     journal = journal_at(journal, "replay")
     last: dict[str, tuple[str, str, bool]] = {}
     first_at: dict[str, int] = {}
-    different: Step | None = None
+    different: ReplayStep | None = None
     root: Failure | None = None
     count = 0
     for step in steps_of(lines_of(journal), journal):
@@ -101,7 +101,7 @@ def _wall(text: str) -> str:
     return _WALL.format(text) if text else ""
 
 
-def _root_cause(step: "Step") -> "Failure | None":
+def _root_cause(step: "ReplayStep") -> "Failure | None":
     """The root cause of the whole job, if this step ends an agent's life with one."""
     from rankwise.core.agent.vocabulary import FinishRun  # noqa: PLC0415  # not for --help
 

@@ -22,7 +22,7 @@ from rankwise.launch.cluster.addresses import (
     own_hosts,
     split_endpoint,
 )
-from rankwise.launch.cluster.plan import ClusterPlan, plan_alone
+from rankwise.launch.cluster.plan import MeetingPlan, plan_alone
 from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
 from rankwise.launch.limits import check_run_id
 
@@ -39,7 +39,7 @@ MASTER_PORT = 29500
 """torchrun's, for nodes that are told nothing else."""
 
 
-def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolicy) -> ClusterPlan:
+def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolicy) -> MeetingPlan:
     """How this node meets the others.
 
     Raises:
@@ -69,7 +69,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolic
     rendezvous = with_timing(rendezvous, settings, label)
     address = options.local_addr and address_of(options.local_addr)
     names_master = "master_addr" in options.origins
-    return ClusterPlan(
+    return MeetingPlan(
         backend=options.rdzv_backend,
         endpoint=endpoint,
         store=settings.store,
@@ -88,7 +88,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolic
     )
 
 
-def plan_of_one_node(options: "RunOptions", policy: RestartPolicy, address: str) -> ClusterPlan:
+def plan_of_one_node(options: "RunOptions", policy: RestartPolicy, address: str) -> MeetingPlan:
     """The plan of the only node, with what the user asks for beyond a gang.
 
     Raises:
@@ -119,7 +119,7 @@ def plan_of_one_node(options: "RunOptions", policy: RestartPolicy, address: str)
     )
 
 
-def interface_environment(plan: ClusterPlan, environ: Mapping[str, str]) -> dict[str, str]:
+def interface_environment(plan: MeetingPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Tells gloo and tensorpipe the interface under whose address the other nodes know this one.
 
     Left alone they look up this host's name, which in containers often means the loopback.
@@ -207,7 +207,7 @@ def _token_fingerprint(store: Mapping[str, str], run_id: str) -> dict[str, str]:
     return {f"fingerprint of {TOKEN_VARIABLE}": fingerprint.hex()[:8]}
 
 
-def secrecy_notices(plan: ClusterPlan) -> list[str]:
+def secrecy_notices(plan: MeetingPlan) -> list[str]:
     """Warnings for nodes of several hosts whose meeting others could take part in, or read."""
     host, _ = split_endpoint(plan.endpoint.partition(",")[0])
     is_local = host in ("localhost", "::1") or host.startswith("127.")

@@ -20,7 +20,7 @@ from rankwise.cli.nodes import node_counts
 
 if TYPE_CHECKING:
     from rankwise.drivers.sim.cluster.plan import ClusterPlan
-    from rankwise.drivers.sim.cluster.world import ClusterRun
+    from rankwise.drivers.sim.cluster.simulator import ClusterRun
 
     PlanOf = Callable[[int], ClusterPlan]
 
@@ -166,9 +166,9 @@ def _command(
 def _run_one(
     plan: "ClusterPlan", seed: int, journal: str | None, again: str, *, tells: bool
 ) -> int:
-    from rankwise.drivers.sim.cluster.world import ClusterWorld  # noqa: PLC0415  # not for --help
+    from rankwise.drivers.sim.cluster.simulator import ClusterSimulator  # noqa: PLC0415  # not for --help
 
-    world = ClusterWorld(plan, seed, keeps_journal=tells or journal is not None)
+    world = ClusterSimulator(plan, seed, keeps_journal=tells or journal is not None)
     gc.disable()  # what a large world allocates lives as long as it does
     began = time.perf_counter()
     broken: SimulationError | None = None
@@ -192,14 +192,14 @@ def _run_one(
 
 
 def _run_many(plan_of: "PlanOf", seeds: range, again: str) -> int:
-    from rankwise.drivers.sim.cluster.world import ClusterWorld  # noqa: PLC0415  # not for --help
+    from rankwise.drivers.sim.cluster.simulator import ClusterSimulator  # noqa: PLC0415  # not for --help
 
     began = time.perf_counter()
     ends: dict[str, int] = {}
     broken = 0
     for seed in seeds:
         try:
-            run = ClusterWorld(plan_of(seed), seed, keeps_journal=False).run()
+            run = ClusterSimulator(plan_of(seed), seed, keeps_journal=False).run()
         except SimulationError as error:
             broken += 1
             click.echo(f"seed {seed}: {error}\nagain: {again} --seed {seed}", err=True)

@@ -21,7 +21,7 @@ from rankwise.collectives.recorded import recorded
 from rankwise.collectives.reductions import Reduction, fold
 from rankwise.collectives.transport import Flat
 from rankwise.sim.rehearsal.meetings import CarryOut, Group
-from rankwise.sim.rehearsal.world import World, present_world, running_rank
+from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 
 GROUP = "rankwise.collectives"
 _KEY = "rankwise.collectives"
@@ -49,7 +49,7 @@ def forget_simulated() -> None:
 class RehearsedTransport:
     """Carries out operations between all ranks of a simulated world; a `Transport`."""
 
-    def __init__(self, world: World, rank: int, usual_patience: Duration) -> None:
+    def __init__(self, world: SimulatedWorld, rank: int, usual_patience: Duration) -> None:
         ranks = tuple(range(world.size))
         self.rank = rank
         self.size = len(ranks)

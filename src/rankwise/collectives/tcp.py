@@ -43,7 +43,7 @@ from rankwise.core.collectives.algorithms import (
     ring_reduce_scatter,
     tree_broadcast,
 )
-from rankwise.core.collectives.player import Effect, Finish, Keep, Player, Transmit
+from rankwise.core.collectives.player import Effect, Keep, Player, ProgramEnded, Transmit
 from rankwise.core.collectives.program import Copy, Fold, Receive, Span, Task
 from rankwise.drivers.real.segments import ABORT_REASON_BYTES, HEADER_BYTES
 
@@ -231,7 +231,7 @@ class TcpTransport:
         while True:
             while effects:
                 effect = effects.popleft()
-                if isinstance(effect, Finish):
+                if isinstance(effect, ProgramEnded):
                     return
                 self._do(effect, workspace, reduction)
             self._wait(None)  # the program has ended, and messages have not left
@@ -262,7 +262,7 @@ class TcpTransport:
             case Fold():
                 assert reduction is not None, "only reductions fold"
                 fold_spans(workspace, effect, reduction)
-            case Finish():
+            case ProgramEnded():
                 raise AssertionError("the loop that does effects ends there")
 
     def _combine(self, link: Link, target: Flat, ufunc: np.ufunc) -> None:

@@ -3,14 +3,14 @@
 A rank writes its book into shared memory, which tells nobody, so what shows in books alone is
 looked for in intervals, while ranks make calls that do not watch their peers themselves (torch's).
 A look reads a word of each book. Only where a rank has begun no call since the last look all books
-are read, and a verdict counts when two looks running have come to it: no healthy run is ended by
+are read, and blame counts when two looks running have come to it: no healthy run is ended by
 what was read while it moved.
 
 What C++ calls by itself is in no book, but in torch's flight recorder, which costs a rank 20 ms to
 read. So ranks are *asked* only where there may be trouble: a rank has stood in a call for a second,
 none has begun one for `QUIET`, or one has told of an exception that may be another's doing. Pauses
-between questions double, but a verdict by the answers is followed by another question at the next
-look, and counts when that has the same verdict. After an exception the gang's news are held back
+between questions double, but blame by the answers is followed by another question at the next
+look, and counts when that finds the same. After an exception the gang's news are held back
 until the answers are there, since the first exit would have all others stopped, who could not
 answer any more.
 Where ranks have answered, their recorders tell who is absent before the books do: by those alone,
@@ -39,12 +39,12 @@ from rankwise.base.root_cause import may_be_of_others, tells_of_time
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
+    Blame,
     Book,
     Fate,
     Sheet,
-    Verdict,
+    find_blame,
     find_disagreement,
-    find_verdict,
     judge,
     pack,
     wait_in_words,
@@ -125,7 +125,7 @@ class CallWatch:
         self._asked_at: Instant | None = None
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
-        self._of_a_part: Verdict | None = None
+        self._of_a_part: Blame | None = None
         self.lateness = LatenessWatch(host, planner, clock, on_cpp_calls)
 
     def begin(self) -> None:
@@ -219,7 +219,7 @@ class CallWatch:
             books = self._books(with_empty=trouble in (Trouble.TIMED_OUT, Trouble.WHY))
             if trouble in (Trouble.STANDS, Trouble.WHY):
                 books = [self._without_haste(book) for book in books]
-            recorded = self._recorded_books(books, range(self._planner.world.size))
+            recorded = self._recorded_books(books, range(self._planner.ranks.size))
             sheet = Sheet(tuple(books), tuple(recorded) if with_recorders else ())
             on_sheet(pack(sheet, self._clock.now()))
 
@@ -239,15 +239,15 @@ class CallWatch:
         """
         if exit_status.signal_number != _SIGABRT or self._is_holding:
             return False
-        verdict = find_disagreement(self._books(), self._planner.world.rank(local_rank))
-        if verdict is None:
+        blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
+        if blame is None:
             return False
         if not self._has_held and self._is_somebody_behind(Trouble.FAILED):
             self._has_held = self._is_holding = True
             let_go = partial(self._let_go, on_answers)
             self._reactor.call_at(after(self._clock.now(), STRAGGLE), let_go)
             return True
-        self._accuse(verdict)
+        self._accuse(blame)
         return False
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
@@ -264,21 +264,21 @@ class CallWatch:
     def awaited(self) -> tuple[int, ...]:
         """The ranks of this node that keep all others waiting, if that can be told."""
         seen = self._books(with_empty=True)
-        verdict = judge(seen, self._recorded_books(seen), patience_is_over=True)
-        blamed = () if verdict is None else verdict.blamed
-        return tuple(self._planner.world.local_rank(rank) for rank in blamed)
+        blame = judge(seen, self._recorded_books(seen), patience_is_over=True)
+        blamed = () if blame is None else blame.blamed
+        return tuple(self._planner.ranks.local_rank(rank) for rank in blamed)
 
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
         seen = {book.rank: book for book in self._books(with_empty=True)}
         recorded = {book.rank: book for book in self._recorded_books(seen.values())}
-        verdict = judge(seen.values(), recorded.values(), patience_is_over=True)
+        blame = judge(seen.values(), recorded.values(), patience_is_over=True)
         told = {
-            self._planner.world.local_rank(rank): wait_in_words(wait, books[rank])
+            self._planner.ranks.local_rank(rank): wait_in_words(wait, books[rank])
             for books in (recorded, seen)
             for rank, wait in waits_of(books.values()).items()
         }
-        return "" if verdict is None else verdict.text, told
+        return "" if blame is None else blame.text, told
 
     @property
     def _attempt(self) -> int:
@@ -293,11 +293,11 @@ class CallWatch:
             return
         self.lateness.see_arrivals()
         self.lateness.see_cpu_waits()
-        verdict = self._certain_verdict() if self._is_somebody_standing() else None
+        blame = self._certain_blame() if self._is_somebody_standing() else None
         self._suspect()
-        text = "" if verdict is None or not verdict.is_certain else verdict.text
-        if verdict is not None and text and text == self._suspicion:
-            self._accuse(verdict)
+        text = "" if blame is None or not blame.is_certain else blame.text
+        if blame is not None and text and text == self._suspicion:
+            self._accuse(blame)
             self._looks_at = None
             return
         self._suspicion = text
@@ -307,7 +307,7 @@ class CallWatch:
 
     def _tell_nodes_who_stands(self) -> None:
         """Let the other nodes know when ranks begin to stand in calls, and when all move again."""
-        is_alone = self._planner.world.node_count < 2
+        is_alone = self._planner.ranks.node_count < 2
         if is_alone or not self.lateness.reads_this_attempt or self._is_holding:
             return
         standing = {
@@ -338,14 +338,14 @@ class CallWatch:
         }
         return bool(self._stood)
 
-    def _certain_verdict(self) -> Verdict | None:
-        """A verdict on those who have stood for the time between two looks, if there is one."""
+    def _certain_blame(self) -> Blame | None:
+        """Who is to blame of those who have stood for the time between two looks."""
         books = [self._without_haste(book) for book in self._books()]
-        return find_verdict(books, patience_is_over=False)
+        return find_blame(books, patience_is_over=False)
 
     def _without_haste(self, book: Book) -> Book:
         """A book of a rank that is not known to have ended: it may yet call something."""
-        local_rank = self._planner.world.local_rank(book.rank)
+        local_rank = self._planner.ranks.local_rank(book.rank)
         if book.fate is Fate.LEFT and self._host.links[local_rank].exit_code != 0:
             return msgspec.structs.replace(book, fate=Fate.LIVES)
         return book
@@ -377,27 +377,27 @@ class CallWatch:
         """Accuse whom the answers to two questions running have told of."""
         books = [self._without_haste(book) for book in self._books()]
         recorded = self._recorded_books(books)
-        verdict = find_verdict(recorded, patience_is_over=False, issued_is_waiting=True)
+        blame = find_blame(recorded, patience_is_over=False, issued_is_waiting=True)
         last, self._told = self._told, ""
-        if verdict is None or not verdict.is_certain:
+        if blame is None or not blame.is_certain:
             return
-        if verdict.text == last:
-            self._accuse(verdict)
+        if blame.text == last:
+            self._accuse(blame)
         else:
-            self._told = verdict.text
+            self._told = blame.text
 
     def _judge_error(self, local_rank: int, patience_is_over: bool) -> bool:  # by `partial`
         """Accuse who is to blame for an exception; whether only other nodes can tell who."""
         books = self._books(with_empty=patience_is_over)
-        rank = self._planner.world.rank(local_rank)
+        rank = self._planner.ranks.rank(local_rank)
         known = [*books, *self._recorded_books(books)]
         if not any(book.standing for book in known if book.rank == rank):
             return False
-        verdict = judge(books, self._recorded_books(books), patience_is_over=patience_is_over)
-        if verdict is None or (verdict.is_of_a_part and self._planner.world.node_count > 1):
-            self._of_a_part = verdict
+        blame = judge(books, self._recorded_books(books), patience_is_over=patience_is_over)
+        if blame is None or (blame.is_of_a_part and self._planner.ranks.node_count > 1):
+            self._of_a_part = blame
             return True
-        self._accuse(verdict)
+        self._accuse(blame)
         return False
 
     def _recorded_books(
@@ -409,7 +409,7 @@ class CallWatch:
             seen: the books that they keep.
             members: the ranks that count as members of groups, if not those of this node.
         """
-        local_rank_of = self._planner.world.local_rank
+        local_rank_of = self._planner.ranks.local_rank
         ranks = frozenset(self.lateness.ranks) if members is None else members
         told = (
             (
@@ -422,10 +422,10 @@ class CallWatch:
             recorded_book(recorded, book, ranks) for book, recorded in told if recorded is not None
         ]
 
-    def _accuse(self, verdict: Verdict) -> None:
-        world = self._planner.world
-        blamed = tuple(world.local_rank(rank) for rank in verdict.blamed)
-        self._blame(RanksBlamed(blamed, self._attempt, verdict.text, verdict.blamed))
+    def _accuse(self, blame: Blame) -> None:
+        world = self._planner.ranks
+        blamed = tuple(world.local_rank(rank) for rank in blame.blamed)
+        self._blame(RanksBlamed(blamed, self._attempt, blame.text, blame.blamed))
 
     def _books(self, *, with_empty: bool = False) -> list[Book]:
         """What the ranks have entered.
@@ -437,7 +437,7 @@ class CallWatch:
         segment = self._planner.segment
         if segment is None or self._planner.variable(SWITCH_VARIABLE) == "0":
             return []
-        first_rank = self._planner.world.rank(0)
+        first_rank = self._planner.ranks.rank(0)
         books = []
         for local_rank in sorted(self._host.links):
             book = read_book(segment, local_rank, first_rank)

@@ -88,7 +88,7 @@ class FailureDecorator:
     ) -> None:
         """Keep where the ranks stood when the time limit was over, and who kept them waiting."""
         self._awaited = verdict
-        self._stood = stood_of(waits, stacks, self._planner.world.rank)
+        self._stood = stood_of(waits, stacks, self._planner.ranks.rank)
 
     def decorate_outcome(self, outcome: Outcome, lateness: str = "") -> Outcome:
         """The same outcome with all that can be found out about it, and a sentence on lateness."""
@@ -121,7 +121,7 @@ class FailureDecorator:
         out_of_memory, evidence = self._memory_verdict(failure)
         return msgspec.structs.replace(
             failure,
-            rank=self._planner.world.rank(rank),
+            rank=self._planner.ranks.rank(rank),
             host=self._hostname,
             role=self._job.role,
             error=error,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from rankwise.base.errors import ConfigError
 from rankwise.launch.job import Job, restarts_allowed
-from rankwise.launch.world import World
+from rankwise.launch.node_ranks import NodeRanks
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 VARIABLES_OF_RANKS = frozenset(
@@ -41,7 +41,7 @@ VARIABLES_AMONG_NODES = ("RANKWISE_COLLECTIVES_KEY", LISTENER_VARIABLE)
 
 def worker_environment(
     job: Job,
-    world: World,
+    ranks: NodeRanks,
     *,
     local_rank: int,
     attempt: int,
@@ -52,7 +52,7 @@ def worker_environment(
     Raises:
         ConfigError: virtual local ranks were asked for and there are fewer devices than workers.
     """
-    rank = str(world.rank(local_rank))
+    rank = str(ranks.rank(local_rank))
     environment = {
         **inherited,
         **job.environment,
@@ -65,22 +65,22 @@ def worker_environment(
     environment |= {
         "LOCAL_RANK": str(local_rank),
         "RANK": rank,
-        "GROUP_RANK": str(world.node_rank),
+        "GROUP_RANK": str(ranks.node_rank),
         "ROLE_RANK": rank,
         "ROLE_NAME": job.role,
         "LOCAL_WORLD_SIZE": str(job.gang.size),
-        "WORLD_SIZE": str(world.size),
-        "GROUP_WORLD_SIZE": str(world.node_count),
-        "ROLE_WORLD_SIZE": str(world.size),
-        "MASTER_ADDR": world.master_addr,
-        "MASTER_PORT": str(world.master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(attempt if world.restarts is None else world.restarts),
+        "WORLD_SIZE": str(ranks.size),
+        "GROUP_WORLD_SIZE": str(ranks.node_count),
+        "ROLE_WORLD_SIZE": str(ranks.size),
+        "MASTER_ADDR": ranks.master_addr,
+        "MASTER_PORT": str(ranks.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt if ranks.restarts is None else ranks.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(restarts_allowed(job)),
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
-    if world.collectives_key:
-        environment["RANKWISE_COLLECTIVES_KEY"] = world.collectives_key
+    if ranks.collectives_key:
+        environment["RANKWISE_COLLECTIVES_KEY"] = ranks.collectives_key
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if job.virtual_local_rank:
         environment["LOCAL_RANK"] = "0"

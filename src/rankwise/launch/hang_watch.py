@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
-from rankwise.core.gang.progress import Doing, ProgressWatch, Work
+from rankwise.core.gang.progress import Activity, Doing, ProgressWatch
 from rankwise.drivers.real.call_rings import calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import is_stopped, works_of
@@ -144,7 +144,7 @@ class HangWatch:
         for local_rank, pid in sorted(alive.items()):
             line = self._what_it_does(local_rank)
             reply.send(
-                {"rank": self._planner.world.rank(local_rank), "pid": pid}
+                {"rank": self._planner.ranks.rank(local_rank), "pid": pid}
                 | line
                 | {
                     "waits_for": waits.get(local_rank, ""),
@@ -185,7 +185,7 @@ class HangWatch:
         links = self._host.links.values()
         return [link for link in links if link.pid is not None and not link.is_over]
 
-    def _works(self, links: Iterable[WorkerLink]) -> dict[int, Work]:
+    def _works(self, links: Iterable[WorkerLink]) -> dict[int, Activity]:
         pids = {link.local_rank: link.pid for link in links if link.pid is not None}
         done = works_of(pids.values())
         works = {}
@@ -199,7 +199,7 @@ class HangWatch:
             else:
                 self._in_call_since[link.local_rank] = in_call_since
             output = sum(stream.pump.byte_count for stream in link.streams)
-            works[link.local_rank] = Work(
+            works[link.local_rank] = Activity(
                 pid=link.pid,
                 marks=marks,
                 is_in_call=in_call_since is not None,
@@ -215,7 +215,7 @@ class HangWatch:
         if segment is None:
             return (), None
         marks = segment.marks(local_rank)
-        book = read_book(segment, local_rank, self._planner.world.rank(0))
+        book = read_book(segment, local_rank, self._planner.ranks.rank(0))
         if book is None:
             return marks, None
         call = book.call_of_main_thread

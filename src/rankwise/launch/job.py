@@ -15,7 +15,7 @@ from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
 
 if TYPE_CHECKING:
-    from rankwise.launch.cluster.plan import ClusterPlan
+    from rankwise.launch.cluster.plan import MeetingPlan
 
 
 StartMethodName = Literal["forkserver", "spawn", "fork"]
@@ -168,7 +168,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     program: Program
     gang: GangSpec
     policy: RestartPolicy = RestartPolicy()
-    cluster: "ClusterPlan | None" = None
+    cluster: "MeetingPlan | None" = None
     run_id: str
     role: str = "default"
     start_method: StartMethod = StartMethod.SUBPROCESS

@@ -90,7 +90,7 @@ class LatenessWatch:
 
     def begin(self) -> None:
         """Read the books of this attempt; sums go on where the ranks are those of the last one."""
-        first_rank, segment = self._planner.world.rank(0), self._planner.segment
+        first_rank, segment = self._planner.ranks.rank(0), self._planner.segment
         if segment is None:
             return
         ranks = tuple(first_rank + local_rank for local_rank in range(segment.worker_count))
@@ -142,13 +142,13 @@ class LatenessWatch:
                 continue
             waited = cpu_wait_of(link.process.pid)
             if waited is not None:
-                rank = self._planner.world.rank(local_rank)
+                rank = self._planner.ranks.rank(local_rank)
                 first, _ = self._cpu_waits.setdefault(rank, (waited, waited))
                 self._cpu_waits[rank] = first, waited
 
     def see_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """Take in what torch's recorder has of a rank."""
-        segment, first_rank = self._planner.segment, self._planner.world.rank(0)
+        segment, first_rank = self._planner.segment, self._planner.ranks.rank(0)
         seen = None if segment is None else read_book(segment, local_rank, first_rank)
         if seen is not None:
             ranks = frozenset(self._lateness.ranks)
@@ -212,7 +212,7 @@ class LatenessWatch:
     def _times_of(self, local_rank: int) -> RankTimes:
         segment = self._planner.segment
         assert segment is not None, "its readers read it"
-        rank, first_rank = self._planner.world.rank(local_rank), self._planner.world.rank(0)
+        rank, first_rank = self._planner.ranks.rank(local_rank), self._planner.ranks.rank(0)
         reader = ArrivalReader(segment, local_rank, first_rank)
         arrivals = tuple(reader.read(CALLS_MAX))
         groups, begun = self._begun_by_cpp.get(rank, ({}, []))

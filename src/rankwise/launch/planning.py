@@ -34,8 +34,8 @@ from rankwise.launch.job import Executable, Function, Job, Script, Streams, rest
 from rankwise.launch.log_layout import Destinations, LogPlaces, console_streams, line_prefix
 from rankwise.launch.log_readers import FollowedStream, LogReaders, StreamName
 from rankwise.launch.master_port import listen_at
+from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.private_places import NESTED_RUNS_VARIABLE
-from rankwise.launch.world import World
 
 if TYPE_CHECKING:
     import socket
@@ -53,7 +53,7 @@ class JobPlanner:
         complaints: tells of disks that are full.
         mark: what finds stray processes of this run.
         nested_runs: where runs inside the workers put their private directories.
-        world: where this node stands among the others; changed between attempts.
+        ranks: where this node stands among the others; changed between attempts.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class JobPlanner:
         complaints: DiskComplaints,
         mark: str,
         nested_runs: str,
-        world: World,
+        ranks: NodeRanks,
     ) -> None:
-        self.world = world
+        self.ranks = ranks
         self._job = job
         self._layout = layout
         self._console = console
@@ -137,7 +137,7 @@ class JobPlanner:
         job = self._job
         environment = worker_environment(
             job,
-            self.world,
+            self.ranks,
             local_rank=local_rank,
             attempt=attempt,
             inherited=self._inherited,
@@ -175,7 +175,7 @@ class JobPlanner:
             if local_rank in old:
                 new[local_rank] = old[local_rank]
         environment = worker_environment(
-            self._job, self.world, local_rank=local_rank, attempt=attempt, inherited={}
+            self._job, self.ranks, local_rank=local_rank, attempt=attempt, inherited={}
         )
         descriptors = {SEGMENT_VARIABLE: self._segment.fd}
         if self.collectives_fd >= 0 and local_rank == 0:
@@ -192,8 +192,8 @@ class JobPlanner:
         self._segment.close()
         self._segment = segment
         self._close_listener()
-        if self.world.node_rank == 0:
-            self._listener = listen_at(self.world.master_port)
+        if self.ranks.node_rank == 0:
+            self._listener = listen_at(self.ranks.master_port)
         self._attempt = attempt
         self._earlier = self.destinations
         fresh = self._layout.prepare(attempt)
@@ -284,7 +284,7 @@ class JobPlanner:
         self, local_rank: int, fd: int, stream: Streams, *, is_shown: bool
     ) -> WorkerStream:
         tail = Tail()
-        rank, name = self.world.rank(local_rank), "stdout" if stream is Streams.OUT else "stderr"
+        rank, name = self.ranks.rank(local_rank), "stdout" if stream is Streams.OUT else "stderr"
         followed = FollowedStream(self.log_readers, StreamName(rank, self._attempt, name))
         sinks: list[Sink] = [tail, followed]
         path = (
@@ -304,7 +304,7 @@ class JobPlanner:
                 self._job.logs,
                 role=self._job.role,
                 local_rank=local_rank,
-                rank=self.world.rank(local_rank),
+                rank=self.ranks.rank(local_rank),
                 stream=stream,
             ),
             colour=colour_of(local_rank) if self._colours and outlet.is_terminal else b"",

@@ -18,7 +18,7 @@ from rankwise.core.gang.state import WorkerLife
 from rankwise.core.ledger import Delay
 from rankwise.drivers.real.last_calls import LastCall, awaited, last_call
 from rankwise.drivers.real.segments import Segment
-from rankwise.launch.world import World
+from rankwise.launch.node_ranks import NodeRanks
 
 RankState = Literal["starting", "running", "hung", "failed", "stopped", "ended"]
 
@@ -77,7 +77,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ranks_now(
-    gang: Gang, world: World, segment: Segment | None, delays: Iterable[Delay], now: Instant
+    gang: Gang, ranks: NodeRanks, segment: Segment | None, delays: Iterable[Delay], now: Instant
 ) -> list[RankStatus]:
     """How each rank of a gang is; its segment is that of the gang's present attempt."""
     calls = {} if segment is None else _last_calls(segment)
@@ -90,7 +90,7 @@ def ranks_now(
     for worker in gang.workers:
         local_rank = worker.local_rank
         status = RankStatus(
-            rank=world.rank(local_rank),
+            rank=ranks.rank(local_rank),
             local_rank=local_rank,
             pid=worker.pid if worker.is_running else None,
             state=_state(worker),

@@ -136,7 +136,7 @@ class RunRecorder:
         texts = list(dict.fromkeys(call.text for call in new))
         record = CallsSampled(
             attempt=self._attempt,
-            rank=self._planner.world.rank(local_rank),
+            rank=self._planner.ranks.rank(local_rank),
             base=Instant(base),
             groups=tuple(
                 RecordedGroup(key, groups[key].label, groups[key].size, groups[key].members)
@@ -156,7 +156,7 @@ class RunRecorder:
         return max(_CALLS_MIN, _CALLS_MAX // max(1, len(self._ranks)))
 
     def _read_present_segment(self) -> None:
-        self._segment, world = self._planner.segment, self._planner.world
+        self._segment, world = self._planner.segment, self._planner.ranks
         self._ranks = {}
         if self._segment is not None:
             now = self._clock.now()
@@ -206,7 +206,7 @@ class RunRecorder:
 
     def _sampled(self, living: Mapping[int, int]) -> RanksSampled:
         samples = [
-            Sample(self._planner.world.rank(local_rank), *usage, cpu_wait_of(pid) or ZERO)
+            Sample(self._planner.ranks.rank(local_rank), *usage, cpu_wait_of(pid) or ZERO)
             for local_rank, pid in sorted(living.items())
             if (usage := usage_of(pid)) is not None
         ]

@@ -38,13 +38,13 @@ from rankwise.launch.job import Job
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogPlaces
 from rankwise.launch.master_port import ReservedPort
+from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.notices import notice
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_abandoned, remove_tree
 from rankwise.launch.run_history import RunHistory
 from rankwise.launch.run_parts import RunParts
 from rankwise.launch.watches import Watches
-from rankwise.launch.world import World
 
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
@@ -133,7 +133,7 @@ class Session:
                 complaints=self._complaints,
                 mark=hosting.guardian.mark,
                 nested_runs=self._nested_runs,
-                world=_world_alone(job, stack),
+                ranks=_ranks_alone(job, stack),
             )
         )
         self._watches = Watches(
@@ -265,11 +265,11 @@ class Session:
 
     def has_root_cause(self, outcome: Outcome) -> bool:
         """Whether the run failed because of this node; the first node answers where none did."""
-        world, failures = self._planner.world, outcome.failures
+        here, failures = self._planner.ranks, outcome.failures
         if failures and failures[0].rank == NO_RANK:
             return True  # no node knows which others are left to tell of it
-        ranks = range(world.first_rank, world.first_rank + self._job.gang.size)
-        return failures[0].rank in ranks if failures else world.node_rank == 0
+        ranks = range(here.first_rank, here.first_rank + self._job.gang.size)
+        return failures[0].rank in ranks if failures else here.node_rank == 0
 
     def pids(self) -> dict[int, int]:
         """The processes of the present attempt; callable from any thread."""
@@ -505,14 +505,14 @@ class Session:
         """Show where every rank stands, before anything is killed."""
         from rankwise.launch.announcements import hang_line, stacks_of_rank  # noqa: PLC0415  # rare
 
-        world, is_for_machines = self._planner.world, self._job.log_format == "json"
+        here, is_for_machines = self._planner.ranks, self._job.log_format == "json"
         self._decorator.remember_stacks(stacks)
         gang = self._dispatch.gang
         if gang is not None and any(worker.blame for worker in gang.workers):
             return  # it has not hung: the report tells who is to blame, and where that one is
         verdict, waits = self._watches.explain_hang()
         self._decorator.remember_waits(verdict, waits)
-        stood = stood_of(waits, stacks, world.rank)
+        stood = stood_of(waits, stacks, here.rank)
         has_report = self._plan.is_alone or is_for_machines
         line = hang_line(self._job.gang.hang_timeout, stood, has_report=has_report)
         self._say(line, "hang")
@@ -532,9 +532,9 @@ def _nothing() -> None:
     """Posted to end the reactor's sleep."""
 
 
-def _world_alone(job: Job, stack: ExitStack) -> World:
-    """The world of a node that meets nobody; one that does is told another before its workers."""
+def _ranks_alone(job: Job, stack: ExitStack) -> NodeRanks:
+    """All ranks are this node's; one that meets others is told which, before its workers begin."""
     port = job.master_port
     if port is None and (job.cluster is None or job.cluster.is_alone):
         port = stack.enter_context(ReservedPort(job.master_bind)).number
-    return World(size=job.gang.size, master_addr=job.master_addr, master_port=port or 0)
+    return NodeRanks(size=job.gang.size, master_addr=job.master_addr, master_port=port or 0)

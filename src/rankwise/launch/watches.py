@@ -196,7 +196,7 @@ class Watches:
     def _is_last_success(self, local_rank: int) -> bool:
         """Whether all other ranks of this node have ended well, in a job that has other nodes."""
         others = (link for rank, link in self._host.links.items() if rank != local_rank)
-        has_other_nodes = self._planner.world.node_count > 1
+        has_other_nodes = self._planner.ranks.node_count > 1
         return has_other_nodes and all(each.exit_code == 0 for each in others)
 
     def _on_late(self, answered: "InquiryAnswered | None") -> None:
@@ -211,7 +211,7 @@ class Watches:
             return
         awaited = self._call_watch.awaited()
         if awaited:
-            accused = tuple(map(self._planner.world.rank, awaited))
+            accused = tuple(map(self._planner.ranks.rank, awaited))
             told = msgspec.structs.replace(looked, awaited=awaited, accused=accused)
             self._agent.deliver(told)
             return

@@ -29,7 +29,7 @@ class InterleavingError(AssertionError):
     """A schedule after which something is wrong."""
 
 
-class World:
+class Interleaving:
     """The shared memory of one run, and the greenlets of its programs."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class World:
 class Words:
     """Words that are loaded and stored whole, like a memoryview cast to "Q"."""
 
-    def __init__(self, world: World, start: int, stop: int) -> None:
+    def __init__(self, world: Interleaving, start: int, stop: int) -> None:
         self._world = world
         self.start = start
         self._stop = stop
@@ -179,7 +179,7 @@ class Word:
 
     RING_BIT = 20
 
-    def __init__(self, world: World, place: int) -> None:
+    def __init__(self, world: Interleaving, place: int) -> None:
         self._world = world
         self._place = place
 
@@ -234,12 +234,12 @@ class Word:
             self._world.wake_all(self._place)
 
 
-Setup = Callable[[World], Sequence[Callable[[], object]]]
+Setup = Callable[[Interleaving], Sequence[Callable[[], object]]]
 
 
 def explore(
     setup: Setup,
-    check: Callable[[World], None] | None = None,
+    check: Callable[[Interleaving], None] | None = None,
     *,
     states_max: int = _DISTINCT_MAX,
 ) -> int:
@@ -257,7 +257,7 @@ def explore(
     pending: list[tuple[int, ...]] = [()]
     while pending:
         schedule = pending.pop()
-        world = World()
+        world = Interleaving()
         try:
             world.begin(setup(world))
             for index in schedule:
@@ -275,10 +275,10 @@ def explore(
 
 
 def _follow(
-    world: World,
+    world: Interleaving,
     schedule: tuple[int, ...],
     seen: set[object],
-    check: Callable[[World], None] | None,
+    check: Callable[[Interleaving], None] | None,
 ) -> list[tuple[int, ...]]:
     """Go on with one program at a time until nothing is new; the schedules left for later."""
     others: list[tuple[int, ...]] = []
@@ -294,7 +294,7 @@ def _follow(
     return others
 
 
-def _check_end(world: World, check: Callable[[World], None] | None) -> None:
+def _check_end(world: Interleaving, check: Callable[[Interleaving], None] | None) -> None:
     if world.asleep:
         sleepers = ", ".join(f"{index} on {word}" for index, word in sorted(world.asleep.items()))
         raise AssertionError(f"no program is left to wake {sleepers}")

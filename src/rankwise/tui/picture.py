@@ -26,7 +26,7 @@ from typing import TypeVar
 import msgspec
 
 from rankwise.base.units import SECOND, Duration, between, duration_from_seconds
-from rankwise.core.gang.progress import ProgressWatch, Work
+from rankwise.core.gang.progress import Activity, ProgressWatch
 from rankwise.core.ledger.lateness import Delay, notable
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.rank_status import RankStatus
@@ -191,10 +191,10 @@ def _attempt(look: RunLook) -> tuple[int, int | None]:
     return look.status.attempt, look.status.round
 
 
-def _work(worker: RankStatus, look: RunLook) -> Work:
+def _work(worker: RankStatus, look: RunLook) -> Activity:
     assert worker.pid is not None, "asked for ranks that live"
     work = look.works[worker.pid]
-    return Work(
+    return Activity(
         pid=worker.pid,
         marks=(*worker.marks, worker.calls),
         is_in_call=worker.call is not None and worker.call.in_s is not None,

@@ -1,6 +1,6 @@
 """What can be wrong with a value, an argument or a pointer that a chip worker is given."""
 
-from rankwise.base.errors import TreeError, TreeValueError
+from rankwise.base.errors import ConfigError, TreeError, TreeValueError
 
 
 class IndexOutOfRange(TreeValueError, IndexError):
@@ -9,6 +9,8 @@ class IndexOutOfRange(TreeValueError, IndexError):
 
 class UnknownName(TreeValueError, KeyError):
     """There is nothing of that name."""
+
+    __str__ = ConfigError.__str__  # a KeyError shows its text quoted
 
 
 class BadArguments(TreeValueError, TypeError):

@@ -32,7 +32,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from rankwise.base.errors import (
     CollectiveTimeout,
-    ConfigError,
     LocalProtocolError,
     PeerDied,
     TreeValueError,
@@ -47,6 +46,7 @@ from rankwise.collectives.communicator import (
 from rankwise.drivers.real.windows.region import Presence, WindowRegion
 from rankwise.drivers.real.windows.signals import MODULUS, SignalBoard
 from rankwise.workers.domains import DomainSpec
+from rankwise.workers.errors import UnknownName
 from rankwise.workers.window_transport import WindowTransport
 
 Array = NDArray[Any]
@@ -93,12 +93,6 @@ class Window(Mapping[str, Array]):
 
     def __repr__(self) -> str:
         return f"<Window of rank {self.rank} of {self._name!r}: {', '.join(self._arrays)}>"
-
-
-class UnknownName(TreeValueError, KeyError):
-    """There is no buffer or no signal of that name."""
-
-    __str__ = ConfigError.__str__  # a KeyError shows its text quoted
 
 
 class Member(Communicator):

@@ -30,7 +30,7 @@ class Call(msgspec.Struct, frozen=True):
     frame: bytes | None
 
 
-class Program:
+class RecordedProgram:
     """What one child does in a replay."""
 
     def __init__(self, calls: list[Call]) -> None:

@@ -25,7 +25,7 @@ from rankwise.workers.timeline import Timeline, TimelineEntry
 from rankwise.workers.wire import decode_command, unpack_arguments, unpack_task
 
 if TYPE_CHECKING:
-    from rankwise.workers.recording import Program
+    from rankwise.workers.recording import RecordedProgram
     from rankwise.workers.worker import Worker
 
 JOIN, LEAVE = b"J", b"L"
@@ -100,7 +100,7 @@ class _Role:
 
     def program(self, number: int) -> None:
         """Run a recorded program."""
-        program: Program = self.table.find(number)
+        program: RecordedProgram = self.table.find(number)
         program.run(self.table)
 
     def finish(self) -> bytes:

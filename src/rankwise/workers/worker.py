@@ -37,7 +37,7 @@ from rankwise.workers.numbers import (
     checked_patience,
 )
 from rankwise.workers.orchestrator import Orchestrator
-from rankwise.workers.recording import Program, RecordedGraph, Recorder
+from rankwise.workers.recording import RecordedGraph, RecordedProgram, Recorder
 from rankwise.workers.runs import Runs
 from rankwise.workers.staging import array_staged, memory_with
 from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE
@@ -153,10 +153,7 @@ class Worker:
             LocalProtocolError: this is a level-2 worker.
             ConfigError: it cannot be called, or cannot be sent to children that run already.
         """
-        if self.level < 3:
-            raise LocalProtocolError(
-                "a level-2 worker registers nothing", hint="give run() a ChipCallable"
-            )
+        self._spec.check_registers()
         check_callable(function)
         return self._table.add(function)
 
@@ -169,11 +166,7 @@ class Worker:
         """
         if not isinstance(worker, Worker):
             raise TreeValueError(f"{worker!r} is not a Worker, and cannot be added to one")
-        if self.level < 4:
-            raise LocalProtocolError(
-                f"add_worker() needs level >= 4, but the level is {self.level}",
-                hint="level 4 and above have next-level workers; level 3 has chips",
-            )
+        self._spec.check_has_next_level()
         if self._tree is not None:
             raise LocalProtocolError(
                 "add_worker() must be called before init()",
@@ -184,11 +177,7 @@ class Worker:
                 "a worker that is added must not be initialized",
                 hint="init() of the outermost worker initialises all that were added",
             )
-        if worker.level != self.level - 1:
-            raise TreeValueError(
-                f"a worker of level {worker.level} was added to one of level {self.level}",
-                hint=f"it must have level {self.level - 1}",
-            )
+        self._spec.check_next_level(worker.level)
         if worker._parent is not None:  # noqa: SLF001  # it is one of us
             raise LocalProtocolError("this worker was added to a worker before")
         worker._parent = self  # noqa: SLF001  # the same
@@ -237,7 +226,7 @@ class Worker:
                 f"this worker was added to one of level {self._parent.level}",
                 hint="init() of the outermost worker initialises all that are below",
             )
-        if self.level == 2:
+        if self._spec.is_one_chip:
             self._init_chip()
             return
         if self._parent is None:
@@ -391,8 +380,8 @@ class Worker:
             Exception: what the function raised; else what the first task that failed raised, with
                 the child's traceback as its cause. `failures` has all.
         """
-        if self.level == 2:
-            self._run_chip(callable_, args, config)
+        if self._chip is not None:
+            self._run_chip(self._chip, callable_, args, config)
             return
         self._opened()
         if not callable(callable_):
@@ -411,10 +400,8 @@ class Worker:
             if self._arrays is not None:
                 self._arrays.take_back()
 
-    def _run_chip(self, callable_: Any, args: TaskArgs | None, config: Any) -> None:
-        if self._chip is None:
-            raise LocalProtocolError("run() was called before init()", hint="call init() first")
-        self._chip.run(callable_, args, config)
+    def _run_chip(self, chip: "ChipWorker", *given: Any) -> None:
+        chip.run(*given)
 
     def run_at(self, clock: int, callable_: Any, args: TaskArgs | None, config: Any) -> Timeline:
         """Like `run`, with tasks that begin at an instant of simulated time; what chips did."""
@@ -445,7 +432,7 @@ class Worker:
         orch.finish()
         pools = [child.pool for child in tree.engine.spec.children]
         programs = {
-            child: self._table.add(Program([recorder.calls[place] for place in places]))
+            child: self._table.add(RecordedProgram([recorder.calls[place] for place in places]))
             for child, places in lay_out(recorder.tasks, pools).items()
         }
         recording = RecordedGraph(tree.engine, programs, len(recorder.tasks), orch.held)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rankwise.base.errors import BootstrapRefused, ConfigError, TreeValueError
+from rankwise.base.errors import BootstrapRefused, ConfigError, LocalProtocolError, TreeValueError
 from rankwise.base.units import Duration
 from rankwise.drivers.real.tree.placement import Home
 from rankwise.workers.bootstrap import ChipBootstrapConfig, ChipCommBootstrapConfig
@@ -57,6 +57,46 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The places in communicators of all chips in this tree."""
         own = [config.comm for config in self.bootstraps if config.comm is not None]
         return own + [comm for each in self.next_level for comm in each.spec.communicators()]
+
+    @property
+    def is_one_chip(self) -> bool:
+        """Whether it is a chip in the process that initialises it, without children."""
+        return self.level == 2
+
+    def check_registers(self) -> None:
+        """Refuse functions where nobody could call them.
+
+        Raises:
+            LocalProtocolError: it has no children.
+        """
+        if self.is_one_chip:
+            raise LocalProtocolError(
+                "a level-2 worker registers nothing", hint="give run() a ChipCallable"
+            )
+
+    def check_has_next_level(self) -> None:
+        """Refuse a next-level worker where there can be none.
+
+        Raises:
+            LocalProtocolError: workers of this level have none.
+        """
+        if self.level < 4:
+            raise LocalProtocolError(
+                f"add_worker() needs level >= 4, but the level is {self.level}",
+                hint="level 4 and above have next-level workers; level 3 has chips",
+            )
+
+    def check_next_level(self, level: int) -> None:
+        """Refuse a next-level worker that is not of the level below.
+
+        Raises:
+            ConfigError: says which level it must have.
+        """
+        if level != self.level - 1:
+            raise TreeValueError(
+                f"a worker of level {level} was added to one of level {self.level}",
+                hint=f"it must have level {self.level - 1}",
+            )
 
     def check_platforms(self) -> None:
         """Refuse unknown platforms, before any process is made.

@@ -27,9 +27,9 @@ from rankwise.base.failure import SIGNAL_NAMES
 from rankwise.base.units import SECOND, Duration, Instant, duration_from_seconds
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.drivers.sim.gang_simulator import GangSimulator
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.story import story
-from rankwise.drivers.sim.world import SimulatedWorld
 from rankwise.sim.faults.vocabulary import FaultOfCluster, LoseGuardian, Preempt
 
 TRANSCRIPTS = sorted(Path(__file__).parent.glob("*.txt"))
@@ -55,7 +55,7 @@ class Play:
             [self._program_of(local_rank, attempt) for local_rank in range(self.spec.size)]
             for attempt in attempts
         ]
-        world = SimulatedWorld(faults=self.faults)
+        world = GangSimulator(faults=self.faults)
         return story(world.run(self.spec, lives, self.policy).journal)
 
     def _program_of(self, local_rank: int, attempt: int) -> Program:

@@ -13,7 +13,7 @@ from etcd_servers import EtcdCluster, EtcdMember, etcd_cluster, free_ports, need
 from running import Finished, Running, start, wait_for_any, write_program
 
 from rankwise.base.keys import Put, Transaction
-from rankwise.core.rendezvous.storage import RunKeys
+from rankwise.core.rendezvous.records import RunKeys
 from rankwise.drivers.real.stores.opening import open_store
 
 pytestmark = [pytest.mark.system, needs_etcd]

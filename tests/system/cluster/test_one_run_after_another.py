@@ -22,7 +22,7 @@ from running import (
 )
 
 from rankwise.base.keys import Entry
-from rankwise.core.rendezvous.storage import RunKeys
+from rankwise.core.rendezvous.records import RunKeys
 from rankwise.drivers.real.stores.opening import open_store
 
 pytestmark = pytest.mark.system

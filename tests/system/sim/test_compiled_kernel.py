@@ -57,8 +57,8 @@ def test_the_compiled_modules_are_the_ones_that_are_imported(compiled: str) -> N
     told = run(
         "-c",
         "from rankwise.sim.hardware import engines, links\n"
-        "from rankwise.sim.kernel import events, resources, simulator\n"
-        "for each in events, simulator, resources, engines, links: print(each.__file__)",
+        "from rankwise.sim.kernel import futures, resources, simulator\n"
+        "for each in futures, simulator, resources, engines, links: print(each.__file__)",
         PYTHONPATH=compiled,
     )
 

@@ -16,7 +16,7 @@ import click
 import pytest
 
 from rankwise.cli import doctor, logs, why
-from rankwise.cli.doctor import Verdict
+from rankwise.cli.doctor import Severity
 from rankwise.cli.main import invoke
 from rankwise.cli.runs_here import (
     RunNotFound,
@@ -516,12 +516,12 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     ]
 
     assert [finding.verdict for finding in findings] == [
-        Verdict.PROBLEM,
-        Verdict.PROBLEM,
-        Verdict.WARNING,
-        Verdict.WARNING,
-        Verdict.WARNING,
-        Verdict.WARNING,
+        Severity.PROBLEM,
+        Severity.PROBLEM,
+        Severity.WARNING,
+        Severity.WARNING,
+        Severity.WARNING,
+        Severity.WARNING,
     ]
     assert findings[2].text == "at most 256; many ranks may need more: ulimit -n 4096"
 
@@ -531,7 +531,7 @@ def test_the_doctor_tells_whether_a_member_of_an_own_etcd_can_be_here(
 ) -> None:
     etcd = tmp_path / "etcd"
     monkeypatch.setattr(etcd_program, "has_certificates", lambda: True)
-    assert doctor.check_own_etcd(str(tmp_path)).verdict is Verdict.OK  # none is needed
+    assert doctor.check_own_etcd(str(tmp_path)).verdict is Severity.OK  # none is needed
 
     etcd.write_text("#!/bin/sh\necho etcd Version: 3.5.4")
     etcd.chmod(0o700)
@@ -541,10 +541,10 @@ def test_the_doctor_tells_whether_a_member_of_an_own_etcd_can_be_here(
     monkeypatch.setattr(signal_shield, "_ARCHITECTURES", {})
     unshielded = doctor.check_own_etcd(str(tmp_path))
 
-    assert (refused.verdict, fit.verdict) == (Verdict.WARNING, Verdict.OK)
+    assert (refused.verdict, fit.verdict) == (Severity.WARNING, Severity.OK)
     assert "3.5.4, which may corrupt" in refused.text
     assert "a member of a run's own" in fit.text
-    assert unshielded.verdict is Verdict.WARNING
+    assert unshielded.verdict is Severity.WARNING
     assert unshielded.text.startswith("seccomp is refused")
 
 
@@ -558,7 +558,7 @@ def test_the_doctor_finds_the_memory_accounting_that_runs_use(tmp_path: Path) ->
 
     found = doctor.check_memory_accounting(str(tmp_path))
 
-    assert found.verdict is Verdict.OK
+    assert found.verdict is Severity.OK
     assert str(group) in found.text
 
 

@@ -10,14 +10,14 @@ from rankwise.cli.main import invoke
 from rankwise.cli.on_ray import ray_job
 from rankwise.cli.run import STRICT_WORDS, options_in, run
 from rankwise.launch.on_ray.job import (
-    MeetingPlace,
     RayJob,
+    RayMeeting,
     agent_environment,
     agent_words,
     token_for_agents,
 )
 
-PLACE = MeetingPlace(
+PLACE = RayMeeting(
     backend="embedded", endpoint="10.0.0.1:7", settings="is_host=false", token="secret"
 )
 

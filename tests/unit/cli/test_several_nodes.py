@@ -10,7 +10,7 @@ from rankwise.base.units import SECOND
 from rankwise.cli import several_nodes
 from rankwise.cli.run import config_from_cli
 from rankwise.cli.several_nodes import secrecy_notices
-from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.job import Job, restarts_allowed
 
 
@@ -24,7 +24,7 @@ def job_of(words: str) -> Job:
     return config_from_cli([*words.split(), "train.py"], {})
 
 
-def plan_of(words: str) -> ClusterPlan:
+def plan_of(words: str) -> MeetingPlan:
     plan = job_of(words).cluster
     assert plan is not None
     return plan

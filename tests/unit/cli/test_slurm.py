@@ -11,7 +11,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.cli.run import config_from_cli, parse
 from rankwise.cli.slurm import PORT_COUNT, PORT_MIN, Completed, Step, completed, hosts_in
 from rankwise.launch.cluster import etcd_program
-from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.plan import MeetingPlan
 
 STEP = {
     "SLURM_JOB_ID": "4711",
@@ -34,7 +34,7 @@ def completed_of(words: str, **environ: str) -> Completed:
     return completed(parse([*words.split(), "train.py"], environ), environ)
 
 
-def plan_of(words: str, **environ: str) -> ClusterPlan | None:
+def plan_of(words: str, **environ: str) -> MeetingPlan | None:
     return config_from_cli([*words.split(), "train.py"], {**STEP, **environ}).cluster
 
 

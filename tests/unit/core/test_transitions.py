@@ -73,7 +73,7 @@ from rankwise.core.tree.child_group import (
     StartRequested,
 )
 from rankwise.drivers.sim.cluster.random_plans import random_plan
-from rankwise.drivers.sim.cluster.world import ClusterWorld
+from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
 
 Move = tuple[Any, Any, type]
 """From a phase to a phase, and the fact that led there."""
@@ -488,6 +488,8 @@ def test_agents_go_from_phase_to_phase_as_their_table_says() -> None:
     explore(recovering_agent())
     blame_when_done()
     for seed in range(CLUSTER_SEEDS):
-        ClusterWorld(random_plan(seed), seed, keeps_journal=False, make_agent=recorded_agent).run()
+        ClusterSimulator(
+            random_plan(seed), seed, keeps_journal=False, make_agent=recorded_agent
+        ).run()
 
     compare(RecordedAgent, of_agents)

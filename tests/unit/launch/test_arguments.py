@@ -15,7 +15,7 @@ from rankwise.launch.arguments import log_plan
 from rankwise.launch.environment import VARIABLES_OF_RANKS, worker_environment
 from rankwise.launch.function_job import function_job
 from rankwise.launch.job import Job, LogPlan, Script, Streams
-from rankwise.launch.world import World
+from rankwise.launch.node_ranks import NodeRanks
 
 
 class Unshowable:
@@ -182,7 +182,7 @@ def test_a_log_directory_may_be_a_path_object(tmp_path: Path) -> None:
 def test_the_variables_that_are_refused_are_those_that_workers_get() -> None:
     job = Job(program=Script("a.py"), gang=GangSpec(size=1), run_id="x")
 
-    world = World(size=1, master_addr="127.0.0.1", master_port=1)
+    world = NodeRanks(size=1, master_addr="127.0.0.1", master_port=1)
     made = worker_environment(job, world, local_rank=0, attempt=0, inherited={})
 
     assert {name for name in made if not name.startswith(("RANKWISE_", "TORCH_NCCL_"))} == (

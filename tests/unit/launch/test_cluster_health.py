@@ -16,7 +16,7 @@ import pytest
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.process_work import Usage
 from rankwise.launch.cluster.health import HealthServer
-from rankwise.launch.cluster.metrics import METRICS, AgentStatus, Snapshot, metrics_text
+from rankwise.launch.cluster.metrics import METRICS, AgentSnapshot, AgentStatus, metrics_text
 from rankwise.launch.cluster.probe import Probe
 from rankwise.launch.control.addresses import shown_id
 from rankwise.launch.rank_status import CallStatus, RankStatus
@@ -37,7 +37,7 @@ def at_once(callback: Callable[[], None]) -> None:
     callback()
 
 
-SNAPSHOT = Snapshot(status=STATUS)
+SNAPSHOT = AgentSnapshot(status=STATUS)
 PROBE = Probe(at_once, lambda: SNAPSHOT)
 
 
@@ -64,7 +64,7 @@ def test_an_agent_that_is_stuck_is_not() -> None:
 def test_who_asks_an_agent_that_ends_meanwhile_is_told_how_it_was_at_its_end() -> None:
     asked = threading.Event()
     probe = Probe(lambda _callback: asked.set(), lambda: SNAPSHOT, patience_s=600)
-    heard: list[Snapshot | None] = []
+    heard: list[AgentSnapshot | None] = []
     asker = threading.Thread(target=lambda: heard.append(probe.snapshot(measures=False)))
 
     asker.start()
@@ -91,7 +91,7 @@ def test_metrics_are_prometheus_text() -> None:
 def test_a_metric_of_ranks_has_a_line_for_each() -> None:
     status = msgspec.structs.replace(STATUS, waited_for_seconds={4: 0.25, 5: 12.0})
 
-    text = metrics_text(Snapshot(status=status))
+    text = metrics_text(AgentSnapshot(status=status))
 
     labels = 'run_id="night\\"ly",node="n1"'
     assert "# TYPE rankwise_waited_for_seconds gauge\n" in text
@@ -174,7 +174,7 @@ def test_a_run_whose_id_is_its_secret_is_shown_under_another_name() -> None:
     assert shown_id("nightly", is_secret=True) != shown_id("daily", is_secret=True)
 
 
-def ranks_of_a_node() -> Snapshot:
+def ranks_of_a_node() -> AgentSnapshot:
     call = CallStatus(text="all_reduce #9 of (4,)", group="", place="train.py:8", in_s=2.5)
     alive = RankStatus(
         rank=8, local_rank=0, pid=71, state="running", steps=40, step_s=12.5, calls=9, call=call,
@@ -182,7 +182,7 @@ def ranks_of_a_node() -> Snapshot:
     )  # fmt: skip
     dead = RankStatus(rank=9, local_rank=1, pid=None, state="failed")
     status = msgspec.structs.replace(STATUS, failures={"raised": 2})
-    return Snapshot(status=status, ranks=(alive, dead), usage={71: Usage(1.5, 3 << 20)})
+    return AgentSnapshot(status=status, ranks=(alive, dead), usage={71: Usage(1.5, 3 << 20)})
 
 
 def test_ranks_are_measured_and_what_a_dead_one_uses_is_left_out() -> None:

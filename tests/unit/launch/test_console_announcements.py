@@ -7,7 +7,7 @@ from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.records import Lineup
 from rankwise.core.rendezvous.vocabulary import MadeSpare
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
-from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.job import Job, Script
 
 
@@ -18,7 +18,7 @@ def test_a_spare_is_told_when_it_is_taken_in(nodes_max: int, when: str) -> None:
     said: list[str] = []
     announcements = ConsoleAnnouncements(
         Job(program=Script("a.py"), gang=GangSpec(size=1), run_id="x"),
-        ClusterPlan(
+        MeetingPlan(
             rendezvous=RendezvousConfig(nodes_min=1, nodes_max=nodes_max), address="127.0.0.1"
         ),
         lambda message, *_, **__: said.append(message),

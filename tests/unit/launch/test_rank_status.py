@@ -4,10 +4,10 @@ from gangs import running_gang
 
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.vocabulary import ProgressLooked, RanksBlamed
+from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.rank_status import ranks_now
-from rankwise.launch.world import World
 
-HERE = World(size=2, master_addr="127.0.0.1", master_port=1)
+HERE = NodeRanks(size=2, master_addr="127.0.0.1", master_port=1)
 
 
 def test_a_rank_that_hangs_says_for_how_long_while_it_lives() -> None:

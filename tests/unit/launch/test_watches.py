@@ -41,7 +41,7 @@ def watched() -> tuple[Watches, OneHold, list[Stimulus], list[Stimulus]]:
     nothing = cast("Any", None)
     watches = Watches(
         cast("Any", SimpleNamespace(gang=SimpleNamespace(hang_timeout=None))),
-        cast("Any", SimpleNamespace(world=SimpleNamespace(node_count=1))),
+        cast("Any", SimpleNamespace(ranks=SimpleNamespace(node_count=1))),
         nothing,
         nothing,
         say=nothing,

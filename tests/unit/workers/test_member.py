@@ -17,6 +17,7 @@ from rankwise.base.errors import (
     LocalProtocolError,
     PeerDied,
 )
+from rankwise.workers import UnknownName
 from rankwise.workers.domains import create_domain, place_domain, plan_domain
 from rankwise.workers.member import Member
 
@@ -185,9 +186,10 @@ def test_a_wrong_argument_is_named_and_changes_nothing(
 
 
 def test_an_unknown_buffer_is_a_key_error_too(members: list[Member]) -> None:
-    with pytest.raises(KeyError) as caught:
+    with pytest.raises(UnknownName) as caught:
         members[0]["y"]
 
+    assert isinstance(caught.value, KeyError)
     assert str(caught.value) == "domain 'tp' has no buffer 'y'; it has 'x', 'rows', 'one', 'none'"
     assert "y" not in members[0].window
 

@@ -32,7 +32,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Step:
+class ReplayStep:
     """One fact, and the state in which it left the machine.
 
     Attributes:
@@ -64,11 +64,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """An entry of a journal as it stands there: what a machine was told, or has ordered.
 
     Attributes:
-        machine, at, wall: see `Step`.
+        machine, at, wall: see `ReplayStep`.
         cause: the number of the fact, of an order that of the fact that it follows from.
         kind: the name of the fact or order.
         text: all of it, as JSON.
@@ -84,7 +84,7 @@ class Entry:
     is_order: bool
 
 
-def entries(lines: Iterable[bytes], path: str) -> Iterator[Entry]:
+def entries(lines: Iterable[bytes], path: str) -> Iterator[JournalEntry]:
     """Whatever machines have left in a journal, not lived again but read.
 
     Raises:
@@ -97,7 +97,9 @@ def entries(lines: Iterable[bytes], path: str) -> Iterator[Entry]:
         kind = msgspec.json.decode(word, type=_Kind).type
         number = line.number or line.cause
         is_order = bool(bytes(line.effect))
-        yield Entry(line.machine, line.at, line.wall, number, kind, bytes(word).decode(), is_order)
+        yield JournalEntry(
+            line.machine, line.at, line.wall, number, kind, bytes(word).decode(), is_order
+        )
 
 
 def _read(lines: Iterable[bytes], path: str) -> Iterator[tuple[int, _Line]]:
@@ -122,7 +124,7 @@ def _no_entry(path: str, number: int, error: Exception) -> ConfigError:
     )
 
 
-def replay(lines: Iterable[bytes], path: str) -> Iterator[Step]:
+def replay(lines: Iterable[bytes], path: str) -> Iterator[ReplayStep]:
     """The steps of all agents in a journal, in the order in which they were taken.
 
     Args:
@@ -133,7 +135,7 @@ def replay(lines: Iterable[bytes], path: str) -> Iterator[Step]:
         ConfigError: a line is no entry of a journal, or the beginning of a life is missing.
     """
     agents: dict[str, Agent] = {}
-    pending: dict[str, Step] = {}
+    pending: dict[str, ReplayStep] = {}
     stimuli = msgspec.json.Decoder(Stimulus)
     effects = msgspec.json.Decoder(Effect)
     for number, line in _read(lines, path):
@@ -154,7 +156,7 @@ def replay(lines: Iterable[bytes], path: str) -> Iterator[Step]:
     yield from pending.values()
 
 
-def _take(agents: dict[str, Agent], line: _Line, stimulus: Stimulus, place: str) -> Step:
+def _take(agents: dict[str, Agent], line: _Line, stimulus: Stimulus, place: str) -> ReplayStep:
     if isinstance(stimulus, AgentStarted):
         agents[line.machine] = Agent(stimulus.spec)
     agent = agents.get(line.machine)
@@ -162,7 +164,7 @@ def _take(agents: dict[str, Agent], line: _Line, stimulus: Stimulus, place: str)
         raise ConfigError(f"{place}: the beginning of {line.machine}'s life is missing")
     ordered = agent.handle(stimulus, line.at)
     round_ = agent.rendezvous.round
-    return Step(
+    return ReplayStep(
         machine=line.machine,
         at=line.at,
         wall=line.wall,

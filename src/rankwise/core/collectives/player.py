@@ -8,7 +8,8 @@ done now, in order: instructions of the program, and what its messages need.
 - Sending reads the span at its place of the program. Before the span changes while the message is
   still here, the driver is told to `Keep` what is left of it elsewhere.
 - There is one `Receive` at a time, the last of the effects that are given: nothing behind it may
-  happen before it is done. `Finish` comes when the program has ended and all messages have left.
+  happen before it is done. `ProgramEnded` comes when nothing is left of it, and all messages have
+  left.
 
 States: running (effects are being given), receiving (a `Receive` is out), leaving (the program has
 ended, messages have not), finished. Who waits how long, for whom, and what follows when a peer
@@ -35,11 +36,11 @@ class Keep(NamedTuple):
     number: int
 
 
-class Finish(NamedTuple):
+class ProgramEnded(NamedTuple):
     """Nothing is left to be done."""
 
 
-Effect: TypeAlias = Transmit | Keep | Receive | Copy | Fold | Finish
+Effect: TypeAlias = Transmit | Keep | Receive | Copy | Fold | ProgramEnded
 
 
 class Step(NamedTuple):
@@ -115,4 +116,4 @@ class Player:
     def _end(self) -> list[Effect]:
         if self._leaving or self._is_receiving or self._place < len(self._steps):
             return []
-        return [Finish()]
+        return [ProgramEnded()]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rankwise.core.collectives.program import Program, Receive, Send, Span, Task
 
 
-class Round(NamedTuple):
+class RingRound(NamedTuple):
     """One round of a ring.
 
     From the second on, a rank sends in each round what it has received in the round before.
@@ -26,7 +26,7 @@ class Round(NamedTuple):
     combines: bool
 
 
-def program(task: Task, rounds: Iterable[Round], part: Callable[[int], Span]) -> Program:
+def program(task: Task, rounds: Iterable[RingRound], part: Callable[[int], Span]) -> Program:
     """What one rank of the ring does; `part` says where a part lies."""
     here = task.position
     left, right = task.at(here - 1), task.at(here + 1)

@@ -97,7 +97,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.gang.workers import Workers
+from rankwise.core.gang.workers import GangWorkers
 
 SIGTERM = 15
 SIGKILL = 9
@@ -119,7 +119,7 @@ class Gang:
         self.outcome: Outcome | None = None
         self.recovers = False
         """Whether another attempt may follow, for which workers are worth keeping."""
-        self._workers = Workers(spec.size)
+        self._workers = GangWorkers(spec.size)
         self._deadline: Instant | None = None
         self._exits_due: Instant | None = None
         self._stop_due: Instant | None = None

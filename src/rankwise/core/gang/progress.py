@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 A hang is the absence of progress, not of output. Somebody *looks* now and then: counts what each
-rank has done so far (`Work`). What it has done between two looks is progress or is none:
+rank has done so far (`Activity`). What it has done between two looks is progress or is none:
 
     it has begun or ended a collective call, a step or a section              progress
     it is in the same collective call as before, whatever it does there       none: waits may spin
@@ -43,7 +43,7 @@ BYTES_MIN = 64 << 10
 BYTES_PER_SECOND = 4 << 10
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank has done up to one moment.
 
     Attributes:
@@ -101,7 +101,7 @@ class ProgressWatch:
         self._patience = patience
         self._idle_since = now
         self._looked_at = now
-        self._works: dict[int, Work] = {}
+        self._works: dict[int, Activity] = {}
         self._ranks: dict[int, RankProgress] = {}
         self._warned_of: Instant | None = None
 
@@ -125,7 +125,7 @@ class ProgressWatch:
         half = after(self.last_progress, Duration(self._patience // 2))
         return half if after(self._looked_at, LEAST_INTERVAL) <= half < regular else regular
 
-    def look(self, works: Mapping[int, Work], now: Instant) -> None:
+    def look(self, works: Mapping[int, Activity], now: Instant) -> None:
         """Take in what each rank has done so far; those that are left out have ended."""
         elapsed = between(self._looked_at, now)
         is_same_look = elapsed < LEAST_INTERVAL and works.keys() <= self._works.keys()
@@ -167,7 +167,7 @@ class ProgressWatch:
     def _interval(patience: Duration) -> Duration:
         return max(Duration(patience // LOOKS_PER_PATIENCE), LEAST_INTERVAL)
 
-    def _judge(self, rank: int, work: Work, late: Duration, now: Instant) -> RankProgress:
+    def _judge(self, rank: int, work: Activity, late: Duration, now: Instant) -> RankProgress:
         before = self._works.get(rank)
         if before is None or before.pid != work.pid:
             return RankProgress(Doing.ADVANCES, now)
@@ -177,7 +177,7 @@ class ProgressWatch:
         return RankProgress(doing, after(self._ranks[rank].last_progress, late))
 
 
-def _what_it_did(before: Work, now: Work, elapsed: Duration) -> Doing:
+def _what_it_did(before: Activity, now: Activity, elapsed: Duration) -> Doing:
     if now.marks != before.marks:
         return Doing.ADVANCES
     if now.is_in_call:
@@ -189,7 +189,7 @@ def _what_it_did(before: Work, now: Work, elapsed: Duration) -> Doing:
     return Doing.TRANSFERS if now.byte_count - before.byte_count >= enough else Doing.NOTHING
 
 
-def _of_helpers(before: Work, now: Work) -> int:
+def _of_helpers(before: Activity, now: Activity) -> int:
     """What the helpers have computed together; one that has less than before is another one."""
     earlier = before.helper_times
     return sum(

@@ -6,7 +6,7 @@ from rankwise.base.units import Duration, Instant, postponed
 from rankwise.core.gang.state import RecallState, WorkerLife
 
 
-class Workers:
+class GangWorkers:
     """The workers of a gang, by local rank."""
 
     def __init__(self, size: int) -> None:

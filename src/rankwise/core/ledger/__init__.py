@@ -1,5 +1,13 @@
 """The ledger of collectives: who has come to which call, and so who keeps the others waiting."""
 
+from rankwise.core.ledger.blame import (
+    Blame,
+    Wait,
+    find_blame,
+    find_disagreement,
+    judge,
+    waits_of,
+)
 from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.sampled import Begun, SampledLateness
@@ -13,14 +21,6 @@ from rankwise.core.ledger.timetables import (
     pack_times,
     unpack_times,
     who_is_late,
-)
-from rankwise.core.ledger.verdicts import (
-    Verdict,
-    Wait,
-    find_disagreement,
-    find_verdict,
-    judge,
-    waits_of,
 )
 from rankwise.core.ledger.words import (
     NUMBER,
@@ -36,6 +36,7 @@ __all__ = [
     "NUMBER",
     "Arrival",
     "Begun",
+    "Blame",
     "Book",
     "Call",
     "Delay",
@@ -48,11 +49,10 @@ __all__ = [
     "Sheet",
     "Stage",
     "Timetable",
-    "Verdict",
     "Wait",
     "delay_in_words",
+    "find_blame",
     "find_disagreement",
-    "find_verdict",
     "judge",
     "late_over_nodes",
     "number_text",

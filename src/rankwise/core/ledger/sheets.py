@@ -1,9 +1,9 @@
 """Books of one node's ranks, packed for the others, and the books of all put together.
 
-A *sheet* holds what verdicts need and no more: the calls that a rank stands in, and of each group
-the latest few. Ranks of one node do alike, so sheets are compressed; one that is still too large is
-made again with fewer calls. Clocks of nodes differ: a sheet holds ages instead of instants, so what
-two nodes tell is off by what their messages took.
+A *sheet* holds what it takes to blame ranks, and no more: the calls that a rank stands in, and of
+each group the latest few. Ranks of one node do alike, so sheets are compressed; one that is still
+too large is made again with fewer calls. Clocks of nodes differ: a sheet holds ages instead of
+instants, so what two nodes tell is off by what their messages took.
 
 A node knows which of its own ranks are in a group, so the members are those that all nodes together
 know of. A group as large as the job has every rank, also those that have called nothing yet.

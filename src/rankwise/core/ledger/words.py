@@ -1,4 +1,4 @@
-"""How calls and verdicts are said."""
+"""How calls, and who is to blame, are said."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -8,9 +8,9 @@ from rankwise.base.wording import ranks_in_words
 from rankwise.core.ledger.books import Book, Call, Group
 
 if TYPE_CHECKING:
+    from rankwise.core.ledger.blame import Wait
     from rankwise.core.ledger.lateness import Delay
     from rankwise.core.ledger.sampled import Straggler
-    from rankwise.core.ledger.verdicts import Wait
 
 NUMBER = "#?"
 """Stands in the text of a call for its number."""

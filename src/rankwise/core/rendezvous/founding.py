@@ -31,10 +31,16 @@ from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.keys import LeaseId, Put, Snapshot, Transaction, Unchanged
 from rankwise.base.units import Duration, Instant, after
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.core.rendezvous.records import Charter, RoundPhase
-from rankwise.core.rendezvous.shared import SharedKeys
-from rankwise.core.rendezvous.storage import RunKeys, decode_charter, decode_round
-from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
+from rankwise.core.rendezvous.records import (
+    Charter,
+    RoundPhase,
+    RunKeys,
+    decode_charter,
+    decode_round,
+    encode,
+)
+from rankwise.core.rendezvous.requests import Purpose, SharedKeys, StoreRequests
+from rankwise.core.rendezvous.vocabulary import Commit, Order, RefusalKind, Refused
 
 
 def founding(
@@ -133,7 +139,7 @@ def _shown(setting: str | None) -> str:
 
 
 class Succession:
-    """What a newcomer makes of a run that it finds.
+    """Which run a node takes part in: what a newcomer makes of one that it finds, or founds.
 
     Args:
         config: whether it may replace it, and how long nodes are believed to live.
@@ -145,9 +151,58 @@ class Succession:
         self.obstacle = ""
         """Why this newcomer cannot take part as long as the run is not abandoned; empty if it can
         or may not wait for that."""
+        self._agreed: bytes | None = None
+        """The charter of the run that this node takes part in."""
         self._config = config
         self._keys = keys
         self._shared = shared
+
+    @property
+    def has_agreed(self) -> bool:
+        """Whether the charter said what this node wants."""
+        return self._agreed is not None
+
+    def look(self) -> str | Refused | None:
+        """Look at the charter as a newcomer: who founded the run, or why this node may not join.
+
+        None says neither: there is no charter, or another run may be founded in its place.
+        """
+        value = self._shared.charter.value
+        if value is None:
+            return None
+        self.obstacle = ""
+        if self.is_over:
+            return None
+        found = agree(value, self._keys, self._config)
+        if not isinstance(found, Refused):
+            self._agreed = value
+        elif found.kind is RefusalKind.CHARTER and self.may_be_abandoned:
+            self.obstacle = found.why
+            return None
+        return found
+
+    def successor(self) -> str | None:
+        """Who has founded another run in place of this node's; empty if there is none to be read.
+
+        None while this node's run is there.
+        """
+        value = self._shared.charter.value
+        if value == self._agreed:
+            return None
+        try:
+            return "" if value is None else decode_charter(value, self._keys.charter).founder
+        except RemoteProtocolError:
+            return ""
+
+    def found(
+        self, node_id: str, name: bytes, lease: LeaseId, requests: StoreRequests, now: Instant
+    ) -> list[Order]:
+        """Ask the store to take this node's charter, and the node as the leader."""
+        if not requests.may_begin(Purpose.CHARTER, now):
+            return []
+        charter = encode(msgspec.structs.replace(self._config.charter, founder=node_id))
+        transaction = founding(charter, name, self._keys, self._shared, lease)
+        return [Commit(requests.begin(Purpose.CHARTER, now, charter), transaction)]
 
     @property
     def is_over(self) -> bool:

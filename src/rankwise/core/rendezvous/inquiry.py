@@ -46,11 +46,11 @@ from rankwise.core.rendezvous.records import (
     Inquiry,
     Round,
     RoundPhase,
+    RunKeys,
     Trouble,
+    encode,
 )
-from rankwise.core.rendezvous.requests import Purpose, Requests
-from rankwise.core.rendezvous.shared import SharedKey
-from rankwise.core.rendezvous.storage import RunKeys, encode
+from rankwise.core.rendezvous.requests import Purpose, SharedKey, StoreRequests
 from rankwise.core.rendezvous.vocabulary import (
     BooksWanted,
     Commit,
@@ -80,7 +80,7 @@ class NodeInquiry:
         requests: those of this node.
     """
 
-    def __init__(self, key: str, requests: Requests) -> None:
+    def __init__(self, key: str, requests: StoreRequests) -> None:
         self.due: Instant | None = None
         """When who waits for an answer is told that there is none."""
         self._key = key
@@ -90,6 +90,8 @@ class NodeInquiry:
         """What is told when nothing is awaited: whether ranks stand."""
         self._written: tuple[BooksNote, LeaseId | None] = (self._note, None)
         self._asked = self._heard = ""
+        self._read: bytes | None = None
+        """The leader's inquiry as it was last taken in."""
         self._answer: InquiryAnswered | None = None
         """What was found of ranks of other nodes: these are to be heard of first."""
         self._late: tuple[InquiryAnswered, Instant] | None = None
@@ -126,6 +128,13 @@ class NodeInquiry:
         """The node's ranks have told."""
         if inquiry == self._asked:
             self._note = msgspec.structs.replace(self._note, inquiry=inquiry, sheet=sheet)
+
+    def is_news(self, value: bytes) -> bool:
+        """Whether this is another inquiry than the one that was asked about last."""
+        if value is self._read:
+            return False
+        self._read = value
+        return True
 
     def hear(self, inquiry: Inquiry, me: str, ranks: range, now: Instant) -> list[Notification]:
         """Take in what the leader asks, and has found, in the round of this node's gang.
@@ -200,7 +209,7 @@ class LeaderInquiry:
         requests: those of this node.
     """
 
-    def __init__(self, me: str, keys: RunKeys, leader: SharedKey, requests: Requests) -> None:
+    def __init__(self, me: str, keys: RunKeys, leader: SharedKey, requests: StoreRequests) -> None:
         self._me = me
         self._keys = keys
         self._leader = leader

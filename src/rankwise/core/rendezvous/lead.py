@@ -4,6 +4,14 @@ The node that holds the key `leader` with its present lease leads: it reads and 
 and writes what `leader.decide` answers, bound to `leader` and `round` being unchanged. When the
 lead is free the last round's members try in the order of their ranks, a little apart, so that one
 try is the rule.
+
+The charter and the round are bound to a lease of the run's. The leader renews it, a few times in
+its life, which is hours; when nobody has led for that long, there is nothing left. The leader asks
+for it when it begins to lead, and binds the charter together with the first round, so that nobody
+is woken for it; if no round comes soon, by itself. A new leader finds it at the charter, and renews
+it at once: the leader before may have renewed it long ago, and who founds a run in place of another
+takes over a lease of which little may be left. A round that was written before the store had
+answered is bound later, with the charter or without.
 """
 
 from contextlib import suppress
@@ -15,19 +23,140 @@ from rankwise.base.units import MILLISECOND, Duration, Instant, after
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.inquiry import LeaderInquiry
 from rankwise.core.rendezvous.leader import Decision, decide
-from rankwise.core.rendezvous.leases import Bound, RunLease
-from rankwise.core.rendezvous.records import Round
-from rankwise.core.rendezvous.requests import Purpose, Requests
-from rankwise.core.rendezvous.shared import SharedKeys
-from rankwise.core.rendezvous.storage import RunKeys, decode_books_note, decode_node, encode
+from rankwise.core.rendezvous.records import Round, RunKeys, decode_books_note, decode_node, encode
+from rankwise.core.rendezvous.requests import Purpose, SharedKeys, StoreRequests
 from rankwise.core.rendezvous.view import HeardRecord, View
-from rankwise.core.rendezvous.vocabulary import Commit, KeysRead, Order, ReadKeys
+from rankwise.core.rendezvous.vocabulary import (
+    Commit,
+    GrantLease,
+    KeysRead,
+    Order,
+    ReadKeys,
+    RenewLease,
+)
 
 TURN = Duration(5 * MILLISECOND)
 """How far apart the members try to take a free lead."""
 TURNS_MAX = 50
 LOOK_EVERY = Duration(2 * MILLISECOND)
 """How often the leader of many nodes looks at their changes at most."""
+RENEWALS_PER_LIFE = 4
+"""How often the lease of a run is renewed in the time that it lasts."""
+
+
+class Bound(NamedTuple):
+    """What a transaction of the leader binds to the run's lease, as it lies there."""
+
+    lease: LeaseId | None
+    keys: tuple[str, ...]
+
+
+class RunLease:
+    """The lease of a run, as its leader looks after it.
+
+    Args:
+        config: how long it lives without a leader.
+        keys: where the run's records lie.
+        shared: what lies there.
+        requests: those of this node.
+    """
+
+    def __init__(
+        self, config: RendezvousConfig, keys: RunKeys, shared: SharedKeys, requests: StoreRequests
+    ) -> None:
+        self._config = config
+        self._keys = keys
+        self._shared = shared
+        self._requests = requests
+        self._granted: LeaseId | None = None
+        """One that nothing is bound to yet."""
+        self._due_at: Instant | None = None
+        """When it is bound, or renewed; None for at once."""
+
+    @property
+    def id(self) -> LeaseId | None:
+        """What the round is to be bound to."""
+        return self._shared.charter.lease or self._granted
+
+    @property
+    def due_at(self) -> Instant | None:
+        """When there is something to do."""
+        return self._due_at
+
+    def binding(self) -> tuple[Put, ...]:
+        """What binds the charter, for a transaction that is bound to its being unchanged."""
+        charter = self._shared.charter
+        if charter.lease is not None or self._granted is None or charter.value is None:
+            return ()
+        return (Put(self._keys.charter, charter.value, self._granted),)
+
+    def keep(self, now: Instant) -> list[Order]:
+        """Ask for it, bind the charter to it, or renew it, whatever is due."""
+        ttl = self._config.run_ttl
+        if ttl is None or self._shared.is_stale:
+            return []
+        if not self._requests.may_begin(Purpose.RUN_LEASE, now):
+            return []
+        bound = self._shared.charter.lease
+        if bound is None and self._granted is None:
+            return [GrantLease(self._requests.begin(Purpose.RUN_LEASE, now), ttl)]
+        if self._due_at is not None and now < self._due_at:
+            return []
+        if bound is None or self._is_round_unbound:
+            return self._bind(now)
+        self._renew_after(now, ttl)
+        return [RenewLease(self._requests.begin(Purpose.RUN_LEASE, now, bound), bound)]
+
+    def _bind(self, now: Instant) -> list[Order]:
+        """Bind the charter and the round, whichever is not."""
+        charter, round_ = self._shared.charter, self._shared.round
+        lease = self.id
+        conditions: tuple[Unchanged, ...] = (Unchanged(self._keys.charter, charter.revision),)
+        puts = self.binding()
+        if self._is_round_unbound and round_.value is not None:
+            conditions = (*conditions, Unchanged(self._keys.round, round_.revision))
+            puts = (*puts, Put(self._keys.round, round_.value, lease))
+        bound = Bound(lease, tuple(put.key for put in puts))
+        token = self._requests.begin(Purpose.RUN_LEASE, now, bound)
+        return [Commit(token, Transaction(conditions=conditions, puts=puts))]
+
+    @property
+    def _is_round_unbound(self) -> bool:
+        round_ = self._shared.round
+        return round_.value is not None and round_.lease is None
+
+    def granted(self, lease: LeaseId, now: Instant) -> None:
+        """The store has begun it."""
+        ttl = self._config.run_ttl
+        assert ttl is not None, "a run that is remembered for ever asks for no lease"
+        self._granted = lease
+        soon = min(self._config.lease_ttl, ttl // RENEWALS_PER_LIFE)
+        self._due_at = after(now, Duration(soon))
+
+    def bound(self, now: Instant) -> None:
+        """The charter is bound, or the round: no more is to be done for long."""
+        ttl = self._config.run_ttl
+        assert ttl is not None, "a run that is remembered for ever is bound to no lease"
+        self._granted = None
+        self._renew_after(now, ttl)
+
+    def failed(self) -> None:
+        """The store has not answered: ask again as soon as requests may be made."""
+        if self._granted is None:
+            self._due_at = None
+
+    def lost(self) -> None:
+        """It has ended, before anything was bound to it or with all that was."""
+        self._granted = self._due_at = None
+
+    def stop(self) -> None:
+        """This node leads no longer; what was asked for and not used ends by itself."""
+        self._granted = self._due_at = None
+        if self._requests.is_under_way(Purpose.RUN_LEASE):
+            self._requests.forget(Purpose.RUN_LEASE)
+
+    def _renew_after(self, now: Instant, ttl: Duration) -> None:
+        self._due_at = after(now, Duration(ttl // RENEWALS_PER_LIFE))
 
 
 class WrittenRound(NamedTuple):
@@ -55,7 +184,7 @@ class Lead:
         me: bytes,
         keys: RunKeys,
         shared: SharedKeys,
-        requests: Requests,
+        requests: StoreRequests,
     ) -> None:
         self.view: View | None = None
         """What the leader knows of the nodes; None while this node does not lead."""

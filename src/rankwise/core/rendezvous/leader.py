@@ -16,7 +16,7 @@ since when enough nodes are ready, and since when all members of the last round 
 
 - No round runs before every member of the last one has ended: told so itself, or vanished and been
   given the time that it needs to kill its workers (the *fence*).
-- What a failure means is judged when all have ended, and all have told (`judgement.py`). Until then
+- What a failure means is judged when all have ended, and all have told (`view.judge`). Until then
   the next round is gathered: a lost node, which costs no restart, shows itself by failures first.
 - A member that is preempted stops the whole job. One that leaves is a change of membership.
 """
@@ -30,8 +30,6 @@ import msgspec
 
 from rankwise.base.failure import OutcomeStatus, failure_in_words
 from rankwise.base.units import Duration, Instant, after, format_duration
-from rankwise.core.rendezvous.judgement import first_suspect, judge, verdict_on_failure
-from rankwise.core.rendezvous.ranking import active_count, ranked, seated
 from rankwise.core.rendezvous.records import (
     HOSTS_MAX,
     Departure,
@@ -41,7 +39,15 @@ from rankwise.core.rendezvous.records import (
     RoundPhase,
     Verdict,
 )
-from rankwise.core.rendezvous.view import View
+from rankwise.core.rendezvous.view import (
+    View,
+    active_count,
+    first_suspect,
+    judge,
+    ranked,
+    seated,
+    verdict_on_failure,
+)
 
 SHOWN_MAX = 8
 """How many nodes a sentence names before it counts the rest."""

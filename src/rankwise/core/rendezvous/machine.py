@@ -34,27 +34,21 @@ which step a request failed, or in which order answers come; what failed is aske
   the lead, with nothing but what lies in the store. The store: see *cut off*; one that has
   forgotten everything (no charter, where one was) ends the run with that sentence.
 
-This module hears the agent and asks the store for what is missing; `answers.py` hears the store.
-What they know of the node, each part in a file of its own, is its `node_state.py`. `founding.py`
-says how one run follows another under one id, `leases.py` how the store comes to forget them,
-`inquiry.py` how nodes find out together which rank keeps the others waiting in a collective.
+This module hears the agent and asks the store for what is missing; `node_state.py` hears the store
+and holds what both know of the node, each part of which is an object with a text of its own:
+`registration.py`, `membership.py`, `lead.py`. `founding.py` says how one run follows another under
+one id, `lead.py` how the store comes to forget them, `inquiry.py` how nodes find out together which
+rank keeps the others waiting in a collective.
 """
 
-import msgspec
-
 from rankwise.base.errors import LocalProtocolError
-from rankwise.base.keys import LeaseId
-from rankwise.base.units import MILLISECOND, Duration, Instant, after, between, format_duration
-from rankwise.core.rendezvous.answers import on_answer
+from rankwise.base.units import MILLISECOND, Duration, Instant, after
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.founding import founding
 from rankwise.core.rendezvous.node_state import NodeState
 from rankwise.core.rendezvous.records import Departure, Round, RoundPhase
 from rankwise.core.rendezvous.requests import Purpose
-from rankwise.core.rendezvous.storage import encode
 from rankwise.core.rendezvous.vocabulary import (
     BooksTold,
-    Commit,
     DeadlinePassed,
     DepartureRequested,
     Effect,
@@ -175,7 +169,7 @@ class Rendezvous:
             case DeadlinePassed():
                 pass  # `_advance` looks at the clock
             case _:
-                on_answer(self._node, stimulus, now)
+                self._node.on_answer(stimulus, now)
         self._advance(now)
         return self._node.take_effects()
 
@@ -189,7 +183,7 @@ class Rendezvous:
         """Do what nodes do most of the time: keep the lease, and look at nothing else."""
         node = self._node
         if isinstance(stimulus, LeaseRenewed):
-            on_answer(node, stimulus, now)
+            node.on_answer(stimulus, now)
         effects: list[Effect] = []
         effects += node.lease.keep(now)
         self._rest(self._others_rest_until)
@@ -215,15 +209,13 @@ class Rendezvous:
 
     def _on_failing(self, stimulus: GangFailing) -> None:
         node = self._node
-        node.own.failures = stimulus.failures
-        node.own.rewrite(failing=stimulus.round)
+        node.own.tell_failures(stimulus.round, stimulus.failures)
         node.own.flush_at = None
 
     def _on_gang_ended(self, stimulus: GangEnded, now: Instant) -> None:
         node = self._node
         if stimulus.failures:
-            node.own.failures = stimulus.failures
-            node.own.rewrite(failing=stimulus.round)
+            node.own.tell_failures(stimulus.round, stimulus.failures)
         node.own.rewrite(
             ended=stimulus.round, is_done=stimulus.is_done, ran=stimulus.ran, step=stimulus.step
         )
@@ -258,8 +250,7 @@ class Rendezvous:
             self._say_goodbye(now)
             return
         if node.lease.id is not None and now >= node.lease.until:
-            silence = format_duration(between(node.heard_at, now))
-            node.lose_lease(now, f"which has not answered for {silence}")
+            node.lose_lease(now, f"which has not answered for {node.waiting.silence(now)}")
         # Most facts change nothing in the store, so what need not be asked is not even looked into.
         node.effects += node.lease.keep(now)
         if node.shared.is_stale:
@@ -280,7 +271,7 @@ class Rendezvous:
         is_over = node.membership.is_dissolved or node.membership.is_told_the_end
         node.effects += node.inquiry.end() if is_over else node.inquiry.give_up(now)
         lease, founder = node.lease.id, node.own.record.founder
-        if lease is None or not node.has_agreed:
+        if lease is None or not node.succession.has_agreed:
             return
         node.effects += node.inquiry.write(lease, founder, now)
         if node.is_leading and not node.shared.is_stale:
@@ -302,7 +293,7 @@ class Rendezvous:
         node = self._node
         lease = node.lease.id
         if lease is not None and node.may_found(now):
-            self._found_the_run(lease, now)
+            node.effects += node.succession.found(node.me, node.name, lease, node.requests, now)
         node.own.bind_note(node.shared.charter.lease)
         if not node.own.is_written or not node.is_registered:
             self._write_record(now)
@@ -310,18 +301,9 @@ class Rendezvous:
         if lease is not None and node.may_lead:
             node.effects += node.lead.take(lease, node.membership.place, now)
 
-    def _found_the_run(self, lease: LeaseId, now: Instant) -> None:
-        node = self._node
-        if not node.requests.may_begin(Purpose.CHARTER, now):
-            return
-        charter = encode(msgspec.structs.replace(self.config.charter, founder=node.me))
-        transaction = founding(charter, node.name, node.keys, node.shared, lease)
-        token = node.requests.begin(Purpose.CHARTER, now, charter)
-        node.effects.append(Commit(token, transaction))
-
     def _write_record(self, now: Instant) -> None:
         node = self._node
-        if node.lease.id is not None and node.has_agreed:
+        if node.lease.id is not None and node.succession.has_agreed:
             run_lease = node.shared.charter.lease
             node.effects += node.own.write(node.lease.id, run_lease, now)
 

@@ -1,165 +1,50 @@
-"""Where one node stands: its lease, record and membership, the lead, and what they mean together.
+"""One node's rendezvous, put together: its parts, and what the store's answers mean to them.
 
-These know little of each other. What concerns several of them at once is here: who leads, what
-follows when the lease ends, when there is something to do next. On whom a node waits, for how long
-at most, and when people are told, is here too.
+The parts know little of each other. What concerns several of them at once is here: who leads, what
+follows when the lease ends, when there is something to do next.
+
+Answers of the store come late, twice, in any order, or not at all: each is taken for what it
+proves, and whatever is left uncertain is read again before anything is built on it.
 """
 
-from rankwise.base.units import Duration, Instant, after, between, format_duration
+from contextlib import suppress
+
+from rankwise.base.errors import RemoteProtocolError
+from rankwise.base.keys import ABSENT, Revision, Snapshot
+from rankwise.base.units import Instant
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.founding import Succession
+from rankwise.core.rendezvous.founding import Succession, forgotten, founder_in
 from rankwise.core.rendezvous.inquiry import NodeInquiry
 from rankwise.core.rendezvous.lead import Lead
-from rankwise.core.rendezvous.leader import named
-from rankwise.core.rendezvous.leases import KeptLease
-from rankwise.core.rendezvous.membership import Membership
-from rankwise.core.rendezvous.own_record import OwnRecord
-from rankwise.core.rendezvous.requests import Purpose, Requests
-from rankwise.core.rendezvous.shared import SharedKeys
-from rankwise.core.rendezvous.storage import RunKeys
+from rankwise.core.rendezvous.membership import Membership, RoundWait
+from rankwise.core.rendezvous.records import (
+    RunKeys,
+    decode_inquiry,
+    decode_round,
+    places_in,
+)
+from rankwise.core.rendezvous.registration import KeptLease, OwnRecord
+from rankwise.core.rendezvous.requests import Purpose, SharedKeys, StoreRequest, StoreRequests
 from rankwise.core.rendezvous.vocabulary import (
-    AnnounceWaiting,
+    Answer,
     Effect,
     EndWatch,
+    KeysChanged,
+    KeysRead,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseRenewed,
+    LeaseRevoked,
     LeaveSettled,
-    MadeSpare,
-    Notification,
     RefusalKind,
     Refused,
-    Settled,
+    Reply,
+    RequestFailed,
+    StoreDenied,
+    TransactionCommitted,
+    TransactionConflicted,
+    WatchLost,
 )
-
-
-class Waiting:
-    """A node's patience.
-
-    Args:
-        config: how long anybody waits.
-        membership, lead, shared, succession: of the same node; looked at, never changed.
-    """
-
-    def __init__(
-        self,
-        config: RendezvousConfig,
-        membership: Membership,
-        lead: Lead,
-        shared: SharedKeys,
-        succession: Succession,
-    ) -> None:
-        self.cut_off_since: Instant | None = None
-        """Since when the others cannot see this node; None while they can."""
-        self.store_trouble = ""
-        """Why a request to the store failed; empty once one like it has succeeded."""
-        self.troubled: Purpose | None = None
-        """What that request was for."""
-        self.announce_at: Instant | None = None
-        self._config = config
-        self._membership = membership
-        self._lead = lead
-        self._shared = shared
-        self._succession = succession
-        self._since: Instant | None = None
-        self._told = ""
-        """What people were told last of this wait."""
-        self._again_at = Instant(0)
-        """When they are told again, though nothing has changed."""
-        self._pause = config.announce_every
-
-    def begin(self, now: Instant) -> None:
-        """Count from now for how long this node waits, and tell people if it takes long."""
-        self._since = now
-        self._told = ""
-        self._pause = self._config.announce_every
-        self.announce_at = after(now, self._pause)
-
-    def take_note(self, notification: Notification, now: Instant) -> None:
-        """What the agent is told may be what was waited for."""
-        if isinstance(notification, Settled):
-            self._since = self.announce_at = None
-        elif isinstance(notification, MadeSpare):
-            self._since = now
-
-    @property
-    def deadline(self) -> Instant | None:
-        """When this node waits no longer; the leader closes a run for which too few come before."""
-        if self.cut_off_since is not None:
-            return after(self.cut_off_since, self._config.join_timeout)
-        if (
-            self._since is None
-            or self._membership.member_of is not None
-            or self._membership.is_spare
-        ):
-            return None
-        patience = 2 * self._config.join_timeout + self._config.close_timeout
-        return after(self._since, Duration(patience))
-
-    def give_up(self, now: Instant) -> list[Notification]:
-        """Refuse to wait any longer when the deadline has passed."""
-        deadline = self.deadline
-        if deadline is None or now < deadline:
-            return []
-        waited = format_duration(between(self._since or now, now))
-        trouble = self.store_trouble or "the store has answered"
-        why, kind = f"no round with this node has started within {waited}", RefusalKind.TIMEOUT
-        if self.cut_off_since is not None:
-            waited = format_duration(between(self.cut_off_since, now))
-            why = f"this node could not register within {waited}"
-            if self._membership.round is not None:
-                why, kind = f"this node has been cut off for {waited}", RefusalKind.STORE
-            if self._membership.was_done:
-                why = f"its workers were done, but how the job ended was not heard within {waited}"
-        hint = "" if self.store_trouble else "is the store reachable from here?"  # else it says so
-        return self._membership.refuse(Refused(kind, f"{why}: {trouble}", hint))
-
-    def announce(self, now: Instant, *, is_leading: bool) -> list[Notification]:
-        """Tell people on whom is being waited, if that has changed; else more and more rarely."""
-        if self.announce_at is None or now < self.announce_at:
-            return []
-        self.announce_at = after(now, self._config.announce_every)
-        waiting = self._waiting_for(is_leading=is_leading)
-        if not waiting or self._since is None or self._membership.is_told_the_end:
-            return []
-        # While others work on, perhaps for hours, what changes is who has ended.
-        is_news = waiting != self._told and not (self._told and self._membership.member_of)
-        if not is_news and now < self._again_at:
-            return []
-        self._pause = self._config.announce_every if is_news else Duration(2 * self._pause)
-        self._told, self._again_at = waiting, after(now, self._pause)
-        number = 0 if self._membership.round is None else self._membership.round.number
-        return [AnnounceWaiting(number, waiting, between(self._since, now))]
-
-    def _waiting_for(self, *, is_leading: bool) -> str:
-        """On whom this node waits, for people; empty if on nobody."""
-        if self._succession.obstacle:
-            return f"whether anybody still leads, since {self._succession.obstacle}"
-        if self.cut_off_since is not None:
-            return f"for the store: {self.store_trouble or 'it has not answered yet'}"
-        if self._lead.round_trouble and is_leading:
-            trouble = self._lead.round_trouble
-            return f"for the store, which does not take the next round: {trouble}"
-        if self._membership.member_of is not None:
-            return self._waiting_for_members()
-        if self._membership.is_spare:
-            return ""
-        if not self._membership.is_fit:
-            return "until this node is fit for a round: its checks have not ended"
-        if is_leading:
-            return self._lead.decision.waiting
-        leader = self._shared.leader.value
-        if leader is None:
-            return "for a node that leads"
-        return f"for node {leader.decode('utf-8', 'backslashreplace')}, which gathers the others"
-
-    def _waiting_for_members(self) -> str:
-        """On whom a node waits whose own workers have ended."""
-        if not self._membership.has_ended:
-            return ""
-        if self._membership.is_dissolved:
-            return "until this node is fit for the next round"
-        view = self._lead.view
-        if view is None:
-            return "until the workers of the other nodes have ended"
-        return f"until the workers of {named(view, view.blockers())} have ended"
 
 
 class NodeState:
@@ -177,7 +62,7 @@ class NodeState:
         self.name = f"{offer.node_id} on {offer.host}".encode()
         """What this node writes where it leads, for the others to show."""
         self.keys = RunKeys(run_id)
-        self.requests = Requests()
+        self.requests = StoreRequests()
         self.shared = SharedKeys(self.keys, self.requests)
         self.lease = KeptLease(config.lease_ttl, self.requests)
         self.own = OwnRecord(
@@ -186,27 +71,16 @@ class NodeState:
         self.membership = Membership(self.me, self.own, is_static=config.is_static)
         self.lead = Lead(config, self.name, self.keys, self.shared, self.requests)
         self.inquiry = NodeInquiry(self.keys.books_note(self.me), self.requests)
-        self.inquiry_bytes: bytes | None = None
-        """The leader's inquiry as it was last taken in."""
         self.succession = Succession(config, self.keys, self.shared)
-        self.waiting = Waiting(config, self.membership, self.lead, self.shared, self.succession)
+        self.waiting = RoundWait(config, self.membership, self.lead, self.shared, self.succession)
         self.effects: list[Effect] = []
         """What is to be done, and was not yet returned."""
-        self.charter_agreed: bytes | None = None
-        """The charter of the run that this node takes part in."""
-        self.heard_at = Instant(0)
-        """When the store last answered anything."""
         self.is_forgotten = False
         """Whether the store has forgotten the run."""
         self.is_leaving = False
         """Whether the agent is at its end."""
         self.is_over = False
         """Whether the goodbye is said."""
-
-    @property
-    def has_agreed(self) -> bool:
-        """Whether the charter said what this node wants."""
-        return self.charter_agreed is not None
 
     @property
     def is_leading(self) -> bool:
@@ -227,7 +101,7 @@ class NodeState:
         """Whether this node may try to found the run, in place of an earlier one if need be."""
         if self.lease.id is None or not self.shared.is_known:
             return False
-        return not self.has_agreed and self.succession.is_due(now)
+        return not self.succession.has_agreed and self.succession.is_due(now)
 
     @property
     def may_lead(self) -> bool:
@@ -275,7 +149,7 @@ class NodeState:
         is_silent = bool(trouble) and troubled is Purpose.LEASE
         if not (self.config.ends_with_store and self.is_bereft and is_silent):
             return
-        silence = format_duration(between(self.heard_at, now))
+        silence = self.waiting.silence(now)
         why = (
             f"the run ends here: the agent that serves its store, or its machine, is lost, or this "
             f"node is cut off from it; no answer for {silence}"
@@ -331,3 +205,237 @@ class NodeState:
         if self.lead.view is not None and self.requests.may_begin(Purpose.ROUND, now):
             deadlines.append(self.lead.looks_at)
         return min((each for each in deadlines if each is not None and each > now), default=None)
+
+    # What the store says
+
+    def on_answer(self, answer: Answer, now: Instant) -> None:
+        """Take in whatever the store says."""
+        if not isinstance(answer, RequestFailed):
+            self.waiting.heard_at = now
+        match answer:
+            case KeysChanged():
+                self._on_changes(answer, now)
+            case WatchLost():
+                self._on_watch_lost(answer)
+            case _:
+                self._on_reply(answer, now)
+
+    def _on_reply(self, stimulus: Reply, now: Instant) -> None:
+        request = self.requests.settle(stimulus.token)
+        if request is None:
+            if isinstance(stimulus, KeysRead):
+                self.end_watch(stimulus.watch)
+            elif isinstance(stimulus, StoreDenied) and self.is_watched(stimulus.token):
+                self._on_denied(stimulus)
+            return
+        # That leases are renewed says nothing of what cannot be read.
+        if not isinstance(stimulus, RequestFailed) and request.purpose is self.waiting.troubled:
+            self.waiting.store_trouble = ""
+        match stimulus:
+            case KeysRead():
+                self._on_read(request, stimulus, now)
+            case TransactionCommitted():
+                self._on_committed(request, stimulus.revision, now)
+            case TransactionConflicted():
+                self._on_unsure(request, now)
+            case LeaseGranted() if request.purpose is Purpose.RUN_LEASE:
+                self.lead.run_lease.granted(stimulus.lease, now)
+            case LeaseGranted():
+                self.lease.granted(request, stimulus.lease)
+            case LeaseRenewed():
+                self.lease.renewed(request)
+            case LeaseEnded() if request.purpose is Purpose.RUN_LEASE:
+                self.lead.run_lease.lost()
+                self.shared.is_stale = True
+            case LeaseEnded():
+                if request.context == self.lease.id or request.purpose is not Purpose.LEASE:
+                    self.lose_lease(now, "its lease has ended")
+            case LeaseRevoked():
+                self.say_left()
+            case RequestFailed():
+                self._on_failed(request, stimulus.reason, now)
+            case StoreDenied():
+                self._on_denied(stimulus)
+
+    def _on_denied(self, denied: StoreDenied) -> None:
+        # A node that has taken part has lost its store, and another run has one in that place.
+        is_wrong_place = denied.is_of_another_run and not self.lease.was_ever_held
+        kind = RefusalKind.CHARTER if is_wrong_place else RefusalKind.STORE
+        self.refuse(kind, denied.reason, denied.hint)
+
+    def _on_failed(self, request: StoreRequest, reason: str, now: Instant) -> None:
+        self.waiting.store_trouble, self.waiting.troubled = reason, request.purpose
+        self.end_with_store(now)
+        if request.purpose is Purpose.ROUND:
+            if self.membership.member_of is not None and not self.lead.round_trouble:
+                self.waiting.begin(now)
+            self.lead.round_trouble = reason
+        if request.purpose is Purpose.RUN_LEASE:
+            self.lead.run_lease.failed()
+        if request.purpose is Purpose.GOODBYE:
+            self.say_left()  # the lease will end by itself
+            return
+        self._on_unsure(request, now)
+        if request.purpose is not Purpose.LEASE or self.lease.id is None:
+            self.requests.pause(request.purpose, now, self.config.retry_pause)
+
+    def _on_unsure(self, request: StoreRequest, now: Instant) -> None:
+        """The transaction conflicted, or may have taken place: know again before trying again."""
+        match request.purpose:
+            case Purpose.OWN:
+                self.own.revision = None
+            case Purpose.CHARTER | Purpose.LEAD | Purpose.RUN_LEASE | Purpose.INQUIRY:
+                self.shared.is_stale = True
+            case Purpose.ROUND:
+                self.shared.is_stale = True
+                self.lead.looks_at = now
+            case _:
+                pass
+
+    def _on_read(self, request: StoreRequest, read: KeysRead, now: Instant) -> None:
+        match request.purpose:
+            case Purpose.SHARED:
+                self.shared.watch = self.shared.watch or read.watch
+                self._on_shared_read(request.context, read.snapshot, now)
+            case Purpose.OWN:
+                self._on_own_read(read.snapshot, now)
+            case Purpose.NODES if self.is_leading:
+                self.lead.begin(read, self.membership.round, self.own.record.founder, now)
+            case Purpose.NODES:
+                self.end_watch(read.watch)
+            case _:
+                raise AssertionError(f"nothing is read for {request.purpose}")
+
+    def _on_shared_read(self, founder_then: str, snapshot: Snapshot, now: Instant) -> None:
+        # The watch may have been lost after this was asked without one: then this grows old.
+        self.shared.is_stale = self.shared.watch is None
+        founder = founder_in(snapshot, self.keys)
+        if founder_then and founder != founder_then:
+            self._forget(founder)
+            return
+        self.shared.learn_snapshot(snapshot)
+        self._after_shared(now)
+
+    def _forget(self, founder: str) -> None:
+        """This node's run is not in the store any more, but perhaps that of another founder."""
+        self.is_forgotten = True
+        self.stop_leading()
+        self.effects += self.membership.refuse(forgotten(self.keys, founder))
+
+    def _on_own_read(self, snapshot: Snapshot, now: Instant) -> None:
+        if self.own.learn(snapshot, self.lease.was_ours):
+            self._after_own(now)
+        else:
+            self.refuse(
+                RefusalKind.IDENTITY,
+                f"another node of the run {self.keys.run_id} is called {self.me}",
+                "every agent needs a new node id",
+            )
+
+    def _after_own(self, now: Instant) -> None:
+        """The store may have this node's record."""
+        if self.is_registered:
+            self.waiting.cut_off_since = None
+        self.compare(now)
+
+    def _on_committed(self, request: StoreRequest, revision: Revision, now: Instant) -> None:
+        shared = self.shared
+        if request.purpose is Purpose.OWN:
+            self.own.committed(request, revision)
+            self._after_own(now)
+            return
+        if request.purpose is Purpose.DONE_NOTE:
+            return
+        if request.purpose is Purpose.BOOKS:
+            self.inquiry.committed(request.context)
+            return
+        match request.purpose:
+            case Purpose.CHARTER:
+                shared.charter.learn(request.context, revision, shared.charter.lease, revision)
+                shared.round.learn(None, ABSENT, None, revision)
+                shared.leader.learn(self.name, revision, self.lease.id, revision)
+            case Purpose.LEAD:
+                shared.leader.learn(self.name, revision, self.lease.id, revision)
+            case Purpose.ROUND:
+                self.lead.written(request.context, revision, now)
+            case Purpose.RUN_LEASE:
+                self.lead.bound(request.context, revision, now)
+            case Purpose.INQUIRY:
+                self.lead.inquiry.committed(request.context)
+            case _:
+                raise AssertionError(f"nothing is committed for {request.purpose}")
+        self._after_shared(now)
+
+    def _on_changes(self, stimulus: KeysChanged, now: Instant) -> None:
+        if self.is_leaving:
+            return
+        if stimulus.token == self.shared.watch:
+            for changes in self.shared.lives(stimulus.changes):
+                self.shared.learn_changes(changes)
+                self._after_shared(now)
+        elif stimulus.token == self.lead.watch:
+            self.lead.hear(stimulus.changes, self.own.record.founder, now)
+
+    def _on_watch_lost(self, stimulus: WatchLost) -> None:
+        if stimulus.token == self.shared.watch:
+            self.shared.watch = None
+            self.shared.is_stale = True
+        elif stimulus.token == self.lead.watch:
+            self.lead.lose_sight()
+
+    def _after_shared(self, now: Instant) -> None:
+        """The charter, the leader or the round may have changed."""
+        self.shared.note_free_lead(now)
+        self._check_charter()
+        if not self.is_leading:
+            self.stop_leading()
+        value = self.shared.round.value
+        if (
+            self.succession.has_agreed
+            and not self.is_forgotten
+            and value is not None
+            and value is not self.membership.round_bytes
+        ):
+            self._take_round(value, now)
+        self._take_inquiry(now)
+
+    def _take_inquiry(self, now: Instant) -> None:
+        """The leader may have asked something; who has no gang in that round can tell nothing."""
+        value, member_of = self.shared.inquiry.value, self.membership.member_of
+        if value is None or member_of is None or not self.inquiry.is_news(value):
+            return
+        with suppress(RemoteProtocolError):  # of another version, as the round will tell
+            inquiry = decode_inquiry(value, self.keys.inquiry)
+            if (inquiry.founder, inquiry.round) == (self.own.record.founder, member_of.round):
+                ranks = range(member_of.first_rank, member_of.first_rank + member_of.slots)
+                self.effects += self.inquiry.hear(inquiry, self.me, ranks, now)
+
+    def _check_charter(self) -> None:
+        if self.succession.has_agreed:
+            # The run that this node takes part in may have vanished, or given way to another.
+            founder = None if self.is_forgotten else self.succession.successor()
+            if founder is not None:
+                self._forget(founder)
+            return
+        if self.membership.is_told_the_end:
+            return
+        found = self.succession.look()
+        if isinstance(found, Refused):
+            self.effects += self.membership.refuse(found)
+        elif found is not None:
+            self.own.rewrite(founder=found)
+
+    def _take_round(self, value: bytes, now: Instant) -> None:
+        try:
+            round_ = decode_round(value, self.keys.round)
+        except RemoteProtocolError as error:
+            self.refuse(RefusalKind.STORE, error.message, error.hint or "")
+            return
+        place = places_in(value, self.keys.round).get(self.me)
+        was_spare = self.membership.is_spare
+        self.membership.turn_to(round_, value, place)
+        if was_spare and not self.membership.is_spare:
+            self.waiting.begin(now)  # it may have been in reserve for days, which was no waiting
+        self.lease.share_with(len(round_.members))
+        self.lead.turn_to(round_, now)
+        self.compare(now)

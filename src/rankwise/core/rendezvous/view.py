@@ -1,17 +1,47 @@
-"""What a leader knows of the nodes, and since when.
+"""What a leader concludes from the records of the nodes; what follows, `leader.py` decides.
 
-All instants are of the leader's own clock: when it heard of something, never when something was
-said to have happened. A new leader begins with an empty view, reads every record, and takes each
-member that is missing for lost at that moment, so that it errs on the side of waiting; unless it
-has left a note that its workers have all succeeded, which nothing that happens to it can change.
+*Who is here* (`View`). All instants are of the leader's own clock: when it heard of something,
+never when something was said to have happened. A new leader begins with an empty view, reads every
+record, and takes each member that is missing for lost at that moment, so that it errs on the side
+of waiting; unless it has left a note that its workers have all succeeded, which nothing that
+happens to it can change.
+
+*Who has which rank* (`ranked`). A node that stays keeps its rank wherever it can: its workers'
+caches, shards and log directories carry it. Gaps are filled by newcomers in the order of the
+network, so that neighbours in rank are neighbours in topology. Equal questions have equal answers,
+whichever node leads.
+
+*What a failed round means* (`judge`): whose fault it was, whether another one may follow. Failures
+of several nodes are put in order on the leader's clock: when it heard of each, minus the age that
+its node gave it. Whatever the order is off by is what two messages to the leader differ by. The
+rules are those of one gang (`base/root_cause.py`). A member that vanished explains the failures of
+the others: their connections to it broke, long before its lease ended. Such a round ended by a
+change of membership, and costs no restart.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from rankwise.base.units import Instant, after
-from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.core.rendezvous.records import Departure, NodeRecord, Round, RoundPhase
+import msgspec
+
+from rankwise.base.failure import FailureCause, OutcomeStatus
+from rankwise.base.root_cause import suspects_in_order
+from rankwise.base.units import ZERO, Instant, after
+from rankwise.core.rendezvous.configuration import (
+    RendezvousConfig,
+    has_progressed,
+    obstacle_to_another,
+)
+from rankwise.core.rendezvous.records import (
+    Departure,
+    NodeRecord,
+    Round,
+    RoundPhase,
+    Suspect,
+    Verdict,
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -225,3 +255,182 @@ class View:
         """A node for people: its id, and its host if known."""
         host = self.host(node)
         return f"{node} on {host}" if host else node
+
+
+_NUMBERS = re.compile(r"(\d+)")
+
+
+def active_count(config: RendezvousConfig, ready_count: int) -> int:
+    """How many of that many ready nodes run; the others are spares. 0 if there are too few."""
+    if ready_count < config.nodes_min:
+        return 0
+    return min(config.nodes_max, max(config.nodes_min, ready_count - config.spares))
+
+
+def ranked(
+    candidates: Mapping[str, NodeRecord], previous: Sequence[str], count: int
+) -> tuple[str, ...]:
+    """The ids of the `count` candidates that run, in the order of their ranks.
+
+    Args:
+        candidates: nodes that are ready, by id.
+        previous: the members of the round before, in the order of their ranks.
+        count: how many are wanted; at most as many as there are candidates.
+    """
+    assert count <= len(candidates), f"{count} ranks for {len(candidates)} nodes"
+    survivors = [node for node in previous if node in candidates][:count]
+    newcomers = _in_network_order(candidates, candidates.keys() - set(previous))
+    chosen = set(survivors) | set(newcomers[: count - len(survivors)])
+    ranks: list[str | None] = [None] * count
+    for rank, node in enumerate(previous[:count]):
+        if node in chosen:
+            ranks[rank] = node
+    placed = {node for node in ranks if node is not None}
+    # Survivors whose rank is out of range come before newcomers, in the order that they had.
+    waiting = [node for node in survivors if node not in placed]
+    waiting += [node for node in newcomers if node in chosen]
+    gaps = iter(waiting)
+    return tuple(node if node is not None else next(gaps) for node in ranks)
+
+
+def seated(candidates: Mapping[str, NodeRecord], count: int) -> tuple[str, ...] | None:
+    """The ids of the candidates by seat, or None while a seat is empty or taken twice."""
+    by_seat = {record.seat: node for node, record in candidates.items()}
+    if len(candidates) != count or by_seat.keys() != set(range(count)):
+        return None
+    return tuple(by_seat[seat] for seat in range(count))
+
+
+def _in_network_order(candidates: Mapping[str, NodeRecord], nodes: Iterable[str]) -> list[str]:
+    def place(node: str) -> tuple[list[tuple[int, str]], list[tuple[int, str]], str]:
+        record = candidates[node]
+        return _natural(record.topology), _natural(record.host), node
+
+    return sorted(nodes, key=place)
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """A key by which `rack2` comes before `rack10`."""
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBERS.split(text) if part
+    ]
+
+
+class Judgement(NamedTuple):
+    """What the end of a round means.
+
+    Attributes:
+        root: the failure that explains the others; None if there was none.
+        failure_count: how many workers failed by themselves.
+        is_failure: whether it costs a restart.
+        fruitless: how many rounds in a row have now ended without progress.
+        best_step: the farthest step that was ever told.
+        strikes: root causes by host, this one included.
+        obstacle: why there can be no further round; None if there can.
+    """
+
+    root: Suspect | None
+    failure_count: int
+    is_failure: bool
+    fruitless: int
+    best_step: int | None
+    strikes: dict[str, int]
+    obstacle: str | None
+
+
+def judge(view: View, ended: Round) -> Judgement:
+    """Judge the round whose members have all ended.
+
+    Args:
+        view: with the last words of its members.
+        ended: the record that gathers the next round.
+    """
+    suspects = suspects_in_order(_suspects(view, ended), lambda suspect: suspect.failure)
+    root = suspects[0] if suspects else ended.suspect
+    is_failure = ended.is_failure and not view.lost
+    steps = [
+        heard.record.step
+        for _, heard in view.last_words()
+        if heard.record is not None and heard.record.step is not None
+    ]
+    best_step = max([*steps, *([] if ended.best_step is None else [ended.best_step])], default=None)
+    fruitless = ended.fruitless
+    if is_failure or view.lost:
+        ran = [heard.record.ran for _, heard in view.last_words() if heard.record is not None]
+        progressed = has_progressed(
+            view.config.policy, steps, ended.best_step, max(ran, default=ZERO)
+        )
+        fruitless = 0 if progressed else fruitless + 1
+    strikes = dict(ended.strikes)
+    if is_failure and root is not None and root.host and not _is_of_several_hosts(root, suspects):
+        strikes[root.host] = strikes.get(root.host, 0) + 1
+    return Judgement(
+        root=root,
+        failure_count=max(len(suspects), root is not None),
+        is_failure=is_failure,
+        fruitless=fruitless,
+        best_step=best_step,
+        strikes=strikes,
+        obstacle=obstacle_to_another(
+            view.config.policy,
+            root=root.failure if is_failure and root is not None else None,
+            is_failure=is_failure,
+            fruitless=fruitless,
+            restarts=ended.restarts,
+        ),
+    )
+
+
+def _is_of_several_hosts(root: Suspect, suspects: Iterable[Suspect]) -> bool:
+    """Whether ranks of other hosts are to blame as much as the root cause is."""
+    return root.failure.is_shared and any(
+        each.failure.accused == root.failure.accused and each.host != root.host for each in suspects
+    )
+
+
+def first_suspect(view: View, number: int) -> Suspect | None:
+    """The failure of round `number` that explains the others, as far as is known yet."""
+    suspects = _told_failures(view, number)
+    return next(iter(suspects_in_order(suspects, lambda suspect: suspect.failure)), None)
+
+
+def verdict_on_failure(judgement: Judgement, ended: Round) -> Verdict:
+    """What every node is told when a failure was the last one."""
+    root = judgement.root
+    return Verdict(
+        status=OutcomeStatus.FAILED,
+        detail=judgement.obstacle or "",
+        root=None if root is None else root.failure,
+        node="" if root is None else root.node,
+        host="" if root is None else root.host,
+        failure_count=judgement.failure_count,
+        restarts=ended.restarts,
+    )
+
+
+def _suspects(view: View, ended: Round) -> list[Suspect]:
+    told = list(_told_failures(view, ended.number - 1))
+    known = ended.suspect
+    if known is None:
+        return told
+    if any((each.node, each.failure.rank) == (known.node, known.failure.rank) for each in told):
+        return told
+    # Its node vanished after it had told. It was the first that anybody heard of.
+    earliest = min((each.failure.at for each in told), default=known.failure.at)
+    failure = msgspec.structs.replace(known.failure, at=earliest)
+    return [msgspec.structs.replace(known, failure=failure), *told]
+
+
+def _told_failures(view: View, number: int) -> Iterator[Suspect]:
+    """The failures of a round in which workers failed by themselves, on the leader's clock."""
+    seen: set[tuple[str, int]] = set()
+    for node, heard in view.last_words():
+        record = heard.record
+        if record is None or record.failing != number:
+            continue
+        for note in record.failures:
+            if note.failure.cause is FailureCause.STOPPED or (node, note.failure.rank) in seen:
+                continue
+            seen.add((node, note.failure.rank))
+            failure = msgspec.structs.replace(note.failure, at=Instant(heard.at - note.age))
+            yield Suspect(failure=failure, node=node, host=record.host)

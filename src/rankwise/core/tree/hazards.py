@@ -19,7 +19,7 @@ from rankwise.core.tree.vocabulary import HOST, Access
 _READERS_BEFORE_PRUNING = 32
 
 
-class Segment:
+class ByteRange:
     """Bytes from `start` to before `end` that have the same writer and readers."""
 
     __slots__ = ("end", "readers", "start", "writer")
@@ -35,10 +35,10 @@ class ByteMap:
     """The segments of one memory."""
 
     def __init__(self) -> None:
-        self._by_start: dict[int, Segment] = {}
+        self._by_start: dict[int, ByteRange] = {}
         self._starts: list[int] = []
 
-    def cover(self, start: int, end: int) -> list[Segment]:
+    def cover(self, start: int, end: int) -> list[ByteRange]:
         """The segments that are exactly the bytes from `start` to `end`; made where missing."""
         segment = self._by_start.get(start)
         if segment is not None and segment.end == end:
@@ -46,7 +46,7 @@ class ByteMap:
         if start >= end:
             return []
         if not self._starts or self._by_start[self._starts[-1]].end <= start:
-            return [self._add(Segment(start, end, None, []))]  # there is nothing to split
+            return [self._add(ByteRange(start, end, None, []))]  # there is nothing to split
         self._split_at(start)
         self._split_at(end)
         covered = []
@@ -59,7 +59,7 @@ class ByteMap:
             place = segment.end
         return covered
 
-    def replace(self, covered: list[Segment]) -> Segment:
+    def replace(self, covered: list[ByteRange]) -> ByteRange:
         """Make one segment of several that follow each other."""
         first = covered[0]
         for segment in covered[1:]:
@@ -73,15 +73,15 @@ class ByteMap:
             return
         segment = self._by_start[self._starts[index]]
         if segment.start < place < segment.end:
-            self._add(Segment(place, segment.end, segment.writer, segment.readers.copy()))
+            self._add(ByteRange(place, segment.end, segment.writer, segment.readers.copy()))
             segment.end = place
 
-    def _fill(self, place: int, end: int) -> Segment:
+    def _fill(self, place: int, end: int) -> ByteRange:
         index = bisect_right(self._starts, place)
         following = self._starts[index] if index < len(self._starts) else end
-        return self._add(Segment(place, min(following, end), None, []))
+        return self._add(ByteRange(place, min(following, end), None, []))
 
-    def _add(self, segment: Segment) -> Segment:
+    def _add(self, segment: ByteRange) -> ByteRange:
         self._by_start[segment.start] = segment
         insort(self._starts, segment.start)
         return segment
@@ -159,7 +159,7 @@ class Hazards:
             _touch(task, segment, writes=access.writes)
 
 
-def _are_apart(accesses: Sequence[Access], covered: Sequence[Sequence[Segment]]) -> bool:
+def _are_apart(accesses: Sequence[Access], covered: Sequence[Sequence[ByteRange]]) -> bool:
     """Whether each access has a segment of its own, of just its bytes."""
     for access, segments in zip(accesses, covered, strict=True):
         if len(segments) != 1 or segments[0].end != access.end:
@@ -167,7 +167,7 @@ def _are_apart(accesses: Sequence[Access], covered: Sequence[Sequence[Segment]])
     return len({(access.space, access.start) for access in accesses}) == len(accesses)
 
 
-def _touch(task: Task, segment: Segment, *, writes: bool) -> None:
+def _touch(task: Task, segment: ByteRange, *, writes: bool) -> None:
     if writes:
         segment.writer = task
         segment.readers = []
@@ -177,7 +177,7 @@ def _touch(task: Task, segment: Segment, *, writes: bool) -> None:
     segment.readers.append(task)
 
 
-def _look(task: Task, segment: Segment, access: Access, producers: dict[Task, bool]) -> None:
+def _look(task: Task, segment: ByteRange, access: Access, producers: dict[Task, bool]) -> None:
     writer = segment.writer
     if writer is not None:
         if writer.state < TaskState.COMPLETED:

@@ -47,7 +47,7 @@ from rankwise.base.units import Instant, after
 from rankwise.core.tree.admission import Ring, check_child, check_group, refuse_width
 from rankwise.core.tree.hazards import Hazards
 from rankwise.core.tree.heap import Heap
-from rankwise.core.tree.memory import Memory
+from rankwise.core.tree.memory import TaskMemory
 from rankwise.core.tree.placement import Placement
 from rankwise.core.tree.queues import Queues
 from rankwise.core.tree.state import Child, Task, TaskState, root_of
@@ -94,7 +94,7 @@ class TaskGraph:
         self._effects: list[Effect] = []
         self._queues = Queues(spec, self._effects)
         self._teams = tuple(self._queues.teams.values())
-        self._memory = Memory(Heap(spec.heap_start, spec.heap_bytes), self._effects)
+        self._memory = TaskMemory(Heap(spec.heap_start, spec.heap_bytes), self._effects)
         self._hazards = Hazards()
         self._ring = Ring(spec.ring_depth)
         self._released: deque[Task] = deque()

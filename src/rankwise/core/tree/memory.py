@@ -23,7 +23,7 @@ from rankwise.core.tree.vocabulary import (
 SCOPE_DEPTH_MAX = 64
 
 
-class Memory:
+class TaskMemory:
     """The heap with its slabs, and the scopes of the present run; orders go to `effects`."""
 
     def __init__(self, heap: Heap, effects: list[Effect]) -> None:

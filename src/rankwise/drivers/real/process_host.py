@@ -43,7 +43,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.drivers.real.hosting.connection import Connection, Guardian
+from rankwise.drivers.real.hosting.connection import Connection, GuardianConnection
 from rankwise.drivers.real.logs.flow import LogFlow
 from rankwise.drivers.real.logs.pump import open_stream_pipe
 from rankwise.drivers.real.reactor import Reactor
@@ -112,7 +112,7 @@ class RealProcessHost:
         *,
         reactor: Reactor,
         clock: Clock,
-        guardian: Guardian,
+        guardian: GuardianConnection,
         spawner: Connection,
         planner: WorkerPlanner,
         flow: LogFlow,

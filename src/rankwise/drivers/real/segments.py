@@ -6,7 +6,7 @@ gone when the last process that holds it is. It is sparse: what nobody touches c
 a program without collectives pays for none. It is sealed, so that no worker can shrink it under
 the others.
 
-Layout (native byte order, offsets from `Layout`):
+Layout (native byte order, offsets from `SegmentLayout`):
 
     identity     magic, version, worker count, bytes of a buffer, bytes in all
     arrivals     the futex word that all ranks count up and sleep on (see futex.py)
@@ -88,7 +88,7 @@ def _round_up(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
-class Layout(msgspec.Struct, frozen=True):
+class SegmentLayout(msgspec.Struct, frozen=True):
     """Where things are in a segment.
 
     Attributes:
@@ -177,7 +177,7 @@ class Segment:
     """Memory shared by the workers of one node; made with `create`, `attach` or `within`."""
 
     def __init__(
-        self, fd: int, layout: Layout, *, owns_fd: bool, memory: mmap | None = None
+        self, fd: int, layout: SegmentLayout, *, owns_fd: bool, memory: mmap | None = None
     ) -> None:
         self.fd = fd
         self.layout = layout
@@ -199,7 +199,7 @@ class Segment:
             )
         if buffer_bytes < 1:
             raise ConfigError(f"buffer_bytes is {buffer_bytes}, expected at least 1")
-        layout = Layout(worker_count, cls.buffer_bytes_for(worker_count, buffer_bytes))
+        layout = SegmentLayout(worker_count, cls.buffer_bytes_for(worker_count, buffer_bytes))
         fd = os.memfd_create("rankwise-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, layout.total_bytes + worker_count * CALLS_BYTES)
@@ -215,7 +215,7 @@ class Segment:
         return cls(fd, layout, owns_fd=True)
 
     @classmethod
-    def within(cls, memory: mmap, layout: Layout) -> Self:
+    def within(cls, memory: mmap, layout: SegmentLayout) -> Self:
         """The part of larger memory that begins at `layout.base`; the memory stays its owner's.
 
         It has no identity: who lays out the larger memory says where a segment is, and how large.
@@ -249,7 +249,7 @@ class Segment:
                 f"the segment has layout version {version}, expected {VERSION}",
                 hint="agent and workers must use the same release of rankwise",
             )
-        layout = Layout(worker_count, buffer_bytes)
+        layout = SegmentLayout(worker_count, buffer_bytes)
         expected = layout.total_bytes + worker_count * CALLS_BYTES
         if total_bytes != layout.total_bytes or status.st_size != expected:
             raise ConfigError(

@@ -14,9 +14,9 @@ from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.sim.cluster.plan import ClusterPlan, Guardian
+from rankwise.drivers.sim.gang_simulator import plan_of_gang
 from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.streams import between, happens, stream
-from rankwise.drivers.sim.world import plan_of_gang
 from rankwise.sim.faults.vocabulary import BlameWorker, FaultOfCluster, LoseGuardian, Preempt
 
 SIZES = (1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 8, 8, 16, 64)

@@ -43,7 +43,7 @@ Told = tuple[str, int | None, str]
 """A line in parts: before the worker's rank, the rank if there is one, after it."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class StoryLine(msgspec.Struct, frozen=True):
     """One line of an agent's journal; either `stimulus` or `effect` is there."""
 
     at: Instant
@@ -52,9 +52,9 @@ class Entry(msgspec.Struct, frozen=True):
     effect: Effect | None = None
 
 
-def read_journal(journal: bytes) -> list[Entry]:
+def read_journal(journal: bytes) -> list[StoryLine]:
     """The entries of an agent's journal, as JSON lines or a file's content."""
-    decode = msgspec.json.Decoder(Entry).decode
+    decode = msgspec.json.Decoder(StoryLine).decode
     return [decode(line) for line in journal.splitlines() if line]
 
 
@@ -64,7 +64,7 @@ def story(journal: bytes) -> str:
     return "".join(f"{line}\n" for line in _lines(entries))
 
 
-def _lines(entries: list[Entry]) -> Iterator[str]:
+def _lines(entries: list[StoryLine]) -> Iterator[str]:
     begun_at = entries[0].at if entries else 0
     lines = ((entry.at, *told) for entry in entries if (told := _tell(entry)) is not None)
     for (at, before, after), alike in groupby(lines, key=lambda line: (line[0], line[1], line[3])):
@@ -73,7 +73,7 @@ def _lines(entries: list[Entry]) -> Iterator[str]:
         yield f"{stamp}  {before}{_ranks(ranks)}{after}"
 
 
-def _tell(entry: Entry) -> Told | None:
+def _tell(entry: StoryLine) -> Told | None:
     if entry.stimulus is not None:
         told, mark = _tell_stimulus(entry.stimulus, entry.at), "<"
     else:

@@ -26,11 +26,11 @@ from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.stop_window import StopWindow
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text
 from rankwise.launch.cluster.node_host import RealNodeHost
-from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.run_parts import RunParts
 
 if TYPE_CHECKING:
-    from rankwise.launch.cluster.metrics import Snapshot
+    from rankwise.launch.cluster.metrics import AgentSnapshot
     from rankwise.launch.cluster.probe import Probe
     from rankwise.launch.hang_watch import NodesTold
 
@@ -40,7 +40,7 @@ NEVER = Instant(1 << 63)
 class AgentRunner:
     """Runs the agent of this node, which meets others or is alone, as `plan` says."""
 
-    def __init__(self, plan: ClusterPlan, parts: RunParts) -> None:
+    def __init__(self, plan: MeetingPlan, parts: RunParts) -> None:
         job = parts.job
         self._parts = parts
         self._alive_until: Instant | None = None
@@ -197,7 +197,7 @@ class AgentRunner:
         gang = self._agent.gang
         return gang is not None and gang.phase in (GangPhase.STARTING, GangPhase.RUNNING)
 
-    def _meet(self, plan: ClusterPlan, parts: RunParts) -> Callable[[Order], None]:
+    def _meet(self, plan: MeetingPlan, parts: RunParts) -> Callable[[Order], None]:
         """Become a client of the store where the nodes meet."""
         from rankwise.drivers.real.store_client import StoreClient  # noqa: PLC0415  # for several
         from rankwise.drivers.real.stores.opening import (  # noqa: PLC0415  # the same
@@ -255,7 +255,7 @@ class AgentRunner:
         self._fence = after(alive_until, Duration(rendezvous.config.fence // 2))
         self._parts.host.fence(self._fence)
 
-    def _answer_for_health(self, plan: ClusterPlan, port: int, parts: RunParts) -> None:
+    def _answer_for_health(self, plan: MeetingPlan, port: int, parts: RunParts) -> None:
         from rankwise.launch.cluster.health import HealthServer  # noqa: PLC0415  # rare
 
         server = parts.stack.enter_context(
@@ -266,15 +266,15 @@ class AgentRunner:
         if port == 0:
             parts.say(f"health: http://{self._agent.spec.offer.address}:{server.port}/health")
 
-    def _probe(self, plan: ClusterPlan, parts: RunParts) -> "Probe":
+    def _probe(self, plan: MeetingPlan, parts: RunParts) -> "Probe":
         from rankwise.launch.cluster.probe import Probe  # noqa: PLC0415  # rare
         from rankwise.launch.control.addresses import shown_id  # noqa: PLC0415  # the same
 
         name = shown_id(self._agent.spec.run_id, is_secret=plan.is_id_secret)
         return Probe(parts.reactor.post, lambda: self._snapshot(name, parts))
 
-    def _snapshot(self, run_name: str, parts: RunParts) -> "Snapshot":
-        from rankwise.launch.cluster.metrics import AgentStatus, Snapshot  # noqa: PLC0415  # rare
+    def _snapshot(self, run_name: str, parts: RunParts) -> "AgentSnapshot":
+        from rankwise.launch.cluster.metrics import AgentSnapshot, AgentStatus  # noqa: PLC0415  # rare
         from rankwise.launch.rank_status import ranks_now  # noqa: PLC0415  # the same
 
         agent, planner = self._agent, parts.planner
@@ -299,6 +299,6 @@ class AgentRunner:
                 restarts=world.restarts,
             )
         if agent.gang is None:
-            return Snapshot(status=status)
-        ranks = ranks_now(agent.gang, planner.world, segment, delays, parts.clock.now())
-        return Snapshot(status=status, ranks=tuple(ranks))
+            return AgentSnapshot(status=status)
+        ranks = ranks_now(agent.gang, planner.ranks, segment, delays, parts.clock.now())
+        return AgentSnapshot(status=status, ranks=tuple(ranks))

@@ -16,7 +16,7 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.core.rendezvous.records import HOSTS_MAX, Verdict
 from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
-from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.job import Job, restarts_allowed
 from rankwise.launch.notices import Say, fields_of
 
@@ -31,7 +31,7 @@ class ConsoleAnnouncements:
         first_rank: the lowest of this node's ranks in its last round.
     """
 
-    def __init__(self, job: Job, plan: ClusterPlan, say: Say) -> None:
+    def __init__(self, job: Job, plan: MeetingPlan, say: Say) -> None:
         self._job = job
         self._say = say
         self._is_alone = plan.is_alone

@@ -49,7 +49,7 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     waited_for_seconds: Mapping[int, float] = {}
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What metrics are made of.
 
     Attributes:
@@ -85,7 +85,7 @@ class Metric(NamedTuple):
     name: str
     is_counter: bool
     what: str
-    values: Callable[[Snapshot], Values]
+    values: Callable[[AgentSnapshot], Values]
     label: str = ""
 
     @property
@@ -108,7 +108,7 @@ def _of_agent(name: str, what: str, *, is_counter: bool = False) -> Metric:
 def _of_ranks(
     name: str, what: str, value: Callable[[RankStatus], float], *, is_counter: bool = False
 ) -> Metric:
-    def values(snapshot: Snapshot) -> Values:
+    def values(snapshot: AgentSnapshot) -> Values:
         return {str(rank.rank): value(rank) for rank in snapshot.ranks}
 
     return Metric(name, is_counter, f"For each rank: {what}", values, "rank")
@@ -117,14 +117,14 @@ def _of_ranks(
 def _of_processes(
     name: str, what: str, value: Callable[[Usage], float], *, is_counter: bool = False
 ) -> Metric:
-    def values(snapshot: Snapshot) -> Values:
+    def values(snapshot: AgentSnapshot) -> Values:
         used = ((str(rank.rank), snapshot.usage_of(rank)) for rank in snapshot.ranks)
         return {rank: value(usage) for rank, usage in used if usage is not None}
 
     return Metric(name, is_counter, f"For each rank that lives: {what}", values, "rank")
 
 
-def _failures(snapshot: Snapshot) -> Values:
+def _failures(snapshot: AgentSnapshot) -> Values:
     kinds = (str(kind) for kind in FailureCause if kind is not FailureCause.STOPPED)
     return {kind: snapshot.status.failures.get(kind, 0) for kind in kinds}
 
@@ -212,12 +212,12 @@ METRICS = (
 )
 
 
-def metrics_text(snapshot: Snapshot) -> str:
+def metrics_text(snapshot: AgentSnapshot) -> str:
     """The metrics in Prometheus's text format."""
     return "".join(f"{line}\n" for metric in METRICS for line in _lines(metric, snapshot))
 
 
-def _lines(metric: Metric, snapshot: Snapshot) -> Iterable[str]:
+def _lines(metric: Metric, snapshot: AgentSnapshot) -> Iterable[str]:
     status, name = snapshot.status, metric.full_name
     labels = f'run_id="{_escaped(status.run_id)}",node="{_escaped(status.node)}"'
     yield f"# HELP {name} {metric.what}"

@@ -33,9 +33,9 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.vocabulary import BooksTold, BooksWanted, InquiryAnswered, World
-from rankwise.launch import world as launch_world
-from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.master_port import ReservedPort, listen_next_to
+from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.run_parts import RunParts
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class RealNodeHost:
     """One node of a cluster; a `rankwise.drivers.agent_dispatch.NodeHost`."""
 
     def __init__(
-        self, parts: RunParts, plan: ClusterPlan, deliver: Callable[[Stimulus], None]
+        self, parts: RunParts, plan: MeetingPlan, deliver: Callable[[Stimulus], None]
     ) -> None:
         self._parts = parts
         self._plan = plan
@@ -132,7 +132,7 @@ class RealNodeHost:
         self._parts.decorator.begin_attempt()
         listener = self._listener if world.node_rank == 0 else None
         self._parts.planner.collectives_fd = -1 if listener is None else listener.fileno()
-        self._parts.planner.world = launch_world.World(
+        self._parts.planner.ranks = NodeRanks(
             node_rank=world.node_rank,
             node_count=len(world.members),
             first_rank=world.first_rank,
@@ -216,27 +216,27 @@ class RealNodeHost:
 
     def _tell_end(self, local_rank: int) -> None:
         """Let no rank on its way to the step wait for this one, if they are not connected yet."""
-        world = self._parts.planner.world
-        if not world.collectives_key:
+        ranks = self._parts.planner.ranks
+        if not ranks.collectives_key:
             return
-        if world.rank(local_rank) == 0:
+        if ranks.rank(local_rank) == 0:
             if self._listener is not None:
                 self._listener.shutdown(SHUT_RDWR)  # for those in its queue, too
             return
-        self._in_thread(partial(self._tell_rank_0_of_end, world, local_rank))
+        self._in_thread(partial(self._tell_rank_0_of_end, ranks, local_rank))
 
-    def _tell_rank_0_of_end(self, world: launch_world.World, local_rank: int) -> None:
+    def _tell_rank_0_of_end(self, ranks: NodeRanks, local_rank: int) -> None:
         from rankwise.collectives.connecting import Connector, Whereabouts  # noqa: PLC0415  # rare
 
         here = Whereabouts(
-            rank=world.rank(local_rank),
-            size=world.size,
-            node=world.node_rank,
+            rank=ranks.rank(local_rank),
+            size=ranks.size,
+            node=ranks.node_rank,
             local_rank=local_rank,
             local_size=self._parts.job.gang.size,
-            address=world.master_addr,
-            port=world.master_port + 1,
-            key=bytes.fromhex(world.collectives_key),
+            address=ranks.master_addr,
+            port=ranks.master_port + 1,
+            key=bytes.fromhex(ranks.collectives_key),
         )
         Connector(here, "to stop", self._parts.job.gang.grace).tell_end()
 
@@ -273,7 +273,7 @@ class RealNodeHost:
         """
         job = self._parts.job
         if number == 0 or job.master_port is not None:
-            return self._parts.planner.world.master_port
+            return self._parts.planner.ranks.master_port
         self._close_ports()
         self._port = ReservedPort(job.master_bind)
         return self._port.number

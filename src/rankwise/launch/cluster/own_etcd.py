@@ -36,7 +36,7 @@ from typing import BinaryIO, Self
 
 from rankwise.base.errors import ConfigError, StoreError
 from rankwise.base.units import SECOND, Duration
-from rankwise.core.rendezvous.storage import RunKeys
+from rankwise.core.rendezvous.records import RunKeys
 from rankwise.drivers.real.hosting.prctl import die_with_parent
 from rankwise.drivers.real.hosting.signal_shield import ignore_for_good
 from rankwise.drivers.real.stores.encryption import has_certificates

@@ -24,7 +24,7 @@ from typing import Self
 
 from rankwise.base.errors import StoreError, StoreRefused
 from rankwise.base.units import SECOND, Duration
-from rankwise.core.rendezvous.storage import RunKeys
+from rankwise.core.rendezvous.records import RunKeys
 from rankwise.drivers.real.stores.names import Names
 from rankwise.launch.cluster.etcd_beginning import PATIENCE_S
 from rankwise.ports.store import Store

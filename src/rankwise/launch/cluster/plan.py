@@ -8,7 +8,7 @@ from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPoli
 from rankwise.launch.job import Job
 
 
-class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
+class MeetingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How this node meets the others, if there are others.
 
     Attributes:
@@ -68,7 +68,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.backend in ("static", "embedded") and not self.has_token
 
 
-def plan_of(job: Job) -> ClusterPlan:
+def plan_of(job: Job) -> MeetingPlan:
     """The plan of a job; for one that has none, that of a node alone with the job's policy."""
     if job.cluster is not None:
         return job.cluster
@@ -81,9 +81,9 @@ def plan_alone(
     *,
     checks: tuple[str, ...] = (),
     health_port: int | None = None,
-) -> ClusterPlan:
+) -> MeetingPlan:
     """The plan of a node that is the only one."""
-    return ClusterPlan(
+    return MeetingPlan(
         rendezvous=RendezvousConfig(nodes_min=1, nodes_max=1, policy=policy),
         address=address,
         checks=checks,

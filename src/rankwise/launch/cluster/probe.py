@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from rankwise.drivers.real.process_work import usage_by_session
-from rankwise.launch.cluster.metrics import Snapshot
+from rankwise.launch.cluster.metrics import AgentSnapshot
 
 PATIENCE_S = 5.0
 
@@ -28,17 +28,17 @@ class Probe:
     def __init__(
         self,
         ask: Callable[[Callable[[], None]], None],
-        look: Callable[[], Snapshot],
+        look: Callable[[], AgentSnapshot],
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._ask = ask
         self._look = look
         self._patience_s = patience_s
-        self._last: Snapshot | None = None
+        self._last: AgentSnapshot | None = None
         self._told = threading.Condition()
 
-    def snapshot(self, *, measures: bool) -> Snapshot | None:
+    def snapshot(self, *, measures: bool) -> AgentSnapshot | None:
         """How the agent says that it is, and what its ranks use; None if it does not answer."""
         snapshot = self._last or self._asked()
         if snapshot is None or not measures:
@@ -51,8 +51,8 @@ class Probe:
             self._last = self._look()
             self._told.notify_all()  # who asked a moment ago would wait for an agent that is gone
 
-    def _asked(self) -> Snapshot | None:
-        answers: list[Snapshot] = []
+    def _asked(self) -> AgentSnapshot | None:
+        answers: list[AgentSnapshot] = []
 
         def answer() -> None:
             with self._told:

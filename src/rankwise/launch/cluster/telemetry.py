@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from rankwise.launch.cluster.metrics import METRICS, Metric, Snapshot
+from rankwise.launch.cluster.metrics import METRICS, AgentSnapshot, Metric
 from rankwise.launch.cluster.probe import Probe
 from rankwise.launch.notices import Say
 
@@ -44,7 +44,7 @@ class Telemetry:
     def __init__(self, probe: Probe, ask: Callable[[Callable[[], None]], None], say: Say) -> None:
         self._probe = probe
         self._complaints = _Complaints(ask, say)
-        self._latest: tuple[float, Snapshot | None] = (float("-inf"), None)
+        self._latest: tuple[float, AgentSnapshot | None] = (float("-inf"), None)
         self._provider: Any = None
         self._thread = threading.Thread(target=self._begin, name="rankwise-otel", daemon=True)
 
@@ -128,7 +128,7 @@ class Telemetry:
 
         return read
 
-    def _fresh(self) -> Snapshot | None:
+    def _fresh(self) -> AgentSnapshot | None:
         at, snapshot = self._latest
         if time.monotonic() - at > FRESH_S:
             snapshot = self._probe.snapshot(measures=True)

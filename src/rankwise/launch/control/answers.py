@@ -106,7 +106,7 @@ class ControlAnswers:
             "place": "" if self._job.cluster is None else self._job.cluster.place,
         }
         if gang is not None:  # between two rounds this node has no place among the others
-            world = self._planner.world
+            world = self._planner.ranks
             status |= {
                 "node_rank": world.node_rank,
                 "nodes": world.node_count,
@@ -130,7 +130,7 @@ class ControlAnswers:
     def _show_logs(self, request: Request, reply: Reply) -> None:
         from rankwise.launch.log_readers import StreamName, Written  # noqa: PLC0415  # rarely asked
 
-        world, files = self._planner.world, self._planner.destinations
+        world, files = self._planner.ranks, self._planner.destinations
         ranks = range(world.first_rank, world.first_rank + self._job.gang.size)
         if request.rank is not None and request.rank not in ranks:
             told = f"there is no rank {request.rank} here, its ranks are {ranks[0]} to {ranks[-1]}"
@@ -158,7 +158,7 @@ class ControlAnswers:
         if not pids:
             self._refuse(reply, "none of its ranks is running now")
         for local_rank, pid in sorted(pids.items()):
-            rank = self._planner.world.rank(local_rank)
+            rank = self._planner.ranks.rank(local_rank)
             lines = fatal_lines(stacks.get(local_rank, ""))
             reply.send({"rank": rank, "pid": pid, "stacks": "\n".join(lines)})
         reply.finish()

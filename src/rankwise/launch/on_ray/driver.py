@@ -32,8 +32,8 @@ from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.launch.on_ray.job import (
-    MeetingPlace,
     RayJob,
+    RayMeeting,
     agent_environment,
     agent_words,
     token_for_agents,
@@ -288,11 +288,11 @@ def _signals_put_into(stimuli: SimpleQueue[Stimulus]) -> Iterator[None]:
 
 def _meeting_place(
     ray: Any, job: RayJob, environ: Mapping[str, str], stack: ExitStack
-) -> MeetingPlace:
+) -> RayMeeting:
     """Where the agents meet: as the user says, or in a store in this process."""
     if job.endpoint is not None:
         assert job.backend is not None, "an endpoint comes with its backend"
-        return MeetingPlace(
+        return RayMeeting(
             backend=job.backend,
             endpoint=job.endpoint,
             settings=job.settings,
@@ -314,9 +314,7 @@ def _meeting_place(
     _, port = store.server.address
     host = f"[{address}]" if ":" in address else address
     settings = ",".join(filter(str.strip, (job.settings, "is_host=false")))
-    return MeetingPlace(
-        backend="embedded", endpoint=f"{host}:{port}", settings=settings, token=token
-    )
+    return RayMeeting(backend="embedded", endpoint=f"{host}:{port}", settings=settings, token=token)
 
 
 def _bundle(job: RayJob, nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -42,7 +42,7 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
     is_quiet: bool = False
 
 
-class MeetingPlace(msgspec.Struct, frozen=True, kw_only=True):
+class RayMeeting(msgspec.Struct, frozen=True, kw_only=True):
     """Where the agents of one run meet, as words for each of them.
 
     Attributes:
@@ -60,7 +60,7 @@ def token_for_agents(environ: Mapping[str, str]) -> str | None:
     return None if environ.get(TOKEN_VARIABLE) else secrets.token_hex(16)
 
 
-def agent_words(job: RayJob, seat_count: int, place: MeetingPlace | None) -> list[str]:
+def agent_words(job: RayJob, seat_count: int, place: RayMeeting | None) -> list[str]:
     """The words of `rankwise run` for each agent; None for `place` if there is one node."""
     words = [f"--rdzv-id={job.run_id}"]
     if place is not None:
@@ -74,7 +74,7 @@ def agent_words(job: RayJob, seat_count: int, place: MeetingPlace | None) -> lis
     return [*words, *job.words]
 
 
-def agent_environment(environ: Mapping[str, str], place: MeetingPlace | None) -> dict[str, str]:
+def agent_environment(environ: Mapping[str, str], place: RayMeeting | None) -> dict[str, str]:
     """The variables that agents get in addition to those of their node."""
     passed_on = {
         name: value

@@ -19,7 +19,7 @@ from rankwise.launch.cluster.console_announcements import (
     lineup_text,
     stop_line,
 )
-from rankwise.launch.cluster.plan import ClusterPlan
+from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.job import Job
 from rankwise.launch.notices import Say
 
@@ -34,7 +34,7 @@ class NodesAnnouncements:
         is_alone: whether one agent stands for all nodes, as on a machine alone.
     """
 
-    def __init__(self, job: Job, plan: ClusterPlan, say: Say, *, is_alone: bool) -> None:
+    def __init__(self, job: Job, plan: MeetingPlan, say: Say, *, is_alone: bool) -> None:
         self._job = job
         self._plan = plan
         self._say = say

@@ -8,7 +8,7 @@ the one rank that runs; the conductor, whose thread looks, and what ranks print 
 from collections.abc import Callable
 
 from rankwise.base.units import Duration
-from rankwise.core.gang.progress import ProgressWatch, Work
+from rankwise.core.gang.progress import Activity, ProgressWatch
 from rankwise.drivers.real.process_work import work_beside_this_thread
 from rankwise.ports.clock import Clock
 from rankwise.sim.rehearsal.scheduler import Rank
@@ -34,7 +34,7 @@ class BatonWatch:
         work = work_beside_this_thread(number)
         if work is None:
             return True  # it has ended
-        done = Work(
+        done = Activity(
             pid=number,
             main_time=work.main_time,
             helper_times=work.helper_times,

@@ -13,12 +13,12 @@ from rankwise.base.units import Instant
 from rankwise.core.ledger import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.sim.rehearsal import meetings
 from rankwise.sim.rehearsal.scheduler import Rank
-from rankwise.sim.rehearsal.world import World
+from rankwise.sim.rehearsal.world import SimulatedWorld
 
 _NO_TAG = ", tag 0,"
 
 
-def books_of(world: World, errors: Mapping[int, ErrorRecord]) -> list[Book]:
+def books_of(world: SimulatedWorld, errors: Mapping[int, ErrorRecord]) -> list[Book]:
     """The books of all ranks of the present attempt.
 
     Args:
@@ -28,7 +28,7 @@ def books_of(world: World, errors: Mapping[int, ErrorRecord]) -> list[Book]:
     return [_book(rank, world, errors.get(rank.number)) for rank in world.scheduler.ranks.values()]
 
 
-def _book(rank: Rank, world: World, error: ErrorRecord | None) -> Book:
+def _book(rank: Rank, world: SimulatedWorld, error: ErrorRecord | None) -> Book:
     groups = {name: group for name, group in world.groups.items() if rank.number in group.ranks}
     fate = _fate(rank, error)
     calls = [call for name, group in groups.items() for call in _calls(rank, name, group, fate)]

@@ -21,7 +21,7 @@ _FORMATS = {
 }  # fmt: skip
 
 
-class Event(msgspec.Struct, frozen=True):
+class RecordedEvent(msgspec.Struct, frozen=True):
     """What a rank has recorded; see there."""
 
     event: str
@@ -44,8 +44,8 @@ class Difference(NamedTuple):
 
     rank: int
     number: int
-    simulated: Event | None
-    real: Event | None
+    simulated: RecordedEvent | None
+    real: RecordedEvent | None
 
     @property
     def tensor(self) -> int | None:
@@ -56,13 +56,13 @@ class Difference(NamedTuple):
         return next((index for index, (one, other) in enumerate(pairs) if one != other), None)
 
 
-Events = Sequence[Sequence[Event]]
+Events = Sequence[Sequence[RecordedEvent]]
 """Of each rank, in its order."""
 
 
 def read_events(folder: Path, size: int) -> Events:
     """Read what the ranks of a run have recorded; a rank that never began has recorded nothing."""
-    decoder = msgspec.json.Decoder(Event)
+    decoder = msgspec.json.Decoder(RecordedEvent)
     files = [folder / f"{rank}.jsonl" for rank in range(size)]
     return [decoder.decode_lines(file.read_bytes()) if file.exists() else [] for file in files]
 
@@ -78,7 +78,7 @@ def first_difference(simulated: Events, real: Events) -> Difference | None:
 
 
 def _first_of_rank(
-    rank: int, simulated: Sequence[Event], real: Sequence[Event]
+    rank: int, simulated: Sequence[RecordedEvent], real: Sequence[RecordedEvent]
 ) -> Difference | None:
     for index in range(max(len(simulated), len(real))):
         one = simulated[index] if index < len(simulated) else None
@@ -130,7 +130,7 @@ def read_captured(folder: Path) -> Captured | None:
         raise RankwiseError(f"a rank has left no whole tensor in {folder}: {error}") from error
 
 
-def _told(event: Event) -> str:
+def _told(event: RecordedEvent) -> str:
     return f"{event.event}, {event.place}" if event.place else event.event
 
 

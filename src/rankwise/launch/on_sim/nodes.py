@@ -63,7 +63,7 @@ from rankwise.ports.journal import Journal
 from rankwise.sim.faults.vocabulary import KillNode, LateNode
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
-from rankwise.sim.rehearsal.world import World
+from rankwise.sim.rehearsal.world import SimulatedWorld
 
 _PATIENCE = Duration(60 * SECOND)
 """Of virtual time: how long no rank can go on before it counts as a hang."""
@@ -86,7 +86,7 @@ class Setting(NamedTuple):
     """
 
     job: Job
-    world: World
+    world: SimulatedWorld
     records: RankRecords
     clock: VirtualClock
     journal: Journal | None

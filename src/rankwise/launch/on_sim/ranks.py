@@ -40,9 +40,8 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.ledger import Book, Verdict, find_verdict
-from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered
-from rankwise.core.rendezvous.vocabulary import World as AgreedWorld
+from rankwise.core.ledger import Blame, Book, find_blame
+from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
 from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
@@ -53,17 +52,16 @@ from rankwise.launch.environment import (
 )
 from rankwise.launch.job import Executable, Function, Job, Module, Script, restarts_allowed
 from rankwise.launch.log_layout import Destinations, LogPlaces
+from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.on_sim.books import books_of
 from rankwise.launch.on_sim.output import Output
 from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
 from rankwise.launch.search_path import search_path
-from rankwise.launch.world import World as CallSite
 from rankwise.sim.rehearsal.belongings import RankProcess
 from rankwise.sim.rehearsal.meetings import lost
-from rankwise.sim.rehearsal.places import CallSite as Line
-from rankwise.sim.rehearsal.places import owner_of, places_of
+from rankwise.sim.rehearsal.places import CallSite, owner_of, places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
-from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, World
+from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, SimulatedWorld
 
 _ERROR_FILE = bootstrap.ERROR_FILE_VARIABLE
 MASTER_PORT = 29500
@@ -77,7 +75,7 @@ class VirtualClock:
     a rank has slept, or in which a hang was found, has passed for nobody.
     """
 
-    def __init__(self, world: World, wall_ns: Callable[[], int]) -> None:
+    def __init__(self, world: SimulatedWorld, wall_ns: Callable[[], int]) -> None:
         self._scheduler = world.scheduler
         self._wall_ns = wall_ns
 
@@ -103,7 +101,7 @@ class RankRecords:
     Attributes:
         results: the result frame of each function rank, by number.
         errors: what ranks have told to die of, by number.
-        accused: takes a verdict on some of the ranks, for each agent.
+        accused: takes the blame of some of the ranks, for each agent.
         stacks: where hanging ranks stood, and `waits` what for, by number.
         destinations: the files of the present attempt.
         nodes: the number of each rank's node.
@@ -111,7 +109,7 @@ class RankRecords:
         when_peers_notice: calls a function when those that wait for a rank see that it has ended.
     """
 
-    def __init__(self, job: Job, world: World, output: Output, places: LogPlaces) -> None:
+    def __init__(self, job: Job, world: SimulatedWorld, output: Output, places: LogPlaces) -> None:
         self._job = job
         self._world = world
         self._output = output
@@ -122,7 +120,7 @@ class RankRecords:
         self.errors: dict[int, ErrorRecord] = {}
         self.stacks: dict[int, str] = {}
         self.waits: dict[int, str] = {}
-        self.accused: list[Callable[[Verdict], None]] = []
+        self.accused: list[Callable[[Blame], None]] = []
         self.nodes: dict[int, int] = {}
         self.destinations = Destinations()
         self.last_alive = Instant(0)
@@ -151,7 +149,7 @@ class RankRecords:
         if waiting:
             self.when_peers_notice(lose)
 
-    def judge(self, rank: int | None, *, patience_is_over: bool) -> Verdict | None:
+    def judge(self, rank: int | None, *, patience_is_over: bool) -> Blame | None:
         """Find out who is to blame that ranks wait, and tell all agents.
 
         Args:
@@ -161,17 +159,17 @@ class RankRecords:
         books = books_of(self._world, self.errors)
         if rank is not None and not any(book.standing for book in books if book.rank == rank):
             return None
-        verdict = self._verdict(books, patience_is_over=patience_is_over)
-        if verdict is not None:
+        blame = self._find_blame(books, patience_is_over=patience_is_over)
+        if blame is not None:
             for accuse in self.accused:
-                accuse(verdict)
-        return verdict
+                accuse(blame)
+        return blame
 
-    def _verdict(self, books: Sequence[Book], *, patience_is_over: bool) -> Verdict | None:
-        verdict = find_verdict(books, patience_is_over=patience_is_over)
-        if verdict is not None and any(map(self._waits_for_peers, verdict.blamed)):
+    def _find_blame(self, books: Sequence[Book], *, patience_is_over: bool) -> Blame | None:
+        blame = find_blame(books, patience_is_over=patience_is_over)
+        if blame is not None and any(map(self._waits_for_peers, blame.blamed)):
             return None  # books have no signals: where each rank stands tells more
-        return verdict
+        return blame
 
     def _waits_for_peers(self, number: int) -> bool:
         """Whether a rank waits for what another one has to do, and for no call of a group."""
@@ -205,8 +203,8 @@ class RankRecords:
             )
             for rank in ranks
         )
-        verdict = self._verdict(books_of(self._world, self.errors), patience_is_over=False)
-        return "" if verdict is None else verdict.text, stood
+        blame = self._find_blame(books_of(self._world, self.errors), patience_is_over=False)
+        return "" if blame is None else blame.text, stood
 
     def note_place(self, rank: Rank) -> None:
         """Note the user's part of a rank's stack, in the form that faulthandler has."""
@@ -217,10 +215,10 @@ class RankRecords:
     def note_origin(self, number: int, error: BaseException) -> None:
         """Note where a rank has raised: when it is asked where it stands, it has left that."""
         frames = traceback.walk_tb(error.__traceback__)
-        places = [Line(frame.f_code, line) for frame, line in frames]
+        places = [CallSite(frame.f_code, line) for frame, line in frames]
         self._note_places(number, [place for place in reversed(places) if _is_users(place)])
 
-    def _note_places(self, number: int, places: list[Line]) -> None:
+    def _note_places(self, number: int, places: list[CallSite]) -> None:
         lines = [
             f'  File "{place.code.co_filename}", line {place.line} in {place.code.co_name}\n'
             for place in places
@@ -256,7 +254,7 @@ class SimulatedRanks:
         *,
         node: int,
         node_count: int,
-        world: World,
+        world: SimulatedWorld,
         records: RankRecords,
         clock: VirtualClock,
         describe: Callable[[Failure], Failure],
@@ -270,7 +268,7 @@ class SimulatedRanks:
         self._clock = clock
         self._describe = describe
         self._deliver = deliver
-        self._place: AgreedWorld | None = None
+        self._place: World | None = None
         self._inherited = inherited_environment()
         self._path = tuple(search_path(Function("", b""), os.environ))
         self._ranks: dict[int, Rank] = {}
@@ -281,7 +279,7 @@ class SimulatedRanks:
         """Simulated ranks are always fit."""
         self._deliver(RoundPrepared(number, self._job.master_port or MASTER_PORT))
 
-    def begin_attempt(self, world: AgreedWorld) -> None:
+    def begin_attempt(self, world: World) -> None:
         """Let the next ranks live in this world."""
         self._place = world
         self._ranks = {place: rank for place, rank in self._ranks.items() if rank.is_aside}
@@ -307,7 +305,7 @@ class SimulatedRanks:
         self._ranks[local_rank] = rank
         self._deliver(WorkerSpawned(local_rank, attempt, os.getpid()))
 
-    def _settle(self, local_rank: int, world: AgreedWorld) -> tuple[int, RankProcess]:
+    def _settle(self, local_rank: int, world: World) -> tuple[int, RankProcess]:
         """The number of a rank in a world, and what its process has there."""
         number = world.first_rank + local_rank
         self._records.nodes[number] = self._node + local_rank // self._job.gang.size
@@ -456,19 +454,19 @@ class SimulatedRanks:
         rank = self._place.first_rank + failure.local_rank
         return self._describe(msgspec.structs.replace(failure, rank=rank))
 
-    def _accuse(self, verdict: Verdict) -> None:
+    def _accuse(self, blame: Blame) -> None:
         """Blame those that are ours."""
         assert self._place is not None, "they live in a world"
         ours = tuple(
-            local_rank for local_rank, rank in self._ranks.items() if rank.number in verdict.blamed
+            local_rank for local_rank, rank in self._ranks.items() if rank.number in blame.blamed
         )
         if ours:
-            self._deliver(RanksBlamed(ours, self._place.round, verdict.text, verdict.blamed))
+            self._deliver(RanksBlamed(ours, self._place.round, blame.text, blame.blamed))
 
-    def _environment(self, rank: int, world: AgreedWorld) -> Mapping[str, str]:
+    def _environment(self, rank: int, world: World) -> Mapping[str, str]:
         job, per_node = self._job, self._job.gang.size
         node = rank // per_node
-        place = CallSite(
+        place = NodeRanks(
             node_rank=node,
             node_count=self._node_count * len(world.members),
             first_rank=node * per_node,
@@ -527,7 +525,7 @@ class SimulatedRanks:
         return code
 
 
-def _is_users(place: Line) -> bool:
+def _is_users(place: CallSite) -> bool:
     return owner_of(place.code.co_filename) == "user"
 
 

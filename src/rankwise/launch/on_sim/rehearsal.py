@@ -55,7 +55,7 @@ from rankwise.sim.rehearsal.first_import import FirstImport
 from rankwise.sim.rehearsal.places import place_of, places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
 from rankwise.sim.rehearsal.schedules import Schedule
-from rankwise.sim.rehearsal.world import World, rank_of_thread
+from rankwise.sim.rehearsal.world import SimulatedWorld, rank_of_thread
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
@@ -186,7 +186,7 @@ class Rehearsal:
         output = Output(self.job.logs, consoles, complaints, _number_of_the_moment, _is_dropped)
         stack.callback(output.end_attempt)
         world = stack.enter_context(
-            World(
+            SimulatedWorld(
                 stdout=output.stdout,
                 stderr=output.stderr,
                 seed=self._seed,
@@ -272,7 +272,7 @@ class Rehearsal:
             ),
         )
 
-    def _watch_for_triton(self, world: World, stack: ExitStack) -> None:
+    def _watch_for_triton(self, world: SimulatedWorld, stack: ExitStack) -> None:
         """Have the ranks find the emulator of Triton when one of them imports that."""
 
         def find() -> None:
@@ -310,7 +310,7 @@ class Rehearsal:
             nodes.go_on()
 
     @contextmanager
-    def _signals_caught(self, world: World) -> Iterator[None]:
+    def _signals_caught(self, world: SimulatedWorld) -> Iterator[None]:
         """Have signals to this process stop the run; the second one does not wait for ranks."""
 
         def stop(number: int, _frame: FrameType | None) -> None:
@@ -440,7 +440,7 @@ class Rehearsal:
             write_all(self._console_fds[1], line.encode("utf-8", "replace"))
 
 
-def _is_ended_at_once(world: World, number: int) -> bool:
+def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:
     """Whether the rank that has the baton would be ended by a signal, as a process is: at once."""
     rank = world.scheduler.current
     return rank is not None and rank.number not in world.steps and rank.is_ended_by(number)
@@ -472,31 +472,31 @@ def _is_dropped() -> bool:
     return rank is not None and rank.is_to_end
 
 
-def _follow_windows(world: World) -> Callable[[], None]:
+def _follow_windows(world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.launch.on_sim import windows  # noqa: PLC0415  # only for programs that use them
 
     return windows.install(world)
 
 
-def _follow_torch(device: str, world: World) -> Callable[[], None]:
+def _follow_torch(device: str, world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch import install  # noqa: PLC0415  # only for programs of torch
 
     return install(world, device)
 
 
-def _follow_dtensor(world: World) -> Callable[[], None]:
+def _follow_dtensor(world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch import dtensor  # noqa: PLC0415  # only for programs that use it
 
     return dtensor.install(world)
 
 
-def _follow_dynamo(_world: World) -> Callable[[], None]:
+def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # the same
 
     return stay_out_of_graphs()
 
 
-def _follow_fsdp(device: str, _world: World) -> Callable[[], None]:
+def _follow_fsdp(device: str, _world: SimulatedWorld) -> Callable[[], None]:
     if device != "cuda":
         return _nothing
     from rankwise.sim.torch import shard_on_cpu  # noqa: PLC0415  # the same
@@ -508,7 +508,7 @@ def _nothing() -> None:
     """Undo nothing."""
 
 
-def _follow_symmetric_memory(_world: World) -> Callable[[], None]:
+def _follow_symmetric_memory(_world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch import share_memory  # noqa: PLC0415  # the same
 
     return share_memory()

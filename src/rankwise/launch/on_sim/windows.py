@@ -27,7 +27,7 @@ from rankwise.drivers.real.windows.layout import region_bytes
 from rankwise.drivers.real.windows.meeting import MEETING_PLACE, different_windows
 from rankwise.drivers.real.windows.region import Presence, WindowRegion
 from rankwise.sim.rehearsal.scheduler import Gate, Rank, Scheduler
-from rankwise.sim.rehearsal.world import World, running_rank
+from rankwise.sim.rehearsal.world import SimulatedWorld, running_rank
 
 _USUAL_PATIENCE = Duration(119 * SECOND)
 """A little less than the two minutes that a communicator has if nobody says how long."""
@@ -125,7 +125,7 @@ class _Communicator:
 class _Place:
     """Where the ranks of one world meet, and who has which windows."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
         self.scheduler = world.scheduler
         self._joined: dict[Rank, list[tuple[mmap, int]]] = {}
@@ -228,7 +228,7 @@ class _Sleepers:
             gate.open()
 
 
-def install(world: World) -> Callable[[], None]:
+def install(world: SimulatedWorld) -> Callable[[], None]:
     """Let simulated ranks sleep and meet in this world; returns what undoes it."""
     place, sleepers = _Place(world), _Sleepers(world.scheduler)
     world.at_end_of_ranks(place.end)

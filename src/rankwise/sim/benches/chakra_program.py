@@ -33,7 +33,7 @@ from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.hardware.quantities import picoseconds
-from rankwise.sim.kernel import Event, Steps, all_of
+from rankwise.sim.kernel import Future, Steps, all_of
 from rankwise.sim.reporting.chakra_files import COLLECTIVES, SUFFIX, Node, NodeKind, read_traces
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.runtime.meetings import Call, Collective, Signature
@@ -331,20 +331,20 @@ class _Memory(NamedTuple):
 class _Done:
     """Stands for the command of a node, where others come after it."""
 
-    def __init__(self, event: Event) -> None:
-        self.event = event
+    def __init__(self, future: Future) -> None:
+        self.future = future
 
     @property
     def is_done(self) -> bool:
         """Whether the node is over."""
-        return self.event.is_done
+        return self.future.is_done
 
-    def tell(self, cause: Event) -> None:
+    def tell(self, cause: Future) -> None:
         """It is over."""
         if cause.failure is None:
-            self.event.succeed()
+            self.future.succeed()
         else:
-            self.event.fail(cause.failure)
+            self.future.fail(cause.failure)
 
 
 class _Row:
@@ -380,7 +380,7 @@ class _Replay:
         self._began = self._engine.now
         simulator = self._engine.simulator
         # Promised before they are given, since messages go in circles: each sends, then receives.
-        self._done = {at: _Done(simulator.event(node.name)) for at, node in nodes.items()}
+        self._done = {at: _Done(simulator.future(node.name)) for at, node in nodes.items()}
         for at, node in nodes.items():
             if at in exchanges:
                 exchange = exchanges[at]
@@ -399,18 +399,18 @@ class _Replay:
         return int(max(ends, default=self._began) - self._began)
 
     def _pass_over(self, at: At, node: Node) -> None:
-        before = [each.event for each in self._after(at[0], node)]
+        before = [each.future for each in self._after(at[0], node)]
         if before:
             all_of(before).add_callback(self._done[at].tell)
         else:
-            self._done[at].event.succeed()
+            self._done[at].future.succeed()
 
     def _after(self, rank: int, node: Node) -> tuple[Any, ...]:
         return tuple(self._done[rank, before] for before in node.after)
 
     def _give(self, at: At, handle: Handle) -> None:
         self._given.append(handle)
-        handle.event.add_callback(self._done[at].tell)
+        handle.future.add_callback(self._done[at].tell)
 
     def _compute(self, at: At, node: Node) -> None:
         rank, _ = at

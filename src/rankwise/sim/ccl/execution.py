@@ -28,7 +28,7 @@ from rankwise.sim.ccl.configuration import Queues
 from rankwise.sim.ccl.lanes import LaneQueues
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.hardware.machine import Machine, Pe
-from rankwise.sim.kernel import Event, Steps, all_of
+from rankwise.sim.kernel import Future, Steps, all_of
 
 
 class Dependency(NamedTuple):
@@ -98,7 +98,7 @@ def queues_per_pe(plan: Plan) -> int:
     return max(sources.values(), default=1)
 
 
-class Execution:
+class CollectiveExecution:
     """One collective on its way.
 
     Args:
@@ -139,7 +139,7 @@ class Execution:
     def rank_steps(self, rank: int) -> Steps:
         """What one rank does; the generator ends when the rank has its result."""
         simulator = self.machine.simulator
-        processes: list[Event] = []
+        processes: list[Future] = []
         lanes = [_Lane(self, rank, number, pe) for number, pe in enumerate(self.lanes[rank])]
         for lane in lanes:
             processes += [
@@ -147,7 +147,7 @@ class Execution:
             ]
         if processes:
             yield all_of(processes)
-            stores = [event for lane in lanes for event in lane.last_events()]
+            stores = [future for lane in lanes for future in lane.last_futures()]
             if stores:
                 since = simulator.now
                 yield all_of(stores)
@@ -157,7 +157,7 @@ class Execution:
 class _Lane:
     """One PE's part in one rank's program."""
 
-    def __init__(self, execution: Execution, rank: int, number: int, pe: Pe) -> None:
+    def __init__(self, execution: CollectiveExecution, rank: int, number: int, pe: Pe) -> None:
         self._execution = execution
         self._rank = rank
         self._number = number
@@ -167,14 +167,14 @@ class _Lane:
         self._simulator = simulator = execution.machine.simulator
         self._sizes = [self._slot_sizes(instruction) for instruction in self._program]
         before = f"an earlier step of {self}"
-        self._done = [[simulator.event(before) for _ in sizes] for sizes in self._sizes]
+        self._done = [[simulator.future(before) for _ in sizes] for sizes in self._sizes]
         """By step and slot: it was sent, or lies in HBM."""
-        self._there: dict[int, list[Event]] = {}
+        self._there: dict[int, list[Future]] = {}
         """Of what is received and sent on: it is in TCM."""
         self._sent_on = [self._received_before(step) for step in range(len(self._program))]
         for received in self._sent_on:
             if received is not None and received not in self._there:
-                self._there[received] = [simulator.event(before) for _ in self._sizes[received]]
+                self._there[received] = [simulator.future(before) for _ in self._sizes[received]]
 
     def __str__(self) -> str:
         execution = self._execution
@@ -204,9 +204,9 @@ class _Lane:
         whole, rest = divmod(size, slot_size)
         return [slot_size] * whole + ([rest] if rest else [])
 
-    def last_events(self) -> list[Event]:
-        """The events after which all of this lane's instructions are done, if they are not yet."""
-        return [events[-1] for events in self._done if events and not events[-1].is_done]
+    def last_futures(self) -> list[Future]:
+        """The futures after which all of this lane's instructions are done, if they are not yet."""
+        return [futures[-1] for futures in self._done if futures and not futures[-1].is_done]
 
     def activities(self) -> list[tuple[str, Steps]]:
         """A process per queue, and one for what stays on the PE."""
@@ -240,17 +240,17 @@ class _Lane:
         """Wait until a slot of a message may be read or written."""
         received = self._sent_on[step]
         for other, is_same_span in self._needs[step]:
-            events = self._there[other] if other == received else self._done[other]
-            if events:
-                event = events[slot if is_same_span and slot < len(events) else -1]
-                if not event.is_done:
-                    yield event
+            futures = self._there[other] if other == received else self._done[other]
+            if futures:
+                future = futures[slot if is_same_span and slot < len(futures) else -1]
+                if not future.is_done:
+                    yield future
 
     def _send(self, peer: int, steps: list[int]) -> Steps:
         queue = self._execution.queues.between(self._rank, peer, self._number)
         for step in steps:
             done, is_in_tcm = self._done[step], self._sent_on[step] is not None
-            loads: deque[Event] = deque()
+            loads: deque[Future] = deque()
             for slot, size in enumerate(self._sizes[step]):
                 yield from self._wait_for(step, slot)
                 if not is_in_tcm:
@@ -259,7 +259,7 @@ class _Lane:
                 yield from queue.send(size)
                 done[slot].succeed()
 
-    def _load_ahead(self, step: int, slot: int, loads: "deque[Event]") -> None:
+    def _load_ahead(self, step: int, slot: int, loads: "deque[Future]") -> None:
         """Begin to load a slot of a message, if that has not begun, and some more that may be."""
         sizes = self._sizes[step]
         while len(loads) < _LOADS_AHEAD and slot + len(loads) < len(sizes):
@@ -270,12 +270,15 @@ class _Lane:
 
     def _may_be_read(self, step: int, slot: int) -> bool:
         for other, is_same_span in self._needs[step]:
-            events = self._done[other]
-            if events and not events[slot if is_same_span and slot < len(events) else -1].is_done:
+            futures = self._done[other]
+            if (
+                futures
+                and not futures[slot if is_same_span and slot < len(futures) else -1].is_done
+            ):
                 return False
         return True
 
-    def _waiting_for_dma(self, loaded: Event) -> Steps:
+    def _waiting_for_dma(self, loaded: Future) -> Steps:
         since = self._simulator.now
         yield loaded
         self._execution.machine.waits.dma += self._simulator.now - since
@@ -301,7 +304,7 @@ class _Lane:
                 else:
                     operand.add_callback(partial(self._combine, step, slot, received_at))
 
-    def _combine(self, step: int, slot: int, received_at: int, _operand: Event) -> None:
+    def _combine(self, step: int, slot: int, received_at: int, _operand: Future) -> None:
         """Combine a slot with its operand, which has been loaded, and store the result."""
         execution, now = self._execution, self._simulator.now
         elements = self._sizes[step][slot] // execution.item_bytes
@@ -346,6 +349,6 @@ TCM_SHARE = 4
 """What is received and sent on stays in TCM if it takes up no more than this part of it."""
 
 
-def _pass_on(event: Event, _cause: Event) -> None:
-    """Let an event happen because another has."""
-    event.succeed()
+def _pass_on(future: Future, _cause: Future) -> None:
+    """Let a future happen because another has."""
+    future.succeed()

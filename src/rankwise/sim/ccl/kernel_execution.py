@@ -42,7 +42,7 @@ from rankwise.sim.hardware.machine import Pe
 from rankwise.sim.hardware.memory import FIRST_ADDRESS, Mapping
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.places import Consecutive
-from rankwise.sim.kernel import Event, Steps
+from rankwise.sim.kernel import Future, Steps
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
 
@@ -190,7 +190,7 @@ class _LaneEnvironment(KernelEnvironment):
         """Count what has not been loaded in time."""
         self.machine.waits.dma += dma_waited
 
-    def _start_dma(self, pe: Pe, address: int, size: int | Footprint, *, is_load: bool) -> Event:
+    def _start_dma(self, pe: Pe, address: int, size: int | Footprint, *, is_load: bool) -> Future:
         del address  # each lane has its part in the HBM next to it
         length = size if isinstance(size, int) else size.run * len(size.offsets)
         ends = (pe.hbm, pe.tcm) if is_load else (pe.tcm, pe.hbm)

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankwise.core.collectives.ring import Round
+from rankwise.core.collectives.ring import RingRound
 from rankwise.sim.ccl.configuration import Queues
 from rankwise.sim.ccl.execution import TCM_SHARE
 from rankwise.sim.ccl.message_model import Picoseconds
@@ -52,7 +52,7 @@ from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import MIB, picoseconds
-from rankwise.sim.kernel import Event, Steps
+from rankwise.sim.kernel import Future, Steps
 
 
 class Lanes(NamedTuple):
@@ -62,7 +62,7 @@ class Lanes(NamedTuple):
     pes: tuple[int, ...]
 
 
-class Work(NamedTuple):
+class Elements(NamedTuple):
     """What a collective does with its elements.
 
     Attributes:
@@ -94,7 +94,7 @@ class MessageExecution:
         plan: Plan,
         lanes: Sequence[Lanes],
         layout: Queues,
-        work: Work,
+        work: Elements,
         *,
         name: str = "collective",
     ) -> None:
@@ -104,9 +104,9 @@ class MessageExecution:
         self._layout = layout
         self._work = work
         self._name = name
-        self._began = machine.simulator.event(f"all ranks of {name}")
+        self._began = machine.simulator.future(f"all ranks of {name}")
         self._missing = len(lanes)
-        self._reached: list[Event] | None = None
+        self._reached: list[Future] | None = None
         self._fluid: Fluid | None = None
         self._share = Fraction(1)
         """Of the collective, what the fluid moves."""
@@ -131,7 +131,7 @@ class MessageExecution:
         if self._machine.topology.faults is not None:
             self._machine.rerouted.add_callback(self._go_on)
 
-    def _go_on(self, _death: Event) -> None:
+    def _go_on(self, _death: Future) -> None:
         """Links have died: what is left takes other ways, and as long as it takes there."""
         before, ends = self._fluid, self._ends()
         assert before is not None, "it has begun"
@@ -140,16 +140,16 @@ class MessageExecution:
             return
         self._share *= Fraction(left, before.duration)
         alone = round(max(ends) * self._share)
-        # By event, not by mark: of what is left much sooner, two marks may have become one.
+        # By future, not by mark: of what is left much sooner, two marks may have become one.
         marks = {
-            event: alone - (before.duration - mark) * alone // left
-            for mark, event in before.stop().items()
+            future: alone - (before.duration - mark) * alone // left
+            for mark, future in before.stop().items()
         }
         loads = {link: round(size * self._share) for link, size in self._loads().items()}
         simulator = self._machine.simulator
         fluid = self._fluid = Fluid(simulator, self._name, loads, alone, marks.values())
-        for event, mark in marks.items():
-            fluid.reached(mark).add_callback(partial(_pass_on, event))
+        for future, mark in marks.items():
+            fluid.reached(mark).add_callback(partial(_pass_on, future))
         self._machine.rerouted.add_callback(self._go_on)
 
     def _ends(self) -> list[int]:
@@ -189,8 +189,8 @@ class MessageExecution:
         return loads
 
 
-def _pass_on(event: Event, _cause: Event) -> None:
-    event.succeed()
+def _pass_on(future: Future, _cause: Future) -> None:
+    future.succeed()
 
 
 class _Ways:
@@ -243,7 +243,7 @@ def _inside(machine: Machine, one: Lanes, other: Lanes, wires: Sequence[Link]) -
 class _Pe:
     """What the PE of a lane needs for one slot."""
 
-    def __init__(self, machine: Machine, lanes: Lanes, lane: int, work: Work) -> None:
+    def __init__(self, machine: Machine, lanes: Lanes, lane: int, work: Elements) -> None:
         self._pe = pe = machine.sip(lanes.sip).pe(lanes.pes[lane])
         self._work = work
         self._load = Path([pe.dma_engine, *machine.path(pe.hbm, pe.tcm)])
@@ -296,7 +296,12 @@ class _Rounds:
     """
 
     def __init__(
-        self, machine: Machine, plan: Plan, lanes: Sequence[Lanes], layout: Queues, work: Work
+        self,
+        machine: Machine,
+        plan: Plan,
+        lanes: Sequence[Lanes],
+        layout: Queues,
+        work: Elements,
     ) -> None:
         ways = _Ways(machine, lanes)
         self._count = len(lanes)
@@ -334,7 +339,7 @@ class _Rounds:
         self._slot_pace = (2 * self._latency + slot + wake) // layout.n_slots
         """A slot of a lane after the other can be sent so fast, as credits come back."""
 
-    def ends(self, rounds: Sequence[Round]) -> list[int]:
+    def ends(self, rounds: Sequence[RingRound]) -> list[int]:
         """By position: when a rank has its result, if all begin at 0."""
         load_first, load_last = self._by_slot(_Pe.load)
         store_first, store_last = self._by_slot(_Pe.store)

@@ -19,7 +19,7 @@ import numpy as np
 from rankwise.base.errors import ConfigError
 from rankwise.core.collectives.algorithms.tree_allreduce import place_in_tree
 from rankwise.sim.ccl.message_model import Chunk, Collective, Network, Picoseconds, Wiring
-from rankwise.sim.kernel import Event, Process, Simulator, Steps, all_of
+from rankwise.sim.kernel import Future, Process, Simulator, Steps, all_of
 
 
 class _Role(NamedTuple):
@@ -72,7 +72,7 @@ class _Passage:
         self._chunks = chunks
         self._chunks_before = chunks_before
         self._simulator = Simulator()
-        self._arrivals: dict[tuple[int, int, int], Event] = {}
+        self._arrivals: dict[tuple[int, int, int], Future] = {}
 
     def carry_out(self, free: Picoseconds) -> Picoseconds:
         """Set when each chunk's ranks are ready; return when they have done with the last."""
@@ -137,15 +137,15 @@ class _Passage:
             self._taking_in(self._arrival(number, source, rank), number, combines=combines)
         )
 
-    def _taking_in(self, arrival: Event, number: int, *, combines: bool) -> Steps:
+    def _taking_in(self, arrival: Future, number: int, *, combines: bool) -> Steps:
         yield arrival
         wiring = self._wiring
         reduced = self._chunks[number].size if combines else 0
         yield wiring.endpoint + wiring.reduction(reduced)
 
-    def _arrival(self, number: int, source: int, destination: int) -> Event:
+    def _arrival(self, number: int, source: int, destination: int) -> Future:
         key = (number, source, destination)
-        event = self._arrivals.get(key)
-        if event is None:
-            event = self._arrivals[key] = self._simulator.event()
-        return event
+        future = self._arrivals.get(key)
+        if future is None:
+            future = self._arrivals[key] = self._simulator.future()
+        return future

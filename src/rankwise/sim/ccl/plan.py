@@ -26,7 +26,7 @@ from rankwise.sim.ccl.rehearsal import Schedule, rehearse, schedule_of
 from rankwise.sim.triton.dtypes import Array, dtype
 
 if TYPE_CHECKING:
-    from rankwise.core.collectives.ring import Round
+    from rankwise.core.collectives.ring import RingRound
 
 Indexes = npt.NDArray[np.int64]
 
@@ -97,7 +97,7 @@ class Plan:
     def __init__(self, request: Request) -> None:
         self.request = request
         self._module = module = algorithm_module(request.module)
-        self.rounds: list[Round] | None = (
+        self.rounds: list[RingRound] | None = (
             module.rounds(request.task(0)) if hasattr(module, "rounds") else None
         )
         if self.rounds is None:  # all errors come now, from the line that called

@@ -11,7 +11,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.environment import KernelEnvironment
-    from rankwise.sim.kernel import Event
+    from rankwise.sim.kernel import Future
 
 
 class KernelRunner(Protocol):
@@ -24,7 +24,7 @@ class KernelRunner(Protocol):
         kernel_args: Sequence[Any],
         num_programs: int,
     ) -> Generator[Any, Any, Any]:
-        """Run all programs; yields delays and events of `env.simulator`, returns when all end."""
+        """Run all programs; yields delays and futures of `env.simulator`, returns when all end."""
         ...
 
 
@@ -115,28 +115,28 @@ class Handle:
     Attributes:
         number: counts the commands of the engine.
         issued_at, started_at, completed_at: instants in picoseconds; None while not yet reached.
-        event: happens at its completion, with its value.
+        future: happens at its completion, with its value.
     """
 
-    __slots__ = ("command", "completed_at", "event", "issued_at", "number", "started_at")
+    __slots__ = ("command", "completed_at", "future", "issued_at", "number", "started_at")
 
-    def __init__(self, number: int, command: Command, issued_at: int, event: "Event") -> None:
+    def __init__(self, number: int, command: Command, issued_at: int, future: "Future") -> None:
         self.number = number
         self.command = command
         self.issued_at = issued_at
         self.started_at: int | None = None
         self.completed_at: int | None = None
-        self.event = event
+        self.future = future
 
     @property
     def is_done(self) -> bool:
         """Whether it is complete, be it as a failure."""
-        return self.event.is_done
+        return self.future.is_done
 
     @property
     def value(self) -> Any:
         """What the command brought; raises what it failed with."""
-        return self.event.value
+        return self.future.value
 
     def __hash__(self) -> int:
         return self.number

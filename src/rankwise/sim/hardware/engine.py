@@ -36,7 +36,7 @@ from rankwise.sim.hardware.places import dealt_in_turn
 from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
 from rankwise.sim.hardware.topology import Topology, load_topology
 from rankwise.sim.hardware.watchpoints import Watchpoints
-from rankwise.sim.kernel import Event, Line, Simulator, Steps, all_of, users_line
+from rankwise.sim.kernel import Future, Line, Simulator, Steps, all_of, users_line
 
 
 class GraphEngine:
@@ -76,7 +76,7 @@ class GraphEngine:
         self.peers = Peers()
         self.watchpoints = Watchpoints()
         self._spaces: dict[int, AddressSpace] = {}
-        self._last_of_stream: dict[tuple[int, int], Event] = {}
+        self._last_of_stream: dict[tuple[int, int], Future] = {}
         self._command_count = 0
         self._command_time = picoseconds(self.topology.machine.system.host.command_ns)
 
@@ -132,15 +132,15 @@ class GraphEngine:
         self.machine.sip(command.sip)
         kind = type(command).__name__
         name = f"{command.name or kind} #{self._command_count} on sip{command.sip}"
-        event = self.simulator.event(name)
-        handle = Handle(self._command_count, command, self.now, event)
+        future = self.simulator.future(name)
+        handle = Handle(self._command_count, command, self.now, future)
         self._command_count += 1
         stream = (command.sip, command.stream)
-        before = [each.event for each in command.after if not each.is_done]
+        before = [each.future for each in command.after if not each.is_done]
         last = self._last_of_stream.get(stream)
         if last is not None and not last.is_done:
             before.append(last)
-        self._last_of_stream[stream] = event
+        self._last_of_stream[stream] = future
         line = line or users_line()
         self.simulator.process(
             self._carry_out(handle, before), name, locate=lambda: "" if line is None else str(line)
@@ -157,16 +157,16 @@ class GraphEngine:
             raise LocalProtocolError(f"engine.wait takes a handle of submit, not {handle!r}")
         if handle.is_done:
             return handle.value
-        return self.simulator.run(handle.event)
+        return self.simulator.run(handle.future)
 
     def run(self) -> None:
         """Run the agenda until nothing is left to do."""
         self.simulator.run()
 
-    def _carry_out(self, handle: Handle, before: list[Event]) -> Steps:
+    def _carry_out(self, handle: Handle, before: list[Future]) -> Steps:
         try:
-            for event in before:  # noqa: UP028 (the event's value comes back; a list takes none)
-                yield event
+            for future in before:  # noqa: UP028 (the future's value comes back; a list takes none)
+                yield future
             handle.started_at = self.now
             yield self._command_time
             value = yield from self._effect(handle, handle.command)
@@ -174,10 +174,10 @@ class GraphEngine:
             raise  # no failure of the command, which was only running when the time was over
         except Exception as exception:  # noqa: BLE001 (it is raised where the handle is waited for)
             handle.completed_at = self.now
-            handle.event.fail(exception)
+            handle.future.fail(exception)
         else:
             handle.completed_at = self.now
-            handle.event.succeed(value)
+            handle.future.succeed(value)
 
     def _effect(self, handle: Handle, command: Command) -> Steps:
         match command:

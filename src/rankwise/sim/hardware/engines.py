@@ -4,7 +4,7 @@ How long a piece takes is the cost model's business (`cost_models`).
 """
 
 from rankwise.sim.hardware.cost_models import CostModel
-from rankwise.sim.kernel.events import Steps
+from rankwise.sim.kernel.futures import Steps
 from rankwise.sim.kernel.resources import Server
 from rankwise.sim.kernel.simulator import Simulator
 

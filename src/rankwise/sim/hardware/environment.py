@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, overload
 from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.hardware.memory import AddressSpace, Mapping, sip_of
 from rankwise.sim.hardware.op_log import OpLog
-from rankwise.sim.kernel import Event, Simulator
+from rankwise.sim.kernel import Future, Simulator
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.engine import GraphEngine
@@ -81,15 +81,15 @@ class KernelEnvironment:
     def program_ended(self, dma_waited: int) -> None:
         """Hear that a program has ended, and for how long it waited for loads and stores."""
 
-    def start_load(self, pe: "Pe", address: int, size: int | Footprint) -> Event:
+    def start_load(self, pe: "Pe", address: int, size: int | Footprint) -> Future:
         """Begin the DMA of so many bytes, or of a footprint, into the TCM of a PE. Time only."""
         return self._start_dma(pe, address, size, is_load=True)
 
-    def start_store(self, pe: "Pe", address: int, size: int | Footprint) -> Event:
+    def start_store(self, pe: "Pe", address: int, size: int | Footprint) -> Future:
         """Begin the DMA from the TCM of a PE to a range of addresses. Time only."""
         return self._start_dma(pe, address, size, is_load=False)
 
-    def start_copy(self, pe: "Pe", source: int, target: int, size: int) -> Event:
+    def start_copy(self, pe: "Pe", source: int, target: int, size: int) -> Future:
         """Begin to move bytes from memory to memory with the DMA engine of a PE. Time only."""
         ways: dict[tuple[Memory, Memory], int] = {}
         spaces = self.space_around(source), self.space_around(target)
@@ -100,7 +100,7 @@ class KernelEnvironment:
                 position += part
         return pe.start_copies(list(ways.items()))
 
-    def _start_dma(self, pe: "Pe", address: int, size: int | Footprint, *, is_load: bool) -> Event:
+    def _start_dma(self, pe: "Pe", address: int, size: int | Footprint, *, is_load: bool) -> Future:
         if isinstance(size, int):
             shares = self.space_around(address).shares(address, size)
         else:

@@ -23,7 +23,7 @@ All is counted in whole picoseconds, shares in parts of `WHOLE`; no float decide
 from collections.abc import Iterable, Mapping, Sequence
 
 from rankwise.sim.hardware.links import Link
-from rankwise.sim.kernel import Event, Simulator
+from rankwise.sim.kernel import Future, Simulator
 
 WHOLE = 1 << 20
 """All of a link."""
@@ -62,14 +62,14 @@ class Fluid:
         self._speed = WHOLE
         self._since = simulator.now
         self._done = self._lost_before = 0
-        self._marks = {mark: simulator.event(name) for mark in sorted({*marks, duration})}
+        self._marks = {mark: simulator.future(name) for mark in sorted({*marks, duration})}
         self._waiting = list(self._marks)
         self._waiting.reverse()  # the next one is the last
         self._alarm = 0
         """Counts the times that it was set; an earlier one means nothing."""
         self._begin()
 
-    def reached(self, mark: int) -> Event:
+    def reached(self, mark: int) -> Future:
         """Happens when it has got so far; the mark is one of those that it was given."""
         return self._marks[mark]
 
@@ -128,7 +128,7 @@ class Fluid:
         self._set_alarm()
         _rush_all(self._loads)
 
-    def stop(self) -> dict[int, Event]:
+    def stop(self) -> dict[int, Future]:
         """End it before its time, with what it has moved so far; the marks that are left."""
         left = {mark: self._marks[mark] for mark in self._waiting}
         self._alarm += 1

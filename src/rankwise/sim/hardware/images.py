@@ -20,7 +20,7 @@ from collections.abc import Hashable, Sequence
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from rankwise.sim.hardware.machine import Machine, Part
-from rankwise.sim.kernel import Event, Steps
+from rankwise.sim.kernel import Future, Steps
 
 
 class Candidate(Protocol):
@@ -74,7 +74,7 @@ class ImageGroup(Generic[Member]):
         self._before = {
             place: _Account.of(part) for place, part in machine.sip(self._sip).parts().items()
         }
-        self.ended: Event = machine.simulator.event(f"the launch on sip{self._sip}")
+        self.ended: Future = machine.simulator.future(f"the launch on sip{self._sip}")
 
     def end(self) -> None:
         """The original has ended: so have its images, and their parts have done what its did."""

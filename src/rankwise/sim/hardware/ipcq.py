@@ -17,7 +17,7 @@ from typing import Any, Literal
 from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware.machine import Machine, Memory, Message, Pe
 from rankwise.sim.hardware.quantities import picoseconds
-from rankwise.sim.kernel import Channel, CreditPool, Event, Steps
+from rankwise.sim.kernel import Channel, CreditPool, Future, Steps
 
 Backpressure = Literal["sleep", "spin"]
 
@@ -83,7 +83,7 @@ class IpcQueue:
         self._way_back = machine.path(*self._ways_back)
         self._credits = CreditPool(self._simulator, self.slots, f"credit of {self.name}")
         self._arrived = Channel(self._simulator, f"slot of {self.name}")
-        self._last_arrival: Event | None = None
+        self._last_arrival: Future | None = None
         self._size = self._pace = 0
         wires = machine.sip_links(source.cube.sip.number, destination.cube.sip.number)
         self._latency_inside = self._path.latency - sum(wire.latency for wire in wires)
@@ -112,7 +112,7 @@ class IpcQueue:
         if self._path.is_broken:
             self._path, self._size = self.machine.path(*self._memories), 0
         transfer = self.machine.start_flow(self._path, size, self._chunk_bytes, self.name)
-        before, self._last_arrival = self._last_arrival, self._simulator.event(self.name)
+        before, self._last_arrival = self._last_arrival, self._simulator.future(self.name)
         pace = self._pace_of(size)
         if self.machine.messages is not None:
             self._last_arrival.add_callback(self._note(size, self._simulator.now, pace))
@@ -127,7 +127,9 @@ class IpcQueue:
             self._size, self._pace = size, max(link.rate.time_for(size) for link in self._path)
         return self._pace
 
-    def _deliver(self, transfer: Event, before: Event | None, arrival: Event, slot: Slot) -> Steps:
+    def _deliver(
+        self, transfer: Future, before: Future | None, arrival: Future, slot: Slot
+    ) -> Steps:
         yield transfer
         if before is not None:
             yield before
@@ -135,18 +137,18 @@ class IpcQueue:
         arrival.succeed()
         self._arrived.put(slot)
 
-    def _note(self, size: int, sent_at: int, pace: int) -> Callable[[Event], None]:
+    def _note(self, size: int, sent_at: int, pace: int) -> Callable[[Future], None]:
         """What keeps a message for the record when it has arrived."""
 
-        def note(_arrival: Event) -> None:
+        def note(_arrival: Future) -> None:
             assert self.machine.messages is not None, "messages are kept from the start, or never"
             now = self._simulator.now
             self.machine.messages.append(Message(*self._ends, size, sent_at, now, pace))
 
         return note
 
-    def receive(self) -> Event:
-        """Wait for the next slot; the event's value is the `Slot`. Give it back with `free`."""
+    def receive(self) -> Future:
+        """Wait for the next slot; the future's value is the `Slot`. Give it back with `free`."""
         return self._arrived.get()
 
     def free(self) -> None:

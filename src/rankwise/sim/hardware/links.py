@@ -23,7 +23,7 @@ over a link have half of it each, and a short message never waits for the whole 
 
 **Express.** As long as a flow shares no link, all of that is arithmetic: chunk i comes to a link at
 `start + i * pace` and the latencies before it. So a flow that finds its whole path idle takes it as
-an express, with one event for its end; the first chunk of another flow that comes to one of its
+an express, with one future for its end; the first chunk of another flow that comes to one of its
 links puts it back to where it is at that instant, chunk by chunk. Times do not depend on it, cost
 does.
 
@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate
-from rankwise.sim.kernel.events import Event  # not from the package, which is not compiled
+from rankwise.sim.kernel.futures import Future  # not from the package, which is not compiled
 from rankwise.sim.kernel.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Flow:
     ) -> None:
         self._simulator = simulator
         self.path = path
-        self.done = simulator.event(name)
+        self.done = simulator.future(name)
         self._start = simulator.now
         self._sent = 0
         self._left_to_arrive = size
@@ -355,7 +355,7 @@ def start_flow(
     name: object = "",
     *,
     may_be_express: bool = True,
-) -> Event:
-    """Send `size` bytes over `path`; the event happens when the last byte has arrived."""
+) -> Future:
+    """Send `size` bytes over `path`; the future happens when the last byte has arrived."""
     way = path if isinstance(path, Path) else Path(path)
     return Flow(simulator, way, size, chunk, name, may_be_express=may_be_express).done

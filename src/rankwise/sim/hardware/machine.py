@@ -20,7 +20,7 @@ from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import Hop, mesh_route
-from rankwise.sim.kernel import Event, Server, Simulator, Steps, all_of
+from rankwise.sim.kernel import Future, Server, Simulator, Steps, all_of
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.specification import LinkSpec
@@ -119,15 +119,15 @@ class Pe:
 
     def start_dma(
         self, size: int, source: Memory | None = None, destination: Memory | None = None
-    ) -> Event:
-        """Begin a DMA, by default from its HBM channel into its TCM; the event is its end.
+    ) -> Future:
+        """Begin a DMA, by default from its HBM channel into its TCM; the future is its end.
 
         Several overlap, and share links.
         """
         path = self._dma_path(source or self.hbm, destination or self.tcm)
         return self.machine.start_flow(path, size, name=self._dma_name)
 
-    def start_dmas(self, shares: list[tuple[Memory, int]], *, is_load: bool) -> Event:
+    def start_dmas(self, shares: list[tuple[Memory, int]], *, is_load: bool) -> Future:
         """Begin one DMA between several memories and its TCM: how many bytes with each.
 
         It is timed in as many flows as it has chunks, at most: memories whose share is less are
@@ -148,7 +148,7 @@ class Pe:
             for path, size in paths
         ])  # fmt: skip
 
-    def start_copies(self, ways: list[tuple[tuple[Memory, Memory], int]]) -> Event:
+    def start_copies(self, ways: list[tuple[tuple[Memory, Memory], int]]) -> Future:
         """Begin one DMA from memories to memories: how many bytes from which to which."""
         return all_of([
             self.machine.start_flow(
@@ -332,7 +332,7 @@ class Machine:
         messages: every message through a queue between PEs, as it arrives; None to keep none.
         waits: what messages through queues, and their data, have waited for.
         fidelities: by algorithm of a collective, the levels on which it was simulated.
-        rerouted: happens when a link dies next; then another event stands here.
+        rerouted: happens when a link dies next; then another future stands here.
     """
 
     def __init__(self, simulator: Simulator, topology: "Topology") -> None:
@@ -350,7 +350,7 @@ class Machine:
         self._cube_wires: dict[tuple[int, int, int], list[Link]] = {}
         self._paths: dict[tuple[Memory, Memory], Path] = {}
         self._dead: set[Hop] = set()
-        self.rerouted = simulator.event("the death of a link")
+        self.rerouted = simulator.future("the death of a link")
         for instant, hops in () if topology.faults is None else topology.faults.deaths:
             if instant:
                 simulator.call_at(instant, self._kill, hops)
@@ -374,10 +374,10 @@ class Machine:
 
     def start_transfer(
         self, source: Memory | Pe, destination: Memory | Pe, size: int, chunk: int | None = None
-    ) -> Event:
+    ) -> Future:
         """Move bytes between memories without a DMA engine; a PE stands for its TCM.
 
-        The event happens when the last byte has arrived: on otherwise idle links, after the sum of
+        The future happens when the last byte has arrived: on otherwise idle links, after the sum of
         the path's latencies + size / lowest bandwidth.
         """
         source = source.tcm if isinstance(source, Pe) else source
@@ -395,8 +395,8 @@ class Machine:
         name: object = "",
         *,
         is_alone: bool = True,
-    ) -> Event:
-        """Send bytes over links; the event happens when the last byte has arrived.
+    ) -> Future:
+        """Send bytes over links; the future happens when the last byte has arrived.
 
         `is_alone=False` foretells that others share a link of it, which makes it no different, but
         cheaper to simulate.
@@ -478,7 +478,7 @@ class Machine:
         for paths in (self._paths, *(pe.dma_paths for pe in pes)):
             for path in paths.values():
                 path.is_broken |= not dead.isdisjoint(path)
-        self.rerouted, before = self.simulator.event("the death of a link"), self.rerouted
+        self.rerouted, before = self.simulator.future("the death of a link"), self.rerouted
         before.succeed()
 
     def sip_links(self, source: int, destination: int) -> list[Link]:

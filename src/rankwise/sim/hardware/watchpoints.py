@@ -7,47 +7,47 @@ again, and may wait anew: to be woken says that something was written, not that 
 
 from collections.abc import Iterable
 
-from rankwise.sim.kernel import Event
+from rankwise.sim.kernel import Future
 
 _GRANULE_BYTES = 8
 """A word of the widest type fills one granule. Who shares a granule is woken together."""
 
 
 class Watchpoints:
-    """The events that wait for changes of a machine's memory; each happens once.
+    """The futures that wait for changes of a machine's memory; each happens once.
 
     Attributes:
         changes: how many changes there were.
     """
 
     def __init__(self) -> None:
-        self._everywhere: list[Event] = []
+        self._everywhere: list[Future] = []
         self.changes = 0
-        self._by_granule: dict[int, list[Event]] = {}
+        self._by_granule: dict[int, list[Future]] = {}
 
-    def watch(self, event: Event, address: int, size: int) -> None:
-        """Let an event happen at the next change of some bytes."""
+    def watch(self, future: Future, address: int, size: int) -> None:
+        """Let a future happen at the next change of some bytes."""
         for granule in _granules(address, size):
-            self._by_granule.setdefault(granule, []).append(event)
+            self._by_granule.setdefault(granule, []).append(future)
 
-    def watch_everything(self, event: Event) -> None:
-        """Let an event happen at the next change of any byte."""
-        self._everywhere.append(event)
+    def watch_everything(self, future: Future) -> None:
+        """Let a future happen at the next change of any byte."""
+        self._everywhere.append(future)
 
     def are_awaited(self) -> bool:
         """Whether anybody waits for a change."""
         watching = (self._everywhere, *self._by_granule.values())
-        return any(not event.is_done for events in watching for event in events)
+        return any(not future.is_done for futures in watching for future in futures)
 
     def changed(self, address: int, size: int) -> None:
-        """Let the events happen that wait for a change of any of these bytes."""
+        """Let the futures happen that wait for a change of any of these bytes."""
         self.changes += 1
         awaited, self._everywhere = self._everywhere, []
         for granule in self._watched(_granules(address, size)):
             awaited += self._by_granule.pop(granule)
-        for event in awaited:
-            if not event.is_done:
-                event.succeed()
+        for future in awaited:
+            if not future.is_done:
+                future.succeed()
 
     def _watched(self, granules: range) -> Iterable[int]:
         if len(granules) < len(self._by_granule):

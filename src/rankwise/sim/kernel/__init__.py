@@ -5,8 +5,8 @@ Knows nothing of accelerators. Time is an integer whose unit is the model's choi
 
 from rankwise.base.errors import Deadlock, SimulationError, TimeLimit, Waiting
 from rankwise.sim.kernel.deadlock import deadlock_among
-from rankwise.sim.kernel.events import Event, Process, Steps, all_of
-from rankwise.sim.kernel.greenlets import Fiber, Rank, main_greenlet, park, start_fiber
+from rankwise.sim.kernel.futures import Future, Process, Steps, all_of
+from rankwise.sim.kernel.greenlets import Fiber, RankGreenlet, main_greenlet, park, start_fiber
 from rankwise.sim.kernel.places import Line, frames_of_stack, line_of, users_line, where_of
 from rankwise.sim.kernel.resources import Channel, CreditPool, Server
 from rankwise.sim.kernel.simulator import Simulator
@@ -15,11 +15,11 @@ __all__ = [
     "Channel",
     "CreditPool",
     "Deadlock",
-    "Event",
     "Fiber",
+    "Future",
     "Line",
     "Process",
-    "Rank",
+    "RankGreenlet",
     "Server",
     "SimulationError",
     "Simulator",

@@ -7,7 +7,7 @@ full, because the answer to "why does it hang" is always in that list.
 from collections.abc import Callable, Iterable
 
 from rankwise.base.errors import Deadlock, Waiting
-from rankwise.sim.kernel.events import AllOf, Process
+from rankwise.sim.kernel.futures import AllOf, Process
 from rankwise.sim.kernel.places import frames_of_generator, users_line_among
 
 _SHOWN_IN_MESSAGE = 16

@@ -4,9 +4,9 @@ A generator can only wait where it says `yield`; user code calls functions that 
 wait. So user code runs in a greenlet, and `park` leaves it from any depth, to the greenlet that
 resumed it.
 
-A `Fiber` is such a greenlet driven by a process: the event that it parks on is what the process
+A `Fiber` is such a greenlet driven by a process: the future that it parks on is what the process
 yields. Its parent is the greenlet that drives the agenda, never the one that happened to start it:
-a kernel is not the child of the rank that launched it. A `Rank` is a greenlet that a scheduler of
+a kernel is not the child of the rank that launched it. A `RankGreenlet` is one that a scheduler of
 its own drives, in rounds; the kernel only gives it its number.
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.kernel.events import Event, Process, Steps
+from rankwise.sim.kernel.futures import Future, Process, Steps
 from rankwise.sim.kernel.places import frames_of_stack, users_line_among, where_of
 from rankwise.sim.kernel.simulator import Simulator
 
 
-class Rank(greenlet):
+class RankGreenlet(greenlet):
     """A greenlet that runs one rank's program.
 
     Attributes:
@@ -96,15 +96,15 @@ def start_fiber(
     return fiber.process
 
 
-def park(target: Event | int) -> Any:
-    """Wait, inside a fiber, for an event or a delay; return the event's value."""
+def park(target: Future | int) -> Any:
+    """Wait, inside a fiber, for a future or a delay; return the future's value."""
     current = getcurrent()
     if not isinstance(current, Fiber):
         raise LocalProtocolError(
             f"park({target!r}) was called outside a fiber",
             hint="start the code with start_fiber, or yield from a process instead",
         )
-    if isinstance(target, Event) and target.is_done:
+    if isinstance(target, Future) and target.is_done:
         return target.value
     parent = current.parent
     assert parent is not None, "a fiber always has the parent that its process gave it"

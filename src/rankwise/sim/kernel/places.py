@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-from rankwise.sim.kernel.events import Steps
+from rankwise.sim.kernel.futures import Steps
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 (compared as text with file names of code objects)
 _COMPILED = os.path.join("rankwise", "sim") + os.sep  # noqa: PTH118 (the same)

@@ -2,14 +2,14 @@
 
 All of them serve by order of request. A `Server` does work whose duration is known when it is asked
 for; it needs no queue, because the end of each piece of work is the later of now and the end of the
-one before, plus its duration: one event per piece.
+one before, plus its duration: one future per piece.
 """
 
 from collections import deque
 from typing import Any
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.kernel.events import Event
+from rankwise.sim.kernel.futures import Future
 from rankwise.sim.kernel.simulator import Simulator
 
 
@@ -53,18 +53,18 @@ class CreditPool:
         self.capacity = capacity
         self.free = capacity
         self.name = name
-        self._queue: deque[Event] = deque()
-        self._granted = Event(simulator, self)
+        self._queue: deque[Future] = deque()
+        self._granted = Future(simulator, self)
         self._granted.succeed()
 
-    def spend(self) -> Event:
-        """Ask for a credit; the event happens when it is ours. First come, first served."""
+    def spend(self) -> Future:
+        """Ask for a credit; the future happens when it is ours. First come, first served."""
         if self.free:
             self.free -= 1
             return self._granted
-        event = Event(self._simulator, self)
-        self._queue.append(event)
-        return event
+        future = Future(self._simulator, self)
+        self._queue.append(future)
+        return future
 
     def give_back(self) -> None:
         """Return a credit, to the one that waits first."""
@@ -88,7 +88,7 @@ class Channel:
         self._simulator = simulator
         self.name = name
         self._things: deque[Any] = deque()
-        self._getters: deque[Event] = deque()
+        self._getters: deque[Future] = deque()
 
     def put(self, thing: Any) -> None:
         """Append, or hand it to the one that waits first."""
@@ -97,14 +97,14 @@ class Channel:
         else:
             self._things.append(thing)
 
-    def get(self) -> Event:
-        """Take the first thing; the event's value is that thing."""
-        event = Event(self._simulator, self)
+    def get(self) -> Future:
+        """Take the first thing; the future's value is that thing."""
+        future = Future(self._simulator, self)
         if self._things:
-            event.succeed(self._things.popleft())
+            future.succeed(self._things.popleft())
         else:
-            self._getters.append(event)
-        return event
+            self._getters.append(future)
+        return future
 
     def __len__(self) -> int:
         return len(self._things)

@@ -37,7 +37,7 @@ from typing import Any
 
 from rankwise.base.errors import LocalProtocolError, TimeLimit
 from rankwise.sim.kernel.deadlock import deadlock_of
-from rankwise.sim.kernel.events import AgendaItem, Event, Process, Steps, Timer, Wave
+from rankwise.sim.kernel.futures import AgendaItem, Future, Process, Steps, Timer, Wave
 
 _NEVER = 1 << 256
 _PATIENCE = 1_000
@@ -94,12 +94,12 @@ class Simulator:
         else:
             raise LocalProtocolError(f"instant {instant} is in the past: it is {self.now}")
 
-    def event(self, name: object = "") -> Event:
-        """Make an event that somebody will let happen with `succeed` or `fail`."""
-        return Event(self, name)
+    def future(self, name: object = "") -> Future:
+        """Make a future that somebody will let happen with `succeed` or `fail`."""
+        return Future(self, name)
 
-    def timer(self, delay: int) -> Event:
-        """Make an event that happens by itself, `delay` from now.
+    def timer(self, delay: int) -> Future:
+        """Make a future that happens by itself, `delay` from now.
 
         It costs next to nothing, and keeps only those processes running that wait for it.
         """
@@ -141,11 +141,11 @@ class Simulator:
             and not self._stops_at_instant
         )
 
-    def run(self, until: Event | int | None = None) -> Any:
+    def run(self, until: Future | int | None = None) -> Any:
         """Carry out the agenda.
 
         Args:
-            until: an event: run until it has happened, and return its value (or raise its
+            until: a future: run until it has happened, and return its value (or raise its
                 exception); an instant: run what happens up to it, itself included, and make it the
                 current one; None: run until nothing is left to do.
 
@@ -158,7 +158,7 @@ class Simulator:
             raise LocalProtocolError("Simulator.run was called from inside the simulation")
         self._is_running = True
         try:
-            if isinstance(until, Event):
+            if isinstance(until, Future):
                 # Marked as waited for, so that a process that fails here fails through `until`.
                 if not until.is_done:
                     until.add_callback(self._end_wave)
@@ -177,7 +177,7 @@ class Simulator:
         finally:
             self._is_running = False
 
-    def _carry_out(self, stop: Event | None, last_instant: int | None) -> None:
+    def _carry_out(self, stop: Future | None, last_instant: int | None) -> None:
         """Run until `stop` has happened, `last_instant` is over, or nothing is left.
 
         One function, because it is the inner loop of everything: a call per instant is a fifth of
@@ -255,7 +255,7 @@ class Simulator:
                                     at = now + target
                                 elif type(target) is Timer:
                                     at = target.due
-                                elif isinstance(target, Event) and not target._is_done:  # noqa: SLF001
+                                elif isinstance(target, Future) and not target._is_done:  # noqa: SLF001
                                     process._waits_for = target  # noqa: SLF001
                                     process._since = now  # noqa: SLF001
                                     target._waiters.append(process)  # noqa: SLF001
@@ -327,7 +327,7 @@ class Simulator:
                 f" and has come to instant {self.written(self.now)}"
             )
 
-    def _end_wave(self, _event: Event) -> None:
+    def _end_wave(self, _event: Future) -> None:
         """Stand in the list of waiters for the caller of `run`, who sees it between two waves."""
         self._ready.append((_nothing, ()))
 
@@ -369,11 +369,11 @@ class Simulator:
             soon.insert(place, item)
 
     def _settle(self, process: Process, target: Any) -> None:
-        """Take what a process yielded that is neither a delay nor an event still to come."""
+        """Take what a process yielded that is neither a delay nor a future still to come."""
         resume = process._generator  # noqa: SLF001 (the kernel is one module in files)
         patience = _PATIENCE
         while True:
-            if isinstance(target, Event):
+            if isinstance(target, Future):
                 value = failure = None
                 if type(target) is Timer:
                     if target.due > self.now:
@@ -395,7 +395,7 @@ class Simulator:
             elif type(target) is not int:
                 target = resume.throw(
                     LocalProtocolError(
-                        f"a process yielded {target!r}; expected a delay (int) or an event"
+                        f"a process yielded {target!r}; expected a delay (int) or a future"
                     )
                 )
             elif target > 0:

@@ -24,7 +24,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
-from rankwise.sim.prediction.costs import DeviceCosts, Network, Work
+from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
 from rankwise.sim.rehearsal.meetings import Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
@@ -102,11 +102,11 @@ class RankClock:
             self._communicating,
         )  # fmt: skip
 
-    def price(self, work: Work) -> "PricedWork":
+    def price(self, work: DeviceOperation) -> "PricedWork":
         """How long an operation takes on its device."""
         return self._prediction.price(work._replace(times=self._times))
 
-    def bound(self, work: Work) -> "PricedWork":
+    def bound(self, work: DeviceOperation) -> "PricedWork":
         """The same of what a kernel does on its way: what the roofline gives, and no start."""
         return self._prediction.bound(work._replace(times=self._times))
 
@@ -179,7 +179,7 @@ class PricedWork:
 
     __slots__ = ("count", "duration", "work")
 
-    def __init__(self, work: Work, duration: int) -> None:
+    def __init__(self, work: DeviceOperation, duration: int) -> None:
         self.work = work
         self.duration = duration
         self.count = 0
@@ -215,14 +215,14 @@ class Prediction:
         self.topology = topology
         self.size = size
         self.costs = DeviceCosts(topology)
-        self.network = Network(topology)
+        self.network = NetworkCosts(topology)
         self.clocks: dict[int, RankClock] = {}
         self.op_log = OpLog()
         self.works: list[PricedWork] = []
         self.keeps_log = keeps_log
         self._begun_at = 0
-        self._prices: dict[Work, PricedWork] = {}
-        self._bounds: dict[Work, PricedWork] = {}
+        self._prices: dict[DeviceOperation, PricedWork] = {}
+        self._bounds: dict[DeviceOperation, PricedWork] = {}
         self._group_free: dict[str, int] = {}
         self._way_free: dict[tuple[int, int], int] = {}
 
@@ -288,7 +288,7 @@ class Prediction:
         self._pass(source, sent, f"send to {target}", begin, duration)
         self._pass(target, received, f"recv from {source}", begin, duration)
 
-    def price(self, work: Work) -> PricedWork:
+    def price(self, work: DeviceOperation) -> PricedWork:
         """How long an operation takes; the same work has one price."""
         priced = self._prices.get(work)
         if priced is None:
@@ -296,7 +296,7 @@ class Prediction:
             self.note(priced)
         return priced
 
-    def bound(self, work: Work) -> PricedWork:
+    def bound(self, work: DeviceOperation) -> PricedWork:
         """The same of what a kernel does on its way: what the roofline gives, and no start."""
         priced = self._bounds.get(work)
         if priced is None:
@@ -309,7 +309,13 @@ class Prediction:
         self.works.append(priced)
 
     def log(  # noqa: PLR0917  # a row of a table
-        self, clock: RankClock, kind: str, name: str, start: int, end: int, work: Work | None = None
+        self,
+        clock: RankClock,
+        kind: str,
+        name: str,
+        start: int,
+        end: int,
+        work: DeviceOperation | None = None,
     ) -> None:
         """Keep what a rank did, if that is wanted, and if it took any time."""
         if self.keeps_log and end > start:

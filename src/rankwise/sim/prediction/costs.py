@@ -34,7 +34,7 @@ _ANY_DTYPE = "f32"
 """For what the device has no engine for, such as complex numbers."""
 
 
-class Work(NamedTuple):
+class DeviceOperation(NamedTuple):
     """One operation on a device.
 
     Attributes:
@@ -73,14 +73,14 @@ class DeviceCosts:
         faults = self._topology.faults
         return 1 if faults is None else faults.slowest_pe(device)
 
-    def bound(self, work: Work) -> tuple[str, int]:
+    def bound(self, work: DeviceOperation) -> tuple[str, int]:
         """What limits it, `compute` or `memory`, and how long it takes at least."""
         flops = work.flops
         if work.engine == "math":
             flops = round(flops * self._factors.get(_operation(work.name), 1))
         return self._roofline(work.dtype, work.engine, work.times).bound(flops, work.size)
 
-    def time(self, work: Work) -> int:
+    def time(self, work: DeviceOperation) -> int:
         """How long it takes."""
         if self._plugged is not None:
             answer = self._plugged.operation(work.name, work.flops, work.size, work.dtype)
@@ -103,7 +103,7 @@ class DeviceCosts:
         return found
 
 
-class Network:
+class NetworkCosts:
     """The costs of what ranks do together; rank r has device r."""
 
     def __init__(self, topology: Topology) -> None:

@@ -31,10 +31,10 @@ from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.prediction.clocks import Passage, Prediction, PricedWork, RankClock
-from rankwise.sim.prediction.costs import Engine, Work
+from rankwise.sim.prediction.costs import DeviceOperation, Engine
 from rankwise.sim.rehearsal.changes import Change
 from rankwise.sim.rehearsal.scheduler import Rank
-from rankwise.sim.rehearsal.world import World
+from rankwise.sim.rehearsal.world import SimulatedWorld
 from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.runtime.host_tensors import buffers_behind, lent
 from rankwise.sim.runtime.placement import DeviceSelector
@@ -51,7 +51,7 @@ _KEY = "kernels"
 _WELL = -1
 
 
-def find_triton(world: World, say: Callable[[str], None]) -> Callable[[], None]:
+def find_triton(world: SimulatedWorld, say: Callable[[str], None]) -> Callable[[], None]:
     """Let the ranks of a world import Triton and launch kernels; returns what undoes it.
 
     Called by the rank that runs. `say` tells the user what could not be done.
@@ -71,7 +71,7 @@ class _Launchers:
         times: what launches take; None is no time.
     """
 
-    def __init__(self, world: World, times: "KernelTimes | None") -> None:
+    def __init__(self, world: SimulatedWorld, times: "KernelTimes | None") -> None:
         self._world = world
         self._times = times
 
@@ -94,7 +94,9 @@ class _Launchers:
 class _OtherRanks:
     """The ranks beside one, for its kernels that wait for theirs; an `Others`."""
 
-    def __init__(self, world: World, clock: RankClock | None, meter: "Meter | None") -> None:
+    def __init__(
+        self, world: SimulatedWorld, clock: RankClock | None, meter: "Meter | None"
+    ) -> None:
         self._world = world
         self._clock = clock
         self._meter = meter
@@ -166,7 +168,7 @@ class Meter:
         begun, network = self.clock.time, 0
         counted: list[tuple[Engine, int]] = [("gemm", self._products), ("math", self._elements)]
         works = [
-            Work(self._name, engine, flops, self._size, self._dtype)
+            DeviceOperation(self._name, engine, flops, self._size, self._dtype)
             for engine, flops in counted
             if flops or (self._size and engine == "math")
         ]
@@ -216,7 +218,9 @@ class KernelTimes:
         self._untried: set[Hashable] = set()
         """Families of launches that cannot be tried."""
         self._command = picoseconds(prediction.topology.machine.system.host.command_ns)
-        self._started = PricedWork(Work("triton.launch", "math", 0, 0, ""), self._command)
+        self._started = PricedWork(
+            DeviceOperation("triton.launch", "math", 0, 0, ""), self._command
+        )
 
     def run(
         self,
@@ -400,7 +404,7 @@ def _leading_bits(number: Hashable) -> Hashable:
     return number >> following, following
 
 
-def _work(function: JITFunction, given: Mapping[str, Any], op_log: OpLog | None) -> Work:
+def _work(function: JITFunction, given: Mapping[str, Any], op_log: OpLog | None) -> DeviceOperation:
     """What a launch is told as: with what has been logged of it, or else with its arguments."""
     buffers = buffers_behind(given.values()).values()
     largest = max(buffers, key=lambda each: each.size_bytes, default=None)
@@ -414,7 +418,7 @@ def _work(function: JITFunction, given: Mapping[str, Any], op_log: OpLog | None)
             engine = "gemm"
         flops = products or sum(each.flops for each in op_log)
         size = sum(each.bytes for each in op_log if each.kind in _ACCESSES)
-    return Work(f"triton.{function.__name__}", engine, flops, size, dtype)
+    return DeviceOperation(f"triton.{function.__name__}", engine, flops, size, dtype)
 
 
 _ACCESSES = frozenset({"load", "store", "atomic"})

@@ -1,4 +1,4 @@
-"""A world of simulated ranks in this process: `with World(...) as world`.
+"""A world of simulated ranks in this process: `with SimulatedWorld(...) as world`.
 
 It puts the parts together: the scheduler of the ranks, what each of them has for itself, and what
 the process's functions do for them meanwhile. One world lives at a time in a process.
@@ -33,7 +33,7 @@ SIMULATED_VARIABLE = "RANKWISE_SIMULATED"
 """Set in the environment of simulated ranks: worth looking for the rank that runs."""
 
 
-class World:
+class SimulatedWorld:
     """The ranks of one run, and what they share.
 
     Args:
@@ -213,16 +213,16 @@ class World:
             self._stack.callback(self._extensions[module](self))
 
 
-Extension = Callable[[World], Callable[[], None]]
+Extension = Callable[[SimulatedWorld], Callable[[], None]]
 """What follows an import in a world; returns what undoes it."""
 
 
-def _follow_numpy(world: World) -> Callable[[], None]:
+def _follow_numpy(world: SimulatedWorld) -> Callable[[], None]:
     world.substitutes.follow_numpy()
     return _nothing
 
 
-def _follow_pdb(world: World) -> Callable[[], None]:
+def _follow_pdb(world: SimulatedWorld) -> Callable[[], None]:
     world.substitutes.follow_pdb()
     return _nothing
 
@@ -231,7 +231,7 @@ def _nothing() -> None:
     """Undo what the substitutes undo themselves."""
 
 
-_world: World | None = None
+_world: SimulatedWorld | None = None
 
 
 def running_rank() -> Rank | None:
@@ -239,7 +239,7 @@ def running_rank() -> Rank | None:
     return None if _world is None else _world.substitutes.running()
 
 
-def present_world() -> World:
+def present_world() -> SimulatedWorld:
     """The world of the rank that calls this."""
     assert _world is not None, "asked by a simulated rank"
     return _world

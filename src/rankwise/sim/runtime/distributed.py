@@ -16,7 +16,7 @@ from greenlet import getcurrent
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.core.collectives.reductions import ReduceOp
-from rankwise.sim.kernel import Rank
+from rankwise.sim.kernel import RankGreenlet
 from rankwise.sim.runtime.gatherings import Gatherings, Tensors
 from rankwise.sim.runtime.meetings import Work
 from rankwise.sim.runtime.process_groups import GroupRegistry, ProcessGroup
@@ -47,7 +47,7 @@ class Distributed:
         self._symmetric_memory = SymmetricMemoryModule(context)
         self.symmetric_operations = SymmetricMemoryOperations(context, self._symmetric_memory)
 
-    def begin_ranks(self, ranks: Sequence[Rank]) -> None:
+    def begin_ranks(self, ranks: Sequence[RankGreenlet]) -> None:
         """Bind greenlets to their ranks."""
         self._reset()
         self.generation += 1

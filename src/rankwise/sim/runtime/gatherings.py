@@ -15,7 +15,7 @@ from greenlet import getcurrent
 from rankwise.base.errors import LocalProtocolError
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.collectives.workspace import BLOCKS_IN, REDUCING
-from rankwise.core.ledger import Book, Fate, Group, Stage, Verdict, find_disagreement, find_verdict
+from rankwise.core.ledger import Blame, Book, Fate, Group, Stage, find_blame, find_disagreement
 from rankwise.core.ledger import Call as Entry
 from rankwise.sim.ccl.reductions import check_reduction
 from rankwise.sim.runtime.meetings import Call, Meeting, Signature, Work
@@ -52,7 +52,7 @@ class Gatherings:
         """The latest collective that a rank called."""
         return self._last.get(rank)
 
-    def deadlock(self, alive: set[int], *, is_stuck: bool) -> Verdict | None:
+    def deadlock(self, alive: set[int], *, is_stuck: bool) -> Blame | None:
         """Why a meeting can never take place, and who is to blame; the ledger knows.
 
         Args:
@@ -71,9 +71,9 @@ class Gatherings:
             return None
         if not is_stuck and all(alive.issuperset(meeting.missing()) for meeting in meetings):
             return None
-        verdict = find_verdict(self._books(alive), patience_is_over=is_stuck)
+        verdict = find_blame(self._books(alive), patience_is_over=is_stuck)
         if verdict is None and is_stuck:
-            return Verdict(blamed=(), text="every rank waits for another one", is_certain=True)
+            return Blame(blamed=(), text="every rank waits for another one", is_certain=True)
         return verdict
 
     def _books(self, alive: set[int]) -> list[Book]:
@@ -122,13 +122,13 @@ class Gatherings:
             stage=stage,
         )
 
-    def abandoned(self) -> Verdict | None:
+    def abandoned(self) -> Blame | None:
         """The call that is incomplete, when all ranks have returned without a wait for it."""
         for meeting in self._meetings.values():
             rank, call = next(iter(meeting.calls.items()))
             missing = tuple(meeting.missing())
             text = f"{call} of rank {rank} never took place: rank {missing[0]} did not call it"
-            return Verdict(blamed=missing, text=text, is_certain=True)
+            return Blame(blamed=missing, text=text, is_certain=True)
         return None
 
     def open(self) -> list[Meeting]:

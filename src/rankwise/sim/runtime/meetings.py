@@ -16,17 +16,16 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.ledger import NUMBER, number_text
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
-from rankwise.sim.ccl.execution import Execution, lane_count, queues_per_pe
+from rankwise.sim.ccl.execution import CollectiveExecution, lane_count, queues_per_pe
 from rankwise.sim.ccl.fidelity import level_of
 from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
-from rankwise.sim.ccl.message_execution import Lanes, MessageExecution
-from rankwise.sim.ccl.message_execution import Work as Elements
+from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
 from rankwise.sim.ccl.plan import Plan, plan, requested
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.machine import Pe
-from rankwise.sim.kernel import Event, Steps, users_line
+from rankwise.sim.kernel import Future, Steps, users_line
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, short_name
 from rankwise.sim.triton.dtypes import Array, dtype
@@ -196,13 +195,13 @@ class Collective:
         self._devices = [context.device_of(call.rank) for call in calls]
         algorithm = context.ccl.algorithm(asked.collective, asked.algorithm)
         self._plan = self._planned(algorithm, asked)
-        self._execution: Execution | MessageExecution | None = None
+        self._execution: CollectiveExecution | MessageExecution | None = None
         self._kernels: KernelExecution | None = None
         self._prepare(algorithm, asked)
         self._operands: list[Array | None] = [None] * len(calls)
         self._results: list[Array | None] = [None] * len(calls)
         self._started = self._begun = 0
-        self._all_started: Event = context.engine.simulator.event("all ranks of the collective")
+        self._all_started: Future = context.engine.simulator.future("all ranks of the collective")
 
     def _planned(self, algorithm: Algorithm, asked: Signature) -> Plan:
         homes = tuple(device.sip for device in self._devices)
@@ -242,7 +241,7 @@ class Collective:
             )  # fmt: skip
         else:
             _ = self._plan.schedule  # what is wrong with the programs is told before anything runs
-            self._execution = Execution(
+            self._execution = CollectiveExecution(
                 machine, self._plan, lanes, lane_queues, item_bytes=item_bytes,
                 dtype=short_name(asked.kind), operation=_MATH[asked.op], name=name, ranks=ranks,
             )  # fmt: skip

@@ -31,7 +31,7 @@ from rankwise.base.wording import ranks_in_words
 from rankwise.sim.ccl.algorithm_modules import AlgorithmError
 from rankwise.sim.hardware.faults import Unreachable
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_NANOSECOND
-from rankwise.sim.kernel import Rank
+from rankwise.sim.kernel import RankGreenlet
 from rankwise.sim.kernel.places import (
     frames_of_stack,
     line_of,
@@ -203,7 +203,7 @@ class _Schedule:
         self._interrupt: BaseException | None = None
         self._is_ending = False
         self._order = None if seed is None else random.Random(derived_seed(seed, "schedule"))  # noqa: S311 (a schedule, no secret)
-        self._ranks = [Rank(rank, self._body) for rank in range(nprocs)]
+        self._ranks = [RankGreenlet(rank, self._body) for rank in range(nprocs)]
 
     def run(self) -> None:
         """Run all ranks to their end; what they leave when they fail is given up."""
@@ -302,7 +302,7 @@ class _Schedule:
         finally:
             self._context._is_ending_ranks = False  # noqa: SLF001
 
-    def _refuse_deadlock(self, live: list[Rank], *, is_stuck: bool) -> None:
+    def _refuse_deadlock(self, live: list[RankGreenlet], *, is_stuck: bool) -> None:
         """Report waits that cannot end: for ranks that have left, or that are elsewhere."""
         alive = {rank.rank for rank in live}
         gatherings = self._context.distributed.gatherings
@@ -312,7 +312,7 @@ class _Schedule:
 
     def _stuck(
         self,
-        live: list[Rank],
+        live: list[RankGreenlet],
         reason: str,
         blamed: tuple[int, ...],
         others: tuple[Waiting, ...] = (),
@@ -340,7 +340,7 @@ class _Schedule:
                 awaited_by[rank.rank] = awaited
             else:
                 command = self._context.awaited_by(rank.rank)
-                name = getattr(getattr(command, "event", None), "name", "")
+                name = getattr(getattr(command, "future", None), "name", "")
                 awaited = "a command" + (f" ({name})" if name else "")
                 awaited_by[rank.rank] = "a command"  # which one is among what waits on the machine
                 lines.append(f"rank {rank.rank} is waiting for {awaited}, at {where}")

@@ -26,7 +26,7 @@ from types import FrameType
 from greenlet import getcurrent
 
 from rankwise.base.errors import ConfigError, TimeLimit
-from rankwise.sim.kernel import Fiber, Rank
+from rankwise.sim.kernel import Fiber, RankGreenlet
 from rankwise.sim.kernel.places import frames_of_stack, users_line_among
 
 _INSIST_EVERY_S = 0.02
@@ -77,7 +77,7 @@ def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") 
 
     def interrupt(_signal: int, frame: FrameType | None) -> None:
         nonlocal is_over
-        if is_over and not isinstance(getcurrent(), Rank | Fiber):
+        if is_over and not isinstance(getcurrent(), RankGreenlet | Fiber):
             return  # the scheduler is ending the ranks, and must not be disturbed
         if _would_be_lost(frame):
             return
@@ -118,6 +118,6 @@ def _would_be_lost(frame: FrameType | None) -> bool:
 def _running() -> str:
     """Who runs, in words."""
     current = getcurrent()
-    if isinstance(current, Rank):
+    if isinstance(current, RankGreenlet):
         return f"rank {current.rank}"
     return current.name if isinstance(current, Fiber) else "the simulation"

@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from rankwise.sim.rehearsal.scheduler import Rank
-from rankwise.sim.rehearsal.world import World
+from rankwise.sim.rehearsal.world import SimulatedWorld
 
 _KEY = "dtensor handlers"
 
@@ -35,7 +35,7 @@ class HandlersOfRank:
         self._dispatcher._custom_op_handlers = handlers  # noqa: SLF001  # the same
 
 
-def install(world: World) -> Callable[[], None]:
+def install(world: SimulatedWorld) -> Callable[[], None]:
     """Give each rank of a world its own handlers; returns what undoes it."""
     handlers = HandlersOfRank()
     world.belongings.add(handlers)

@@ -6,7 +6,7 @@ What is touched:
 - `distributed_c10d._new_process_group_helper`: with any backend that a program names, the group
   is made with ours, which is registered by the public `Backend.register_backend(extended_api=True)`
   and returns a Python `ProcessGroup`; torch's records then get the name that was asked for.
-- `distributed_c10d._world`: one object, which becomes the `World` of the rank that runs.
+- `distributed_c10d._world`: one object, which becomes the `RankWorld` of the rank that runs.
 - `distributed_c10d._process_group_name`: the registry of groups in C++ is the process's, so each
   rank's groups have names of their own.
 - `distributed_c10d._unregister_all_process_groups`: would take everybody's groups out of it.
@@ -49,7 +49,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.recording import present_recorder
 from rankwise.sim.rehearsal.scheduler import Rank
-from rankwise.sim.rehearsal.world import World, present_world, running_rank
+from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
 from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
@@ -70,7 +70,7 @@ BACKEND = "rankwise"
 _KEY = "torch"
 
 
-def install(world: World, device: str = "cpu") -> Callable[[], None]:
+def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     """Let the ranks of a world use torch.distributed; returns what undoes it.
 
     With the device `cuda` they find modelled CUDA devices.
@@ -163,7 +163,7 @@ def check_version(version: str) -> None:
 class TorchState:
     """What of torch's state each rank has for itself; moved in and out at each hand-over."""
 
-    def __init__(self, world: World, device: str) -> None:
+    def __init__(self, world: SimulatedWorld, device: str) -> None:
         self._device = device
         self._generator = torch.default_generator
         self._home = self._generator.get_state()

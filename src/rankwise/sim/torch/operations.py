@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from rankwise.sim.prediction.clocks import PricedWork, RankClock
-from rankwise.sim.prediction.costs import Engine, Work
+from rankwise.sim.prediction.costs import DeviceOperation, Engine
 
 _DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -115,7 +115,7 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         priced = self._priced.get(key)
         if priced is None:
             engine: Engine = "math" if is_math else "gemm"
-            work = Work(kind.name, engine, flops, size, _DTYPES.get(widest.dtype, ""))
+            work = DeviceOperation(kind.name, engine, flops, size, _DTYPES.get(widest.dtype, ""))
             priced = self._priced[key] = self._clock.price(work)
         self._clock.compute(priced)
 

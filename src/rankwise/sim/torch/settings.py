@@ -18,7 +18,7 @@ from torch import _C, _tensor_str, _weights_only_unpickler
 from torch.backends import ContextProp
 
 from rankwise.sim.rehearsal.scheduler import Rank
-from rankwise.sim.rehearsal.world import World, running_rank
+from rankwise.sim.rehearsal.world import SimulatedWorld, running_rank
 
 _KEY = "settings of torch"
 set_num_threads = torch.set_num_threads
@@ -179,7 +179,7 @@ _HOOKS = (
 class Settings:
     """Moves what ranks have set; `Belongings` of a world from the first time that one does."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
         self._home: dict[_Setting, Any] = {}
         self._present: dict[_Setting, Any] = {}

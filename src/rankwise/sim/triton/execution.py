@@ -28,7 +28,7 @@ from rankwise.sim.triton.words import Change, ProgramName, Word
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.courses import Course
-    from rankwise.sim.triton.memory import Buffer, Memory, Target
+    from rankwise.sim.triton.memory import Buffer, LaunchMemory, Target
     from rankwise.sim.triton.races import LaunchRaces
     from rankwise.sim.triton.tensor import tensor
 
@@ -179,7 +179,7 @@ class Launch:
         self,
         name: str,
         grid: tuple[int, int, int],
-        memory: "Memory",
+        memory: "LaunchMemory",
         *,
         observer: Observer | None = None,
         races: "LaunchRaces | None" = None,

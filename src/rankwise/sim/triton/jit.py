@@ -26,7 +26,7 @@ from rankwise.sim.triton.host import HOST_MACHINE, Arguments, launcher_among, te
 from rankwise.sim.triton.launching import run_launch
 from rankwise.sim.triton.logic import rewritten
 from rankwise.sim.triton.looks import TRIES, TRIES_COUNTED
-from rankwise.sim.triton.memory import Memory
+from rankwise.sim.triton.memory import LaunchMemory
 from rankwise.sim.triton.races import RaceDetector
 from rankwise.sim.triton.tensor import tensor
 
@@ -360,7 +360,7 @@ class JITFunction(KernelInterface):
             name: plain(value) if name in self.constants else arguments.adapted(name, value)
             for name, value in given.items()
         }
-        memory = Memory(arguments.buffers, tensor_around)
+        memory = LaunchMemory(arguments.buffers, tensor_around)
         races = RaceDetector().launch(grid[0] * grid[1] * grid[2]) if self.detect_races else None
         launch = Launch(self.__name__, grid, memory, observer=self.observer, races=races)
         launch.tries = self.tries() or TRIES

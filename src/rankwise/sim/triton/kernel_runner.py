@@ -28,7 +28,7 @@ from rankwise.sim.hardware.memory import SIP_STRIDE
 from rankwise.sim.hardware.memory import Mapping as LentMapping
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.kernel import (
-    Event,
+    Future,
     Process,
     Steps,
     all_of,
@@ -42,7 +42,7 @@ from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.host import TensorDescriptor, storage_around, tensor_around
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
-from rankwise.sim.triton.memory import Buffer, Memory
+from rankwise.sim.triton.memory import Buffer, LaunchMemory
 from rankwise.sim.triton.peers import LaunchPeers, LaunchRank, SignalAwaited
 from rankwise.sim.triton.queues import LaunchQueues, PeQueues, ProgramQueues
 from rankwise.sim.triton.races import LaunchRaces, RaceDetector
@@ -219,7 +219,7 @@ class _Launching:
         self._buffers: dict[str, Buffer] = {}
         self._behind: dict[str, Buffer] = {}
         """By parameter, where `_buffers` is by name."""
-        self._memory: Memory | None = None
+        self._memory: LaunchMemory | None = None
         self._races: LaunchRaces | None = None
         self._function: JITFunction
         self._given: dict[str, Any] = {}
@@ -374,7 +374,7 @@ class _Launching:
 
     def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
         """Start a process for each program of a recording."""
-        self._memory = Memory([])
+        self._memory = LaunchMemory([])
         processes = []
         for number, recording in enumerate(recordings):
             steps = self._clock(number, _nobody_waits).repeat(recording, self._placed)
@@ -397,7 +397,7 @@ class _Launching:
             wait=self._wait_for_change,
             name=self._env.name_of(launch.name, number),
         )
-        clock = self._clock(number, lambda event: _wait_for(execution, event))
+        clock = self._clock(number, lambda future: _wait_for(execution, future))
         execution.observer = execution.pacing = clock
         ACTIVE.execution = execution
         try:
@@ -408,10 +408,10 @@ class _Launching:
         finally:
             ACTIVE.execution = None
 
-    def _clock(self, number: int, wait: Callable[[Event], Any]) -> ProgramClock:
+    def _clock(self, number: int, wait: Callable[[Future], Any]) -> ProgramClock:
         pe = self._env.pe_of(number)
 
-        def start_dma(address: int, footprint: Footprint, *, is_load: bool) -> Event:
+        def start_dma(address: int, footprint: Footprint, *, is_load: bool) -> Future:
             start = self._env.start_load if is_load else self._env.start_store
             return start(pe, address, footprint)
 
@@ -422,14 +422,14 @@ class _Launching:
             return  # to look again takes time, in which others go on
         execution = ACTIVE.execution
         assert execution is not None, "only a running program waits"
-        event = Event(self._simulator, change)
+        future = Future(self._simulator, change)
         watchpoints = self._env.engine.watchpoints
         if isinstance(change, SignalAwaited):
-            watchpoints.watch(event, change.word.address, change.word.element.itemsize)
+            watchpoints.watch(future, change.word.address, change.word.element.itemsize)
         else:
             # It may look at several words in turn.
-            watchpoints.watch_everything(event)
-        _wait_for(execution, event)
+            watchpoints.watch_everything(future)
+        _wait_for(execution, future)
 
     def _log(self, operation: Operation, place: str, start: int, end: int) -> None:
         self.log_at(operation.address, operation, place, start, end)
@@ -742,7 +742,7 @@ def _addresses_of(arguments: Iterable[Any]) -> Iterator[int]:
             yield each.address
 
 
-def _nobody_waits(_event: Event) -> None:
+def _nobody_waits(_event: Future) -> None:
     raise AssertionError("a repeated program waits in simulated time, not in a greenlet")
 
 
@@ -754,10 +754,10 @@ def _constant(content: Array, _operands: list[Array]) -> list[Array]:
     return [content]
 
 
-def _wait_for(execution: Execution, event: Event) -> Any:
-    """Leave a program's fiber until an event has happened."""
+def _wait_for(execution: Execution, future: Future) -> Any:
+    """Leave a program's fiber until a future has happened."""
     ACTIVE.execution = None
     try:
-        return park(event)
+        return park(future)
     finally:
         ACTIVE.execution = execution

@@ -77,7 +77,7 @@ class Buffer:
         return f'"{self.name}" ({self.flat.size} elements of {self.dtype})'
 
 
-class Memory:
+class LaunchMemory:
     """The buffers that a launch may touch.
 
     Args:
@@ -363,7 +363,7 @@ class ScatteredStore:
 
 
 def buffers_behind(
-    memory: Memory, addresses: Array, mask: Array | None
+    memory: LaunchMemory, addresses: Array, mask: Array | None
 ) -> Iterator[tuple[Buffer, Array]]:
     """The buffers that bare addresses lie in, each with the mask of those that do.
 

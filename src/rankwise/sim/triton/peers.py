@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.footprint import Footprint
-from rankwise.sim.kernel import Event, where_of
+from rankwise.sim.kernel import Future, where_of
 from rankwise.sim.triton.dtypes import dtype, uint8
 from rankwise.sim.triton.execution import (
     Execution,
@@ -189,7 +189,7 @@ class LaunchPeers:
         env, pe = self._env, self._env.pe_of(int(execution.programs[0]))
         begin, end = source.address, target.address
 
-        def start() -> Event:
+        def start() -> Future:
             return env.start_copy(pe, begin, end, size)
 
         races: LaunchRaces | None = execution.launch.races

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwise.sim.hardware.ipcq import IpcQueue, Slot
 from rankwise.sim.hardware.machine import Machine, Pe
-from rankwise.sim.kernel import Event, Steps, where_of
+from rankwise.sim.kernel import Future, Steps, where_of
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import (
     Execution,
@@ -102,7 +102,7 @@ class LaunchQueues:
 class ProgramQueues:
     """`tl.send` and `tl.recv` of the programs of one launch."""
 
-    def __init__(self, queues: Queues, wait_for: Callable[[Execution, Event], Any]) -> None:
+    def __init__(self, queues: Queues, wait_for: Callable[[Execution, Future], Any]) -> None:
         self._queues = queues
         self._wait_for = wait_for
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.hardware.machine import Pe
-from rankwise.sim.kernel import Event, Simulator, Steps, all_of
+from rankwise.sim.kernel import Future, Simulator, Steps, all_of
 from rankwise.sim.triton.dtypes import SHORT_NAMES
 from rankwise.sim.triton.execution import Operation, leaves
 from rankwise.sim.triton.recording import Recording, Step
@@ -28,8 +28,8 @@ from rankwise.sim.triton.recording import Recording, Step
 class StartDma(Protocol):
     """Begins to move bytes between a virtual address and scratch memory."""
 
-    def __call__(self, address: int, footprint: Footprint, *, is_load: bool) -> Event:
-        """The event happens when they have arrived."""
+    def __call__(self, address: int, footprint: Footprint, *, is_load: bool) -> Future:
+        """The future happens when they have arrived."""
         ...
 
 
@@ -40,7 +40,7 @@ class ProgramClock:
         simulator: the simulation.
         pe: the processing element that the program runs on.
         start_dma: begins to move bytes: lowest address, which ones, whether into scratch memory.
-        wait: leaves the program's greenlet until an event has happened.
+        wait: leaves the program's greenlet until a future has happened.
         log: takes note of each operation when it ends: where it was, and from when to when.
         ahead: how many operations the program may run ahead.
 
@@ -54,7 +54,7 @@ class ProgramClock:
         simulator: Simulator,
         pe: Pe,
         start_dma: StartDma,
-        wait: Callable[[Event], Any],
+        wait: Callable[[Future], Any],
         log: Callable[[Operation, str, int, int], None],
         ahead: int,
     ) -> None:
@@ -64,18 +64,18 @@ class ProgramClock:
         self._wait = wait
         self._log = log
         self._ahead = ahead
-        self._under_way: deque[Event] = deque()
-        self._aside: list[Event] = []
+        self._under_way: deque[Future] = deque()
+        self._aside: list[Future] = []
         """Signals, and copies from memory to memory: they take no scratch memory."""
         self._begun = 0
         self.dma_waited = 0
-        self._stores: list[Event] = []
-        self._copies: list[Event] = []
-        self._loads: list[Event] = []
-        self._last_message: dict[str, Event] = {}
+        self._stores: list[Future] = []
+        self._copies: list[Future] = []
+        self._loads: list[Future] = []
+        self._last_message: dict[str, Future] = {}
 
-    def operation(self, operation: Operation) -> Event | None:
-        """Hand an operation to its engine; the token is the event of its end."""
+    def operation(self, operation: Operation) -> Future | None:
+        """Hand an operation to its engine; the token is the future of its end."""
         if operation.kind in ("load", "store", "atomic") and not operation.size_bytes:
             return None
         self._make_room()
@@ -127,18 +127,18 @@ class ProgramClock:
         """Do an operation, and wait for it alone: what was begun before goes on."""
         self.wait_for(self._begin(operation, []))
 
-    def copy(self, operation: Operation, start: Callable[[], Event]) -> Event:
+    def copy(self, operation: Operation, start: Callable[[], Future]) -> Future:
         """Begin to move bytes from memory to memory, after the stores that it may read."""
         name = f"{operation.name} to {operation.buffer} by {self._pe.name}"
-        before = [event for event in self._stores if not event.is_done]
+        before = [future for future in self._stores if not future.is_done]
         work = self._simulator.process(self._copied(operation, start, before), name)
         self._aside.append(work)
-        self._copies = [event for event in self._copies if not event.is_done]
+        self._copies = [future for future in self._copies if not future.is_done]
         self._copies.append(work)
         return work
 
     def _copied(
-        self, operation: Operation, start: Callable[[], Event], before: list[Event]
+        self, operation: Operation, start: Callable[[], Future], before: list[Future]
     ) -> Steps:
         if before:
             yield all_of(before)
@@ -146,12 +146,12 @@ class ProgramClock:
         yield start()
         self._log(operation, self._pe.name, since, self._simulator.now)
 
-    def wait_for(self, event: Event) -> None:
+    def wait_for(self, future: Future) -> None:
         """Let the program go on when something that it has begun is done."""
-        if not event.is_done:
-            self._wait(event)
+        if not future.is_done:
+            self._wait(future)
 
-    def _keep(self, work: Event) -> None:
+    def _keep(self, work: Future) -> None:
         self._begun += 1
         self._under_way.append(work)
 
@@ -171,10 +171,10 @@ class ProgramClock:
 
     def reach(self, mark: int) -> None:
         """Wait until so many of the operations are done, counted from the first."""
-        for event in self._taken_before(mark):
-            self._wait(event)
+        for future in self._taken_before(mark):
+            self._wait(future)
 
-    def _taken_before(self, mark: int) -> Iterator[Event]:
+    def _taken_before(self, mark: int) -> Iterator[Future]:
         """What is still under way of the first so many operations; to be waited for at once."""
         while self._under_way and self._begun - len(self._under_way) < mark:
             yield self._under_way.popleft()
@@ -186,7 +186,7 @@ class ProgramClock:
             recording: the program.
             placed: makes the operation of a step, with the address that it has now.
         """
-        results: list[Event] = []
+        results: list[Future] = []
         for step in recording:
             if isinstance(step, int):
                 yield from self._taken_before(step)
@@ -203,36 +203,36 @@ class ProgramClock:
         if pending:
             yield all_of(pending)
 
-    def _pending(self) -> list[Event]:
+    def _pending(self) -> list[Future]:
         """What is still under way, which nobody has to remember from now on."""
-        pending = [event for event in (*self._under_way, *self._aside) if not event.is_done]
+        pending = [future for future in (*self._under_way, *self._aside) if not future.is_done]
         self._under_way.clear()
         self._aside.clear()
         return pending
 
-    def _begin(self, operation: Operation, after: list[Event]) -> Event:
-        before = [event for event in after if not event.is_done]
+    def _begin(self, operation: Operation, after: list[Future]) -> Future:
+        before = [future for future in after if not future.is_done]
         name = f"{operation.name} on {self._pe.name}"
         work = self._simulator.process(self._carry_out(operation, before), name)
         self._keep(work)
         if operation.kind in {"store", "atomic"}:
-            self._stores = [event for event in self._stores if not event.is_done]
+            self._stores = [future for future in self._stores if not future.is_done]
             self._stores.append(work)
         elif operation.kind == "load":
-            self._loads = [event for event in self._loads if not event.is_done]
+            self._loads = [future for future in self._loads if not future.is_done]
             self._loads.append(work)
         return work
 
-    def _wait_for_operands(self, before: list[Event], *, counts: bool) -> Steps:
+    def _wait_for_operands(self, before: list[Future], *, counts: bool) -> Steps:
         """Wait for what an operation reads, and count for how long if it was to be loaded."""
-        counts = counts and any(event in self._loads for event in before)
+        counts = counts and any(future in self._loads for future in before)
         since = self._simulator.now
         yield all_of(before)
         if counts:
             self.dma_waited += self._simulator.now - since
 
-    def _after(self, before: list[Event], steps: Steps) -> Steps:
-        pending = [event for event in before if not event.is_done]
+    def _after(self, before: list[Future], steps: Steps) -> Steps:
+        pending = [future for future in before if not future.is_done]
         if pending:
             yield from self._wait_for_operands(pending, counts=True)
         yield from steps
@@ -243,7 +243,7 @@ class ProgramClock:
         self.settle()
         self.dma_waited += self._simulator.now - since
 
-    def _carry_out(self, operation: Operation, before: list[Event]) -> Steps:
+    def _carry_out(self, operation: Operation, before: list[Future]) -> Steps:
         if before:
             yield from self._wait_for_operands(before, counts=operation.kind == "math")
         start = self._simulator.now
@@ -261,5 +261,5 @@ class ProgramClock:
         self._log(operation, self._pe.name, start, self._simulator.now)
 
 
-def _flattened(tokens: tuple[Any, ...]) -> list[Event]:
-    return [token for token in leaves(tokens) if isinstance(token, Event)]
+def _flattened(tokens: tuple[Any, ...]) -> list[Future]:
+    return [token for token in leaves(tokens) if isinstance(token, Future)]

@@ -23,7 +23,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.story import Entry, read_journal
+from rankwise.drivers.sim.story import StoryLine, read_journal
 from rankwise.testing.programs import Dies, Exits, Lives, Program, Raises, RunsForever
 
 SIGABRT, SIGKILL, SIGSEGV, SIGTERM = 6, 9, 11, 15
@@ -326,9 +326,9 @@ def _told(record: WorldRecord) -> list[tuple[int, FailureCause, int | None]]:
     ]
 
 
-def _entries(record: WorldRecord) -> list[Entry]:
+def _entries(record: WorldRecord) -> list[StoryLine]:
     return read_journal(record.journal)
 
 
-def _first(entries: list[Entry], is_wanted: Callable[[Entry], bool]) -> int:
+def _first(entries: list[StoryLine], is_wanted: Callable[[StoryLine], bool]) -> int:
     return next(index for index, entry in enumerate(entries) if is_wanted(entry))

@@ -3,13 +3,13 @@
 import pytest
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
-from rankwise.core.gang.progress import Doing, ProgressWatch, Work
+from rankwise.core.gang.progress import Activity, Doing, ProgressWatch
 
 PATIENCE = Duration(40 * SECOND)
 LOOK = Instant(10 * SECOND)
 
 
-def watching(*ranks: Work) -> ProgressWatch:
+def watching(*ranks: Activity) -> ProgressWatch:
     """A watch that has just found these ranks, at instant 0."""
     watch = ProgressWatch(PATIENCE, Instant(0))
     watch.look(dict(enumerate(ranks)), Instant(0))
@@ -23,9 +23,9 @@ def work(
     byte_count: int = 0,
     is_in_call: bool = False,
     pid: int = 100,
-) -> Work:
+) -> Activity:
     """What a rank has done so far; times in seconds."""
-    return Work(
+    return Activity(
         pid=pid,
         marks=marks,
         is_in_call=is_in_call,
@@ -78,7 +78,7 @@ def work(
         ),
     ],
 )
-def test_what_a_rank_did_between_two_looks(before: Work, now: Work, doing: Doing) -> None:
+def test_what_a_rank_did_between_two_looks(before: Activity, now: Activity, doing: Doing) -> None:
     watch = watching(before)
 
     watch.look({0: now}, LOOK)

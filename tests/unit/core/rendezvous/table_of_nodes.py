@@ -8,8 +8,7 @@ from rankwise.base.units import Instant
 from rankwise.core.keyspace.machine import Keyspace
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.machine import Rendezvous
-from rankwise.core.rendezvous.records import NodeRecord
-from rankwise.core.rendezvous.storage import RunKeys, decode_node
+from rankwise.core.rendezvous.records import NodeRecord, RunKeys, decode_node
 from rankwise.core.rendezvous.vocabulary import (
     Answer,
     Commit,

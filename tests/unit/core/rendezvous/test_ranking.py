@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.core.rendezvous.ranking import active_count, ranked, seated
 from rankwise.core.rendezvous.records import NodeRecord
+from rankwise.core.rendezvous.view import active_count, ranked, seated
 
 NODES = st.lists(st.sampled_from("abcdefghij"), unique=True)
 

@@ -10,9 +10,8 @@ from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.keyspace.machine import Keyspace
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.machine import Rendezvous
-from rankwise.core.rendezvous.records import Departure, RoundPhase
+from rankwise.core.rendezvous.records import Departure, RoundPhase, encode
 from rankwise.core.rendezvous.requests import Purpose
-from rankwise.core.rendezvous.storage import encode
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
     Closed,

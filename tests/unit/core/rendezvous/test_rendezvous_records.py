@@ -4,8 +4,16 @@ from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.records import FailureNote, NodeRecord, Round, RoundPhase
-from rankwise.core.rendezvous.storage import decode_charter, decode_node, decode_round, encode
+from rankwise.core.rendezvous.records import (
+    FailureNote,
+    NodeRecord,
+    Round,
+    RoundPhase,
+    decode_charter,
+    decode_node,
+    decode_round,
+    encode,
+)
 
 
 def test_a_round_of_128_nodes_stays_below_two_kilobytes() -> None:

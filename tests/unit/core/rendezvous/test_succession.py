@@ -7,8 +7,14 @@ from rankwise.base.failure import OutcomeStatus
 from rankwise.base.keys import Put, Revision, Transaction
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.core.rendezvous.records import Charter, Round, RoundPhase
-from rankwise.core.rendezvous.storage import decode_charter, decode_round, encode
+from rankwise.core.rendezvous.records import (
+    Charter,
+    Round,
+    RoundPhase,
+    decode_charter,
+    decode_round,
+    encode,
+)
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
     Closed,

@@ -6,19 +6,19 @@ import sys
 RUNS = 6
 RACE = """
 import sys, threading
-from rankwise.core.rendezvous import records, storage
+from rankwise.core.rendezvous import records
 from rankwise.drivers.real.stores import embedded_protocol, etcd_messages
 from rankwise.drivers.real.stores.etcd_messages import decoded
 
 RANGE = b'{"header": {"revision": "5"}, "kvs": [{"key": "YQ==", "mod_revision": "3"}]}'
 WATCH = b'{"result": {"header": {"revision": "5"}, "events": [{"kv": {"key": "YQ=="}}]}}'
 ASKED = embedded_protocol.encoded(embedded_protocol.ReadAsked("a"))
-ROUND = storage.encode(records.Round(number=0, phase=records.RoundPhase.GATHERING))
+ROUND = records.encode(records.Round(number=0, phase=records.RoundPhase.GATHERING))
 WORK = [
     lambda: decoded(RANGE, etcd_messages.RangeReply),
     lambda: decoded(WATCH, etcd_messages.WatchLine),
     lambda: embedded_protocol.decode_request(ASKED),
-    lambda: storage.decode_round(ROUND, "round"),
+    lambda: records.decode_round(ROUND, "round"),
 ]
 sys.setswitchinterval(1e-6)
 together = threading.Barrier(8)

@@ -11,7 +11,7 @@ from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.state import AgentPhase
 from rankwise.drivers.sim.cluster.plan_file import load_plan
-from rankwise.drivers.sim.cluster.world import ClusterWorld
+from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
 from rankwise.sim.faults.reading import CLUSTER, RANKS_AND_NODES, read_faults
 from rankwise.sim.faults.vocabulary import (
     FAULTS,
@@ -57,7 +57,7 @@ def test_a_node_that_is_alone_meets_the_faults_of_a_cluster(
 ) -> None:
     read = load_plan(plan(tmp_path, ALONE.replace("FAULT", fault)))
 
-    run = ClusterWorld(read, 3).run()
+    run = ClusterSimulator(read, 3).run()
 
     (finished,) = run.finished.values()
     outcome = finished.as_outcome()
@@ -75,7 +75,7 @@ faults:
   - {what: lose-guardian, at: 8 s, node: 1}
   - {what: blame-worker, at: 16 s, node: 2, local_rank: 1}
 """
-    run = ClusterWorld(load_plan(plan(tmp_path, text)), 0).run()
+    run = ClusterSimulator(load_plan(plan(tmp_path, text)), 0).run()
 
     assert run.verdict is not None
     assert run.verdict.status is OutcomeStatus.SUCCEEDED

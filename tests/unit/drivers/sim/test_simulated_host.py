@@ -22,9 +22,9 @@ from rankwise.drivers.sim.agenda import Agenda, VirtualClock
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.host import SimulatedHost
 from rankwise.drivers.sim.cluster.plan import Guardian
-from rankwise.drivers.sim.cluster.world import ClusterWorld
+from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
+from rankwise.drivers.sim.gang_simulator import PROMPT, plan_of_gang
 from rankwise.drivers.sim.programs import Dies, Exits, Program, Raises, RunsForever
-from rankwise.drivers.sim.world import PROMPT, plan_of_gang
 
 SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
 RUNS = Program(ending=RunsForever())
@@ -49,7 +49,7 @@ class Stage:
         self.agenda = Agenda(self.clock)
         self.heard: list[Stimulus] = []
         plan = plan_of_gang(GangSpec(size=len(programs)), [programs], guardian=guardian)
-        world = ClusterWorld(plan, 0)
+        world = ClusterSimulator(plan, 0)
         self.host = SimulatedHost(
             world.nodes[0],
             agenda=self.agenda,

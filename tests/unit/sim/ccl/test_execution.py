@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.sim.ccl.configuration import SLOTS_LEAST, Queues
-from rankwise.sim.ccl.execution import Execution, dependencies, lane_count, queues_per_pe
+from rankwise.sim.ccl.execution import CollectiveExecution, dependencies, lane_count, queues_per_pe
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
 from rankwise.sim.ccl.plan import Request, plan
 from rankwise.sim.ccl.program import Receive, Send, Span
@@ -31,7 +31,7 @@ def played(
     count = lanes or lane_count(planned, 4, queues, machine.topology.pe_count)
     places = [[machine.sip(rank).pe(index) for index in range(count)] for rank in range(size)]
     suited = suited_to(machine, queues, planned.ways(), count, queues_per_pe(planned))
-    execution = Execution(
+    execution = CollectiveExecution(
         machine,
         planned,
         places,

@@ -14,7 +14,7 @@ from rankwise.sim.benches.session import Session, Settings
 from rankwise.sim.ccl.algorithms import ring_allreduce
 from rankwise.sim.ccl.configuration import Queues, load_configuration
 from rankwise.sim.ccl.fidelity import level_of
-from rankwise.sim.ccl.message_execution import Lanes, MessageExecution, Work
+from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
 from rankwise.sim.ccl.plan import Request, plan, requested
 from rankwise.sim.hardware import Machine, load_topology
 from rankwise.sim.kernel import Simulator, Steps
@@ -168,7 +168,7 @@ def ends_of(delays: list[int]) -> list[int]:
         planned,
         [Lanes(sip, (0, 1)) for sip in range(4)],
         Queues(n_slots=8, vc_chunk_size=256),
-        Work(4, "f32", "add"),
+        Elements(4, "f32", "add"),
     )
     ends = [0] * 4
 

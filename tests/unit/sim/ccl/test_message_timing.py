@@ -81,7 +81,7 @@ def event_driven(algorithm: Algorithm, kind: Collective, sips: SipsSpec, size: i
     links: dict[tuple[int, int], Server] = {}
     ranks = range(sips.count)
     rounds = list(one_by_one(ROUNDS[algorithm](kind, sips.count, size)))
-    ready = [[simulator.event() for _ in ranks] for _ in range(len(rounds) + 1)]
+    ready = [[simulator.future() for _ in ranks] for _ in range(len(rounds) + 1)]
 
     def message(number: int, source: int, destination: int) -> Steps:
         yield ready[number][source]

@@ -224,7 +224,7 @@ def test_a_kernel_that_waits_for_ever_is_a_deadlock_with_its_line() -> None:
     engine = GraphEngine("default")
 
     def kernel(program: int, env: KernelEnvironment) -> None:
-        park(env.simulator.event(f"a message for {program}"))
+        park(env.simulator.future(f"a message for {program}"))
 
     launch = KernelLaunch(
         sip=1, runner=OneFiberPerProgram(), kernel_fn=kernel, num_programs=2, name="lonely"

@@ -8,7 +8,7 @@ import yaml
 from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware import IpcQueue, Machine, load_topology
 from rankwise.sim.hardware.topology import parse_topology
-from rankwise.sim.kernel import Event, Simulator
+from rankwise.sim.kernel import Future, Simulator
 
 Steps = Generator[Any, Any, Any]
 
@@ -17,9 +17,9 @@ def machine(preset: str = "default") -> Machine:
     return Machine(Simulator(), load_topology(preset))
 
 
-def time_of(machine: Machine, steps: Event | Steps) -> int:
+def time_of(machine: Machine, steps: Future | Steps) -> int:
     start = machine.simulator.now
-    until = steps if isinstance(steps, Event) else machine.simulator.process(steps)
+    until = steps if isinstance(steps, Future) else machine.simulator.process(steps)
     machine.simulator.run(until)
     return machine.simulator.now - start
 

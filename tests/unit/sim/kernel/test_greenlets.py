@@ -4,12 +4,12 @@ import pytest
 from greenlet import getcurrent
 
 from rankwise.base.errors import Deadlock, LocalProtocolError
-from rankwise.sim.kernel import Fiber, Rank, Simulator, main_greenlet, park, start_fiber
+from rankwise.sim.kernel import Fiber, RankGreenlet, Simulator, main_greenlet, park, start_fiber
 
 
 def test_a_fiber_waits_from_any_depth_of_calls() -> None:
     simulator = Simulator()
-    chest = simulator.event()
+    chest = simulator.future()
     simulator.call_at(8, chest.succeed, "treasure")
 
     def deep(levels: int) -> Any:
@@ -31,7 +31,7 @@ def test_a_fiber_is_a_child_of_the_main_greenlet_even_if_a_rank_starts_it() -> N
         assert isinstance(current, Fiber)
         parents.append(current.parent)
 
-    Rank(0, lambda: start_fiber(simulator, body)).switch()
+    RankGreenlet(0, lambda: start_fiber(simulator, body)).switch()
     simulator.run()
 
     assert parents == [main_greenlet()]
@@ -47,12 +47,12 @@ def test_fibers_work_when_the_agenda_is_driven_from_inside_a_rank() -> None:
     def rank_program() -> Any:
         return simulator.run(start_fiber(simulator, body))
 
-    assert Rank(0, rank_program).switch() == 4
+    assert RankGreenlet(0, rank_program).switch() == 4
 
 
 def test_a_failure_of_what_a_fiber_waits_for_is_raised_in_the_fiber() -> None:
     simulator = Simulator()
-    bad = simulator.event()
+    bad = simulator.future()
     simulator.call_at(2, bad.fail, OSError("torn"))
 
     def body() -> str:
@@ -71,7 +71,7 @@ def test_a_cancelled_fiber_runs_its_finally_blocks() -> None:
 
     def body() -> None:
         try:
-            park(simulator.event("never"))
+            park(simulator.future("never"))
         finally:
             seen.append(simulator.now)
 
@@ -87,7 +87,7 @@ def test_a_deadlock_names_the_line_of_user_code_inside_the_fiber() -> None:
     simulator = Simulator()
 
     def body() -> None:
-        park(simulator.event("a message"))
+        park(simulator.future("a message"))
 
     start_fiber(simulator, body, name="program 7")
 
@@ -109,7 +109,7 @@ def test_a_rank_knows_its_number_and_its_line() -> None:
         assert parent is not None
         parent.switch()
 
-    rank = Rank(5, program)
+    rank = RankGreenlet(5, program)
     rank.switch()
 
     assert rank.rank == 5

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.base.errors import Deadlock, LocalProtocolError, TimeLimit
-from rankwise.sim.kernel import Event, Simulator, all_of
+from rankwise.sim.kernel import Future, Simulator, all_of
 
 Steps = Generator[Any, Any, Any]
 
@@ -172,21 +172,21 @@ def test_a_process_waits_for_delays_events_and_other_processes() -> None:
         yield 7
         return "grown"
 
-    def parent(event: Event) -> Steps:
+    def parent(future: Future) -> Steps:
         yield 3
-        first = yield event
+        first = yield future
         second = yield simulator.process(child(), "child")
         return first, second, simulator.now
 
-    event = simulator.event("post")
-    simulator.call_at(10, event.succeed, "letter")
+    future = simulator.future("post")
+    simulator.call_at(10, future.succeed, "letter")
 
-    assert simulator.run(simulator.process(parent(event))) == ("letter", "grown", 17)
+    assert simulator.run(simulator.process(parent(future))) == ("letter", "grown", 17)
 
 
 def test_waiting_for_what_has_happened_costs_no_time_and_still_gives_the_value() -> None:
     simulator = Simulator()
-    done = simulator.event()
+    done = simulator.future()
     done.succeed(4)
 
     def process() -> Steps:
@@ -241,7 +241,7 @@ def test_a_limit_that_is_over_ends_the_run_and_is_no_failure_of_who_was_running(
         yield 10
         raise TimeLimit("the time is over")
 
-    def waiting(other: Event) -> Generator[Any, Any, None]:
+    def waiting(other: Future) -> Generator[Any, Any, None]:
         try:
             yield other
         except TimeLimit as limit:
@@ -255,19 +255,19 @@ def test_a_limit_that_is_over_ends_the_run_and_is_no_failure_of_who_was_running(
 
 
 def test_an_event_happens_once() -> None:
-    event = Simulator().event("door")
-    event.succeed()
+    future = Simulator().future("door")
+    future.succeed()
 
     with pytest.raises(LocalProtocolError, match="door has already happened"):
-        event.succeed()
+        future.succeed()
     with pytest.raises(LocalProtocolError, match="door has already happened"):
-        event.fail(ValueError())
-    assert event.value is None
+        future.fail(ValueError())
+    assert future.value is None
 
 
 def test_all_of_gives_the_values_in_order() -> None:
     simulator = Simulator()
-    slow, fast = simulator.event(), simulator.event()
+    slow, fast = simulator.future(), simulator.future()
     simulator.call_at(9, slow.succeed, "slow")
     simulator.call_at(2, fast.succeed, "fast")
 
@@ -276,7 +276,7 @@ def test_all_of_gives_the_values_in_order() -> None:
 
 def test_all_of_fails_with_the_first_failure_among_its_parts() -> None:
     simulator = Simulator()
-    good, bad = simulator.timer(5), simulator.event()
+    good, bad = simulator.timer(5), simulator.future()
     simulator.call_at(3, bad.fail, KeyError("lost"))
 
     with pytest.raises(KeyError, match="lost"):
@@ -286,7 +286,7 @@ def test_all_of_fails_with_the_first_failure_among_its_parts() -> None:
 
 def test_waiting_for_what_never_happens_is_a_deadlock_that_names_lines_of_user_code() -> None:
     simulator = Simulator()
-    never = simulator.event("the bell")
+    never = simulator.future("the bell")
 
     def inner() -> Steps:
         yield never
@@ -310,7 +310,7 @@ def test_running_dry_while_a_process_waits_is_a_deadlock() -> None:
     simulator = Simulator()
 
     def ask() -> Steps:
-        yield simulator.event("work")
+        yield simulator.future("work")
 
     simulator.process(ask(), "client")
 
@@ -370,7 +370,7 @@ def test_a_cancelled_process_gets_its_exception_where_it_waits_at_that_instant()
             seen.append(simulator.now)
 
     sleepers = [
-        simulator.process(sleeper(target)) for target in (1_000, simulator.event("never"), 3)
+        simulator.process(sleeper(target)) for target in (1_000, simulator.future("never"), 3)
     ]
     for sleeping in sleepers:
         simulator.call_at(3, sleeping.cancel, InterruptedError())
@@ -488,7 +488,7 @@ def test_a_timer_happens_when_its_instant_comes_whoever_waits_for_it() -> None:
 
     for name, delay in (("early", 0), ("late", 7)):
         simulator.process(waits(name, delay))
-    timer.add_callback(lambda event: seen.append((event, simulator.now, event.is_done)))
+    timer.add_callback(lambda future: seen.append((future, simulator.now, future.is_done)))
     assert not timer.is_done
     simulator.run()
 

@@ -2,13 +2,13 @@
 
 from rankwise.sim import load_topology
 from rankwise.sim.prediction.clocks import Passage, Prediction, RankClock
-from rankwise.sim.prediction.costs import Work
+from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.summary import figures_of
 from rankwise.sim.rehearsal.meetings import Group
 from rankwise.sim.rehearsal.scheduler import Scheduler
 
 SIZE = 1 << 20
-WORK = Work("aten.add", "math", SIZE, 12 * SIZE, "f32")
+WORK = DeviceOperation("aten.add", "math", SIZE, 12 * SIZE, "f32")
 
 
 class NoBelongings:

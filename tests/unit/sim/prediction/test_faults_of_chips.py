@@ -12,7 +12,7 @@ from rankwise.sim.hardware.faults import Unreachable, checked_faults
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction import Prediction, RankClock
-from rankwise.sim.prediction.costs import Network, Work
+from rankwise.sim.prediction.costs import DeviceOperation, NetworkCosts
 from rankwise.sim.prediction.kernels import KernelTimes, Meter
 from rankwise.sim.triton import language as tl
 
@@ -29,7 +29,7 @@ def machine_with(*words: str) -> Topology:
 
 
 def time_of_ring(*words: str, begin: int = 0) -> int:
-    return Network(machine_with(*words)).time("all_gather", SIZE // 4, RING, begin)
+    return NetworkCosts(machine_with(*words)).time("all_gather", SIZE // 4, RING, begin)
 
 
 def test_each_part_crosses_a_slow_link_in_its_time() -> None:
@@ -41,7 +41,7 @@ def test_each_part_crosses_a_slow_link_in_its_time() -> None:
 
 
 def test_a_message_takes_as_long_as_the_slowest_of_its_links() -> None:
-    network = Network(machine_with("slow:link=sip1-sip2,times=3"))
+    network = NetworkCosts(machine_with("slow:link=sip1-sip2,times=3"))
 
     assert network.message_time(0, 2, SIZE) == 3 * 4 * PART + 2 * LINK.latency
     assert network.message_time(0, 1, SIZE) == 4 * PART + LINK.latency
@@ -50,7 +50,7 @@ def test_a_message_takes_as_long_as_the_slowest_of_its_links() -> None:
 def test_what_begins_after_the_death_of_a_link_goes_around_and_a_message_under_way_arrives() -> (
     None
 ):
-    network = Network(machine_with("kill:link=sip0-sip1,at=1us"))
+    network = NetworkCosts(machine_with("kill:link=sip0-sip1,at=1us"))
     direct, around = (4 * PART + hops * LINK.latency for hops in (1, 3))
 
     times = [network.message_time(0, 1, SIZE, begin) for begin in (0, 999_999, 1_000_000)]
@@ -70,7 +70,7 @@ def test_a_collective_goes_on_with_what_is_left_when_a_link_dies() -> None:
 
 
 def test_without_a_way_left_the_operation_names_the_dead_links() -> None:
-    network = Network(machine_with("kill:link=sip0-sip1", "kill:link=sip0-sip3"))
+    network = NetworkCosts(machine_with("kill:link=sip0-sip1", "kill:link=sip0-sip3"))
 
     with pytest.raises(Unreachable, match=r"no way from sip0 to sip1: dead are sip0->sip1, sip0->"):
         network.time("all_gather", SIZE, RING)
@@ -79,7 +79,7 @@ def test_without_a_way_left_the_operation_names_the_dead_links() -> None:
 def test_an_operation_takes_as_long_as_the_slowest_pe_of_its_device() -> None:
     prediction = Prediction(machine_with("slow:pe=sip1.cube0.pe2,times=8"), 2)
     well, slow = (RankClock(prediction, number, 0) for number in range(2))
-    work = Work("aten.mm", "gemm", 1 << 40, 0, "f16")
+    work = DeviceOperation("aten.mm", "gemm", 1 << 40, 0, "f16")
 
     command = picoseconds(prediction.topology.machine.system.host.command_ns)
     assert slow.price(work).duration - command == pytest.approx(

@@ -8,7 +8,7 @@ import pytest
 from rankwise.sim import load_topology, triton
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.prediction import Prediction, RankClock
-from rankwise.sim.prediction.costs import Engine, Work
+from rankwise.sim.prediction.costs import DeviceOperation, Engine
 from rankwise.sim.prediction.kernels import KernelTimes, Meter
 from rankwise.sim.triton import execution as triton_execution
 from rankwise.sim.triton import language as tl
@@ -245,7 +245,9 @@ def test_what_waits_for_others_takes_what_it_moves_here_and_over_the_links(
     prediction = launches.prediction
     command = picoseconds(prediction.topology.machine.system.host.command_ns)
     over_links = prediction.network.message_time(1, 0, y.nbytes)
-    here = prediction.costs.bound(Work("triton.pull", "math", 64, x.nbytes + y.nbytes, "f32"))[1]
+    here = prediction.costs.bound(
+        DeviceOperation("triton.pull", "math", 64, x.nbytes + y.nbytes, "f32")
+    )[1]
     assert x.tolist() == [2.0] * 64
     assert launches.trials == 1, "it cannot be tried"
     assert "kernel pull cannot be tried on pod64" in launches.said[0]
@@ -268,8 +270,8 @@ def test_a_kernel_that_cannot_be_tried_takes_as_long_as_the_engine_with_more_to_
 
     costs, size = launches.prediction.costs, 2 * x.nbytes
     times = {
-        "gemm": costs.bound(Work("", "gemm", 2 * 32**3, size, "f32"))[1],
-        "math": costs.bound(Work("", "math", turns * 32 * 32, size, "f32"))[1],
+        "gemm": costs.bound(DeviceOperation("", "gemm", 2 * 32**3, size, "f32"))[1],
+        "math": costs.bound(DeviceOperation("", "math", turns * 32 * 32, size, "f32"))[1],
     }
     assert max(times, key=times.__getitem__) == longer
     command = picoseconds(launches.prediction.topology.machine.system.host.command_ns)

@@ -359,7 +359,7 @@ def test_ranks_that_wait_for_each_others_messages_are_reported(ctx: RuntimeConte
 
 def test_a_deadlock_on_the_machine_names_the_ranks_too(ctx: RuntimeContext) -> None:
     def worker(rank: int) -> None:
-        never = ctx.engine.simulator.event("what never comes")
+        never = ctx.engine.simulator.future("what never comes")
         ctx.wait(lasting(ctx, never, rank))
 
     with pytest.raises(Deadlock) as caught:

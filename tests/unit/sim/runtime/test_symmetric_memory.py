@@ -832,7 +832,7 @@ def test_a_change_wakes_who_watches_its_bytes_and_who_watches_all() -> None:
     simulator = GraphEngine("default").simulator
     points = Watchpoints()
     names = ("first", "second", "across", "all")
-    first, second, across, everything = (simulator.event(name) for name in names)
+    first, second, across, everything = (simulator.future(name) for name in names)
     points.watch(first, 64, 4)
     points.watch(second, 4_096, 8)
     points.watch(across, 70, 4)

@@ -20,7 +20,7 @@ from rankwise.sim.benches.kernels import (
     stream_kernel,
 )
 from rankwise.sim.hardware.commands import KernelLaunch
-from rankwise.sim.kernel import Event
+from rankwise.sim.kernel import Future
 from rankwise.sim.parallel.kernels import linear_kernel
 from rankwise.sim.runtime.kernels import (
     binary_kernel,
@@ -344,7 +344,7 @@ def launched_on_lent_memory(
     arrays = [np.arange(256, dtype=np.float32)]
     arrays = arrays * RANKS if shared else [arrays[0] * sip for sip in range(RANKS)]
     if awaits:
-        engine.watchpoints.watch_everything(Event(engine.simulator, "a signal"))
+        engine.watchpoints.watch_everything(Future(engine.simulator, "a signal"))
     for sip, array in enumerate(arrays):
         lent = [engine.lend(sip, array.view(np.uint8)) for _ in range(1 + twice)]
         pointers = [DevicePointer(memory.start, "float32", 256) for memory in lent]

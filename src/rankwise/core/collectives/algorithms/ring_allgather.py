@@ -8,9 +8,9 @@ from rankwise.core.collectives.program import Program, Span, Task
 COLLECTIVE = "all_gather"
 
 
-def rounds(task: Task) -> list[ring.Round]:
+def rounds(task: Task) -> list[ring.RingRound]:
     """Each rank begins with its own block."""
-    return [ring.Round(-step, combines=False) for step in range(task.size - 1)]
+    return [ring.RingRound(-step, combines=False) for step in range(task.size - 1)]
 
 
 def part(task: Task, index: int) -> Span:

@@ -15,11 +15,11 @@ from rankwise.core.collectives.program import Program, Span, Task
 COLLECTIVE = "all_reduce"
 
 
-def rounds(task: Task) -> list[ring.Round]:
+def rounds(task: Task) -> list[ring.RingRound]:
     """Reduce-scatter, then all-gather."""
     steps = range(task.size - 1)
-    scatter = [ring.Round(-step, combines=True) for step in steps]
-    return scatter + [ring.Round(1 - step, combines=False) for step in steps]
+    scatter = [ring.RingRound(-step, combines=True) for step in steps]
+    return scatter + [ring.RingRound(1 - step, combines=False) for step in steps]
 
 
 def part(task: Task, index: int) -> Span:

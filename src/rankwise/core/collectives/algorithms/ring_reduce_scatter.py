@@ -12,9 +12,9 @@ from rankwise.core.collectives.program import Program, Span, Task
 COLLECTIVE = "reduce_scatter"
 
 
-def rounds(task: Task) -> list[ring.Round]:
+def rounds(task: Task) -> list[ring.RingRound]:
     """Each rank begins with the block of the rank before it, which comes home last."""
-    return [ring.Round(-step - 1, combines=True) for step in range(task.size - 1)]
+    return [ring.RingRound(-step - 1, combines=True) for step in range(task.size - 1)]
 
 
 def part(task: Task, index: int) -> Span:

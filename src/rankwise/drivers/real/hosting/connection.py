@@ -1,7 +1,7 @@
 """The agent's side of a guardian and of a fork server.
 
 Both speak the same frames (wire.py; docs/architecture.md lists them), so one `Connection` serves
-both. `Guardian` owns the guardian process: making it, its socket, and waiting for its end.
+both. `GuardianConnection` owns the guardian process: making it, its socket, waiting for its end.
 `ForkServer` is a worker of the guardian as far as processes go, and a second connection.
 
 What happens when the other side dies: the kernel closes its socket, `on_readable` finds the end
@@ -325,7 +325,7 @@ class Connection:
                 )
 
 
-class Guardian(Connection):
+class GuardianConnection(Connection):
     """The process that is the parent of all workers, and our connection to it."""
 
     def __init__(self, mark: str) -> None:

@@ -63,7 +63,7 @@ PATH_VARIABLE = "RANKWISE_SYS_PATH"
 """What `sys.path` is during the imports, joined with colons; forks do not keep it."""
 
 
-class ForkServer:
+class ForkServerProgram:
     """Imports modules, and forks workers from there."""
 
     def __init__(
@@ -194,14 +194,14 @@ def main(control: str, preload: list[str]) -> None:
     os.set_inheritable(fd, False)  # noqa: FBT003 - the standard library's signature
     is_guess = preload[:1] == ["--guessed"]
     control_socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
-    server = ForkServer(control_socket, preload[is_guess:], is_guess=is_guess)
+    server = ForkServerProgram(control_socket, preload[is_guess:], is_guess=is_guess)
     _thread.start_new_thread(_serve, (server,))
     end = _thread.allocate_lock()
     while end.acquire():
         """The process ends in the other thread."""
 
 
-def _serve(server: ForkServer) -> None:
+def _serve(server: ForkServerProgram) -> None:
     """Serve; in a fork, be the worker. Ends the process."""
     if sys.version_info >= (3, 12):  # which warns of forks beside threads
         import warnings  # noqa: PLC0415 - not for others

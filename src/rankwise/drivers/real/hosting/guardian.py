@@ -36,7 +36,7 @@ _FILES_NEEDED = 8
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-class Guardian:
+class GuardianProgram:
     """Makes and guards the workers of one agent."""
 
     def __init__(self, control: "_socket.socket") -> None:
@@ -232,7 +232,7 @@ def main() -> None:
         prctl.adopt_orphans()
         # If it is stopped, it must not keep workers alive that no agent looks after any more.
         prctl.continue_with_parent_s_end()
-        guardian = Guardian(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, control))
+        guardian = GuardianProgram(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, control))
         # A sweep that cannot look around would leave everybody alive: better no guardian.
         for fd in [os.open("/dev/null", os.O_RDONLY) for _ in range(_FILES_NEEDED)]:
             os.close(fd)

@@ -27,7 +27,7 @@ from rankwise.drivers.real.hosting.connection import (
     GUARDIAN_PATIENCE,
     MARK_VARIABLE,
     Connection,
-    Guardian,
+    GuardianConnection,
     HostingListener,
     kill_marked,
 )
@@ -81,7 +81,7 @@ class Hosting:
         self.server_number = SERVER_NUMBER
         """The present fork server's; those that take its place count downwards."""
         with ExitStack() as stack:
-            self.guardian: Guardian = stack.enter_context(Guardian(mark))
+            self.guardian: GuardianConnection = stack.enter_context(GuardianConnection(mark))
             self.server: Connection | None = None
             if preload is not None:
                 ours, theirs = socket.socketpair()

@@ -45,8 +45,8 @@ from rankwise.drivers.real.stores.c10d_log import (
     NO_TIME,
     CommitEntry,
     EndEntry,
-    Granted,
     GrantEntry,
+    LiveLease,
     LogEntry,
     NothingEntry,
     ReplayedLog,
@@ -401,7 +401,7 @@ class _Reaper:
                     lambda author, number, lease=lease: EndEntry(author, number, lease),  # type: ignore[misc]
                 )
 
-    def _seen(self, granted: Granted, beats: int, now: Instant, *, was_away: bool) -> "_Watched":
+    def _seen(self, granted: LiveLease, beats: int, now: Instant, *, was_away: bool) -> "_Watched":
         before = self._known.get(granted.lease)
         if before is None or before.beats != beats or was_away:
             return _Watched(granted, beats, now)
@@ -411,7 +411,7 @@ class _Reaper:
 class _Watched(msgspec.Struct, frozen=True):
     """A lease, how often it had been renewed, and when the reaper first saw that number."""
 
-    granted: Granted
+    granted: LiveLease
     beats: int
     alive_at: Instant
 

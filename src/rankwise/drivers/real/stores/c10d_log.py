@@ -95,7 +95,7 @@ _decode_entry = msgspec.msgpack.Decoder[LogEntry](LogEntry).decode
 Result = Committed | Conflict | LeaseId | LeaseLost | None
 
 
-class Granted(NamedTuple):
+class LiveLease(NamedTuple):
     """A lease that is alive, for the one that looks after it."""
 
     lease: LeaseId
@@ -117,7 +117,7 @@ class ReplayedLog:
         self.keyspace = Keyspace()
         self.changed = Condition(Lock())
         """Guards the keyspace, and is notified when it has moved on."""
-        self.leases: dict[LeaseId, Granted] = {}
+        self.leases: dict[LeaseId, LiveLease] = {}
         self._namespace = namespace
         self._who = who
         self._author = token_bytes(8)
@@ -257,7 +257,7 @@ class ReplayedLog:
                 return self.keyspace.commit(entry.transaction)
             case GrantEntry(_, _, ttl):
                 lease = self.keyspace.grant_lease(ttl, NO_TIME)
-                self.leases[lease] = Granted(lease, ttl)
+                self.leases[lease] = LiveLease(lease, ttl)
                 return lease
             case EndEntry(_, _, lease):
                 self.keyspace.revoke_lease(lease)

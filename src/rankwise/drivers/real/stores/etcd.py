@@ -41,7 +41,7 @@ from rankwise.drivers.real.stores.connections import HungUp, hang_up
 from rankwise.drivers.real.stores.etcd_members import (
     HINT_UNAVAILABLE,
     EtcdConfig,
-    Member,
+    EtcdMember,
     Members,
     NotAuthenticated,
     NotReached,
@@ -227,7 +227,7 @@ class EtcdWatch:
                 self._members.suspect(member)
         raise patience.exhausted(last_error, self._members.hint_for(last_error)) from last_error
 
-    def _open(self, member: Member, ends_at: float) -> "_Stream":
+    def _open(self, member: EtcdMember, ends_at: float) -> "_Stream":
         sock = self._members.open_stream(member, "/watch", watch_body(self._prefix, self._told))
         stream = _Stream(self._members, member, sock)
         self._connection.take(stream)
@@ -270,7 +270,7 @@ class EtcdWatch:
 class _Stream:
     """One connection of a watch."""
 
-    def __init__(self, members: Members, member: Member, sock: socket.socket) -> None:
+    def __init__(self, members: Members, member: EtcdMember, sock: socket.socket) -> None:
         self._members = members
         self._member = member
         self._sock = sock

@@ -22,7 +22,7 @@ from rankwise.drivers.real.stores.names import LEAST_S, Names
 RECEIVED_AT_ONCE = 64 * 1024
 
 
-class Connection:
+class EtcdConnection:
     """A connection, with TLS if there is a context for it.
 
     Args:

@@ -30,7 +30,7 @@ from rankwise.base.errors import (
 )
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.stores.connections import endpoint_text, hang_up, is_end_of_tls
-from rankwise.drivers.real.stores.etcd_connection import Connection
+from rankwise.drivers.real.stores.etcd_connection import EtcdConnection
 from rankwise.drivers.real.stores.etcd_messages import AuthenticateReply, Fault, decoded
 from rankwise.drivers.real.stores.etcd_stream import NoHttp
 from rankwise.drivers.real.stores.names import Names
@@ -89,13 +89,13 @@ class NotAuthenticated(Exception):
     """A token is missing, or not good any more."""
 
 
-class Member:
+class EtcdMember:
     """One member of the cluster."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self.idle: list[Connection] = []
+        self.idle: list[EtcdConnection] = []
         self.watching: set[socket.socket] = set()
         self.answered_at = 0.0
         """When it last answered a request, on the clock of `monotonic`."""
@@ -113,7 +113,7 @@ class Members:
         self.config = config
         self.closed = Event()
         self._names = Names()
-        self.members = [Member(host, port) for host, port in config.endpoints]
+        self.members = [EtcdMember(host, port) for host, port in config.endpoints]
         self.who = "etcd at " + ", ".join(member.endpoint for member in self.members)
         self._tls = _tls_context(config)
         # Spread over the members, since watches of all nodes stay where they begin.
@@ -121,7 +121,7 @@ class Members:
         self._api_path = API_PATHS[0]
         self._token: str | None = None
         self._lock = Lock()
-        self._busy: set[Connection] = set()
+        self._busy: set[EtcdConnection] = set()
 
     @property
     def timeout_s(self) -> float:
@@ -134,7 +134,7 @@ class Members:
         return self.timeout_s / (1 if len(self.members) == 1 else ATTEMPT_SHARE)
 
     @property
-    def current(self) -> Member:
+    def current(self) -> EtcdMember:
         """The member that is asked."""
         return self.members[self._current]
 
@@ -182,7 +182,7 @@ class Members:
             return f"{HINT_UNAVAILABLE}; if it accepts TLS only, give protocol=https"
         return f"{HINT_UNAVAILABLE}; {HINT_NO_TLS}"
 
-    def probe(self, member: Member) -> None:
+    def probe(self, member: EtcdMember) -> None:
         """Find out whether a member still serves; suspect it if not."""
         patience = Patience(self.attempt_s, self.closed, member.endpoint)
         body = {"key": "AA==", "count_only": True}
@@ -191,7 +191,7 @@ class Members:
         except (OSError, NotReached, NotServing):
             self.suspect(member)
 
-    def suspect(self, member: Member) -> None:
+    def suspect(self, member: EtcdMember) -> None:
         """Go on with the next member, and wake the watches that hang on this one."""
         with self._lock:
             if self.current is member:
@@ -202,7 +202,7 @@ class Members:
         for connection in idle:
             connection.close()
 
-    def open_stream(self, member: Member, path: str, body: dict[str, Any]) -> socket.socket:
+    def open_stream(self, member: EtcdMember, path: str, body: dict[str, Any]) -> socket.socket:
         """Send a request whose answer is a stream; its socket belongs to the caller.
 
         Raises:
@@ -226,7 +226,7 @@ class Members:
                 hang_up(sock)
         return sock
 
-    def close_stream(self, member: Member, sock: socket.socket) -> None:
+    def close_stream(self, member: EtcdMember, sock: socket.socket) -> None:
         """Let go of a stream's socket."""
         with self._lock:
             member.watching.discard(sock)
@@ -246,7 +246,7 @@ class Members:
                 hang_up(connection.sock)
         self._names.close()
 
-    def raise_fault(self, status: int, body: bytes, member: Member) -> NoReturn:
+    def raise_fault(self, status: int, body: bytes, member: EtcdMember) -> NoReturn:
         """Raise what an answer other than 200 means.
 
         Raises:
@@ -258,7 +258,7 @@ class Members:
             raise _not_etcd(body, member) from None
         self.raise_complaint(text, status, member)
 
-    def raise_complaint(self, text: str, status: int, member: Member) -> NoReturn:
+    def raise_complaint(self, text: str, status: int, member: EtcdMember) -> NoReturn:
         """Raise what etcd's words mean.
 
         Raises:
@@ -289,7 +289,7 @@ class Members:
         self._token = None
 
     def _ask_authenticated(
-        self, member: Member, path: str, body: dict[str, Any], kind: type[T], patience: Patience
+        self, member: EtcdMember, path: str, body: dict[str, Any], kind: type[T], patience: Patience
     ) -> T:
         try:
             return self._ask_once(member, path, body, kind, patience)
@@ -302,12 +302,12 @@ class Members:
             raise NotServing(describe(error)) from error
 
     def _ask_once(
-        self, member: Member, path: str, body: dict[str, Any], kind: type[T], patience: Patience
+        self, member: EtcdMember, path: str, body: dict[str, Any], kind: type[T], patience: Patience
     ) -> T:
         token = self._token_for(member, patience)
         return self._exchange(member, path, body, kind, patience, token=token)
 
-    def _token_for(self, member: Member, patience: Patience) -> str | None:
+    def _token_for(self, member: EtcdMember, patience: Patience) -> str | None:
         user, password = self.config.user, self.config.password
         if user is None:
             return None
@@ -325,7 +325,7 @@ class Members:
 
     def _exchange(
         self,
-        member: Member,
+        member: EtcdMember,
         path: str,
         body: dict[str, Any],
         kind: type[T],
@@ -357,7 +357,7 @@ class Members:
 
     def _ask_older(
         self,
-        connection: Connection,
+        connection: EtcdConnection,
         path: str,
         body: dict[str, Any],
         headers: dict[str, str],
@@ -371,7 +371,7 @@ class Members:
             self._api_path = before
         return status, answer
 
-    def _take(self, member: Member, timeout_s: float) -> Connection:
+    def _take(self, member: EtcdMember, timeout_s: float) -> EtcdConnection:
         while True:
             with self._lock:
                 if self.closed.is_set():
@@ -389,14 +389,14 @@ class Members:
                 hang_up(connection.sock)
         return connection
 
-    def _connect(self, member: Member, timeout_s: float) -> Connection:
+    def _connect(self, member: EtcdMember, timeout_s: float) -> EtcdConnection:
         try:
-            return Connection(member.host, member.port, timeout_s, self._tls, self._names)
+            return EtcdConnection(member.host, member.port, timeout_s, self._tls, self._names)
         except OSError as error:
             self._raise_if_not_etcd(error, member)
             raise NotReached(describe(error)) from error
 
-    def _give_back(self, member: Member, connection: Connection) -> None:
+    def _give_back(self, member: EtcdMember, connection: EtcdConnection) -> None:
         member.answered_at = monotonic()
         with self._lock:
             self._busy.discard(connection)
@@ -405,12 +405,12 @@ class Members:
                 return
         connection.close()
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: EtcdConnection) -> None:
         with self._lock:
             self._busy.discard(connection)
         connection.close()
 
-    def _raise_if_not_etcd(self, error: BaseException, member: Member) -> None:
+    def _raise_if_not_etcd(self, error: BaseException, member: EtcdMember) -> None:
         """A certificate that is not good now will not be good in a second.
 
         Raises:
@@ -444,7 +444,7 @@ class Members:
                 hint=f"{HINT_NO_TLS}; if it asks for a client's certificate, give cert and key",
             ) from error
 
-    def _unanswered(self, member: Member, error: BaseException) -> StoreUnavailable:
+    def _unanswered(self, member: EtcdMember, error: BaseException) -> StoreUnavailable:
         if self.closed.is_set():
             return closed_error(self.who)
         return StoreUnavailable(
@@ -453,7 +453,7 @@ class Members:
         )
 
 
-def asks_for_a_user(member: Member) -> StoreRefused:
+def asks_for_a_user(member: EtcdMember) -> StoreRefused:
     """What is told to a client that is no user where users are wanted."""
     return StoreRefused(
         f"{member.endpoint} asks for a user", hint="give user and password in --rdzv-conf"
@@ -499,7 +499,7 @@ def _is_cut(error: BaseException | None) -> bool:
     return error is not None and is_end_of_tls(error)
 
 
-def _not_etcd(body: bytes, member: Member) -> StoreRefused:
+def _not_etcd(body: bytes, member: EtcdMember) -> StoreRefused:
     if b"HTTPS server" in body:
         return StoreRefused(
             f"{member.endpoint} accepts TLS only", hint="give protocol=https, and cacert if needed"

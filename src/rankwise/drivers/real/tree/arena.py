@@ -35,7 +35,7 @@ _NO_RESERVE: Final = 0x4000
 _REMOVE: Final = 9
 
 
-class Layout(msgspec.Struct, frozen=True):
+class ArenaLayout(msgspec.Struct, frozen=True):
     """Where things are, as offsets."""
 
     child_count: int
@@ -83,7 +83,7 @@ class ArenaExhausted(TreeError, MemoryError):
 class Arena:
     """The mapping; made by the worker process, inherited by everybody beneath it."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ArenaLayout) -> None:
         if layout.rest + (1 << 30) > SIZE:
             raise TreeValueError(
                 f"the heap has {format_bytes(layout.heap_bytes)}, more than an arena holds",

@@ -51,9 +51,9 @@ from rankwise.core.tree.vocabulary import (
 from rankwise.drivers.feed import Door
 from rankwise.drivers.real.interrupts import Gate, gate_here
 from rankwise.drivers.real.journal import FileJournal
-from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, Layout
+from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, ArenaLayout
 from rankwise.drivers.real.tree.children import Children, ChildSpec, Listener
-from rankwise.drivers.real.tree.frames import Frames
+from rankwise.drivers.real.tree.frames import TaskFrames
 from rankwise.drivers.real.tree.programs import ProgramRuns
 from rankwise.drivers.real.tree.reports import ANSWER, UNTOLD, Report, decode_report, rebuilt
 from rankwise.drivers.real.tree.requests import ChildRequests
@@ -133,7 +133,7 @@ class Engine(Listener):
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self._journal = journal = None if spec.journal is None else _journal_at(spec.journal)
-        layout = Layout(len(spec.children), spec.ring_depth, spec.heap_bytes)
+        layout = ArenaLayout(len(spec.children), spec.ring_depth, spec.heap_bytes)
         self.arena = Arena(layout)
         heap_start = self.arena.address + layout.heap
         self._graph = TaskGraph(
@@ -163,7 +163,7 @@ class Engine(Listener):
         self._deadline: Instant | None = None
         self._words = [0] * spec.ring_depth
         self._memory = memoryview(self.arena.memory)
-        self._frames = Frames(self._memory, layout.frames)
+        self._frames = TaskFrames(self._memory, layout.frames)
         self._since_poll = 0
         self._has_gate = False
         self._drained: list[Drained] = []

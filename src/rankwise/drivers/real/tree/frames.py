@@ -5,7 +5,7 @@ from rankwise.base.units import format_bytes
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, FRAME_HEAD
 
 
-class Frames:
+class TaskFrames:
     """A frame per slot of the ring, in memory that children share.
 
     Args:

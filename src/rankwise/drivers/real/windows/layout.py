@@ -18,7 +18,7 @@ import struct
 from functools import cached_property
 
 from rankwise.base.errors import TreeValueError
-from rankwise.drivers.real.segments import DEFAULT_BUFFER_BYTES, WORKERS_MAX, Layout, Segment
+from rankwise.drivers.real.segments import DEFAULT_BUFFER_BYTES, WORKERS_MAX, Segment, SegmentLayout
 
 MAGIC = b"rw-windw"
 VERSION = 1
@@ -85,7 +85,7 @@ class WindowLayout:
         self.signals = self.obituaries + DEATH_REASON_BYTES * rank_count
         self.row_words = 1 + rank_count
         signals_end = self.signals + WORD_BYTES * self.row_words * rank_count * signal_count
-        self.segment = Layout(rank_count, self.chunk_bytes, round_up(signals_end, PAGE))
+        self.segment = SegmentLayout(rank_count, self.chunk_bytes, round_up(signals_end, PAGE))
         self.windows = self.segment.base + self.segment.total_bytes
         self.total_bytes = self.windows + self.window_stride * rank_count - base
         if self.total_bytes > REGION_BYTES_MAX:

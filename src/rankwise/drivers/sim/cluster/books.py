@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from rankwise.base.units import Instant
 from rankwise.core.rendezvous.records import Charter, Round, RoundPhase
-from rankwise.drivers.sim.cluster.worker import Worker
+from rankwise.drivers.sim.cluster.worker import SimulatedWorker
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class RoundBook:
     members: frozenset[str]
     began: dict[str, Instant] = field(default_factory=dict)
     """When each member's agent had its ranks, by node id."""
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[SimulatedWorker] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     """Members that have told that their workers had all succeeded."""
     member_vanished: bool = False

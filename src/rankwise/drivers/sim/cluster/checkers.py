@@ -36,14 +36,23 @@ import msgspec
 from rankwise.base.keys import Change, Entry
 from rankwise.base.units import SECOND, Duration, Instant, between, format_duration
 from rankwise.core.agent.vocabulary import FinishRun
-from rankwise.core.rendezvous.records import Charter, Departure, Round, RoundPhase, Verdict
-from rankwise.core.rendezvous.storage import RunKeys, decode_charter, decode_node, decode_round
+from rankwise.core.rendezvous.records import (
+    Charter,
+    Departure,
+    Round,
+    RoundPhase,
+    RunKeys,
+    Verdict,
+    decode_charter,
+    decode_node,
+    decode_round,
+)
 from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.node import SimulatedNode
 from rankwise.drivers.sim.cluster.plan import ClusterPlan
 from rankwise.drivers.sim.cluster.root_cause_truth import loss_is_told, verdict_is_true
-from rankwise.drivers.sim.cluster.worker import Worker
+from rankwise.drivers.sim.cluster.worker import SimulatedWorker
 from rankwise.drivers.sim.invariants import InvariantBroken
 
 FAILURES_WITHOUT_A_WORKER = ("refuse-workers", "blame-worker", "lose-guardian", "miss-call")
@@ -69,8 +78,8 @@ class ClusterChecker:
         self._run: RunBook | None = None
         """The run whose charter lies in the store."""
         self._was_ever_emptied = False
-        self._rank_holders: dict[int, Worker] = {}
-        self._round_of: dict[Worker, tuple[int, int]] = {}
+        self._rank_holders: dict[int, SimulatedWorker] = {}
+        self._round_of: dict[SimulatedWorker, tuple[int, int]] = {}
         self._living_by_round: dict[tuple[int, int], int] = {}
         """By the numbers of the run and of the round."""
         self._nodes: set[str] = set()
@@ -287,7 +296,7 @@ class ClusterChecker:
 
     # The workers
 
-    def started(self, worker: Worker) -> None:
+    def started(self, worker: SimulatedWorker) -> None:
         """A worker has come into being."""
         holder = self._rank_holders.get(worker.rank)
         if holder is not None:
@@ -310,7 +319,7 @@ class ClusterChecker:
         if worker.round in run.rounds:
             run.rounds[worker.round].workers.append(worker)
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: SimulatedWorker) -> None:
         """A worker has ended."""
         if self._rank_holders.get(worker.rank) is worker:
             del self._rank_holders[worker.rank]

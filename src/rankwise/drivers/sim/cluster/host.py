@@ -62,7 +62,7 @@ from rankwise.core.rendezvous.vocabulary import (
 from rankwise.drivers.sim.agenda import VIRTUAL_EPOCH_NS, Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.plan import Guardian, Workers
-from rankwise.drivers.sim.cluster.worker import Witness, Worker
+from rankwise.drivers.sim.cluster.worker import SimulatedWorker, Witness
 from rankwise.drivers.sim.programs import (
     Dies,
     Exits,
@@ -127,11 +127,11 @@ class SimulatedHost:
         deliver: Callable[[Stimulus], None],
         witness: Witness,
     ) -> None:
-        self.workers: dict[tuple[int, int], Worker] = {}
+        self.workers: dict[tuple[int, int], SimulatedWorker] = {}
         """By round and local rank."""
         self.living: set[tuple[int, int]] = set()
         """Those of them that hold a rank."""
-        self.waiting: dict[int, Worker] = {}
+        self.waiting: dict[int, SimulatedWorker] = {}
         """Processes that have left their functions and wait to be called again, by local rank."""
         self.refuses_until = Instant(0)
         self.guardian_is_lost = False
@@ -148,13 +148,13 @@ class SimulatedHost:
         self._world: World | None = None
         self._pids_given = 0
         self._unspawned: set[tuple[int, int]] = set()
-        self._strays: list[Worker] = []
+        self._strays: list[SimulatedWorker] = []
         self._last_arrival: dict[Channel, Instant] = {}
         self._asked_in = -1
         self._held: list[WorkerExited] = []
         """Successes of the node's last workers, until it is known who made others wait."""
 
-    def processes(self) -> list[Worker]:
+    def processes(self) -> list[SimulatedWorker]:
         """Every process that is alive in truth: ranks, those that wait to be one, strays."""
         ranks = [self.workers[key] for key in sorted(self.living)]
         waiting = [worker for _, worker in sorted(self.waiting.items()) if worker.is_alive]
@@ -322,12 +322,12 @@ class SimulatedHost:
         latest = max((number for number, _ in self.workers), default=0)
         self._deliver(RanksBlamed((local_rank,), latest, BLAME))
 
-    def latest(self, local_rank: int) -> Worker | None:
+    def latest(self, local_rank: int) -> SimulatedWorker | None:
         """The worker that holds this rank now, if one does."""
         keys = [key for key in self.living if key[1] == local_rank]
         return self.workers[max(keys)] if keys else None
 
-    def stand_in_call(self, absent: Worker, patience: Duration) -> None:
+    def stand_in_call(self, absent: SimulatedWorker, patience: Duration) -> None:
         """The ranks of that worker's round wait for it in a collective, and not for ever."""
         keys = [key for key in self.living if key[0] == absent.round]
         standing = [self.workers[key] for key in keys if self.workers[key] is not absent]
@@ -354,7 +354,7 @@ class SimulatedHost:
                 timed_out = Raises("the connection timed out", "TimeoutError", KILL_TAKES)
                 self._raise_or_hold(worker, timed_out)
 
-    def _book(self, worker: Worker, group: Group) -> Book:
+    def _book(self, worker: SimulatedWorker, group: Group) -> Book:
         since = worker.stands_since
         fate = Fate.LIVES if worker.is_alive else Fate.LEFT if worker.succeeded else Fate.DIED
         begun_at = Instant(0) if since is None else self.clock.shown_at(since)
@@ -367,7 +367,9 @@ class SimulatedHost:
             fate=fate,
         )
 
-    def _timetable(self, workers: Sequence[Worker], group: Group, asked_at: Instant) -> bytes:
+    def _timetable(
+        self, workers: Sequence[SimulatedWorker], group: Group, asked_at: Instant
+    ) -> bytes:
         """When the ranks came to the call that all make every `CALL_EVERY`, by this clock."""
         now = self.clock.now()
         ranks = tuple(
@@ -377,7 +379,7 @@ class SimulatedHost:
         lasted = between(min((each.born_at for each in workers), default=now), now)
         return pack_times(Timetable(ranks=ranks, lasted=lasted, asked_at=asked_at, told_at=now))
 
-    def _arrivals(self, worker: Worker, group: Group) -> tuple[Arrival, ...]:
+    def _arrivals(self, worker: SimulatedWorker, group: Group) -> tuple[Arrival, ...]:
         late = self._habits.late if worker.rank == group.size - 1 else ZERO
         first = self.clock.truth_of(worker.born_at) // CALL_EVERY + 1
         last = (worker.ended_at or self._agenda.now()) // CALL_EVERY
@@ -438,13 +440,15 @@ class SimulatedHost:
             self._say(worker, Said.OFFERS)
         self._begin(worker)
 
-    def _new_process(self, attempt: int, local_rank: int, rank: int, program: Program) -> Worker:
+    def _new_process(
+        self, attempt: int, local_rank: int, rank: int, program: Program
+    ) -> SimulatedWorker:
         pid = FIRST_PID + self._pids_given
         self._pids_given += 1
         now = self.clock.now()
-        return Worker(self._node, attempt, local_rank, rank, pid, program, now, self._life)
+        return SimulatedWorker(self._node, attempt, local_rank, rank, pid, program, now, self._life)
 
-    def _begin(self, worker: Worker) -> None:
+    def _begin(self, worker: SimulatedWorker) -> None:
         """A process is a rank of a round: it was made for it, or is called again in it."""
         self.workers[worker.round, worker.local_rank] = worker
         self.living.add((worker.round, worker.local_rank))
@@ -456,7 +460,7 @@ class SimulatedHost:
 
     # Ends
 
-    def _come_to_its_end(self, worker: Worker) -> None:
+    def _come_to_its_end(self, worker: SimulatedWorker) -> None:
         if not worker.is_alive or worker.failed_at is not None or worker.fell_at is not None:
             return
         if not worker.is_rank or worker.stands_since is not None:
@@ -473,7 +477,7 @@ class SimulatedHost:
             case RunsForever():
                 raise AssertionError("what runs for ever comes to no end")
 
-    def _succeed(self, worker: Worker) -> None:
+    def _succeed(self, worker: SimulatedWorker) -> None:
         if worker.recovers:
             self._say(worker, Said.WITHDRAWS)
         worker.succeeded = not worker.is_told_to_die
@@ -496,14 +500,14 @@ class SimulatedHost:
         slots = None if self._world is None else self._world.slots
         return len(ranks) == slots and all(each.succeeded for each in ranks)
 
-    def _fail(self, worker: Worker, code: int) -> None:
+    def _fail(self, worker: SimulatedWorker, code: int) -> None:
         if worker.failed_at is None:  # or it has raised, and is still there
             worker.failed_at = self._agenda.now()
             worker.died_by = -code if code < 0 else None
             worker.is_silent = code > 0
         self._end(worker, code)
 
-    def _raise(self, worker: Worker, ending: Raises, at: Instant) -> None:
+    def _raise(self, worker: SimulatedWorker, ending: Raises, at: Instant) -> None:
         worker.failed_at = at
         worker.lost_peer = "connection" in f"{ending.exception} {ending.message}".lower()
         now = self.clock.shown_at(at)
@@ -523,7 +527,7 @@ class SimulatedHost:
         if worker is not None:
             self._take_signal(worker, signal)
 
-    def _take_signal(self, worker: Worker, signal: int) -> None:
+    def _take_signal(self, worker: SimulatedWorker, signal: int) -> None:
         if not worker.is_alive:
             return
         worker.is_told_to_die = True
@@ -539,7 +543,7 @@ class SimulatedHost:
         if delay is not None:
             self._agenda.after(self._takes(delay), partial(self._end, worker, code))
 
-    def _end(self, worker: Worker, code: int) -> None:
+    def _end(self, worker: SimulatedWorker, code: int) -> None:
         while worker.called_again_as is not None:  # it was so when the signal came
             worker = worker.called_again_as
         if not worker.is_alive:
@@ -554,14 +558,14 @@ class SimulatedHost:
             exited = partial(self._tell_exit, worker, ExitStatus(code), self.clock.now())
             self._tell_of(worker, exited)
 
-    def _give_up_rank(self, worker: Worker) -> None:
+    def _give_up_rank(self, worker: SimulatedWorker) -> None:
         key = (worker.round, worker.local_rank)
         worker.is_rank = False
         if self.workers[key] is worker:  # and not one of a later agent's round of that number
             self.living.discard(key)
         self._witness.ended(worker)
 
-    def _tell_exit(self, worker: Worker, status: ExitStatus, at: Instant) -> None:
+    def _tell_exit(self, worker: SimulatedWorker, status: ExitStatus, at: Instant) -> None:
         attempt = worker.round if worker.news_of is None else worker.news_of
         exited = WorkerExited(worker.local_rank, attempt, status, at)
         agent = self._node.agent
@@ -594,7 +598,7 @@ class SimulatedHost:
             survivors = sorted(worker.pid for worker in self._left_of(attempt, spares))
             self._tell(GUARDIAN, Swept(attempt, tuple(survivors), spares))
 
-    def _left_of(self, attempt: int, spares: tuple[int, ...]) -> list[Worker]:
+    def _left_of(self, attempt: int, spares: tuple[int, ...]) -> list[SimulatedWorker]:
         """The living processes of a round and those that wait to be called again, save spares."""
         return [
             process
@@ -605,11 +609,11 @@ class SimulatedHost:
 
     # Recovery
 
-    def _say(self, worker: Worker, word: Said) -> None:
+    def _say(self, worker: SimulatedWorker, word: Said) -> None:
         said = WorkerSaid(worker.local_rank, worker.round, word, RECALL_PATIENCE)
         self._tell_of(worker, partial(self._deliver, said))
 
-    def _yield(self, worker: Worker) -> None:
+    def _yield(self, worker: SimulatedWorker) -> None:
         """It has left its function, and is a rank of that round no more."""
         if not worker.is_alive or worker.succeeded:
             return
@@ -626,7 +630,7 @@ class SimulatedHost:
             return
         assert world is not None, "called again in a world"
         rank = world.first_rank + local_rank
-        worker = Worker(
+        worker = SimulatedWorker(
             self._node,
             attempt,
             local_rank,
@@ -640,7 +644,7 @@ class SimulatedHost:
         before.called_again_as = worker
         self._begin(worker)
 
-    def _raise_or_hold(self, worker: Worker, ending: Raises) -> None:
+    def _raise_or_hold(self, worker: SimulatedWorker, ending: Raises) -> None:
         """Raise, or hold the exception back until the agent says whose it is."""
         if not worker.recovers:
             self._raise(worker, ending, self._agenda.now())
@@ -660,7 +664,7 @@ class SimulatedHost:
     def _tell(self, channel: Channel, stimulus: Stimulus) -> None:
         self._travel(channel, partial(self._deliver, stimulus))
 
-    def _tell_of(self, worker: Worker, tell: Callable[[], None]) -> None:
+    def _tell_of(self, worker: SimulatedWorker, tell: Callable[[], None]) -> None:
         """Send news of a worker on their way, if the agent lives that it was made for."""
         if worker.life == self._life:
             self._travel((worker.round, worker.local_rank), tell)

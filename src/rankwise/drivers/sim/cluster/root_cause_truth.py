@@ -11,7 +11,7 @@ from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.host import SIGTERM
 from rankwise.drivers.sim.cluster.plan import ClusterPlan
-from rankwise.drivers.sim.cluster.worker import Worker
+from rankwise.drivers.sim.cluster.worker import SimulatedWorker
 
 HEAD_START = 250 * MILLISECOND
 """How much earlier a death by signal counts: spelled again, so that a change is noticed."""
@@ -19,7 +19,7 @@ HEAD_START = 250 * MILLISECOND
 
 def root_cause_is_true(
     root: Failure,
-    workers: Sequence[Worker],
+    workers: Sequence[SimulatedWorker],
     *,
     clock: SkewedClock,
     heard_until: Instant | None,
@@ -68,7 +68,7 @@ def loss_is_told(finished: FinishRun) -> str:
     return f"the store is lost, and the root cause is told to be {root}" if tells_of_peer else ""
 
 
-def may_be_root(told: Worker, culprits: Collection[Worker], slack: int) -> bool:
+def may_be_root(told: SimulatedWorker, culprits: Collection[SimulatedWorker], slack: int) -> bool:
     """Whether this failure explains the others, where times are known up to `slack`.
 
     It is the earliest; or a violent death that was seen soon after the earliest, if that may be its
@@ -93,12 +93,12 @@ def may_be_root(told: Worker, culprits: Collection[Worker], slack: int) -> bool:
     return not (seen_before and all(each.may_be_consequence for each in first))
 
 
-def _order(worker: Worker) -> tuple[Instant, int]:
+def _order(worker: SimulatedWorker) -> tuple[Instant, int]:
     assert worker.failed_at is not None, "it has failed"
     return worker.failed_at, worker.rank
 
 
-def deaths_by_others(workers: Iterable[Worker]) -> list[Worker]:
+def deaths_by_others(workers: Iterable[SimulatedWorker]) -> list[SimulatedWorker]:
     """Workers that have died of a signal of somebody else than their agent, as failed by it."""
     return [
         replace(worker, failed_at=worker.ended_at, died_by=SIGTERM)

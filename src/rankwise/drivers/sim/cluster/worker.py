@@ -14,7 +14,7 @@ SELF_INFLICTED_SIGNALS = (6, 13)
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class SimulatedWorker:
     """A worker's process, and the whole truth about it."""
 
     node: "SimulatedNode"
@@ -55,7 +55,7 @@ class Worker:
     held: Raises | None = None
     """That exception."""
     is_recalled: bool = False
-    called_again_as: "Worker | None" = None
+    called_again_as: "SimulatedWorker | None" = None
     """What the same process is in the next round."""
     news_of: int | None = None
     """The attempt that the news of its end names, if its agent has called it again meanwhile."""
@@ -84,11 +84,11 @@ class Worker:
 class Witness(Protocol):
     """Who is told the truth as it happens."""
 
-    def started(self, worker: Worker) -> None:
+    def started(self, worker: SimulatedWorker) -> None:
         """A worker has come into being."""
         ...
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: SimulatedWorker) -> None:
         """A worker has ended."""
         ...
 

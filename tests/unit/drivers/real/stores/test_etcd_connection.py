@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from rankwise.drivers.real.stores.connections import HungUp
-from rankwise.drivers.real.stores.etcd_connection import Connection
+from rankwise.drivers.real.stores.etcd_connection import EtcdConnection
 from rankwise.drivers.real.stores.etcd_stream import NoHttp
 from rankwise.drivers.real.stores.names import Names
 
@@ -50,7 +50,7 @@ def test_one_connection_carries_one_request_after_the_other() -> None:
             taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % number)
 
     with server(converse) as port:
-        connection = Connection("127.0.0.1", port, PATIENCE_S, None, Names())
+        connection = EtcdConnection("127.0.0.1", port, PATIENCE_S, None, Names())
         first = connection.ask("/v3/a", {"b": 1}, {"Authorization": "t"}, PATIENCE_S)
         is_good = connection.may_be_used_again
         second = connection.ask("/v3/a", {}, {}, PATIENCE_S)
@@ -72,7 +72,7 @@ def test_an_answer_that_breaks_off_is_none(said: bytes) -> None:
         taken.sendall(said)
 
     with server(converse) as port:
-        connection = Connection("127.0.0.1", port, PATIENCE_S, None, Names())
+        connection = EtcdConnection("127.0.0.1", port, PATIENCE_S, None, Names())
         with pytest.raises(HungUp):
             connection.ask("/v3/a", {}, {}, PATIENCE_S)
         connection.close()
@@ -85,7 +85,7 @@ def test_a_server_that_hangs_up_after_its_answer_is_not_asked_again() -> None:
         assert taken.recv(1) == b""  # it stays open until the client lets go
 
     with server(converse) as port:
-        connection = Connection("127.0.0.1", port, PATIENCE_S, None, Names())
+        connection = EtcdConnection("127.0.0.1", port, PATIENCE_S, None, Names())
         answer = connection.ask("/v3/a", {}, {}, PATIENCE_S)
         may_be_used_again = connection.may_be_used_again
         connection.close()
@@ -100,7 +100,7 @@ def test_another_protocol_is_shown() -> None:
         taken.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
 
     with server(converse) as port:
-        connection = Connection("127.0.0.1", port, PATIENCE_S, None, Names())
+        connection = EtcdConnection("127.0.0.1", port, PATIENCE_S, None, Names())
         with pytest.raises(NoHttp) as told:
             connection.ask("/v3/a", {}, {}, PATIENCE_S)
         connection.close()
@@ -116,7 +116,7 @@ def test_a_silent_server_is_waited_for_no_longer_than_allowed() -> None:
         assert is_over.wait(PATIENCE_S)
 
     with server(converse) as port:
-        connection = Connection("127.0.0.1", port, PATIENCE_S, None, Names())
+        connection = EtcdConnection("127.0.0.1", port, PATIENCE_S, None, Names())
         with pytest.raises(TimeoutError):
             connection.ask("/v3/a", {}, {}, 0.01)
         connection.close()
@@ -130,4 +130,4 @@ def test_who_speaks_no_tls_leaves_nothing_open() -> None:
 
     context = ssl.create_default_context()
     with server(converse) as port, pytest.raises(OSError):  # noqa: PT011 -- which one depends on who is quicker
-        Connection("127.0.0.1", port, PATIENCE_S, context, Names())
+        EtcdConnection("127.0.0.1", port, PATIENCE_S, context, Names())

@@ -15,7 +15,7 @@ from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Guardian, Workers
-from rankwise.drivers.sim.cluster.world import ClusterWorld
+from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.programs import Lives
 from rankwise.sim.faults.vocabulary import FaultOfCluster, Preempt
@@ -77,7 +77,7 @@ class SimulatedRun:
     left_behind: tuple[int, ...]
 
 
-class SimulatedWorld:
+class GangSimulator:
     """A world in which gangs run in no time.
 
     Args:
@@ -129,7 +129,7 @@ class SimulatedWorld:
 
     def run_plan(self, plan: ClusterPlan) -> SimulatedRun:
         """The same with a plan that is at hand; see `run`."""
-        world = ClusterWorld(plan, self.seed, make_agent=self.make_agent)
+        world = ClusterSimulator(plan, self.seed, make_agent=self.make_agent)
         self.journal = world.journal
         run = world.run()
         (finished,) = run.finished.values()

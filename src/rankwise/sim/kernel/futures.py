@@ -1,15 +1,15 @@
-"""Things to wait for: events, processes, and combinations of them.
+"""Things to wait for: futures, processes, and combinations of them.
 
-An `Event` happens at most once, with a value or with an exception. Who waits for it is kept in a
-list of *items* in the very form that the agenda takes, so that firing an event is one
+A `Future` happens at most once, with a value or with an exception. Who waits for it is kept in a
+list of *items* in the very form that the agenda takes, so that completing one is one
 `list.extend`, however many wait. A `Process` is a generator that the simulator resumes, and at the
-same time the event of its end.
+same time the future of its end.
 
-A process reads what it was waiting for when it is resumed, not when the event fires. So a waiting
-process needs no copy of the value, and cancelling one is to exchange what it waits for.
+A process reads what it was waiting for when it is resumed, not when the future is done. So a
+waiting process needs no copy of the value, and cancelling one is to exchange what it waits for.
 
 Waiters are resumed in the order in which they began to wait, one wave of the agenda after the
-event fired and at the same instant: `succeed` never runs foreign code.
+future was done and at the same instant: `succeed` never runs foreign code.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rankwise.sim.kernel.simulator import Simulator
 
 Steps: TypeAlias = Generator[Any, Any, Any]
-"""What a process runs: it yields delays (int) and events, and is sent the events' values."""
+"""What a process runs: it yields delays (int) and futures, and is sent the futures' values."""
 
 AgendaItem: TypeAlias = "Process | tuple[Callable[..., object], tuple[Any, ...]]"
 
@@ -38,7 +38,7 @@ Wave: TypeAlias = "AgendaItem | list[AgendaItem]"
 """What happens at one instant."""
 
 
-class Event:
+class Future:
     """Something that will happen at most once.
 
     Yielding it from a process waits for it; the yield has its value, or raises its exception.
@@ -98,8 +98,8 @@ class Event:
         """The exception that it failed with."""
         return self._failure
 
-    def add_callback(self, callback: "Callable[[Event], object]") -> None:
-        """Have `callback(event)` called when it happens; soon, if it already has."""
+    def add_callback(self, callback: "Callable[[Future], object]") -> None:
+        """Have `callback(future)` called when it happens; soon, if it already has."""
         item = (callback, (self,))
         if self.is_done:
             self._simulator._ready.append(item)  # noqa: SLF001
@@ -114,10 +114,10 @@ class Event:
 
 
 @mypyc_attr(free_list_len=1)  # compiled, the memory of the last timer serves for the next
-class Timer(Event):
-    """An event that happens by itself when its instant comes; `Simulator.timer` makes it.
+class Timer(Future):
+    """A future that happens by itself when its instant comes; `Simulator.timer` makes it.
 
-    It is on no agenda; the processes that wait for it are. Of the fields of an event it has the
+    It is on no agenda; the processes that wait for it are. Of the fields of a future it has the
     simulator alone: what never changes costs nothing to make. So who may have a timer in his hands
     asks the properties.
     """
@@ -152,14 +152,14 @@ class Timer(Event):
 
     def succeed(self, _value: Any = None) -> None:
         """Refuse: it happens by itself."""
-        raise LocalProtocolError("a timer happens by itself", hint="make an event, and end it")
+        raise LocalProtocolError("a timer happens by itself", hint="make a future, and end it")
 
     def fail(self, exception: BaseException) -> None:
         """Refuse: it happens by itself."""
         self.succeed(exception)
 
-    def add_callback(self, callback: "Callable[[Event], object]") -> None:
-        """Have `callback(event)` called when it happens; soon, if it already has."""
+    def add_callback(self, callback: "Callable[[Future], object]") -> None:
+        """Have `callback(future)` called when it happens; soon, if it already has."""
         self._simulator.call_at(max(self.due, self._simulator.now), callback, self)
 
 
@@ -167,8 +167,8 @@ if __file__.endswith(".py"):  # with a constructor in Python, waiting for a time
     Timer.__init__ = object.__init__  # type: ignore[method-assign]
 
 
-class Process(Event):
-    """A generator that runs in simulated time, and the event of its end.
+class Process(Future):
+    """A generator that runs in simulated time, and the future of its end.
 
     Its value is what the generator returns. An exception that leaves the generator is raised in
     those who wait for the process; if none does, it leaves `Simulator.run`.
@@ -187,13 +187,13 @@ class Process(Event):
         super().__init__(simulator, name)
         self._generator = generator
         self._send = generator.send
-        self._waits_for: Event | None = None
+        self._waits_for: Future | None = None
         self._since = simulator.now
         self._locate = locate
 
     @property
-    def waits_for(self) -> Event | None:
-        """The event that it waits for; None while it is running or only letting time pass."""
+    def waits_for(self) -> Future | None:
+        """The future that it waits for; None while it is running or only letting time pass."""
         return None if self._is_done else self._waits_for
 
     def cancel(self, exception: BaseException) -> None:
@@ -201,7 +201,7 @@ class Process(Event):
         if self._is_done:
             return
         waited_for = self._waits_for
-        refusal = Event(self._simulator, "cancellation")
+        refusal = Future(self._simulator, "cancellation")
         refusal._is_done, refusal._failure = True, exception  # noqa: SLF001
         self._waits_for = refusal
         if waited_for is not None and not waited_for.is_done:
@@ -211,12 +211,12 @@ class Process(Event):
             self._simulator._hasten(self)  # noqa: SLF001
 
 
-class AllOf(Event):
+class AllOf(Future):
     """Happens when all of its parts have, or with the first failure among them."""
 
     __slots__ = ("_missing", "_parts")
 
-    def __init__(self, simulator: "Simulator", parts: list[Event]) -> None:
+    def __init__(self, simulator: "Simulator", parts: list[Future]) -> None:
         super().__init__(simulator)
         self._parts = parts
         self._missing = 0
@@ -229,7 +229,7 @@ class AllOf(Event):
         if not self._missing and not self.is_done:
             self.succeed([part.value for part in parts])
 
-    def _on_part(self, part: Event) -> None:
+    def _on_part(self, part: Future) -> None:
         self._missing -= 1
         if self.is_done:
             return
@@ -244,12 +244,12 @@ class AllOf(Event):
         return f"{len(pending)} of {len(self._parts)} events: {shown}"
 
 
-def all_of(events: Iterable[Event]) -> Event:
-    """Happen when all of `events` have, with the list of their values, in the given order.
+def all_of(futures: Iterable[Future]) -> Future:
+    """Happen when all of `futures` have, with the list of their values, in the given order.
 
     The first failure among them is its failure; the others run on.
     """
-    parts = list(events)
+    parts = list(futures)
     if not parts:
-        raise LocalProtocolError("all_of needs at least one event; skip the wait instead")
+        raise LocalProtocolError("all_of needs at least one future; skip the wait instead")
     return AllOf(parts[0]._simulator, parts)  # noqa: SLF001

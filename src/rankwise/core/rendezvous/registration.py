@@ -1,10 +1,19 @@
-"""This node's own record: what it should say, and what is known to lie in the store.
+"""How one node shows the others that it is there: the record that it writes under its lease.
 
-The two are versions of each other. The record is written whenever they differ, bound to the
-revision that was last seen of its key; after an answer that was lost, or a conflict, the key is
-read first. What is found there may be that very write, and then it is written: where every answer
-takes too long, a node would write the same for ever, and never believe that others can see it. A
-key of this name that another node's lease holds is another node's.
+A node has one lease at a time, renewed for as long as it takes part. It counts from when its last
+renewal was *sent*, so by this node's own clock it ends before the store can have ended it. It is
+renewed all the time, without waiting for the answer before: what was lost on a way that is whole
+again would be waited for in vain. So when the store has gone, the last renewal is less than
+`RENEW_EVERY` old, and when it is back, the next one is as near: it may be away for the whole lease
+but a second. Where many nodes share a store, which would have to bear all that, renewals are
+farther apart, though not when one was not answered.
+
+What the record should say, and what is known to lie in the store, are versions of each other. It
+is written whenever they differ, bound to the revision that was last seen of its key; after an
+answer that was lost, or a conflict, the key is read first. What is found there may be that very
+write, and then it is written: where every answer takes too long, a node would write the same for
+ever, and never believe that others can see it. A key of this name that another node's lease holds
+is another node's.
 
 A node whose workers have all succeeded writes its record twice, in one transaction: the second, its
 *done note*, is bound to the run's lease alone. So a later leader knows that the work was done,
@@ -27,15 +36,91 @@ from rankwise.base.keys import (
     Transaction,
     Unchanged,
 )
-from rankwise.base.units import Instant, between
+from rankwise.base.units import MILLISECOND, Duration, Instant, after, between
 from rankwise.core.rendezvous.configuration import NodeOffer
-from rankwise.core.rendezvous.records import FailureNote, NodeRecord
-from rankwise.core.rendezvous.requests import Purpose, Request, Requests
-from rankwise.core.rendezvous.storage import encode
-from rankwise.core.rendezvous.vocabulary import Commit, Order, ReadKeys
+from rankwise.core.rendezvous.records import FailureNote, NodeRecord, encode
+from rankwise.core.rendezvous.requests import Purpose, StoreRequest, StoreRequests
+from rankwise.core.rendezvous.vocabulary import Commit, GrantLease, Order, ReadKeys, RenewLease
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Failure
+
+RENEW_EVERY = Duration(500 * MILLISECOND)
+"""How far apart renewals are at most."""
+TRIES_PER_LEASE = 10
+"""How often a short lease is renewed, and how often that is tried while no answer comes."""
+RENEWALS_PER_LEASE = 3
+"""How often it is renewed at least, however many nodes there are."""
+NODES_AT_EASE = 256
+"""So many nodes may renew their leases as often as that."""
+
+
+class KeptLease:
+    """The lease that this node has, if it has one.
+
+    Args:
+        ttl: how long it lives without being renewed.
+        requests: those of this node.
+    """
+
+    def __init__(self, ttl: Duration, requests: StoreRequests) -> None:
+        self.id: LeaseId | None = None
+        self.until = Instant(0)
+        self.renew_at = Instant(0)
+        self._ttl = ttl
+        self._retry_every = Duration(min(RENEW_EVERY, ttl // TRIES_PER_LEASE))
+        self._renew_every = self._retry_every
+        self._requests = requests
+        self._ever: set[LeaseId] = set()
+
+    @property
+    def was_ever_held(self) -> bool:
+        """Whether this node ever had a lease."""
+        return bool(self._ever)
+
+    def was_ours(self, lease: LeaseId | None) -> bool:
+        """Whether this node has, or had, that lease."""
+        return lease in self._ever
+
+    def share_with(self, nodes: int) -> None:
+        """So many nodes use the store."""
+        every = Duration(self._retry_every * max(nodes, NODES_AT_EASE) // NODES_AT_EASE)
+        self._renew_every = min(every, Duration(self._ttl // RENEWALS_PER_LEASE))
+
+    def keep(self, now: Instant) -> list[Order]:
+        """Ask for a lease, or for its renewal when that is due."""
+        if self.id is None:
+            if not self._requests.may_begin(Purpose.LEASE, now):
+                return []
+            return [GrantLease(self._requests.begin(Purpose.LEASE, now), self._ttl)]
+        if now < self.renew_at:
+            return []
+        self._requests.release(Purpose.LEASE)
+        token = self._requests.begin(Purpose.LEASE, now, self.id)
+        self.renew_at = after(now, self._retry_every)
+        return [RenewLease(token, self.id)]
+
+    def granted(self, request: StoreRequest, lease: LeaseId) -> None:
+        """The store has begun it."""
+        self.id = lease
+        self._ever.add(lease)
+        self.until = request.sent_at
+        self._prolong(request.sent_at)
+
+    def renewed(self, request: StoreRequest) -> None:
+        """The store has renewed a lease: this one, if it is not an answer from long ago."""
+        if self.id is not None and request.context == self.id:
+            self._prolong(request.sent_at)
+
+    def lose(self) -> None:
+        """It has ended, or must be believed to have."""
+        self.id = None
+
+    def _prolong(self, sent_at: Instant) -> None:
+        until = after(sent_at, self._ttl)
+        if until > self.until:  # answers may overtake each other
+            self.until = until
+            self.renew_at = after(sent_at, self._renew_every)
 
 
 class Written(NamedTuple):
@@ -75,7 +160,7 @@ class OwnRecord:
         requests: those of this node.
     """
 
-    def __init__(self, key: str, note_key: str, offer: NodeOffer, requests: Requests) -> None:
+    def __init__(self, key: str, note_key: str, offer: NodeOffer, requests: StoreRequests) -> None:
         self.record = NodeRecord(
             host=offer.host,
             address=offer.address,
@@ -103,6 +188,11 @@ class OwnRecord:
     def is_written(self) -> bool:
         """Whether the store has its latest version, under whatever lease."""
         return self._written_version == self._version
+
+    def tell_failures(self, number: int, failures: "tuple[Failure, ...]") -> None:
+        """Say that these failures have ended the node's gang of round `number`."""
+        self.failures = failures
+        self.rewrite(failing=number)
 
     def rewrite(self, **changes: object) -> None:
         """Change what it should say."""
@@ -158,7 +248,7 @@ class OwnRecord:
         token = self._requests.begin(Purpose.DONE_NOTE, now)
         return [Commit(token, Transaction(deletes=(self._note_key,)))]
 
-    def committed(self, request: Request, revision: Revision) -> None:
+    def committed(self, request: StoreRequest, revision: Revision) -> None:
         """The store has taken it."""
         written: Written = request.context
         self.revision = revision

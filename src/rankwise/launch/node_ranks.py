@@ -3,7 +3,7 @@
 import msgspec
 
 
-class World(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRanks(msgspec.Struct, frozen=True, kw_only=True):
     """One node's place among all workers, for one attempt.
 
     Attributes:

@@ -15,8 +15,8 @@ from rankwise.core.ledger import (
     Fate,
     Group,
     Stage,
+    find_blame,
     find_disagreement,
-    find_verdict,
     waits_of,
 )
 from rankwise.core.ledger.words import wait_in_words
@@ -46,8 +46,8 @@ def book(rank: int, *calls: Call, fate: Fate = Fate.LIVES, size: int = 3) -> Boo
 def test_a_rank_that_lives_is_to_blame_only_when_patience_is_over() -> None:
     books = [book(0, call(201)), book(1, call(200, Stage.DONE)), book(2, call(201))]
 
-    assert find_verdict(books, patience_is_over=False) is None
-    verdict = find_verdict(books, patience_is_over=True)
+    assert find_blame(books, patience_is_over=False) is None
+    verdict = find_blame(books, patience_is_over=True)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting, verdict.is_certain) == ((1,), (0, 2), False)
@@ -64,7 +64,7 @@ def test_a_rank_that_is_aborted_after_its_call_was_given_data_that_did_not_fit()
 
     verdict = find_disagreement(books, 0)
 
-    assert find_verdict(books, patience_is_over=False) is not None  # rank 1 stands in it
+    assert find_blame(books, patience_is_over=False) is not None  # rank 1 stands in it
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((0, 1), True)
     assert find_disagreement([aborted, book(1, call(1)), book(2)], 0) is None
@@ -79,7 +79,7 @@ def test_a_rank_that_has_left_can_never_come() -> None:
     gone = book(1, call(200, Stage.DONE), fate=Fate.LEFT)
     late = book(2, call(200, Stage.DONE))
 
-    verdict = find_verdict([book(0, call(201)), gone, late], patience_is_over=False)
+    verdict = find_blame([book(0, call(201)), gone, late], patience_is_over=False)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((1,), True)
@@ -93,7 +93,7 @@ def test_who_has_failed_in_a_call_and_not_told_yet_why_has_waited_in_it_too() ->
     gone = book(1, call(200, Stage.DONE), fate=Fate.LEFT)
     books = [book(0, call(201)), gone, book(2, call(201, Stage.FAILED))]
 
-    verdict = find_verdict(books, patience_is_over=False)
+    verdict = find_blame(books, patience_is_over=False)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting) == ((1,), (0, 2))
@@ -103,14 +103,14 @@ def test_who_has_failed_in_a_call_and_not_told_yet_why_has_waited_in_it_too() ->
 def test_a_rank_that_has_failed_by_itself_needs_no_verdict(fate: Fate) -> None:
     books = [book(0, call(3)), book(1, call(2, Stage.DONE), fate=fate), book(2, call(3))]
 
-    assert find_verdict(books, patience_is_over=True) is None
+    assert find_blame(books, patience_is_over=True) is None
 
 
 def test_the_rank_on_which_the_call_has_failed_is_one_that_waits() -> None:
     failed = book(2, call(3, Stage.FAILED), fate=Fate.RAISED)
     books = [book(0, call(3)), book(1, call(2, Stage.DONE)), failed]
 
-    verdict = find_verdict(books, patience_is_over=True)
+    verdict = find_blame(books, patience_is_over=True)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting) == ((1,), (0, 2))
@@ -120,14 +120,14 @@ def test_an_exception_that_the_program_has_caught_is_no_wait() -> None:
     books = [book(0, call(3, Stage.FAILED)), book(1, fate=Fate.LEFT), book(2)]
 
     assert waits_of(books) == {}
-    assert find_verdict(books, patience_is_over=True) is None
+    assert find_blame(books, patience_is_over=True) is None
 
 
 def test_the_fewest_are_to_blame_for_a_disagreement() -> None:
     other = call(17, match=2, text="broadcast #? from rank 0 of (4,) float32", place="model.py:40")
     books = [book(rank, other if rank == 3 else call(17), size=5) for rank in range(5)]
 
-    verdict = find_verdict(books, patience_is_over=False)
+    verdict = find_blame(books, patience_is_over=False)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting, verdict.is_certain) == ((3,), (0, 1, 2, 4), True)
@@ -147,7 +147,7 @@ def test_a_disagreement_is_not_certain_while_others_may_tell_who_is_right() -> N
         (3, [book(0, call(1)), book(1, broadcast), book(2, broadcast)], False),
         (6, [book(0, call(1), size=6), *(book(rank, broadcast, size=6) for rank in (1, 2))], True),
     ):
-        verdict = find_verdict(books, patience_is_over=False)
+        verdict = find_blame(books, patience_is_over=False)
 
         assert verdict is not None, size
         assert (verdict.is_of_a_part, verdict.is_certain) == (is_of_a_part, not is_of_a_part)
@@ -167,7 +167,7 @@ def test_without_a_majority_nobody_is_called_the_culprit(matches: list[int], tol
         for rank, match in enumerate(matches)
     ]
 
-    verdict = find_verdict(books, patience_is_over=False)
+    verdict = find_blame(books, patience_is_over=False)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting) == (tuple(range(len(matches))), ())
@@ -177,7 +177,7 @@ def test_without_a_majority_nobody_is_called_the_culprit(matches: list[int], tol
 def test_a_disagreement_that_stops_nobody_is_none() -> None:
     books = [book(0, call(1, Stage.DONE)), book(1, call(1, Stage.DONE, match=2)), book(2)]
 
-    assert find_verdict(books, patience_is_over=True) is None
+    assert find_blame(books, patience_is_over=True) is None
 
 
 def test_a_message_is_awaited_from_its_sender() -> None:
@@ -186,7 +186,7 @@ def test_a_message_is_awaited_from_its_sender() -> None:
     )
     books = [book(0, receive), book(1), book(2)]
 
-    verdict = find_verdict(books, patience_is_over=True)
+    verdict = find_blame(books, patience_is_over=True)
 
     assert verdict is not None
     assert verdict.blamed == (1,)
@@ -207,7 +207,7 @@ def test_the_culprit_is_at_the_end_of_the_way() -> None:
     third = msgspec.structs.replace(book(2, call(1)), groups={**book(2).groups, **pair})
     third = msgspec.structs.replace(third, calls=(call(1, Stage.ISSUED),))
 
-    verdict = find_verdict([book(0, call(1)), second, third], patience_is_over=True)
+    verdict = find_blame([book(0, call(1)), second, third], patience_is_over=True)
 
     assert verdict is not None
     assert verdict.blamed == (2,)
@@ -224,7 +224,7 @@ def test_groups_that_are_called_alike_are_told_apart_though_no_rank_has_come_to_
         for rank, key in ((0, "torch 0 10"), (1, "torch 0 9"))
     ]
 
-    verdict = find_verdict(books, patience_is_over=False)
+    verdict = find_blame(books, patience_is_over=False)
 
     assert verdict is not None
     assert "in group [0, 1] (train.py:88), number 2 of 2 such groups, for rank 1" in verdict.text
@@ -234,7 +234,7 @@ def test_groups_that_are_called_alike_are_told_apart_though_no_rank_has_come_to_
 def test_members_without_a_book_are_never_to_blame() -> None:
     books = [book(0, call(1), size=8), book(1, call(1), size=8)]
 
-    assert find_verdict(books, patience_is_over=True) is None
+    assert find_blame(books, patience_is_over=True) is None
 
 
 def test_a_wait_tells_who_has_not_come() -> None:
@@ -349,11 +349,11 @@ def test_a_healthy_program_is_never_accused_with_certainty(
 
     for _ in range(200):
         world.step(chance.randrange(size))
-        assert find_verdict(world.books(), patience_is_over=False) is None
+        assert find_blame(world.books(), patience_is_over=False) is None
     world.run(chance)
 
     assert all(world.is_over(rank) for rank in range(size))
-    assert find_verdict(world.books(), patience_is_over=True) is None
+    assert find_blame(world.books(), patience_is_over=True) is None
 
 
 @settings(max_examples=300)
@@ -374,7 +374,7 @@ def test_a_rank_that_leaves_out_a_call_or_calls_another_is_the_one_to_blame(
 
     world.run(chance)
     stuck = [rank for rank in range(size) if not world.is_over(rank)]
-    verdict = find_verdict(world.books(), patience_is_over=False)
+    verdict = find_blame(world.books(), patience_is_over=False)
 
     assert (verdict is None) == (not stuck)
     if verdict is not None:
@@ -401,7 +401,7 @@ def test_whoever_swaps_two_calls_of_overlapping_groups_is_found_out(
 
     world.run(chance)
     stuck = [rank for rank in range(size) if not world.is_over(rank)]
-    verdict = find_verdict(world.books(), patience_is_over=False)
+    verdict = find_blame(world.books(), patience_is_over=False)
 
     assert (verdict is None) == (not stuck)
     if verdict is not None:

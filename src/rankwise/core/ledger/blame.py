@@ -18,14 +18,14 @@ them are blamed together.
 
 A disagreement is looked for first, since those who disagree often wait for each other next. The
 first, second and fourth are *certain*: no patience would help. An absence is what every rank shows
-that is a little behind, so it is a verdict only for those who know that patience is over: after a
+that is a little behind, so it counts only for those who know that patience is over: after a
 time-out.
 
-A way that ends at a rank which has failed by itself needs no verdict: its own failure tells more.
+A way that ends at a rank which has failed by itself needs no blame: its own failure tells more.
 
 What is not known accuses nobody. A member without a book, on another node perhaps, is not awaited;
 a way that ends at a rank which stands in a call that all have come to (its data is on its way, or
-somebody elsewhere is late) ends without a verdict.
+somebody elsewhere is late) blames nobody.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ class Wait(msgspec.Struct, frozen=True):
     awaited: tuple[int, ...]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """Who is to blame.
 
     Attributes:
@@ -73,9 +73,9 @@ def waits_of(books: Iterable[Book]) -> dict[int, Wait]:
     return waits
 
 
-def find_verdict(
+def find_blame(
     books: Iterable[Book], *, patience_is_over: bool, issued_is_waiting: bool = False
-) -> Verdict | None:
+) -> Blame | None:
     """Tell who is to blame that ranks wait; None where nobody can be told, or nobody is.
 
     Args:
@@ -87,8 +87,8 @@ def find_verdict(
     by_rank = {book.rank: book for book in books}
     waits = waits_of(by_rank.values())
     for wait in _oldest_first(waits.values()):
-        if (verdict := _disagreement(wait, by_rank)) is not None:
-            return verdict
+        if (blame := _disagreement(wait, by_rank)) is not None:
+            return blame
     ends = _ends(waits)
     if any(by_rank[rank].fate in (Fate.RAISED, Fate.DIED) for rank in ends):
         return None
@@ -96,46 +96,46 @@ def find_verdict(
     if gone:
         wait, waiting = _wait_for(gone, waits, by_rank)
         text = words.departure_in_words(gone, wait, waiting, by_rank)
-        return Verdict(blamed=tuple(gone), text=text, is_certain=True, waiting=waiting)
+        return Blame(blamed=tuple(gone), text=text, is_certain=True, waiting=waiting)
     if ends:
         if not patience_is_over:
             return None
         wait, waiting = _wait_for(sorted(ends), waits, by_rank)
         absent = tuple(rank for rank in wait.awaited if rank in ends)
         text = words.absence_in_words(absent, wait, waiting, by_rank[wait.rank])
-        return Verdict(blamed=absent, text=text, is_certain=False, waiting=waiting)
+        return Blame(blamed=absent, text=text, is_certain=False, waiting=waiting)
     if not issued_is_waiting and (circle := _circle(waits)):
         blamed = tuple(sorted(wait.rank for wait in circle))
         text = words.circle_in_words(circle, by_rank)
-        return Verdict(blamed=blamed, text=text, is_certain=True, waiting=blamed)
+        return Blame(blamed=blamed, text=text, is_certain=True, waiting=blamed)
     return None
 
 
 def judge(
     seen: Iterable[Book], recorded: Iterable[Book], *, patience_is_over: bool
-) -> Verdict | None:
+) -> Blame | None:
     """Tell who is to blame: surely by the books; else by recorders; else perhaps by the books.
 
     Args:
         seen: the books that ranks keep themselves.
         recorded: those of what C++ has called, of ranks that were asked and told.
-        patience_is_over: see `find_verdict`.
+        patience_is_over: see `find_blame`.
     """
     recorded = list(recorded)
-    by_books = find_verdict(seen, patience_is_over=patience_is_over)
+    by_books = find_blame(seen, patience_is_over=patience_is_over)
     if by_books is not None and by_books.is_certain:
         return by_books
-    verdict = find_verdict(recorded, patience_is_over=patience_is_over, issued_is_waiting=True)
+    blame = find_blame(recorded, patience_is_over=patience_is_over, issued_is_waiting=True)
     if (
-        verdict is None
+        blame is None
         and by_books is not None
         and not (waits_of(recorded).keys() & {*by_books.blamed})
     ):
         return by_books
-    return verdict  # none, if those that are absent by the books wait in what C++ has called
+    return blame  # none, if those that are absent by the books wait in what C++ has called
 
 
-def find_disagreement(books: Iterable[Book], rank: int, at: Call | None = None) -> Verdict | None:
+def find_disagreement(books: Iterable[Book], rank: int, at: Call | None = None) -> Blame | None:
     """Tell who has come to a call of a rank with something else; None if nobody has.
 
     By default it is the last call: for a rank that its library has ended, which a backend does in
@@ -163,7 +163,7 @@ def _oldest_first(waits: Iterable[Wait]) -> list[Wait]:
     return sorted(waits, key=lambda wait: (wait.call.begun_at, wait.rank))
 
 
-def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Verdict | None:
+def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Blame | None:
     """Members that have come to the call of a rank with something else, if there are any."""
     key, number = wait.call.group, wait.call.number
     if not key:
@@ -187,7 +187,7 @@ def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Verdict | None:
     blamed = tuple(sorted(rank for rank in come if rank not in waiting))
     known = sum(rank in books for rank in group.members)
     is_of_a_part = known < group.size and 2 * len(largest) <= group.size
-    return Verdict(
+    return Blame(
         blamed=blamed,
         text=text,
         is_certain=not is_of_a_part,

@@ -18,8 +18,7 @@ from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, FinishRun
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.records import Verdict
-from rankwise.core.rendezvous.storage import RunKeys
+from rankwise.core.rendezvous.records import RunKeys, Verdict
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
 from rankwise.drivers.sim.cluster.books import RoundBook
@@ -29,7 +28,7 @@ from rankwise.drivers.sim.cluster.node import SimulatedNode
 from rankwise.drivers.sim.cluster.plan import ClusterPlan
 from rankwise.drivers.sim.cluster.store import SimulatedStore
 from rankwise.drivers.sim.cluster.traffic import Traffic
-from rankwise.drivers.sim.cluster.worker import Worker
+from rankwise.drivers.sim.cluster.worker import SimulatedWorker
 from rankwise.drivers.sim.journal import MemoryJournal
 from rankwise.drivers.sim.streams import stream
 from rankwise.sim.faults.vocabulary import (
@@ -79,7 +78,7 @@ class ClusterRun:
     left_behind: tuple[int, ...]
 
 
-class ClusterWorld:
+class ClusterSimulator:
     """A world for one run of a cluster.
 
     Args:
@@ -452,12 +451,12 @@ class ClusterWorld:
 
     # The witness: passes the truth on to the checker, and lets peers notice
 
-    def started(self, worker: Worker) -> None:
+    def started(self, worker: SimulatedWorker) -> None:
         """A worker has come into being."""
         if not self.plan.is_alone:
             self.checker.started(worker)
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: SimulatedWorker) -> None:
         """A worker has ended: its peers' connections to it close."""
         if not self.plan.is_alone:
             self.checker.ended(worker)
