@@ -28,6 +28,7 @@ from greenlet import getcurrent
 from rankwise.base.errors import ConfigError, TimeLimit
 from rankwise.sim.kernel import Fiber, RankGreenlet
 from rankwise.sim.kernel.places import frames_of_stack, users_line_among
+from rankwise.sim.triton.execution import ACTIVE
 
 _INSIST_EVERY_S = 0.02
 """What is interrupted may go on all the same, in a `finally` block for instance."""
@@ -120,4 +121,7 @@ def _running() -> str:
     current = getcurrent()
     if isinstance(current, RankGreenlet):
         return f"rank {current.rank}"
-    return current.name if isinstance(current, Fiber) else "the simulation"
+    if isinstance(current, Fiber):
+        return current.name
+    execution = ACTIVE.execution  # of a launch that is calculated before its time
+    return "the simulation" if execution is None else execution.launch.name

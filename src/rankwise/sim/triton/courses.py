@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from rankwise.base.errors import TimeLimit
 from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, MustInterleave
 from rankwise.sim.triton.launching import run_in_lockstep
@@ -146,6 +147,8 @@ def rehearsed(launch: Launch, body: Callable[[], Any], course: Course) -> Callab
         with np.errstate(all="ignore"):
             left = run_in_lockstep(launch, body, programs, finish)
         is_whole = not len(left) and not launch.knows_addresses
+    except TimeLimit:  # real time is up: a run on a machine would be told of too late
+        raise
     except Exception:  # noqa: BLE001 (who runs it on a machine hears of it)
         if ACTIVE.execution is not None and ACTIVE.execution is not outer:
             kept.append(ACTIVE.execution)

@@ -73,14 +73,21 @@ def test_a_rank_that_goes_on_for_ever_while_it_is_ended_is_interrupted_again(
         ctx.multiprocessing.spawn(worker, nprocs=2, wall_limit_s=60)
 
 
-def test_a_kernel_that_loops_for_ever_is_named_with_its_line(ctx: RuntimeContext) -> None:
+@pytest.mark.parametrize(
+    ("nprocs", "name"),
+    [(1, r"endless\[0\] on sip0\.cube0\.pe0"), (2, "^endless")],
+    ids=["on the machine", "calculated for several ranks at once"],
+)
+def test_a_kernel_that_loops_for_ever_is_named_with_its_line(
+    ctx: RuntimeContext, nprocs: int, name: str
+) -> None:
     def endless(x: Any) -> None:
         tl.load(x)
         loop_beyond_the_limit()
 
-    with pytest.raises(TimeLimit, match=r"endless\[0\] on .*test_wall_limit\.py:\d+"):
+    with pytest.raises(TimeLimit, match=rf"{name} still ran after 60 s.*test_wall_limit\.py:\d+"):
         ctx.multiprocessing.spawn(
-            lambda _rank: ctx.launch(endless, 1, ctx.zeros(4)), nprocs=2, wall_limit_s=60
+            lambda _rank: ctx.launch(endless, 1, ctx.zeros(4)), nprocs=nprocs, wall_limit_s=60
         )
 
 
