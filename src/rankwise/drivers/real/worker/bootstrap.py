@@ -60,6 +60,10 @@ _OUTPUT_LOST = 120
 """The exit code of an interpreter that could not write at its end what was printed before."""
 _HARMLESS_AT_START = ("__main__", "_distutils_hack")
 """The second one is what setuptools loads in every environment: it holds nothing."""
+_OF_EVERY_MODULE = {
+    "__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__name__", "__package__",
+    "__spec__",
+}  # fmt: skip
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
 _PACKAGE = os.path.dirname(os.path.dirname(_OUR_DIRECTORY))
@@ -249,12 +253,15 @@ def _set_startup_aside() -> "list[tuple[dict[str, Any], list[int]]]":
     What is set aside is not taken apart at the interpreter's end if it is a cycle, as a module with
     functions is. A file that somebody has left open there would lose what was written to it. So
     nothing is set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a
-    log), and all of it comes back if the program has given a name in one of them another value.
+    log) unless they are empty, as Debian's is, and all of it comes back if the program has given a
+    name in one of them another value.
     """
     known: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())  # since 3.10
     if not hasattr(gc, "freeze") or any(
-        name.partition(".")[0] not in known and name not in _HARMLESS_AT_START
-        for name in sys.modules
+        name.partition(".")[0] not in known
+        and name not in _HARMLESS_AT_START
+        and not getattr(module, "__dict__", {name: module}).keys() <= _OF_EVERY_MODULE
+        for name, module in sys.modules.items()
     ):
         return []
     gc.freeze()
