@@ -241,14 +241,14 @@ def run_as_started() -> None:
     try:
         run(program, take_descriptors())
     finally:
-        if any(_ids(names) != before for names, before in set_aside):
+        if any(_has_changed(names, before) for names, before in set_aside):
             gc.unfreeze()
         if "torch.distributed.distributed_c10d" in sys.modules:
             _yield_to_threads_of_torch()
 
 
-def _set_startup_aside() -> "list[tuple[dict[str, Any], list[int]]]":
-    """Take what is in memory out of garbage collection; return what must stay so, by its ids.
+def _set_startup_aside() -> "list[tuple[dict[str, Any], list[Any]]]":
+    """Take what is in memory out of garbage collection; return what must stay so, and how it is.
 
     What is set aside is not taken apart at the interpreter's end if it is a cycle, as a module with
     functions is. A file that somebody has left open there would lose what was written to it. So
@@ -264,16 +264,20 @@ def _set_startup_aside() -> "list[tuple[dict[str, Any], list[int]]]":
         for name, module in sys.modules.items()
     ):
         return []
-    gc.freeze()
-    return [
-        (vars(module), _ids(vars(module)))
+    set_aside = [
+        (vars(module), list(vars(module).values()))
         for name, module in sys.modules.items()
         if name not in ("sys", "builtins")  # which are emptied in any case
     ]
+    gc.freeze()
+    return set_aside
 
 
-def _ids(names: "dict[str, Any]") -> "list[int]":
-    return list(map(id, names.values()))
+def _has_changed(names: "dict[str, Any]", before: "list[Any]") -> bool:
+    """Whether a name has another value, also one that says that it is equal."""
+    if len(names) != len(before):
+        return True
+    return any(now is not then for now, then in zip(names.values(), before))  # noqa: B905 - Python 3.9
 
 
 def run(
