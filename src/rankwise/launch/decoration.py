@@ -23,9 +23,6 @@ from rankwise.base.failure import (
 from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.worker_link import WorkerLink
-from rankwise.launch.error_file import read_error_file
-from rankwise.launch.failure_report.loaders import lost_loader
-from rankwise.launch.failure_report.tracebacks import without_traceback
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import Destinations
 from rankwise.launch.planning import JobPlanner
@@ -117,6 +114,10 @@ class FailureDecorator:
         error = failure.error or (_error_in(error_file) if told is None else None)
         stderr = [] if link is None else link.stderr.tail.lines(TAIL_LINES)
         if error is None and told is not None:  # it raised that when it was to blame already
+            from rankwise.launch.failure_report.tracebacks import (  # noqa: PLC0415  # rare
+                without_traceback,
+            )
+
             stderr = without_traceback([*stderr], told.traceback)
         out_of_memory, evidence = self._memory_verdict(failure)
         return msgspec.structs.replace(
@@ -148,6 +149,8 @@ class FailureDecorator:
         return failure.detail
 
     def _memory_verdict(self, failure: Failure) -> tuple[bool | None, str]:
+        from rankwise.launch.failure_report.loaders import lost_loader  # noqa: PLC0415  # rare
+
         if lost_loader(failure):
             verdict = self._oom.verdict()
             return (True, verdict.evidence) if verdict.was_oom else (None, "")
@@ -183,7 +186,11 @@ def _cpu_limit(failure: Failure) -> int | None:
 
 def _error_in(error_file: str) -> ErrorRecord | None:
     """What a program that rankwise did not boot may have recorded with torch's `record`."""
-    return read_error_file(error_file) if error_file else None
+    if not error_file:
+        return None
+    from rankwise.launch.error_file import read_error_file  # noqa: PLC0415  # rare
+
+    return read_error_file(error_file)
 
 
 def _log_paths(rank: int, destinations: Destinations) -> tuple[str, ...]:

@@ -229,7 +229,8 @@ def test_a_preempted_job_stops_everywhere_at_one_step(nodes: Nodes) -> None:
 def test_a_node_that_comes_later_is_taken_in_and_one_that_is_killed_is_missed(
     nodes: Nodes,
 ) -> None:
-    words = ("--rdzv-conf", "lease_ttl=4", "--max-restarts", "0")
+    # A machine that stalls for longer than a lease ends the node that lives, too.
+    words = ("--rdzv-conf", "lease_ttl=10", "--max-restarts", "0")
     one = nodes.elastic("1:2", STAY, *words)
     one.wait_for("rank 0 of 1")
     two = nodes.elastic("1:2", STAY, *words)

@@ -147,7 +147,8 @@ def test_ranks_on_all_nodes_are_called_again_when_one_has_died(template: str, no
 @pytest.mark.torch
 def test_ranks_live_on_while_another_node_is_killed_and_comes_back(nodes: Nodes) -> None:
     pytest.importorskip("torch")
-    words = ("--nnodes", "2", "--rdzv-conf", "lease_ttl=3")
+    # The node that lives must keep its own lease where the machine stalls.
+    words = ("--nnodes", "2", "--rdzv-conf", "lease_ttl=10")
     one, two = (nodes.start(DDP, UNTIL_A_NODE_HAS_COME, *words) for _ in range(2))
     wait_for_any([one, two], "call ", count=4)
 
@@ -168,7 +169,7 @@ def test_ranks_live_on_while_another_node_is_killed_and_comes_back(nodes: Nodes)
 @pytest.mark.torch
 def test_a_smaller_world_is_trained_on_when_a_node_does_not_come_back(nodes: Nodes) -> None:
     pytest.importorskip("torch")
-    words = ("--nnodes", "1:2", "--rdzv-conf", "lease_ttl=3,last_call_timeout=20")
+    words = ("--nnodes", "1:2", "--rdzv-conf", "lease_ttl=10,last_call_timeout=20")
     body = "while os.environ['WORLD_SIZE'] == '4': model(torch.ones(1, 4)).sum().backward()"
     one, two = (nodes.start(DDP, body, *words) for _ in range(2))
     wait_for_any([one, two], "call ", count=4)

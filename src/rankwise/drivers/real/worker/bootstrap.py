@@ -60,6 +60,10 @@ _OUTPUT_LOST = 120
 """The exit code of an interpreter that could not write at its end what was printed before."""
 _HARMLESS_AT_START = ("__main__", "_distutils_hack")
 """The second one is what setuptools loads in every environment: it holds nothing."""
+_OF_EVERY_MODULE = {
+    "__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__name__", "__package__",
+    "__spec__",
+}  # fmt: skip
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
 _PACKAGE = os.path.dirname(os.path.dirname(_OUR_DIRECTORY))
@@ -237,36 +241,43 @@ def run_as_started() -> None:
     try:
         run(program, take_descriptors())
     finally:
-        if any(_ids(names) != before for names, before in set_aside):
+        if any(_has_changed(names, before) for names, before in set_aside):
             gc.unfreeze()
         if "torch.distributed.distributed_c10d" in sys.modules:
             _yield_to_threads_of_torch()
 
 
-def _set_startup_aside() -> "list[tuple[dict[str, Any], list[int]]]":
-    """Take what is in memory out of garbage collection; return what must stay so, by its ids.
+def _set_startup_aside() -> "list[tuple[dict[str, Any], list[Any]]]":
+    """Take what is in memory out of garbage collection; return what must stay so, and how it is.
 
     What is set aside is not taken apart at the interpreter's end if it is a cycle, as a module with
     functions is. A file that somebody has left open there would lose what was written to it. So
     nothing is set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a
-    log), and all of it comes back if the program has given a name in one of them another value.
+    log) unless they are empty, as Debian's is, and all of it comes back if the program has given a
+    name in one of them another value.
     """
     known: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())  # since 3.10
     if not hasattr(gc, "freeze") or any(
-        name.partition(".")[0] not in known and name not in _HARMLESS_AT_START
-        for name in sys.modules
+        name.partition(".")[0] not in known
+        and name not in _HARMLESS_AT_START
+        and not getattr(module, "__dict__", {name: module}).keys() <= _OF_EVERY_MODULE
+        for name, module in sys.modules.items()
     ):
         return []
-    gc.freeze()
-    return [
-        (vars(module), _ids(vars(module)))
+    set_aside = [
+        (vars(module), list(vars(module).values()))
         for name, module in sys.modules.items()
         if name not in ("sys", "builtins")  # which are emptied in any case
     ]
+    gc.freeze()
+    return set_aside
 
 
-def _ids(names: "dict[str, Any]") -> "list[int]":
-    return list(map(id, names.values()))
+def _has_changed(names: "dict[str, Any]", before: "list[Any]") -> bool:
+    """Whether a name has another value, also one that says that it is equal."""
+    if len(names) != len(before):
+        return True
+    return any(now is not then for now, then in zip(names.values(), before))  # noqa: B905 - Python 3.9
 
 
 def run(
