@@ -177,11 +177,11 @@ class RealNodeHost:
     def tell_books(self, wanted: BooksWanted) -> None:
         """Look what the ranks' calls are."""
         on_sheet = partial(self._tell_sheet, wanted.inquiry)
-        self._parts.calls.tell_books(wanted, on_sheet)
+        self._parts.watches.tell_books(wanted, on_sheet)
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
         """Go on with what was held back."""
-        self._parts.calls.on_inquiry_answered(answered)
+        self._parts.watches.on_inquiry_answered(answered)
 
     def _tell_sheet(self, inquiry: str, sheet: bytes) -> None:
         self._deliver(BooksTold(inquiry, sheet))
