@@ -306,7 +306,7 @@ class Session:
             )
         is_drained = self._host.is_drained or writers_live
         if writers_live:
-            from rankwise.launch.kept_children import discard_output  # noqa: PLC0415  # rare
+            from rankwise.drivers.real.hosting.drain import discard_output  # noqa: PLC0415  # rare
 
             discard_output(self._host.unread_streams())
         self._host.close()
