@@ -542,7 +542,7 @@ class RealProcessHost:
                     self._deliver(WorkerReported(link.local_rank, link.attempt, record.error))
 
     def _read_result(self, link: WorkerLink) -> bool:
-        """Read a chunk, lest a large result hold up others; tell whether there may be more."""
+        """Read a chunk (a large result must not hold up others); tell if there may be more."""
         if link.result_fd < 0:
             return False
         try:
