@@ -19,7 +19,7 @@ from measuring import PROGRAMS, RANKWISE, Table, arguments, describe_machine, en
 
 from rankwise.base.units import SECOND, Duration
 from rankwise.cli.runs_here import deadline_after
-from rankwise.launch.control.client import ask, list_runs
+from rankwise.launch.control.client import ask_all, list_runs
 
 PROGRAM = str(PROGRAMS / "stepping.py")
 RANKS = (1, 8, 32)
@@ -62,7 +62,7 @@ def measured(ranks: int) -> tuple[float, float, float]:
             address = next(found[1] for found in told if found)
             steps = statistics.median(float(run.stdout.readline()) for _ in range(ranks))
             (asked,) = (each for each in list_runs() if each.pid == run.pid)
-            status = cost_of(run.pid, lambda: ask(asked, "status", deadline_after(PATIENCE)))
+            status = cost_of(run.pid, lambda: ask_all([asked], "status", deadline_after(PATIENCE)))
             scrape = cost_of(run.pid, lambda: urllib.request.urlopen(f"{address}/metrics").read())
             return status, scrape, steps
         finally:

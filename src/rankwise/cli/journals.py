@@ -28,7 +28,7 @@ def journal_at(path: str, command: str) -> str:
         )
     if len(found) > 1:
         raise ConfigError(
-            f"{path} holds the journals of {len(found)} runs, expected one",
+            f"{path} holds {len(found)} journals, of several runs or nodes, expected one",
             hint=f"the newest: rankwise {command} {shlex.quote(str(found[-1]))}",
         )
     return str(found[0])

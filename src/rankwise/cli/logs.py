@@ -16,7 +16,7 @@ import click
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.runs_here import RUN_ARGUMENT, agents_called, answers, deadline_after, name_of
-from rankwise.drivers.real.logs.lines import Lines, LineSplitter
+from rankwise.drivers.real.logs.lines import LineSplitter, prefixed
 from rankwise.drivers.real.logs.terminal import harmless
 
 if TYPE_CHECKING:
@@ -108,14 +108,14 @@ class Shown:
         for name, splitter in self._splitters.items():
             self._show(name, splitter.flush())
 
-    def _show(self, name: tuple[int, int, str], lines: Lines | None) -> None:
-        if lines is None:
+    def _show(self, name: tuple[int, int, str], lines: bytes) -> None:
+        if not lines:
             return
         rank, _, stream = name
         out: BinaryIO = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
         if out.isatty():
-            lines = Lines(harmless(lines.text))
-        out.write(lines.prefixed(b"[%d]:" % rank if self._has_prefix else b""))
+            lines = harmless(lines)
+        out.write(prefixed(lines, b"[%d]:" % rank if self._has_prefix else b""))
         out.flush()
 
 

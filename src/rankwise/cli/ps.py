@@ -14,14 +14,15 @@ import click
 
 from rankwise.base.units import (
     SECOND,
-    Instant,
+    Duration,
     duration_from_seconds,
     format_bytes,
     format_duration,
 )
 from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.cli.runs_here import deadline_after, print_json
 
-PATIENCE = 2 * SECOND
+PATIENCE = Duration(2 * SECOND)
 _COLUMNS = (
     "RUN", "PID", "NODE", "ROUND", "RANKS", "STATE", "RESTARTS", "CPU", "MEMORY", "AGE", "PROGRAM"
 )  # fmt: skip
@@ -41,10 +42,7 @@ def ps(*, as_json: bool) -> None:
     """
     rows = _statuses()
     if as_json:
-        import msgspec  # noqa: PLC0415  # only here
-
-        for row in rows:
-            click.echo(msgspec.json.encode(row).decode())
+        print_json(rows)
         return
     if not rows:
         click.echo("no runs")
@@ -69,7 +67,7 @@ def _statuses() -> list[dict[str, Any]]:
         list_runs,
     )
 
-    deadline = Instant(time.monotonic_ns() + PATIENCE)
+    deadline = deadline_after(PATIENCE)
     rows = []
     for heard in ask_all(list_runs(), "status", deadline):
         row: dict[str, Any] = {"run_id": heard.run.run_id, "pid": heard.run.pid}

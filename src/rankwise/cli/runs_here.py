@@ -160,3 +160,11 @@ def ranks_and_pids(group: "Sequence[Mapping[str, Any]]") -> str:
     """`ranks 0-1 (pids 7, 8)`, of the lines of an answer."""
     pids = ", ".join(str(line["pid"]) for line in group)
     return f"{ranks_in_words(line['rank'] for line in group)} (pid{'s' * (len(group) > 1)} {pids})"
+
+
+def print_json(lines: "Iterable[object]") -> None:
+    """Print each as a line of JSON."""
+    import msgspec  # noqa: PLC0415  # only here
+
+    for line in lines:
+        click.echo(msgspec.json.encode(line).decode())

@@ -28,6 +28,7 @@ from rankwise.cli.runs_here import (
     agents_called,
     answers,
     deadline_after,
+    print_json,
     ranks_and_pids,
 )
 
@@ -77,10 +78,7 @@ def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -
     if native:
         _show_native(ranks, deadline)
     if as_json:
-        import msgspec  # noqa: PLC0415  # only here
-
-        for line in ranks:
-            click.echo(msgspec.json.encode(line).decode())
+        print_json(ranks)
     else:
         click.echo(render(ranks))
 

@@ -17,6 +17,7 @@ from rankwise.cli.runs_here import (
     choose_agents,
     complete_run,
     deadline_after,
+    print_json,
 )
 
 if TYPE_CHECKING:
@@ -94,10 +95,7 @@ def _print_once(name: str | None, *, as_json: bool) -> None:
 
         click.echo(page(pictures))
         return
-    import msgspec  # noqa: PLC0415  # only here
-
-    for row in _rows(looks, pictures):
-        click.echo(msgspec.json.encode(row).decode())
+    print_json(_rows(looks, pictures))
 
 
 def _rows(

@@ -17,6 +17,7 @@ from rankwise.cli.runs_here import (
     agents_called,
     answers,
     deadline_after,
+    print_json,
     ranks_and_pids,
 )
 
@@ -47,10 +48,7 @@ def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
     heard = answers(ask_all(agents_called(run), "why", deadline_after(timeout)))
     header, ranks = together([lines for _, lines in heard])
     if as_json:
-        import msgspec  # noqa: PLC0415  # only here
-
-        for line in (header, *ranks):
-            click.echo(msgspec.json.encode(line).decode())
+        print_json((header, *ranks))
     else:
         click.echo(render(header, ranks))
 

@@ -13,7 +13,6 @@ import msgspec
 
 from rankwise.base.failure import (
     NO_RANK,
-    ErrorRecord,
     Failure,
     FailureCause,
     Outcome,
@@ -111,7 +110,11 @@ class FailureDecorator:
         link = self._host.links.get(rank)
         error_file = destinations.error_files.get(rank, "")
         told = None if link is None else link.error
-        error = failure.error or (_error_in(error_file) if told is None else None)
+        error = failure.error
+        if error is None and told is None and error_file:  # torch's `record` may have written it
+            from rankwise.launch.error_file import read_error_file  # noqa: PLC0415  # rare
+
+            error = read_error_file(error_file)
         stderr = [] if link is None else link.stderr.tail.lines(TAIL_LINES)
         if error is None and told is not None:  # it raised that when it was to blame already
             from rankwise.launch.failure_report.tracebacks import (  # noqa: PLC0415  # rare
@@ -182,15 +185,6 @@ def _cpu_limit(failure: Failure) -> int | None:
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     limit = {SIGXCPU: soft, SIGKILL: hard}.get(failure.exit.signal_number or 0)
     return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _error_in(error_file: str) -> ErrorRecord | None:
-    """What a program that rankwise did not boot may have recorded with torch's `record`."""
-    if not error_file:
-        return None
-    from rankwise.launch.error_file import read_error_file  # noqa: PLC0415  # rare
-
-    return read_error_file(error_file)
 
 
 def _log_paths(rank: int, destinations: Destinations) -> tuple[str, ...]:

@@ -64,7 +64,6 @@ def function_job(
             pack_function(
                 with_keywords(function, kwargs), call_arguments(args), pass_rank=pass_rank
             ),
-            pass_rank,
         ),
         gang=gang,
         policy=RestartPolicy(restarts_max=restarts_max(max_restarts)),

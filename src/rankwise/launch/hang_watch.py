@@ -5,7 +5,7 @@ what a look reads: the kernel's counts of the ranks' processes, the words that r
 into their segment, and their books of collective calls.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from rankwise.ports.clock import Clock
 
 if TYPE_CHECKING:
     from rankwise.launch.control.server import Reply
+    from rankwise.launch.watches import Watches
 
 WINDOW = Duration(500 * MILLISECOND)
 """How long ranks are watched for an answer to `rankwise why`."""
@@ -51,10 +52,7 @@ class HangWatch:
         planner: knows the memory that they share.
         reactor: wakes for the next look.
         clock: tells when a look was.
-        ask: asks the ranks what C++ has called; calls back when they have told, or cannot.
-        ask_nodes: asks the other nodes what their ranks do; calls back with None if there are none.
-        explain: reads from the books, and from what the ranks told last, who waits for whom.
-        warn: is told that half of the timeout is over: how long there was no progress, and why.
+        watches: ask the ranks and the other nodes, and read who waits for whom.
     """
 
     def __init__(
@@ -65,19 +63,13 @@ class HangWatch:
         planner: JobPlanner,
         reactor: Reactor,
         clock: Clock,
-        ask: Callable[[Callable[[], None]], None],
-        ask_nodes: Callable[[Callable[[NodesTold | None], None]], None],
-        explain: Callable[[], tuple[str, Mapping[int, str]]],
-        warn: Callable[[Duration, str], None],
+        watches: "Watches",
     ) -> None:
         self._host = host
         self._planner = planner
         self._reactor = reactor
         self._clock = clock
-        self._ask = ask
-        self._ask_nodes = ask_nodes
-        self._explain = explain
-        self._warn = warn
+        self._watches = watches
         self._watch = ProgressWatch(hang_timeout, clock.now())
         self._timer: Timer | None = None
         self._in_call_since: dict[int, Instant] = {}
@@ -101,12 +93,12 @@ class HangWatch:
 
         The ranks are asked at each: an answer of a while ago tells of calls that may be over.
         """
-        self._ask(partial(self._look_first, reply))
+        self._watches.ask_recorders(partial(self._look_first, reply))
 
     def _look_first(self, reply: "Reply") -> None:
         self._look()
-        verdict, _ = self._explain()
-        self._ask_nodes(partial(self._look_later, verdict, reply))
+        verdict, _ = self._watches.explain_hang()
+        self._watches.ask_other_nodes(partial(self._look_later, verdict, reply))
 
     def _look_later(self, own: str, reply: "Reply", told: NodesTold | None) -> None:
         verdict = own if told is None else told.verdict or own
@@ -115,10 +107,12 @@ class HangWatch:
 
     def _look_again(self, verdict: str, reply: "Reply") -> None:
         self._look()
-        self._ask(lambda: self._ask_nodes(partial(self._compare, verdict, reply)))
+        self._watches.ask_recorders(
+            lambda: self._watches.ask_other_nodes(partial(self._compare, verdict, reply))
+        )
 
     def _compare(self, verdict: str, reply: "Reply", told: NodesTold | None) -> None:
-        now, waits = self._explain()
+        now, waits = self._watches.explain_hang()
         header: dict[str, Any] = {"verdict": now}
         if told is not None:
             verdict_now = told.verdict or now
@@ -174,12 +168,14 @@ class HangWatch:
         now = self._clock.now()
         self._watch.look(self._works(links), now)
         if self._watch.warns(now):
-            self._ask(partial(self._tell_half, between(self._watch.last_progress, now)))
+            self._watches.ask_recorders(
+                partial(self._tell_half, between(self._watch.last_progress, now))
+            )
         if (at := self._watch.next_look) is not None:
             self._timer = self._reactor.call_at(at, self._look)
 
     def _tell_half(self, still: Duration) -> None:
-        self._warn(still, self._explain()[0])
+        self._watches.warn_of_hang(still, self._watches.explain_hang()[0])
 
     def _alive(self) -> list[WorkerLink]:
         links = self._host.links.values()

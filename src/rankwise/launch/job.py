@@ -55,16 +55,11 @@ class Function(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         name: how reports call it.
-        payload: pickle of `(function, args)`.
-        pass_rank: whether the local rank goes before the arguments, as in
-            `torch.multiprocessing.spawn`.
-        arguments_by_rank: whether `args` in the payload is a dict from local rank to its tuple.
+        payload: as `pack_function` makes it.
     """
 
     name: str
     payload: bytes
-    pass_rank: bool = False
-    arguments_by_rank: bool = False
 
 
 Program = Script | Module | Executable | Function

@@ -22,12 +22,9 @@ def open_journal(
         journal = FileJournal(name, complaints.complain, clock.wall_ns, job.journal_fd)
         stack.callback(journal.close)
         return journal
-    if not job.logs.directory or job.logs.directory == os.devnull:
+    if not job.logs.directory or job.logs.directory == os.devnull or places.directory is None:
         return None
-    directory = places.directory
-    if directory is None:
-        return None
-    path = os.path.join(directory, "journal.jsonl")  # pathlib costs milliseconds
+    path = os.path.join(places.directory, "journal.jsonl")  # pathlib costs milliseconds
     try:
         journal = FileJournal(path, complaints.complain, clock.wall_ns)
     except OSError as error:

@@ -175,23 +175,20 @@ class Session:
         )
         self._plan = plan_of(job)
         self._journal = open_journal(job, places, self._complaints, stack, clock)
-        history = RunHistory(clock.wall_ns, failure_command)
-        self._dispatch = AgentRunner(
-            self._plan,
-            RunParts(
-                job=job,
-                stack=stack,
-                clock=clock,
-                reactor=self.reactor,
-                host=self._host,
-                planner=self._planner,
-                decorator=self._decorator,
-                journal=self._journal,
-                calls=self._watches,
-                history=history,
-                say=self._say,
-            ),
+        parts = RunParts(
+            job=job,
+            stack=stack,
+            clock=clock,
+            reactor=self.reactor,
+            host=self._host,
+            planner=self._planner,
+            decorator=self._decorator,
+            journal=self._journal,
+            watches=self._watches,
+            history=RunHistory(clock.wall_ns, failure_command),
+            say=self._say,
         )
+        self._dispatch = AgentRunner(self._plan, parts)
         self._watches.attach(self._host, self._dispatch)
         hosting.attach(self.reactor, self._host)
         stack.callback(self._leave, hosting)
@@ -202,19 +199,7 @@ class Session:
         stack.callback(self.reactor.unwatch_readable, self._planner.stop_fd)
         if job.timeout is not None:
             self._limit_time(job.timeout)
-        self._answers = ControlAnswers(
-            job,
-            self._dispatch,
-            self._host,
-            self._planner,
-            clock,
-            delays=self._watches.delays,
-            calling=self._watches.calling,
-            history=history,
-            explain=self._watches.answer_why,
-            places=places,
-            stop=self._on_stop_command,
-        )
+        self._answers = ControlAnswers(parts, self._dispatch, places, self._on_stop_command)
         self._open_control(stack, self._answers)
 
     def run(self) -> Outcome:
@@ -321,7 +306,7 @@ class Session:
             )
         is_drained = self._host.is_drained or writers_live
         if writers_live:
-            from rankwise.launch.kept_children import discard_output  # noqa: PLC0415  # rare
+            from rankwise.drivers.real.hosting.drain import discard_output  # noqa: PLC0415  # rare
 
             discard_output(self._host.unread_streams())
         self._host.close()
@@ -401,9 +386,7 @@ class Session:
             host=self._host,
             reactor=self.reactor,
             clock=self._clock,
-            ask=self._watches.ask_recorders,
-            ask_nodes=self._watches.ask_other_nodes,
-            explain=self._watches.explain_hang,
+            watches=self._watches,
             is_needed=lambda: self._dispatch.outcome is None and not self._stops_asked,
             stop=partial(self._on_time_limit, timeout),
         )

@@ -18,6 +18,7 @@ from rankwise.ports.clock import Clock
 
 if TYPE_CHECKING:
     from rankwise.launch.hang_watch import NodesTold
+    from rankwise.launch.watches import Watches
 
 WINDOW = Duration(500 * MILLISECOND)
 PATIENCE = Duration(800 * MILLISECOND)
@@ -32,9 +33,7 @@ class TimeLimit:
         host: shows where the ranks stand.
         reactor: wakes when it is time to look.
         clock: tells when that is.
-        ask: asks the ranks what C++ has called; calls back when they have told, or cannot.
-        ask_nodes: asks the other nodes what their ranks do; calls back with None if there are none.
-        explain: reads from the books, and from what the ranks told last, who waits for whom.
+        watches: ask the ranks and the other nodes, and read who waits for whom.
         is_needed: whether the run still goes on, and nobody has asked it to stop.
         stop: is told that the time is over: who keeps the others waiting, if that is known, what
             each rank waits for, and its stacks, by local rank.
@@ -47,18 +46,14 @@ class TimeLimit:
         host: RealProcessHost,
         reactor: Reactor,
         clock: Clock,
-        ask: Callable[[Callable[[], None]], None],
-        ask_nodes: Callable[[Callable[["NodesTold | None"], None]], None],
-        explain: Callable[[], tuple[str, Mapping[int, str]]],
+        watches: "Watches",
         is_needed: Callable[[], bool],
         stop: Callable[[str, Mapping[int, str], Mapping[int, str]], None],
     ) -> None:
         self._host = host
         self._reactor = reactor
         self._clock = clock
-        self._ask = ask
-        self._ask_nodes = ask_nodes
-        self._explain = explain
+        self._watches = watches
         self._is_needed = is_needed
         self._stop = stop
         self._before = ""
@@ -81,7 +76,9 @@ class TimeLimit:
 
     def _tell(self, verdict: str, stacks: Mapping[int, str]) -> None:
         if self._is_needed():
-            self._stop(verdict if verdict == self._before else "", self._explain()[1], stacks)
+            self._stop(
+                verdict if verdict == self._before else "", self._watches.explain_hang()[1], stacks
+            )
 
     def _find_verdict(self, on_verdict: Callable[[str], None]) -> None:
         """Find out who keeps the others waiting, on all nodes."""
@@ -89,7 +86,9 @@ class TimeLimit:
         def choose(own: str, told: "NodesTold | None") -> None:
             on_verdict(own if told is None else told.verdict or own)
 
-        self._ask(lambda: self._ask_nodes(partial(choose, self._explain()[0])))
+        self._watches.ask_recorders(
+            lambda: self._watches.ask_other_nodes(partial(choose, self._watches.explain_hang()[0]))
+        )
 
 
 class _LastLook:

@@ -241,7 +241,7 @@ class Watches:
             self._curious.remove(on_answer)
             on_answer(None)
 
-    def _warn_of_hang(self, still: Duration, verdict: str) -> None:
+    def warn_of_hang(self, still: Duration, verdict: str) -> None:
         """Say half-way that the hang timeout is running, and what is known."""
         from rankwise.launch.announcements import hang_warning  # noqa: PLC0415  # rare
 
@@ -279,8 +279,5 @@ class Watches:
             planner=self._planner,
             reactor=self._reactor,
             clock=self._clock,
-            ask=self.ask_recorders,
-            ask_nodes=self.ask_other_nodes,
-            explain=self.explain_hang,
-            warn=self._warn_of_hang,
+            watches=self,
         )

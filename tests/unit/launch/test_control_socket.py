@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,6 @@ from rankwise.launch.control.addresses import parse_name, socket_name
 from rankwise.launch.control.client import (
     RunSummary,
     RunUnreachable,
-    ask,
     ask_all,
     expect_over,
     list_runs,
@@ -34,6 +34,10 @@ PATIENCE_S = 60.0
 
 def soon(seconds: float = PATIENCE_S) -> Instant:
     return Instant(time.monotonic_ns() + round(seconds * SECOND))
+
+
+def ask(run: RunSummary, question: Question, deadline: Instant) -> list[dict[str, Any]]:
+    return ask_all([run], question, deadline)[0].lines()
 
 
 @contextmanager

@@ -52,19 +52,12 @@ from rankwise.core.rendezvous.vocabulary import (
 AloneEffect = Effect | AnnounceRestart
 
 
-def spec_alone(
-    gang: GangSpec,
-    policy: RestartPolicy,
-    *,
-    run_id: str = "simulated",
-    host: str = "localhost",
-    address: str = "127.0.0.1",
-) -> AgentSpec:
+def spec_alone(gang: GangSpec, policy: RestartPolicy, *, run_id: str = "simulated") -> AgentSpec:
     """The spec of an agent whose node needs no name, since no other node will ever see it."""
     return AgentSpec(
         run_id=run_id,
         rendezvous=RendezvousConfig(nodes_min=1, nodes_max=1, policy=policy),
-        offer=NodeOffer(node_id="0", host=host, address=address, slots=gang.size),
+        offer=NodeOffer(node_id="0", host="localhost", address="127.0.0.1", slots=gang.size),
         gang=gang,
         is_alone=True,
     )

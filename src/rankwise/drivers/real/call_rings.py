@@ -111,10 +111,9 @@ class CallReader:
             The calls, and how many were lost before them.
         """
         head = head_of(self._segment, self._local_rank)
-        last, group_count = head[HEAD_CALLS], head[HEAD_GROUPS]
-        if group_count != len(self.keys):
-            table = os.pread(self._segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, self._area)
-            self.keys, self.groups, _ = _read_groups(table, group_count, self._first_rank)
+        last = head[HEAD_CALLS]
+        if head[HEAD_GROUPS] != len(self.keys):
+            self.keys, self.groups, _ = groups_of(self._segment, self._local_rank, self._first_rank)
         if last == self._seen:
             return [], 0
         first = max(self._seen, last - min(most, SAFE_ENTRIES)) + 1
@@ -174,6 +173,16 @@ def words_in(words: bytes) -> tuple[str, str]:
 def head_of(segment: Segment, local_rank: int) -> tuple[int, ...]:
     """The counts at the beginning of a worker's book."""
     return _HEAD.unpack(os.pread(segment.fd, HEAD_BYTES, segment.area_of_calls(local_rank)))
+
+
+def groups_of(
+    segment: Segment, local_rank: int, first_rank: int = 0
+) -> tuple[list[str], dict[str, Group], dict[str, int]]:
+    """The groups of a worker: their keys by slot, and by key what they are and how many calls."""
+    count = head_of(segment, local_rank)[HEAD_GROUPS]
+    at = segment.area_of_calls(local_rank)
+    table = os.pread(segment.fd, HEAD_BYTES + count * GROUP_BYTES, at)
+    return _read_groups(table, count, first_rank)
 
 
 def _read_groups(

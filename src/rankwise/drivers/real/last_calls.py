@@ -1,29 +1,22 @@
 """The call that each worker began last, and whom it has been waiting for: read from their books.
 
 `call_rings` reads whole books, for who judges them. Who only looks on, as `rankwise top` does every
-second, needs one entry of each: this reads a few hundred bytes of a worker, and tables of groups
-only while somebody waits.
+second, needs one entry of each, and the table of groups.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from rankwise.base.units import MILLISECOND, Duration, Instant, between
 from rankwise.core.ledger import number_text
-from rankwise.drivers.real.call_rings import calls_begun, head_of, text_in, words_in
+from rankwise.drivers.real.call_rings import calls_begun, groups_of, head_of, words_in
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker.call_ring import (
     ENTRIES,
     ENTRY_BYTES,
     ENTRY_HEAD,
-    GROUP_BYTES,
-    GROUP_HEAD,
-    GROUP_KEY_BYTES,
-    GROUP_LABEL_BYTES,
-    HEAD_BYTES,
-    HEAD_GROUPS,
     HEAD_WAITS,
     RING_AT,
 )
@@ -61,18 +54,18 @@ def last_call(segment: Segment, local_rank: int) -> LastCall | None:
     sequence = calls_begun(segment, local_rank)
     if not sequence:
         return None
-    area = segment.area_of_calls(local_rank)
-    at = area + RING_AT + sequence % ENTRIES * ENTRY_BYTES
+    at = segment.area_of_calls(local_rank) + RING_AT + sequence % ENTRIES * ENTRY_BYTES
     entry = os.pread(segment.fd, ENTRY_BYTES, at)
     found, number, begun_at, end, slot, *_ = ENTRY_HEAD.unpack_from(entry)
-    if found != sequence:
+    keys, groups, _ = groups_of(segment, local_rank) if slot >= 0 else ([], {}, {})
+    if found != sequence or slot >= len(keys):
         return None
-    key, label = ("", "") if slot < 0 else _names_of_group(segment, area, slot)
+    key = keys[slot] if slot >= 0 else ""
     text, place = words_in(entry[ENTRY_HEAD.size :])
     return LastCall(
         sequence=sequence - head_of(segment, local_rank)[HEAD_WAITS],
         text=number_text(text, number),
-        group=label,
+        group=groups[key].label if key else "",
         key=key,
         number=number,
         place=place,
@@ -99,13 +92,15 @@ def awaited(
     waiting: dict[str, list[LastCall]] = {}
     for call in standing.values():
         waiting.setdefault(call.key, []).append(call)
-    members = _members(segment, standing)
+    members = {
+        call.key: groups_of(segment, rank)[1][call.key].members for rank, call in standing.items()
+    }
     found: dict[int, tuple[int, Instant]] = {}
     for rank in range(segment.worker_count):
         known = calls.get(rank)
         if known is not None and known.is_standing:
             continue
-        counts = _counts(segment, rank)
+        _, _, counts = groups_of(segment, rank)
         missed = [
             call
             for key, calls_there in waiting.items()
@@ -116,45 +111,3 @@ def awaited(
         if missed:
             found[rank] = len(missed), min(call.begun_at for call in missed)
     return found
-
-
-def _members(segment: Segment, standing: Mapping[int, LastCall]) -> dict[str, frozenset[int]]:
-    """The workers in each group in which somebody stands, from the table of one who does."""
-    members: dict[str, frozenset[int]] = {}
-    for rank, call in standing.items():
-        if call.key in members:
-            continue
-        for table, at in _groups(segment, rank):
-            if _key(table, at) == call.key:
-                begin = at + GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES
-                bits = int.from_bytes(table[begin : at + GROUP_BYTES], "little")
-                here = (bit for bit in range(bits.bit_length()) if bits >> bit & 1)
-                members[call.key] = frozenset(here)
-    return members
-
-
-def _counts(segment: Segment, local_rank: int) -> dict[str, int]:
-    """How many calls of each group a worker has begun."""
-    return {
-        _key(table, at): GROUP_HEAD.unpack_from(table, at)[0]
-        for table, at in _groups(segment, local_rank)
-    }
-
-
-def _groups(segment: Segment, local_rank: int) -> Iterable[tuple[bytes, int]]:
-    """A worker's table of groups, and where in it each of them begins."""
-    count = head_of(segment, local_rank)[HEAD_GROUPS]
-    at = segment.area_of_calls(local_rank) + HEAD_BYTES
-    table = os.pread(segment.fd, count * GROUP_BYTES, at)
-    return ((table, slot * GROUP_BYTES) for slot in range(count))
-
-
-def _names_of_group(segment: Segment, area: int, slot: int) -> tuple[str, str]:
-    head = os.pread(segment.fd, GROUP_BYTES, area + HEAD_BYTES + slot * GROUP_BYTES)
-    label_at = GROUP_HEAD.size + GROUP_KEY_BYTES
-    return _key(head, 0), text_in(head[label_at : label_at + GROUP_LABEL_BYTES])
-
-
-def _key(table: bytes, at: int) -> str:
-    at += GROUP_HEAD.size
-    return text_in(table[at : at + GROUP_KEY_BYTES])

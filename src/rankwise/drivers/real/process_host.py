@@ -412,9 +412,9 @@ class RealProcessHost:
         for stream in link.streams:
             self._flow.add(stream.pump, partial(self._on_stream_over, link, stream))
         if plan.reports:
-            self._reactor.watch_readable(report_fd, partial(self._on_report, link))
+            self._reactor.watch_readable(report_fd, partial(self._read_report, link))
         if plan.returns:
-            self._reactor.watch_readable(result_fd, partial(self._on_result, link))
+            self._reactor.watch_readable(result_fd, partial(self._read_result, link))
         if line is not None:
             self._reactor.watch_readable(line.fileno(), partial(self._on_said, link))
         return link
@@ -504,10 +504,6 @@ class RealProcessHost:
         stream.is_over = True
         self._forget_if_done(link)
 
-    def _on_report(self, link: WorkerLink) -> None:
-        """Read one chunk; epoll will call again if there is more."""
-        self._read_report(link)
-
     def _read_report(self, link: WorkerLink) -> bool:
         """Read one chunk of reports; tell whether there may be more at this moment."""
         if link.report_fd < 0:
@@ -545,12 +541,8 @@ class RealProcessHost:
                     link.error = link.error or record.error
                     self._deliver(WorkerReported(link.local_rank, link.attempt, record.error))
 
-    def _on_result(self, link: WorkerLink) -> None:
-        """Read one chunk, so that a large result holds up nobody; epoll will call again."""
-        self._read_result(link)
-
     def _read_result(self, link: WorkerLink) -> bool:
-        """Read one chunk of a result; tell whether there may be more at this moment."""
+        """Read a chunk (a large result must not hold up others); tell if there may be more."""
         if link.result_fd < 0:
             return False
         try:

@@ -19,7 +19,7 @@ from typing import Self
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.ports.clock import Clock
 
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 
 SLEEP_MAX = Duration(24 * 3600 * SECOND)
 """One call of epoll: the kernel counts milliseconds in 31 bits, which is 24 days."""

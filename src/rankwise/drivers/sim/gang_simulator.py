@@ -82,7 +82,6 @@ class GangSimulator:
 
     Args:
         seed: decides all that is left to chance.
-        guardian: how slow and unordered it is.
         faults: what goes wrong beside what the programs do.
         make_agent: makes the machine; others than `Agent` show that the checkers can fail.
     """
@@ -90,12 +89,10 @@ class GangSimulator:
     def __init__(
         self,
         seed: int = 0,
-        guardian: Guardian = PROMPT,
         faults: tuple[FaultOfCluster, ...] = (),
         make_agent: MakeAgent = Agent,
     ) -> None:
         self.seed = seed
-        self.guardian = guardian
         self.faults = faults
         self.make_agent = make_agent
         self.journal = MemoryJournal()
@@ -121,7 +118,7 @@ class GangSimulator:
             InvariantBroken: the machine did what no agent may do.
             SimulationError: the world can never end, because no worker in it does.
         """
-        plan = plan_of_gang(spec, programs, policy, self.guardian, self.faults)
+        plan = plan_of_gang(spec, programs, policy, faults=self.faults)
         if stop_after is not None:
             stop = Preempt(at=Instant(stop_after), node=0)
             plan = msgspec.structs.replace(plan, faults=(*plan.faults, stop))

@@ -278,7 +278,7 @@ class AgentRunner:
         from rankwise.launch.rank_status import ranks_now  # noqa: PLC0415  # the same
 
         agent, planner = self._agent, parts.planner
-        segment, delays = planner.segment, parts.calls.delays()
+        segment, delays = planner.segment, parts.watches.delays()
         step = None if segment is None else segment.steps()
         status = AgentStatus(
             run_id=run_name,

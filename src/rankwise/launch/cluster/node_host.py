@@ -41,7 +41,7 @@ from rankwise.launch.run_parts import RunParts
 if TYPE_CHECKING:
     import socket
 
-    from rankwise.launch.agreement import Agreement
+    from rankwise.drivers.real.stop_words import StopWords
     from rankwise.launch.cluster.fitness import NodeCheck
 
 SIGKILL = 9
@@ -73,7 +73,9 @@ class RealNodeHost:
         self._port: ReservedPort | None = None
         self._listener: socket.socket | None = None
         """Where ranks of all nodes would be connected, should rank 0 be on this one."""
-        self._agreement: Agreement | None = None
+        self._agreement: StopWords | None = None
+        """Where the ranks that count their steps read at which one all of the job stop."""
+        self._steppers: set[int] = set()
         self._over: set[int] = set()
         parts.stack.callback(self.close)
 
@@ -83,8 +85,7 @@ class RealNodeHost:
 
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
         """Signal a worker's process group, unless its rank is on its way to a step to stop at."""
-        agreement = self._agreement
-        if signal != SIGKILL and agreement is not None and agreement.concerns(local_rank):
+        if signal != SIGKILL and self._agreement is not None and local_rank in self._steppers:
             return
         if signal == SIGTERM and self._takes_sigterm(local_rank):
             signal = SIGKILL  # of SIGTERM it would ask the job to stop, and go on
@@ -152,13 +153,12 @@ class RealNodeHost:
         if segment is None or (segment.steps() is None and not segment.sigterm_takers()):
             return  # nobody counts steps: the signal is all that the ranks are told
         from rankwise.drivers.real.stop_words import StopWords  # noqa: PLC0415  # only at a stop
-        from rankwise.launch.agreement import Agreement  # noqa: PLC0415  # the same
 
-        self._agreement = Agreement(
-            StopWords(segment, self._parts.clock), set(self._processes.links) - self._over
-        )
-        step = self._agreement.first_step
-        if step is not None:
+        words = self._agreement = StopWords(segment, self._parts.clock)
+        alive = set(self._processes.links) - self._over
+        self._steppers = {rank for rank in alive if words.uses_steps(rank)}
+        step = words.ask(self._steppers)
+        if self._steppers:
             self._parts.reactor.post(partial(self._deliver, RanksStood(number, step)))
 
     def stop_ranks_at(self, number: int, step: int) -> None:  # noqa: ARG002  # there is one round
@@ -177,11 +177,11 @@ class RealNodeHost:
     def tell_books(self, wanted: BooksWanted) -> None:
         """Look what the ranks' calls are."""
         on_sheet = partial(self._tell_sheet, wanted.inquiry)
-        self._parts.calls.tell_books(wanted, on_sheet)
+        self._parts.watches.tell_books(wanted, on_sheet)
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
         """Go on with what was held back."""
-        self._parts.calls.on_inquiry_answered(answered)
+        self._parts.watches.on_inquiry_answered(answered)
 
     def _tell_sheet(self, inquiry: str, sheet: bytes) -> None:
         self._deliver(BooksTold(inquiry, sheet))
@@ -314,7 +314,7 @@ class RealNodeHost:
     def _end_agreement(self) -> None:
         agreement, self._agreement = self._agreement, None
         if agreement is not None:
-            agreement.close()
+            agreement.release()
 
     @staticmethod
     def _in_thread(work: Callable[[], None]) -> None:

@@ -2,52 +2,32 @@
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rankwise.base.failure import Outcome
-from rankwise.base.units import SECOND, Duration
-from rankwise.drivers.real.process_host import RealProcessHost
+from rankwise.base.units import SECOND
 from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.control.server import Reply, Request
-from rankwise.launch.job import Job, program_name, restarts_allowed
+from rankwise.launch.job import program_name, restarts_allowed
 from rankwise.launch.log_layout import LogPlaces
-from rankwise.launch.planning import JobPlanner
-from rankwise.launch.run_history import RunHistory
-from rankwise.ports.clock import Clock
-
-if TYPE_CHECKING:
-    from rankwise.core.ledger import Delay
+from rankwise.launch.run_parts import RunParts
 
 
 class ControlAnswers:
-    """Answers questions about one run; `explain` answers why its ranks make no progress."""
+    """Answers questions about one run; `stop` is told that it is to end, and whether at once."""
 
     def __init__(
         self,
-        job: Job,
+        parts: RunParts,
         dispatch: AgentRunner,
-        host: RealProcessHost,
-        planner: JobPlanner,
-        clock: Clock,
-        *,
-        delays: Callable[[], "tuple[Delay, ...]"],
-        calling: Callable[[], Duration],
-        history: RunHistory,
-        explain: Callable[[Reply], None],
         places: LogPlaces,
         stop: Callable[[bool], None],
     ) -> None:
-        self._job = job
+        self._parts = parts
+        self._job, self._host, self._planner = parts.job, parts.host, parts.planner
         self._dispatch = dispatch
-        self._host = host
-        self._planner = planner
-        self._clock = clock
-        self._explain = explain
         self._places = places
         self._stop = stop
-        self._delays, self._calling = delays, calling
-        self._history = history
-        self._began_at = clock.now()
+        self._began_at = parts.clock.now()
         self._awaiting_end: list[Reply] = []
 
     def on_request(self, request: Request, reply: Reply) -> None:
@@ -65,7 +45,7 @@ class ControlAnswers:
             case "stacks":
                 self._host.collect_stacks(lambda stacks: self._reply_stacks(stacks, reply))
             case "why":
-                self._explain(reply)
+                self._parts.watches.answer_why(reply)
             case "logs":
                 self._show_logs(request, reply)
             case "end":
@@ -97,8 +77,8 @@ class ControlAnswers:
             "run_id": self._job.run_id,
             "nproc": self._job.gang.size,
             "state": "meeting" if gang is None else str(gang.phase),
-            "age_s": (self._clock.now() - self._began_at) / SECOND,
-            "calling_s": self._calling() / SECOND,
+            "age_s": (self._parts.clock.now() - self._began_at) / SECOND,
+            "calling_s": self._parts.watches.calling() / SECOND,
             "program": program_name(self._job),
             "attempt": 0 if gang is None else gang.attempt,
             "restarts_max": restarts_allowed(self._job),
@@ -113,10 +93,14 @@ class ControlAnswers:
                 "first_rank": world.first_rank,
                 "world_size": world.size,
                 "restarts": gang.attempt if world.restarts is None else world.restarts,
-                "failures": self._history.failure_counts,
-                "latest_failure": self._history.latest_failure,
+                "failures": self._parts.history.failure_counts,
+                "latest_failure": self._parts.history.latest_failure,
                 "workers": ranks_now(
-                    gang, world, self._planner.segment, self._delays(), self._clock.now()
+                    gang,
+                    world,
+                    self._planner.segment,
+                    self._parts.watches.delays(),
+                    self._parts.clock.now(),
                 ),
             }
             if lineup := self._dispatch.lineup:  # agreed upon by nodes, however few there are

@@ -5,7 +5,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from select import POLLIN, poll
@@ -78,16 +78,6 @@ def names_of(runs: Sequence[RunSummary], deadline: Instant) -> dict[RunSummary, 
     return names
 
 
-def ask(run: RunSummary, question: Question, deadline: Instant) -> list[Answer]:
-    """Put a question to a run's agent and return the lines of its answer.
-
-    Raises:
-        RunUnreachable: there is no such agent any more, or it did not answer in full before
-            `deadline` (an instant of `time.monotonic_ns`).
-    """
-    return ask_all([run], question, deadline)[0].lines()
-
-
 class RunAnswer(NamedTuple):
     """What came of asking one run: its answer, or why there is none."""
 
@@ -102,20 +92,18 @@ class RunAnswer(NamedTuple):
 
 
 def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -> list[RunAnswer]:
-    """Put a question to several agents at once: a stopped one costs the others nothing."""
-    heard: dict[RunSummary, list[Answer] | RunUnreachable] = {}
-    request = Request(question)
-    with ExitStack() as stack:
-        connections: dict[RunSummary, socket.socket] = {}
-        for run in runs:
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            try:
-                _put(run, connection, request, deadline)
-                connections[run] = connection
-            except RunUnreachable as error:
-                heard[run] = error
-        heard |= _listen(connections, deadline)
-    return [RunAnswer(run, heard[run]) for run in runs]
+    """Put a question to several agents at once: a stopped one costs the others nothing.
+
+    Answers are due in full before `deadline`, an instant of `time.monotonic_ns`.
+    """
+    lines: dict[RunSummary, list[Answer]] = {run: [] for run in runs}
+    lost: dict[RunSummary, RunUnreachable] = {}
+    for run, told in listen_to_all(runs, Request(question), deadline, to_the_end=True):
+        if isinstance(told, RunUnreachable):
+            lost[run] = told
+        else:
+            lines[run].append(told)
+    return [RunAnswer(run, lost.get(run, lines[run])) for run in runs]
 
 
 def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Answer]:
@@ -133,9 +121,12 @@ def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Ans
 
 
 def listen_to_all(
-    runs: Sequence[RunSummary], request: Request, deadline: Instant
+    runs: Sequence[RunSummary], request: Request, deadline: Instant, *, to_the_end: bool = False
 ) -> Iterator[tuple[RunSummary, Answer | RunUnreachable]]:
-    """Do so with several agents at once. Why one is not heard any more comes in a line's place."""
+    """Do so with several agents at once. Why one is not heard any more comes in a line's place.
+
+    With `to_the_end` the whole of each answer is due by the deadline.
+    """
     poller = poll()
     ears: dict[int, _Ear] = {}
     with ExitStack() as stack:
@@ -149,7 +140,7 @@ def listen_to_all(
             ears[connection.fileno()] = _Ear(run, connection)
             poller.register(connection, POLLIN)
         while ears:
-            due = [fd for fd, ear in ears.items() if not ear.has_heard]
+            due = [fd for fd, ear in ears.items() if to_the_end or not ear.has_heard]
             remaining = max(0, deadline - time.monotonic_ns())
             ready = [fd for fd, _ in poller.poll(-(-remaining // MILLISECOND) if due else None)]
             lost = {} if ready else {fd: _late(ears[fd].run) for fd in due}
@@ -162,9 +153,11 @@ def listen_to_all(
                     yield ear.run, told
             for fd in [fd for fd, ear in ears.items() if ear.is_over or fd in lost]:
                 poller.unregister(fd)
-                run = ears.pop(fd).run
+                ear = ears.pop(fd)
                 if fd in lost:
-                    yield run, lost[fd]
+                    yield ear.run, lost[fd]
+                elif to_the_end and not ear.is_whole:
+                    yield ear.run, _broken_off(ear.run)
 
 
 class _Ear:
@@ -177,12 +170,17 @@ class _Ear:
         self._connection = connection
         self._begun = b""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether what has come ends with a line."""
+        return self.has_heard and not self._begun
+
     def lines(self) -> list[Answer]:
         """The lines that are whole now; a last one that breaks off is none."""
         try:
             piece = self._connection.recv(65536)
-        except ConnectionResetError:
-            piece = b""
+        except OSError:
+            piece = b""  # it broke off, and what is missing will tell
         self.is_over = not piece
         *whole, self._begun = (self._begun + piece).split(b"\n")
         self.has_heard = self.has_heard or bool(whole)
@@ -243,39 +241,8 @@ def _put(run: RunSummary, connection: socket.socket, request: Request, deadline:
         raise NotGenuine(f"the name of run {run.run_id!r} is held by another process")
 
 
-def _listen(
-    connections: Mapping[RunSummary, socket.socket], deadline: Instant
-) -> dict[RunSummary, list[Answer] | RunUnreachable]:
-    """Read all answers at once, each until its end or the deadline."""
-    heard: dict[RunSummary, list[Answer] | RunUnreachable] = {}
-    waiting = {connection.fileno(): run for run, connection in connections.items()}
-    received = {run: bytearray() for run in connections}
-    poller = poll()
-    for fd in waiting:
-        poller.register(fd, POLLIN)
-    while waiting and (remaining := deadline - time.monotonic_ns()) > 0:
-        for fd, _ in poller.poll(-(-remaining // MILLISECOND)):
-            run = waiting[fd]
-            try:
-                piece = connections[run].recv(65536)
-            except OSError:
-                piece = b""  # it broke off, and what is missing will tell
-            received[run] += piece
-            if not piece:
-                poller.unregister(fd)
-                del waiting[fd]
-                heard[run] = _read_answer(run, received[run])
-    return heard | {run: _late(run) for run in waiting.values()}
-
-
-def _read_answer(run: RunSummary, received: bytearray) -> list[Answer] | RunUnreachable:
-    if not received.endswith(b"\n"):
-        return RunUnreachable(f"run {run.run_id!r} (pid {run.pid}) ended before it had answered")
-    lines = [msgspec.json.decode(line, type=Answer) for line in received.splitlines()]
-    for line in lines:
-        if "error" in line:
-            return _refused(run, line)
-    return lines
+def _broken_off(run: RunSummary) -> RunUnreachable:
+    return RunUnreachable(f"run {run.run_id!r} (pid {run.pid}) ended before it had answered")
 
 
 def _refused(run: RunSummary, line: Answer) -> RunUnreachable:

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 
 from rankwise.base.units import Instant
 from rankwise.drivers.real.logs.file import DiskComplaints
-from rankwise.drivers.real.logs.lines import Lines, LineSplitter
+from rankwise.drivers.real.logs.lines import LineSplitter, prefixed
 from rankwise.drivers.real.logs.stamps import stamped
 from rankwise.drivers.real.logs.tail import Tail
 from rankwise.launch.job import LogPlan, Streams
@@ -101,21 +101,21 @@ class RankStream:
                 self._file.write(data)
             except OSError as error:
                 self._complaints.complain(self._path, error)
-        if (lines := self._splitter.feed(data, _NOW)) is not None:
+        if lines := self._splitter.feed(data, _NOW):
             self._show(lines)
 
     def close(self) -> None:
         """Show an unfinished last line."""
-        if (lines := self._splitter.flush()) is not None:
+        if lines := self._splitter.flush():
             self._show(lines)
 
-    def _show(self, lines: Lines) -> None:
+    def _show(self, lines: bytes) -> None:
         if self._filtered is not None:
-            for line in lines.text.splitlines(keepends=True):
+            for line in lines.splitlines(keepends=True):
                 if any(needle in line for needle in self._needles):
                     self._filtered.write(line)
         if self._console is not None:
-            self._console.write(lines.prefixed(stamped(self._prefix)))
+            self._console.write(prefixed(lines, stamped(self._prefix)))
 
 
 class Output:

@@ -115,7 +115,6 @@ class RankRecords:
         self._output = output
         self._places = places
         self._attempt = -1
-        self.size = 0
         self.results: dict[int, bytes] = {}
         self.errors: dict[int, ErrorRecord] = {}
         self.stacks: dict[int, str] = {}
@@ -130,7 +129,7 @@ class RankRecords:
         """A node begins an attempt of so many ranks; the first one begins it for all."""
         if number == self._attempt:
             return
-        self._attempt, self.size = number, size
+        self._attempt = number
         self.results, self.errors, self.stacks, self.waits, self.nodes = {}, {}, {}, {}, {}
         self.accused = []
         self._world.begin_attempt(size)

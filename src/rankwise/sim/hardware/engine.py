@@ -45,7 +45,6 @@ class GraphEngine:
     Args:
         topology: a topology object, or the name of a preset or file.
         enable_data: keep and compute data; if not, only time is simulated.
-        replayable: let the op log keep what `op_log.replay()` needs.
         time_limit: the last instant, in picoseconds, that may be reached.
         wall_limit_s: how many seconds of real time one wait may take.
 
@@ -60,7 +59,6 @@ class GraphEngine:
         topology: Topology | str,
         enable_data: bool = True,
         *,
-        replayable: bool = False,
         time_limit: int | None = None,
         wall_limit_s: float | None = None,
     ) -> None:
@@ -72,7 +70,7 @@ class GraphEngine:
         self.machine = Machine(self.simulator, self.topology)
         self.images: Images[Any] = Images(self.machine)
         self.images.are_allowed = self.topology.faults is None  # else devices are not alike
-        self.op_log = OpLog(keeps_data=replayable and enable_data)
+        self.op_log = OpLog()
         self.peers = Peers()
         self.watchpoints = Watchpoints()
         self._spaces: dict[int, AddressSpace] = {}
@@ -206,7 +204,7 @@ class GraphEngine:
         places = [(size, cube.hbm(pe % cube.hbm_channels)) for size, cube, pe in cubes]
         self.space(command.sip).map_places(command.address, places, command.interleave)
         operand = self._operand(command.sip, command.address, command.size)
-        self._log(handle, 0, writes=(operand,), compute=lambda _: [_zeros(command.size)])
+        self._log(handle, 0, writes=(operand,))
         yield from ()  # a generator that waits for nothing
 
     def _unmap(self, handle: Handle, command: MmuUnmap) -> Steps:
@@ -223,13 +221,7 @@ class GraphEngine:
         yield from self._move_with_host(command.sip, command.address, size, is_write=True)
         if data is not None and size and space.mapping_at(command.address).has_data:
             space.write(command.address, data)
-        payload = None if data is None or not self.op_log.keeps_data else data.copy()
-        self._log(
-            handle,
-            size,
-            writes=(self._operand(command.sip, command.address, size),),
-            compute=None if payload is None else lambda _: [payload],
-        )
+        self._log(handle, size, writes=(self._operand(command.sip, command.address, size),))
         # Handles live as long as their context, and with them would all that was ever written.
         handle.command = msgspec.structs.replace(command, data=None, size=size)
 
@@ -271,7 +263,6 @@ class GraphEngine:
             command.size,
             reads=(self._operand(command.sip, command.address, command.size),),
             writes=(self._operand(command.destination_sip, command.destination, command.size),),
-            compute=lambda operands: operands,
         )
 
     def _launch(self, handle: Handle, command: KernelLaunch) -> Steps:
@@ -308,7 +299,3 @@ class GraphEngine:
             size=size,
             **operands,
         )
-
-
-def _zeros(size: int) -> Bytes:
-    return as_bytes(bytes(size))

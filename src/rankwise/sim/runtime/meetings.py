@@ -337,9 +337,6 @@ class Collective:
     def _log(self, index: int, env: KernelEnvironment, start: int) -> None:
         call = self._calls[index]
         results = call.results if self._results[index] is not None or not env.enable_data else ()
-        payload = (
-            [tensor.stored().view(np.uint8) for tensor in results] if env.op_log.keeps_data else []
-        )
         if self._kernels is not None:
             sent = self._kernels.bytes_sent_by(index)
         else:
@@ -353,7 +350,6 @@ class Collective:
             size=sent,
             reads=[tensor.operand() for tensor in call.operands],
             writes=[tensor.operand() for tensor in results],
-            compute=lambda _operands: payload,
         )
 
 

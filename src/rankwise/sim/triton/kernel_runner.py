@@ -12,7 +12,6 @@ the line.
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -38,7 +37,7 @@ from rankwise.sim.kernel import (
 )
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.courses import Course, rehearsed
-from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
+from rankwise.sim.triton.dtypes import dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
 from rankwise.sim.triton.host import TensorDescriptor, storage_around, tensor_around
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
@@ -215,7 +214,6 @@ class _Launching:
         self._ahead = ahead
         self._stands_for = stands_for
         self._simulator = env.simulator
-        self._stored: dict[str, Buffer] = {}
         self._buffers: dict[str, Buffer] = {}
         self._behind: dict[str, Buffer] = {}
         """By parameter, where `_buffers` is by name."""
@@ -277,7 +275,7 @@ class _Launching:
         function, given, env = self._function, self._given, self._env
         if not env.enable_data:
             return None if self._recordings is None else id(self._recordings)
-        if self._shared.races is not None or env.op_log.keeps_data or 0 in self._sizes:
+        if self._shared.races is not None or 0 in self._sizes:
             return None
         if function.waits():
             return None
@@ -460,17 +458,13 @@ class _Launching:
             reads=at if reads else (),
             writes=at if writes else (),
         )
-        if writes:
-            if operation.changes_memory:
-                env.engine.watchpoints.changed(address, _extent_bytes(operation))
-            if env.op_log.keeps_data:
-                self._stored[operation.buffer] = self._buffers[operation.buffer]
+        if writes and operation.changes_memory:
+            env.engine.watchpoints.changed(address, _extent_bytes(operation))
 
     def end(self) -> None:
         """All programs have come to their end."""
         if self._races is not None:
             self._races.ended()
-        self.log_results()
 
     def take_back(self) -> None:
         """Let what was lent for this launch lie on the host alone."""
@@ -502,25 +496,6 @@ class _Launching:
     def _run_of(self, buffer: Buffer) -> tuple[int, int]:
         mapping = self._env.mapping_at(buffer.address)
         return mapping.start, mapping.size
-
-    def log_results(self) -> None:
-        """Give the op log the bytes of what the kernel has stored, for its replay."""
-        env = self._env
-        if not env.op_log.keeps_data:
-            return
-        for name, buffer in self._stored.items():
-            content = buffer.flat.view(np.uint8).copy()
-            home = f"sip{env.space_around(buffer.address).sip}"
-            env.op_log.append(
-                "result",
-                f"{env.name}.{name}",
-                home,
-                self._simulator.now,
-                self._simulator.now,
-                size=buffer.size_bytes,
-                writes=(Operand("hbm", home, buffer.address, buffer.size_bytes),),
-                compute=partial(_constant, content),
-            )
 
     def _argument(self, name: str, value: Any) -> Any:
         """Tensors of the runtime and device pointers as buffers; anything else as it is."""
@@ -748,10 +723,6 @@ def _nobody_waits(_event: Future) -> None:
 
 def _print_nothing(_text: str) -> None:
     """What a trial would print is printed by the launch that it is a trial of."""
-
-
-def _constant(content: Array, _operands: list[Array]) -> list[Array]:
-    return [content]
 
 
 def _wait_for(execution: Execution, future: Future) -> Any:

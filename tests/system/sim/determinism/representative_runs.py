@@ -80,7 +80,7 @@ def relay_kernel(x_ptr, count_ptr, n: tl.constexpr):  # type: ignore[no-untyped-
 
 def program_of_ranks(seed: int | None, folder: Path) -> None:
     """Streams, events, groups, asynchronous collectives, messages, kernels that wait for others."""
-    engine = GraphEngine("default", replayable=True)
+    engine = GraphEngine("default")
     values: list[bytes] = []
 
     def worker(rank: int, torch: Any) -> None:

@@ -21,7 +21,6 @@ from rankwise.sim.hardware import (
     MmuMap,
     MmuUnmap,
     Operand,
-    OpLog,
     Run,
     load_topology,
 )
@@ -271,74 +270,6 @@ def test_only_handles_can_be_waited_for() -> None:
         GraphEngine("default").wait(cast("Handle", "soon"))
 
 
-def test_a_replay_of_the_log_gives_the_same_bytes() -> None:
-    engine = GraphEngine("default", replayable=True)
-    here, there = mapped(engine, 0, 4_096), mapped(engine, 1, 4_096)
-    rng = np.random.default_rng(1)
-
-    for _ in range(5):
-        engine.submit(MemoryWrite(sip=0, address=here, data=rng.bytes(4_096)))
-        offset = int(rng.integers(0, 2_048))
-        handle = engine.submit(
-            Copy(sip=0, address=here, destination_sip=1, destination=there + offset, size=2_048)
-        )
-    engine.wait(handle)
-
-    memories = engine.op_log.replay()
-    for sip, address in ((0, here), (1, there)):
-        replayed = memories.read(Operand("hbm", f"sip{sip}", address, 4_096))
-        assert (replayed == engine.space(sip).read(address, 4_096)).all()
-
-
-def scratch(space: str, address: int = 0) -> Operand:
-    place = "sip0.cube0.pe0.tcm" if space == "tcm" else "sip0"
-    return Operand(space, place, address, 4)
-
-
-def log_of(*operations: tuple[list[Operand], Operand, Callable[[list[Any]], list[Any]]]) -> OpLog:
-    log = OpLog(keeps_data=True)
-    for number, (reads, write, compute) in enumerate(operations):
-        log.append(
-            "op", f"op {number}", "pe", number, number + 1, reads=reads, writes=[write],
-            compute=compute,
-        )  # fmt: skip
-    return log
-
-
-def constant(value: int) -> Callable[[list[Any]], list[Any]]:
-    return lambda _: [np.full(4, value, np.uint8)]
-
-
-def same(operands: list[Any]) -> list[Any]:
-    return operands
-
-
-def test_a_replayed_read_sees_what_was_last_written_to_its_scratch_address() -> None:
-    result = Operand("hbm", "sip0", 64, 4)
-    log = log_of(
-        ([], scratch("tcm"), constant(1)),
-        ([scratch("tcm")], scratch("tcm", 16), same),
-        ([], scratch("tcm"), constant(2)),  # the same scratch address is used again
-        ([scratch("tcm")], result, same),
-    )
-
-    memories = log.replay()
-
-    assert memories.read(result).tolist() == [2] * 4
-    assert memories.read(scratch("tcm", 16)).tolist() == [1] * 4
-
-
-def test_an_operand_in_hbm_is_not_looked_up_in_scratch_memory() -> None:
-    result = Operand("hbm", "sip0", 64, 4)
-    log = log_of(
-        ([], scratch("hbm"), constant(7)),
-        ([], scratch("tcm"), constant(9)),
-        ([scratch("hbm")], result, same),
-    )
-
-    assert log.replay().read(result).tolist() == [7] * 4
-
-
 def test_every_command_is_logged_with_its_times_place_and_operands() -> None:
     engine = GraphEngine("default")
     address = mapped(engine, 2, 64)
@@ -352,11 +283,6 @@ def test_every_command_is_logged_with_its_times_place_and_operands() -> None:
     )  # fmt: skip
     assert write.end == engine.now
     assert write.writes == (Operand("hbm", "sip2", address, 64),)
-
-
-def test_a_log_without_data_cannot_be_replayed() -> None:
-    with pytest.raises(LocalProtocolError, match="did not keep what a replay needs"):
-        GraphEngine("default").op_log.replay()
 
 
 LOGGED = """

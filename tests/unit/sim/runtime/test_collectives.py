@@ -300,21 +300,6 @@ def test_a_ring_on_a_torus_snakes_through_the_grid() -> None:
     assert "sip3->sip0" not in between
 
 
-def test_a_replay_of_the_op_log_gives_the_same_memory() -> None:
-    with RuntimeContext(engine=GraphEngine("default", replayable=True), ccl={}) as ctx:
-
-        def worker(rank: int) -> Any:
-            tensor = ctx.full(9, rank + 1, dtype="f16")
-            ctx.distributed.all_reduce(tensor)
-            return tensor
-
-        tensor = run_ranks(ctx, 3, worker)[2]
-        memories = ctx.engine.op_log.replay()
-
-        replayed = memories.read(tensor.operand()).view(np.float16)
-        np.testing.assert_array_equal(replayed, tensor.numpy())
-
-
 def test_without_data_collectives_take_the_same_time() -> None:
     times = []
     for enable_data in (True, False):

@@ -1,8 +1,8 @@
 """Reads what processes that outlive a run write, and throws it away, until they have ended.
 
-A program, started by the agent at its end as `python -I -S drain.py FD...`, with the reading ends
-of their pipes. Without a reader their next word would kill them, and without space in the pipe it
-would stop them.
+The guardian lets them be (`--keep-children`). Their output came through pipes that the agent reads.
+When it ends, this program, started as `python -I -S drain.py FD...`, reads on: without a reader
+their next word would kill them, and without space in the pipe it would stop them.
 """
 
 import os
@@ -12,8 +12,20 @@ import sys
 _CHUNK_BYTES = 1 << 16
 
 
-def drain(pipes: list[int]) -> None:
-    """Read all of them to their ends."""
+def discard_output(pipes: list[int]) -> None:
+    """For the agent: have these read until nobody writes there, however this process fares."""
+    if pipes:
+        import subprocess  # noqa: PLC0415  # not for the program
+
+        words = [sys.executable, "-I", "-S", __file__, *map(str, pipes)]
+        none = subprocess.DEVNULL
+        subprocess.run(
+            words, pass_fds=pipes, stdin=none, stdout=none, stderr=none, cwd="/",
+            start_new_session=True, check=False,
+        )  # fmt: skip
+
+
+def _drain(pipes: list[int]) -> None:
     waiting = select.poll()
     for pipe in pipes:
         waiting.register(pipe, select.POLLIN)
@@ -32,4 +44,4 @@ def drain(pipes: list[int]) -> None:
 if __name__ == "__main__":
     if os.fork():
         os._exit(0)  # the agent waits for this one, and need not reap the other
-    drain([int(word) for word in sys.argv[1:]])
+    _drain([int(word) for word in sys.argv[1:]])

@@ -16,7 +16,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
@@ -97,9 +97,9 @@ class Hosting:
         self._is_server_ready = False
         self._awaited_sweep: int | None = None
         self._loss = ""
-        self.guardian.listener = _GuardianListener(self)
+        self.guardian.listener = _Listener(self, lambda _: None, self._on_guardian_lost)
         if self.server is not None:
-            self.server.listener = _ServerListener(self)
+            self.server.listener = _Listener(self, self._on_server_ready, self._ignore_server)
             self.server.on_silent = self.lose_server
 
     def __enter__(self) -> Self:
@@ -168,8 +168,8 @@ class Hosting:
         """Why it can make no more processes; empty while it can."""
         return self._loss or self.guardian.loss or (self.server.loss if self.server else "")
 
-    def ignore_server(self) -> None:
-        """Do not listen to the fork server any more: a socket that has ended is always readable."""
+    def _ignore_server(self, _reason: str) -> None:
+        """How it ended, the guardian will tell; a socket that has ended is always readable."""
         if self.server is not None:
             self.server.unwatch()
 
@@ -214,10 +214,18 @@ class Hosting:
         if not self._is_guess:
             self._close_spare_end()
 
-    def on_server_ready(self) -> None:
+    def _on_server_ready(self, details: Mapping[str, Any]) -> None:
         """It has imported what it can: its end of the socket is its own."""
         self._is_server_ready = True
         self._close_spare_end()
+        if self.gang is not None:
+            self.gang.on_ready(details)
+
+    def _on_guardian_lost(self, reason: str) -> None:
+        # The kernel kills the workers; what they have started cannot be looked for without files.
+        with suppress(OSError):
+            kill_marked(self.guardian.mark, LOSS_PATIENCE)
+        self.conclude_loss(reason)
 
     def on_server_ended(self, reason: str) -> None:
         """The fork server has ended: start another if it died of a guess, else tell of the loss."""
@@ -276,11 +284,24 @@ class Hosting:
             self._spare_end = None
 
 
-class _GuardianListener:
-    """Hears the guardian: what becomes of workers, and of the fork server."""
+class _Listener:
+    """Hears what becomes of workers and of the fork server, from the guardian or the fork server.
 
-    def __init__(self, hosting: Hosting) -> None:
+    Args:
+        hosting: whose gang is told.
+        on_ready: is told that the other side has started.
+        on_lost: is told that it is gone.
+    """
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        on_ready: Callable[[Mapping[str, Any]], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
         self._hosting = hosting
+        self.on_ready = on_ready
+        self.on_lost = on_lost
 
     def on_spawned(self, worker: int, pid: int) -> None:
         if worker > SERVER_NUMBER and self._hosting.gang is not None:
@@ -304,43 +325,3 @@ class _GuardianListener:
             self._hosting.conclude_loss("the fork server has ended")
         elif self._hosting.gang is not None:
             self._hosting.gang.on_swept(token, survivors, killed)
-
-    def on_ready(self, details: Mapping[str, Any]) -> None:
-        """Nobody waits for the guardian: orders queue in its socket."""
-
-    def on_lost(self, reason: str) -> None:
-        # The kernel kills the workers; what they have started cannot be looked for without files.
-        with suppress(OSError):
-            kill_marked(self._hosting.guardian.mark, LOSS_PATIENCE)
-        self._hosting.conclude_loss(reason)
-
-
-class _ServerListener:
-    """Hears the fork server, whose workers are the gang's."""
-
-    def __init__(self, hosting: Hosting) -> None:
-        self._hosting = hosting
-
-    def on_spawned(self, worker: int, pid: int) -> None:
-        if self._hosting.gang is not None:
-            self._hosting.gang.on_spawned(worker, pid)
-
-    def on_refused(self, worker: int, reason: str) -> None:
-        if self._hosting.gang is not None:
-            self._hosting.gang.on_refused(worker, reason)
-
-    def on_exited(self, worker: int, code: int, at: Instant) -> None:
-        if self._hosting.gang is not None:
-            self._hosting.gang.on_exited(worker, code, at)
-
-    def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:
-        """Only guardians sweep."""
-
-    def on_ready(self, details: Mapping[str, Any]) -> None:
-        self._hosting.on_server_ready()
-        if self._hosting.gang is not None:
-            self._hosting.gang.on_ready(details)
-
-    def on_lost(self, reason: str) -> None:  # noqa: ARG002  # `HostingListener`
-        """How it ended, the guardian will tell."""
-        self._hosting.ignore_server()

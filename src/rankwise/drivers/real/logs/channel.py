@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rankwise.base.units import Instant
 from rankwise.drivers.real.logs.console import Outlet
 from rankwise.drivers.real.logs.file import LogFile
-from rankwise.drivers.real.logs.lines import LINE_LIMIT, Lines, LineSplitter
+from rankwise.drivers.real.logs.lines import LINE_LIMIT, LineSplitter, prefixed
 from rankwise.drivers.real.logs.stamps import stamped
 from rankwise.drivers.real.logs.terminal import RESET, harmless
 
@@ -74,8 +74,7 @@ class ConsoleChannel:
 
     def take(self, chunk: bytes, now: Instant) -> None:
         """Show the lines that the chunk completes."""
-        lines = self._splitter.feed(chunk, now)
-        if lines is not None:
+        if lines := self._splitter.feed(chunk, now):
             self._show(lines, now)
         if self._outlet.is_terminal and not self._outlet.is_gone and chunk[-1:] not in b"\r\n":
             self._outlet.hold(self)
@@ -89,17 +88,15 @@ class ConsoleChannel:
 
     def end(self, now: Instant) -> None:
         """Show the last line, even if it has no newline."""
-        lines = self._splitter.flush()
-        if lines is not None:
+        if lines := self._splitter.flush():
             self._show(lines, now)
 
-    def _show(self, lines: Lines, now: Instant) -> None:
+    def _show(self, lines: bytes, now: Instant) -> None:
         if self._duplicates is not None:
-            prefix = stamped(self._plain_prefix)
-            self._duplicates.copy_matches(lines.prefixed(prefix), now)
+            self._duplicates.copy_matches(prefixed(lines, stamped(self._plain_prefix)), now)
         self._outlet.unfinished.pop(self, None)
         if not self._outlet.is_gone:
-            self._write(lines.text)
+            self._write(lines)
         self._opened = b""
 
     def _write(self, text: bytes, open_line: "ConsoleChannel | None" = None) -> None:
@@ -110,7 +107,7 @@ class ConsoleChannel:
         if self._outlet.is_terminal:
             text = harmless(text)
         prefix = stamped(self._shown_prefix)
-        block = prefix + text if open_line else Lines(text).prefixed(prefix)
+        block = prefix + text if open_line else prefixed(text, prefix)
         if goes_on:
             self._outlet.go_on(block[len(prefix) :], open_line=open_line)
         else:

@@ -22,9 +22,12 @@ import os
 from collections import deque
 from collections.abc import Callable
 from errno import EBADF, EIO, EPIPE
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rankwise.drivers.real.logs.shared_fd import DirectWriter, SharedWriter, shared_writer
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.logs.channel import ConsoleChannel
 
 CONGESTED_BYTES = 2 << 20
 """Waiting bytes from which an outlet asks its writers to pause."""
@@ -61,8 +64,8 @@ class Outlet:
         self.on_blocked: Callable[[], None] | None = None
         self.on_unfinished: Callable[[], None] | None = None
         self.activity = 0
-        self.unfinished: dict[Unfinished, None] = {}
-        self.open_line: Unfinished | None = None
+        self.unfinished: dict[ConsoleChannel, None] = {}
+        self.open_line: ConsoleChannel | None = None
         self._say = say
         self._congested_bytes = congested_bytes
         self._relaxed_bytes = relaxed_bytes
@@ -97,7 +100,7 @@ class Outlet:
         """Whether so much waits that its writers should pause."""
         return self._is_congested
 
-    def hold(self, stream: "Unfinished") -> None:
+    def hold(self, stream: "ConsoleChannel") -> None:
         """Note that a stream's last line has no end yet."""
         self.activity += 1
         self.unfinished.pop(stream, None)
@@ -112,7 +115,7 @@ class Outlet:
         for stream in streams:
             stream.show_unfinished()
 
-    def write(self, data: bytes, *, open_line: "Unfinished | None" = None) -> None:
+    def write(self, data: bytes, *, open_line: "ConsoleChannel | None" = None) -> None:
         """Send `data` in one piece, now or later.
 
         It begins a line, even if another one is open. It ends in a newline, unless it leaves the
@@ -122,7 +125,7 @@ class Outlet:
             data = b"\n" + data
         self.go_on(data, open_line=open_line)
 
-    def go_on(self, data: bytes, *, open_line: "Unfinished | None" = None) -> None:
+    def go_on(self, data: bytes, *, open_line: "ConsoleChannel | None" = None) -> None:
         """The same, where `data` goes on with the line that is open."""
         if self._is_gone or not data:
             return
@@ -207,14 +210,6 @@ class Outlet:
                 f"cannot write to {self.name}: {error.strerror or error}; what the workers print "
                 "is not shown there any more, the job goes on"
             )
-
-
-class Unfinished(Protocol):
-    """A stream that may have begun a line without ending it."""
-
-    def show_unfinished(self) -> None:
-        """Show what it has begun."""
-        ...
 
 
 class Console:

@@ -28,7 +28,6 @@ class LogFlow:
     def __init__(self, reactor: Reactor, console: Console, clock: Clock) -> None:
         self._reactor = reactor
         self._clock = clock
-        self._console = console
         self._on_end: dict[StreamPump, Callable[[], None]] = {}
         self._held: dict[StreamPump, None] = {}
         self._noisy: set[Outlet] = set()

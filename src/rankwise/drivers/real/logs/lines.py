@@ -25,7 +25,6 @@ for the next chunk.
 """
 
 import re
-from typing import NamedTuple
 
 from rankwise.base.units import SECOND, Duration, Instant
 
@@ -43,23 +42,14 @@ _LINE_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"^.*\r", re.MULTILINE)
 
 
-class Lines(NamedTuple):
-    """A block of whole lines.
-
-    Attributes:
-        text: one or more lines, each with its newline.
-    """
-
-    text: bytes
-
-    def prefixed(self, prefix: bytes) -> bytes:
-        """All lines with `prefix` in front."""
-        if not prefix:
-            return self.text
-        # One replacement for the whole block: a loop over lines costs fifteen times as much. It
-        # leaves a prefix too many behind the last newline.
-        text = memoryview(self.text.replace(b"\n", b"\n" + prefix))[: -len(prefix)]
-        return b"".join((prefix, text))
+def prefixed(lines: bytes, prefix: bytes) -> bytes:
+    """A block of whole lines, each with `prefix` in front."""
+    if not prefix:
+        return lines
+    # One replacement for the whole block: a loop over lines costs fifteen times as much. It
+    # leaves a prefix too many behind the last newline.
+    text = memoryview(lines.replace(b"\n", b"\n" + prefix))[: -len(prefix)]
+    return b"".join((prefix, text))
 
 
 class LineSplitter:
@@ -79,23 +69,17 @@ class LineSplitter:
         """What has come of a line that has no end yet, unless it is being redrawn."""
         return b"" if self._is_redrawn else bytes(self._held).rstrip(b"\r")
 
-    def feed(self, chunk: bytes, now: Instant) -> Lines | None:
-        """Take the stream's next bytes; return the lines that are due."""
+    def feed(self, chunk: bytes, now: Instant) -> bytes:
+        """Take the stream's next bytes; return the lines that are due, perhaps none."""
         end = chunk.rfind(b"\n") + 1
         if not end:
-            text = self._hold(chunk, now)
-            return Lines(text) if text else None
+            return self._hold(chunk, now)
         text = self._finish(chunk[:end])
-        if end < len(chunk):
-            text += self._hold(chunk[end:], now)
-        return Lines(text) if text else None
+        return text + self._hold(chunk[end:], now) if end < len(chunk) else text
 
-    def flush(self) -> Lines | None:
+    def flush(self) -> bytes:
         """Take note that the stream has ended; return its unfinished last line, with a newline."""
-        if not self._held.rstrip(b"\r"):
-            return None
-        text = self._finish(b"\n")
-        return Lines(text) if text else None
+        return self._finish(b"\n") if self._held.rstrip(b"\r") else b""
 
     def _finish(self, ending: bytes) -> bytes:
         """Complete the line that is held with `ending`, which may contain further lines."""

@@ -18,7 +18,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -90,6 +90,9 @@ from rankwise.drivers.real.tree.words import (
 )
 from rankwise.ports.journal import Journal
 
+if TYPE_CHECKING:
+    from rankwise.drivers.real.tree.engine import Engine
+
 _WOKEN_WORD = completion(WOKEN, 0)
 _READ_BYTES = 1 << 12
 """512 words: Python takes memory for as many before it reads, whether they come or not."""
@@ -124,16 +127,6 @@ class ChildSpec(msgspec.Struct, frozen=True):
     processors: tuple[int, ...] = ()
 
 
-class Listener:
-    """What the owner of the children wants to hear; called while words are read."""
-
-    def child_lost(self, child: int, how: str, *, successor: bool) -> None:
-        """A child that was up has ended."""
-
-    def child_replaced(self, child: int) -> None:
-        """The successor of a lost child is ready."""
-
-
 class Children:
     """All children of one worker process.
 
@@ -148,7 +141,7 @@ class Children:
         self,
         specs: tuple[ChildSpec, ...],
         arena: Arena,
-        listener: Listener,
+        listener: "Engine",
         *,
         start_patience: Duration,
         close_patience: Duration,

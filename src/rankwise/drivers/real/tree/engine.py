@@ -52,7 +52,7 @@ from rankwise.drivers.feed import Door
 from rankwise.drivers.real.interrupts import Gate, gate_here
 from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, ArenaLayout
-from rankwise.drivers.real.tree.children import Children, ChildSpec, Listener
+from rankwise.drivers.real.tree.children import Children, ChildSpec
 from rankwise.drivers.real.tree.frames import TaskFrames
 from rankwise.drivers.real.tree.programs import ProgramRuns
 from rankwise.drivers.real.tree.reports import ANSWER, UNTOLD, Report, decode_report, rebuilt
@@ -117,7 +117,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Engine(Listener):
+class Engine:
     """The processes and the task graph of one worker.
 
     Attributes:

@@ -177,7 +177,7 @@ class ReactorWithTimers(Reactor):
         super().__init__(SystemClock())
         self.timers: list[Timer] = []
 
-    def call_at(self, instant: Instant, callback: Callable[[], None]) -> Timer:
+    def call_at(self, instant: Instant, callback: Callable[[], object]) -> Timer:
         self.timers.append(Timer(instant, callback))
         return self.timers[-1]
 

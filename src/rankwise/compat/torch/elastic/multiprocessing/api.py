@@ -341,7 +341,7 @@ class MultiprocessContext(_BoundContext):
 
     def _program(self) -> tuple[Program, StartMethod]:
         payload = pack_function(self._function, self.args, arguments_by_rank=True)
-        function = Function(name=name_of(self._function), payload=payload, arguments_by_rank=True)
+        function = Function(name=name_of(self._function), payload=payload)
         return function, parse_start_method(self.start_method)
 
     def _return_values(self, supervision: Supervision) -> dict[int, Any]:

@@ -20,7 +20,7 @@ from threading import Event, Thread
 from typing import Self, TextIO
 
 from rankwise.base.units import Instant
-from rankwise.drivers.real.logs.lines import Lines, LineSplitter
+from rankwise.drivers.real.logs.lines import LineSplitter, prefixed
 
 __all__ = ["TailLog", "tail_logfile"]
 
@@ -210,10 +210,9 @@ class _FollowedFile:
             self._position += len(chunk)
             self._show(self._splitter.feed(chunk, Instant(time.monotonic_ns())))
 
-    def _show(self, lines: Lines | None) -> None:
-        if lines is None:
+    def _show(self, text: bytes) -> None:
+        if not text:
             return
-        text = lines.text
         if self._filter not in (None, _every_line):
             chosen = [
                 line
@@ -222,7 +221,7 @@ class _FollowedFile:
             ]
             text = b"".join(chosen)
         if text:
-            self._dst.write(Lines(text).prefixed(self._header).decode("utf-8", "replace"))
+            self._dst.write(prefixed(text, self._header).decode("utf-8", "replace"))
             self._dst.flush()
 
 
