@@ -59,7 +59,7 @@ def test_a_node_without_etcd_claims_nothing(
     monkeypatch.setenv("PATH", str(tmp_path))
     for _ in range(2):  # what the first has claimed would be another's
         with pytest.raises(ConfigError, match="needs the program etcd: No such file"):
-            OwnEtcd("127.0.0.1,b,c", "run", "", lambda: True, own_hosts=["127.0.0.1"], place=tmp_path)
+            OwnEtcd("127.0.0.1,b,c", "run", "", bool, own_hosts=["127.0.0.1"], place=tmp_path)
 
 
 def test_what_a_wrapper_has_started_ends_with_it(tmp_path: Path) -> None:
