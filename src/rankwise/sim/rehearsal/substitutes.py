@@ -169,7 +169,7 @@ class Substitutes:
     def _for_ranks(self, serve: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
         """What makes a substitute of a function: a rank's call goes to `serve(rank, function, …)`.
 
-        Whoever calls the substitute is two frames above `serve`.
+        The caller of the substitute is two frames above `serve`.
         """
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
