@@ -14,6 +14,7 @@ from typing import Any, SupportsIndex
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_on_name
 from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send, Span, Task
+from rankwise.sim.ccl.rehearsal import spans_of
 from rankwise.sim.kernel import line_of
 
 COLLECTIVES = (
@@ -152,7 +153,7 @@ def _check(module: ModuleType, task: Task, step: int, given: Any) -> None:
         problem = f"{given!r}, expected Send, Receive, Copy or Fold"
     elif not isinstance(getattr(given, "peer", 0), SupportsIndex):
         problem = f"{given!r}, whose peer is not a rank"
-    elif not all(map(_is_span, _spans_of(given))):
+    elif not all(map(_is_span, _given_spans(given))):
         problem = f"{given!r}, expected spans of whole elements: Span(start, stop)"
     else:
         return
@@ -161,16 +162,10 @@ def _check(module: ModuleType, task: Task, step: int, given: Any) -> None:
     )
 
 
-def _spans_of(instruction: Any) -> list[Any]:
-    match instruction:
-        case Send() | Receive():
-            return [instruction.span]
-        case Copy(source, target):
-            return [source, target]
-        case Fold(sources, target) if isinstance(sources, tuple | list):
-            return [*sources, target]
-        case _:
-            return [None]
+def _given_spans(given: Instruction) -> list[Any]:
+    if not isinstance(getattr(given, "sources", ()), tuple | list):
+        return [None]
+    return [*spans_of(given)]
 
 
 def _is_span(given: object) -> bool:

@@ -318,7 +318,7 @@ class _Lane:
         if step in self._there:
             self._there[step][slot].succeed()
         stored = self._pe.start_dma(self._sizes[step][slot], self._pe.tcm, self._pe.hbm)
-        stored.add_callback(partial(_pass_on, self._done[step][slot]))
+        stored.add_callback(partial(pass_on, self._done[step][slot]))
 
     def _work(self, steps: list[int]) -> Steps:
         execution, pe = self._execution, self._pe
@@ -349,6 +349,6 @@ TCM_SHARE = 4
 """What is received and sent on stays in TCM if it takes up no more than this part of it."""
 
 
-def _pass_on(future: Future, _cause: Future) -> None:
+def pass_on(future: Future, _cause: Future) -> None:
     """Let a future happen because another has."""
     future.succeed()

@@ -167,7 +167,7 @@ class _LaneEnvironment(KernelEnvironment):
         queues: _RankQueues,
         workspace: Mapping,
     ) -> None:
-        super().__init__(env.engine, env.sip, lanes, name, None)
+        super().__init__(env.engine, env.sip, lanes, name)
         self.queues = queues
         self._workspace = workspace
         self._log = _OperationsOfKernels(env)

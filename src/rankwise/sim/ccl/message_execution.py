@@ -44,7 +44,7 @@ import numpy as np
 
 from rankwise.core.collectives.ring import RingRound
 from rankwise.sim.ccl.configuration import Queues
-from rankwise.sim.ccl.execution import TCM_SHARE
+from rankwise.sim.ccl.execution import TCM_SHARE, pass_on
 from rankwise.sim.ccl.message_model import Picoseconds
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.hardware.fluids import Fluid
@@ -149,7 +149,7 @@ class MessageExecution:
         simulator = self._machine.simulator
         fluid = self._fluid = Fluid(simulator, self._name, loads, alone, marks.values())
         for future, mark in marks.items():
-            fluid.reached(mark).add_callback(partial(_pass_on, future))
+            fluid.reached(mark).add_callback(partial(pass_on, future))
         self._machine.rerouted.add_callback(self._go_on)
 
     def _ends(self) -> list[int]:
@@ -187,10 +187,6 @@ class MessageExecution:
                 for link in machine.cube_links(target, 0, cube):
                     loads[link] += size * count // len(lanes[there].pes)
         return loads
-
-
-def _pass_on(future: Future, _cause: Future) -> None:
-    future.succeed()
 
 
 class _Ways:

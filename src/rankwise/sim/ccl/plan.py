@@ -101,6 +101,7 @@ class Plan:
             module.rounds(request.task(0)) if hasattr(module, "rounds") else None
         )
         if self.rounds is None:  # all errors come now, from the line that called
+            # Not through the properties: the line that called would be one of `functools`.
             self.programs = self._written()
             self.schedule = self._played()
 

@@ -72,13 +72,14 @@ def _is_inside(rank: int, instruction: Instruction, length: int, size: int) -> b
         start, stop = instruction.span
         peer = instruction.peer
         return 0 <= start <= stop <= length and 0 <= peer < size and peer != rank
-    spans = _spans_of(instruction)
+    spans = spans_of(instruction)
     return all(
         0 <= start <= stop <= length and stop - start == spans[0].length for start, stop in spans
     )
 
 
-def _spans_of(instruction: Instruction) -> list[Span]:
+def spans_of(instruction: Instruction) -> list[Span]:
+    """All spans of an instruction; where it writes, or what it sends, is the last one."""
     match instruction:
         case Send() | Receive():
             return [instruction.span]
@@ -94,7 +95,7 @@ def _refuse(rank: int, step: int, instruction: Instruction, length: int, size: i
         peer = instruction.peer
         if peer == rank or not 0 <= peer < size:
             raise ConfigError(f"{where}: rank {peer} is not another rank of 0 to {size - 1}")
-    for span in _spans_of(instruction):
+    for span in spans_of(instruction):
         if not 0 <= span.start <= span.stop <= length:
             raise ConfigError(f"{where}: {span} is outside the workspace of {length} elements")
     raise ConfigError(f"{where}: the spans differ in length")

@@ -88,7 +88,6 @@ class KernelLaunch(_Command, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         pes: indexes of the PEs that programs are dealt to in turn; all of the SIP if None.
-        environment: anything that the runner wants to find in `env.extra`.
     """
 
     runner: Any
@@ -96,14 +95,12 @@ class KernelLaunch(_Command, frozen=True, kw_only=True, eq=False):
     kernel_args: Sequence[Any] = ()
     num_programs: int = 1
     pes: tuple[int, ...] | None = None
-    extra: Any = None
 
 
 class Run(_Command, frozen=True, kw_only=True, eq=False):
     """Run a process of the caller's own in the SIP's stream: `start(env)` makes its generator."""
 
     start: Callable[["KernelEnvironment"], Generator[Any, Any, Any]]
-    extra: Any = None
 
 
 Command: TypeAlias = MmuMap | MmuUnmap | MemoryWrite | MemoryRead | Copy | KernelLaunch | Run

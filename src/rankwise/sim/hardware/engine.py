@@ -269,7 +269,7 @@ class GraphEngine:
         sip = self.machine.sip(command.sip)
         pes = DealtPes(sip, command.pes or range(self.topology.pe_count))
         name = command.name or getattr(command.kernel_fn, "__name__", "kernel")
-        env = KernelEnvironment(self, command.sip, pes, name, command.extra)
+        env = KernelEnvironment(self, command.sip, pes, name)
         value = yield from command.runner.run(
             env, command.kernel_fn, command.kernel_args, command.num_programs
         )
@@ -278,7 +278,7 @@ class GraphEngine:
 
     def _run_process(self, handle: Handle, command: Run) -> Steps:
         pes = DealtPes(self.machine.sip(command.sip), range(self.topology.pe_count))
-        env = KernelEnvironment(self, command.sip, pes, command.name, command.extra)
+        env = KernelEnvironment(self, command.sip, pes, command.name)
         value = yield from command.start(env)
         self._log(handle, 0)
         return value

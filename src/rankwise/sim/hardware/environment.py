@@ -20,20 +20,16 @@ class KernelEnvironment:
         sip: the number of the SIP.
         pes: the PEs that programs are dealt to in turn: program i runs on `pes[i % len(pes)]`.
         space: the SIP's virtual addresses.
-        extra: what the launch gave to its runner.
         queues: what connects its programs with others; None for the queues between all PEs.
     """
 
     queues: Any = None
 
-    def __init__(
-        self, engine: "GraphEngine", sip: int, pes: "Sequence[Pe]", name: str, extra: Any
-    ) -> None:
+    def __init__(self, engine: "GraphEngine", sip: int, pes: "Sequence[Pe]", name: str) -> None:
         self.engine = engine
         self.sip = sip
         self.pes = pes
         self.name = name
-        self.extra = extra
 
     @property
     def simulator(self) -> Simulator:

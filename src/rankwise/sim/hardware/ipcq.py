@@ -54,7 +54,6 @@ class IpcQueue:
         slot_bytes: int | None = None,
         credit_bytes: int | None = None,
         chunk_bytes: int | None = None,
-        source_memory: Memory | None = None,
         buffer: Memory | None = None,
         backpressure: Backpressure = "sleep",
     ) -> None:
@@ -76,8 +75,7 @@ class IpcQueue:
         self._backpressure = backpressure
         self._wake = picoseconds(spec.wake_ns)
         self._poll = picoseconds(spec.poll_ns)
-        source_memory = source_memory or source.tcm
-        self._memories = source_memory, buffer
+        self._memories = source.tcm, buffer
         self._ways_back = destination.tcm, source.tcm
         self._path = machine.path(*self._memories)
         self._way_back = machine.path(*self._ways_back)

@@ -43,7 +43,8 @@ from rankwise.sim.triton.dtypes import SHORT_NAMES
 from rankwise.sim.triton.execution import Operation
 from rankwise.sim.triton.host import HOST_MACHINE, OTHERS, Arguments, TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
-from rankwise.sim.triton.kernel_runner import chosen, stages_of, tried
+from rankwise.sim.triton.kernel_runner import chosen, tried
+from rankwise.sim.triton.machine_launch import stages_of
 from rankwise.sim.triton.recording import key_of
 from rankwise.sim.triton.stand_in import installed
 
@@ -292,7 +293,7 @@ class KernelTimes:
 def _environment(context: RuntimeContext, name: str) -> KernelEnvironment:
     device = context.current_stream().device
     sip = context.engine.machine.sip(device.sip)
-    return KernelEnvironment(context.engine, device.sip, DealtPes(sip, device.pes), name, None)
+    return KernelEnvironment(context.engine, device.sip, DealtPes(sip, device.pes), name)
 
 
 def _tried(

@@ -18,101 +18,32 @@ import errno
 import gc
 import io
 import logging
-import math
-import operator
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
 from types import FrameType, MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
-from rankwise.base.units import SECOND, Instant
+from rankwise.base.units import SECOND
+from rankwise.sim.rehearsal import rank_time, signals
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, Timer, set_affinity
+from rankwise.sim.rehearsal.rank_time import PICOSECONDS, RankTime
+from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, set_affinity
 
 Replaced = tuple[Any, str, Any]
-PICOSECONDS = 1_000
-"""Per nanosecond."""
-_calendar_s, _calendar_ns = time.time, time.time_ns
-_CLOCKS = {
-    time.CLOCK_REALTIME: "time", time.CLOCK_MONOTONIC: "monotonic",
-    time.CLOCK_MONOTONIC_RAW: "monotonic", time.CLOCK_BOOTTIME: "monotonic",
-}  # fmt: skip
-"""What else tells the time of these clocks."""
-_UNSIGNED = 1 << 32
-"""What `alarm` takes is below this: C makes 4,294,967,295 of -1."""
-_WITHOUT_HANDLER = (signal.SIGKILL, signal.SIGSTOP)
+_CALENDAR = (time.time, time.time_ns)
 _RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
-_AFFINITY, _ALARM = "affinity", "alarm"
+_AFFINITY = "affinity"
 _FILE_FUNCTIONS = (
     "link", "listdir", "mkdir", "remove", "rename", "replace", "rmdir", "stat", "symlink", "unlink",
 )  # fmt: skip
 _NUMPY_FUNCTIONS = {"seed": "seed", "sample": "random_sample", "ranf": "random_sample"}
-
-
-class RankTime:
-    """The time of the rank that runs.
-
-    Args:
-        scheduler: has the time of the world.
-        prediction: has each rank's own time on a modelled machine, if there is one.
-        is_virtual: whether clocks show virtual time alone, from 0; the calendar from its begin.
-    """
-
-    def __init__(self, scheduler: Scheduler, prediction: Any, *, is_virtual: bool) -> None:
-        self.is_virtual = is_virtual
-        self._scheduler = scheduler
-        self._prediction = prediction
-
-    def of(self, rank: Rank) -> int:
-        """The rank's time, in picoseconds."""
-        if self._prediction is None:
-            return self._scheduler.now * PICOSECONDS
-        time: int = self._prediction.clock_of(rank).time
-        return time
-
-    def sleep(self, rank: Rank, nanoseconds: int) -> None:
-        """Let time pass for the rank that runs."""
-        if self._prediction is None:
-            self._scheduler.sleep(nanoseconds)
-        else:
-            self._prediction.clock_of(rank).sleep(self._scheduler, nanoseconds)
-
-
-class _Alarm(Timer):
-    """A rank's timer of real time (`signal.alarm`), in virtual time; 0 ns is off."""
-
-    __slots__ = ("_interval", "_rank")
-
-    def __init__(self, rank: Rank, after_ns: int, interval_ns: int) -> None:
-        super().__init__(Instant(rank.scheduler.now + after_ns))
-        self._rank = rank
-        self._interval = interval_ns
-        self.is_cancelled = not after_ns
-        if after_ns:
-            rank.scheduler.put(self)
-
-    @property
-    def state(self) -> tuple[float, float]:
-        """Seconds that are left, and between two signals."""
-        left = 0 if self.is_cancelled else self.instant - self._rank.scheduler.now
-        return max(left, 0) / SECOND, self._interval / SECOND
-
-    def open(self) -> None:
-        """Signal the rank, and again after the interval."""
-        super().open()
-        self.is_cancelled = True
-        self._rank.signal(int(signal.SIGALRM))
-        if self._interval and not self._rank.is_over:
-            self._rank.belongings[_ALARM] = _Alarm(self._rank, self._interval, self._interval)
 
 
 class Substitutes:
@@ -157,38 +88,27 @@ class Substitutes:
     def install(self) -> None:
         """Replace everything."""
         self._environment = dict(os.environb)
-        table: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-            (time, "sleep", self._sleep),
-            *((time, name, self._later_s) for name in ("time", "monotonic", "perf_counter")),
-            *(
-                (time, f"{name}_ns", self._later_ns)
-                for name in ("time", "monotonic", "perf_counter")
-            ),
-            *((time, name, self._of_clock) for name in ("clock_gettime", "clock_gettime_ns")),
-            *((time, name, self._of_now) for name in ("ctime", "gmtime", "localtime")),
-            *((time, name, self._of_local_time) for name in ("asctime", "strftime")),
-            (datetime, "now", self._now),
-            (datetime, "utcnow", self._utcnow),
-            (os, "_exit", self._exit),
-            (os, "abort", self._abort),
-            (os, "kill", self._kill),
+        of_ranks: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+            *rank_time.FUNCTIONS,
+            (time, "sleep", self._time.sleep_for),
+            *signals.FUNCTIONS,
             (os, "chdir", self._chdir),
             (os, "sched_getaffinity", self._affinity),
             (os, "sched_setaffinity", self._set_affinity),
+            (atexit, "register", self._register),
+            (sys, "breakpointhook", _breakpoint),
+        )
+        clocks = ("time", "monotonic", "perf_counter")
+        table: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+            *((owner, name, self._for_ranks(serve)) for owner, name, serve in of_ranks),
+            *((time, f"{name}{unit}", self._later) for name in clocks for unit in ("", "_ns")),
+            (datetime, "now", self._now),
+            (datetime, "utcnow", self._utcnow),
             (os, "putenv", self._noting_variable),
             (os, "unsetenv", self._noting_variable),
-            (signal, "signal", self._signal),
-            (signal, "getsignal", self._getsignal),
-            (signal, "raise_signal", self._raise_signal),
-            (signal, "alarm", self._alarm),
-            (signal, "pause", self._pause),
-            (signal, "setitimer", self._setitimer),
-            (signal, "getitimer", self._getitimer),
             (threading, "main_thread", self._main_thread),
             (threading, "_start_new_thread", self._start_thread),
             (subprocess, "_fork_exec", self._fork_exec),
-            (atexit, "register", self._register),
-            (sys, "breakpointhook", self._breakpoint),
         )
         for owner, name, make in table:
             self._replace(owner, name, make(_found(owner, name)))
@@ -208,10 +128,11 @@ class Substitutes:
 
     def yield_at_files(self) -> None:
         """Let other ranks run before a rank touches a file: an order that a schedule decides."""
+        yielding = self._for_ranks(self._yielding)
         for name in _FILE_FUNCTIONS:
-            self._replace(os, name, self._yielding(getattr(os, name)))
+            self._replace(os, name, yielding(getattr(os, name)))
         for owner in (builtins, io):
-            self._replace(owner, "open", self._yielding(io.open))
+            self._replace(owner, "open", yielding(io.open))
 
     def follow_numpy(self) -> None:
         """Give each rank its own `numpy.random`, once that has been imported."""
@@ -245,6 +166,23 @@ class Substitutes:
         self._replaced.append((owner, name, _found(owner, name)))
         _put(owner, name, substitute)
 
+    def _for_ranks(self, serve: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+        """What makes a substitute of a function: a rank's call goes to `serve(rank, function, …)`.
+
+        The caller of the substitute is two frames above `serve`.
+        """
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                rank = self.running()
+                if rank is None:
+                    return original(*args, **kwargs)
+                return serve(rank, original, *args, **kwargs)
+
+            return call
+
+        return make
+
     def _follow(
         self,
         module: Any,
@@ -277,65 +215,23 @@ class Substitutes:
             elif name in functions:
                 self._replace(module, name, following(functions[name], value))
 
-    def _sleep(self, original: Callable[[float], None]) -> Callable[[float], None]:
-        def sleep(seconds: float) -> None:
+    def _later(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        """A clock in seconds, or of integers in nanoseconds."""
+        is_ns = original.__name__.endswith("_ns")
+        if not self._time.is_virtual:
+            if is_ns:
+                return lambda: original() + self._scheduler.now
+            return lambda: original() + self._scheduler.now / SECOND
+        begin = original() if original in _CALENDAR else 0
+
+        def virtual() -> Any:
             rank = self.running()
             if rank is None:
-                original(seconds)
-            elif seconds < 0:
-                raise ValueError("sleep length must be non-negative")
-            else:
-                self._time.sleep(rank, round(seconds * SECOND))  # why: virtual time
-
-        return sleep
-
-    def _later_s(self, original: Callable[[], float]) -> Callable[[], float]:
-        if not self._time.is_virtual:
-            return lambda: original() + self._scheduler.now / SECOND
-        begin = original() if original is _calendar_s else 0.0
-
-        def virtual() -> float:
-            rank = self.running()
-            return original() if rank is None else begin + self._time.of(rank) / 1e12
+                return original()
+            now = self._time.of(rank)
+            return begin + (now // PICOSECONDS if is_ns else now / 1e12)
 
         return virtual
-
-    def _later_ns(self, original: Callable[[], int]) -> Callable[[], int]:
-        if not self._time.is_virtual:
-            return lambda: original() + self._scheduler.now
-        begin = original() if original is _calendar_ns else 0
-
-        def virtual() -> int:
-            rank = self.running()
-            return original() if rank is None else begin + self._time.of(rank) // PICOSECONDS
-
-        return virtual
-
-    def _of_clock(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
-        suffix = original.__name__.removeprefix("clock_gettime")
-
-        def tell(clock: int) -> Any:
-            name = _CLOCKS.get(clock) if self.running() is not None else None
-            return original(clock) if name is None else getattr(time, name + suffix)()
-
-        return tell
-
-    def _of_now(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def tell(seconds: float | None = None, /) -> Any:
-            is_ours = seconds is None and self.running() is not None
-            return original(time.time() if is_ours else seconds)
-
-        return tell
-
-    def _of_local_time(self, original: Callable[..., str]) -> Callable[..., str]:
-        count = 2 if original.__name__ == "strftime" else 1
-
-        def tell(*words: Any) -> str:
-            if len(words) == count - 1 and self.running() is not None:
-                words = (*words, time.localtime())
-            return original(*words)
-
-        return tell
 
     def _now(self, original: Any) -> Any:
         def now(kind: type[datetime], tz: tzinfo | None = None) -> datetime:
@@ -355,186 +251,33 @@ class Substitutes:
 
         return classmethod(utcnow)
 
-    def _exit(self, original: Callable[[int], NoReturn]) -> Callable[[int], None]:
-        def exit_rank(status: int) -> None:
-            rank = self.running()
-            if rank is None:
-                original(status)
-            else:
-                rank.end(status & 0xFF)
+    def _chdir(self, _rank: Rank, original: Callable[[Any], None], path: Any) -> None:
+        original(path)
+        self._belongings.directory_changed()
 
-        return exit_rank
-
-    def _abort(self, original: Callable[[], NoReturn]) -> Callable[[], None]:
-        def abort() -> None:
-            rank = self.running()
-            if rank is None:
-                original()
-            else:
-                rank.end(-signal.SIGABRT)
-
-        return abort
-
-    def _kill(self, original: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        def kill(pid: int, number: int) -> None:
-            rank = self.running()
-            if rank is None or pid != os.getpid() or not number:
-                original(pid, number)
-            else:
-                rank.signal(int(number))
-                rank.take_signals()
-
-        return kill
-
-    def _raise_signal(self, original: Callable[[int], None]) -> Callable[[int], None]:
-        def raise_signal(number: int) -> None:
-            rank = self.running()
-            if rank is None:
-                original(number)
-            else:
-                rank.signal(int(number))
-                rank.take_signals()
-
-        return raise_signal
-
-    def _signal(self, original: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
-        def set_handler(number: int, handler: Any) -> Any:
-            rank = self.running()
-            if rank is None:
-                return original(number, handler)
-            number = int(number)
-            if not 0 < number < signal.NSIG:
-                raise ValueError("signal number out of range")
-            if number in _WITHOUT_HANDLER or number not in signal.valid_signals():
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            before = rank.handlers.get(number, _default_handler(number))
-            rank.handlers[number] = handler
-            return before
-
-        return set_handler
-
-    def _getsignal(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
-        def get_handler(number: int) -> Any:
-            rank = self.running()
-            if rank is None:
-                return original(number)
-            return rank.handlers.get(number, _default_handler(number))
-
-        return get_handler
-
-    def _alarm(self, original: Callable[[int], int]) -> Callable[[int], int]:
-        def alarm(seconds: int) -> int:
-            rank = self.running()
-            if rank is None:
-                return original(seconds)
-            left, _ = self._set_alarm(rank, operator.index(seconds) % _UNSIGNED)
-            return math.ceil(left)
-
-        return alarm
-
-    def _pause(self, original: Callable[[], None]) -> Callable[[], None]:
-        def pause() -> None:
-            if self.running() is None:
-                original()
-            else:
-                self._scheduler.wait_for_signal()
-
-        return pause
-
-    def _setitimer(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def setitimer(which: int, seconds: float, interval: float = 0.0) -> Any:
-            rank = self.running()
-            if rank is None or which != signal.ITIMER_REAL:
-                return original(which, seconds, interval)
-            if seconds < 0 or interval < 0:
-                raise signal.ItimerError(errno.EINVAL, os.strerror(errno.EINVAL))
-            return self._set_alarm(rank, seconds, interval)
-
-        return setitimer
-
-    def _getitimer(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
-        def getitimer(which: int) -> Any:
-            rank = self.running()
-            if rank is None or which != signal.ITIMER_REAL:
-                return original(which)
-            alarm: _Alarm | None = rank.belongings.get(_ALARM)
-            return (0.0, 0.0) if alarm is None else alarm.state
-
-        return getitimer
-
-    @staticmethod
-    def _set_alarm(rank: Rank, seconds: float, interval: float = 0.0) -> tuple[float, float]:
-        """Set a rank's timer; returns what it was."""
-        before: _Alarm | None = rank.belongings.get(_ALARM)
-        state = (0.0, 0.0) if before is None else before.state
-        if before is not None:
-            before.is_cancelled = True
-        nanoseconds = round(seconds * SECOND), round(interval * SECOND)
-        rank.belongings[_ALARM] = _Alarm(rank, *nanoseconds)
-        return state
-
-    def _chdir(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        def chdir(path: Any) -> None:
-            original(path)
-            if self.running() is not None:
-                self._belongings.directory_changed()
-
-        return chdir
-
-    def _affinity(self, original: Callable[[int], set[int]]) -> Callable[[int], set[int]]:
-        def get(pid: int) -> set[int]:
-            rank = self.running()
-            if rank is None or pid not in {0, os.getpid()}:
-                return original(pid)
-            return set(self._wanted_by(rank))
-
-        return get
+    def _affinity(self, rank: Rank, original: Callable[[int], set[int]], pid: int) -> set[int]:
+        return set(self._wanted_by(rank)) if pid in {0, os.getpid()} else original(pid)
 
     def _wanted_by(self, rank: Rank) -> set[int]:
         cpus: set[int] = rank.belongings.get(_AFFINITY, self._cpus)
         return cpus
 
-    def _set_affinity(self, original: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
+    def _set_affinity(
+        self, rank: Rank, original: Callable[[int, Any], None], pid: int, mask: Any
+    ) -> None:
         """Note where a rank wants to run: all of them take turns on one core."""
-
-        def put(pid: int, mask: Any) -> None:
-            rank = self.running()
-            if rank is None or pid not in {0, os.getpid()}:
-                original(pid, mask)
-                return
-            wanted = self._cpus.intersection(mask)
-            if not wanted:
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            rank.belongings[_AFFINITY] = wanted
-
-        return put
-
-    def _breakpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def breakpoint_hook(*args: Any, **kwargs: Any) -> Any:
-            rank = self.running()
-            if rank is None or os.environ.get("PYTHONBREAKPOINT"):
-                return original(*args, **kwargs)
-            from rankwise.sim.rehearsal.debugger import stop_in  # noqa: PLC0415  # rare, and slow
-
-            return stop_in(rank, sys._getframe(1))  # noqa: SLF001  # as pdb does
-
-        return breakpoint_hook
+        if pid not in {0, os.getpid()}:
+            original(pid, mask)
+            return
+        wanted = self._cpus.intersection(mask)
+        if not wanted:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        rank.belongings[_AFFINITY] = wanted
 
     def follow_pdb(self) -> None:
         """Have `pdb.set_trace` do the same as `breakpoint`."""
         pdb = sys.modules["pdb"]
-        self._replace(pdb, "set_trace", self._set_trace(pdb.set_trace))
-
-    def _set_trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def set_trace(**options: Any) -> Any:
-            rank = self.running()
-            if rank is None:
-                return original(**options)
-            from rankwise.sim.rehearsal.debugger import stop_in  # noqa: PLC0415  # rare, and slow
-
-            return stop_in(rank, sys._getframe(1))  # noqa: SLF001  # as pdb does
-
-        return set_trace
+        self._replace(pdb, "set_trace", self._for_ranks(_set_trace)(pdb.set_trace))
 
     def _main_thread(
         self, original: Callable[[], threading.Thread]
@@ -545,31 +288,28 @@ class Substitutes:
 
         return main_thread
 
-    def _register(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def register(function: Any, /, *args: Any, **kwargs: Any) -> Any:
-            rank = self.running()
-            caller = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001  # whose process it is
-            if rank is None or caller not in self._belongings.module_names(rank):
-                return original(function, *args, **kwargs)
-            rank.belongings.setdefault(_EXITS, []).append((function, args, kwargs))
-            return function
+    def _register(
+        self, rank: Rank, original: Callable[..., Any], function: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        caller = sys._getframe(2).f_globals.get("__name__")  # noqa: SLF001  # whose process it is
+        if caller not in self._belongings.module_names(rank):
+            return original(function, *args, **kwargs)
+        rank.belongings.setdefault(_EXITS, []).append((function, args, kwargs))
+        return function
 
-        return register
-
-    def _unpinned(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _unpinned(
+        self, _rank: Rank, original: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
         """Call `original` with the affinity of before: what it starts inherits that."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.running() is None:
-                return original(*args, **kwargs)
-            with self._anywhere():
-                return original(*args, **kwargs)
-
-        return call
+        self.unpin()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._scheduler.pin()
 
     def _start_thread(self, original: Callable[..., int]) -> Callable[..., int]:
         """Start threads unpinned, and know whose they are."""
-        start = self._unpinned(original)
+        start = self._for_ranks(self._unpinned)(original)
 
         def start_thread(function: Any, args: Any, *more: Any) -> int:
             rank = self.running() or self.owner()
@@ -586,7 +326,7 @@ class Substitutes:
 
     def _fork_exec(self, original: Callable[..., int]) -> Callable[..., int]:
         """Start processes unpinned, with the environment of the rank."""
-        start = self._unpinned(original)
+        start = self._for_ranks(self._unpinned)(original)
 
         def fork_exec(*args: Any) -> int:
             if self.running() is not None and args[5] is None:
@@ -603,21 +343,26 @@ class Substitutes:
 
         return call
 
-    def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.running() is not None and _is_in_program(sys._getframe(1)):  # noqa: SLF001  # whose call it is
-                self._scheduler.yield_to_others()
-            return original(*args, **kwargs)
+    def _yielding(
+        self, _rank: Rank, original: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        if _is_in_program(sys._getframe(2)):  # noqa: SLF001  # whose call it is
+            self._scheduler.yield_to_others()
+        return original(*args, **kwargs)
 
-        return call
 
-    @contextmanager
-    def _anywhere(self) -> Iterator[None]:
-        self.unpin()
-        try:
-            yield
-        finally:
-            self._scheduler.pin()
+def _breakpoint(rank: Rank, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    if os.environ.get("PYTHONBREAKPOINT"):
+        return original(*args, **kwargs)
+    from rankwise.sim.rehearsal.debugger import stop_in  # noqa: PLC0415  # rare, and slow
+
+    return stop_in(rank, sys._getframe(2))  # noqa: SLF001  # as pdb does
+
+
+def _set_trace(rank: Rank, _original: Callable[..., Any], /, **_options: Any) -> Any:
+    from rankwise.sim.rehearsal.debugger import stop_in  # noqa: PLC0415  # rare, and slow
+
+    return stop_in(rank, sys._getframe(2))  # noqa: SLF001  # as pdb does
 
 
 def _found(owner: Any, name: str) -> Any:
@@ -659,10 +404,6 @@ def _is_in_program(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back
     return True
-
-
-def _default_handler(number: int) -> Any:
-    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
 
 
 def _digest(seed: str) -> int:

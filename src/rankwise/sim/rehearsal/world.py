@@ -21,9 +21,10 @@ from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.changes import Changes
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.meetings import Conditions, Group
+from rankwise.sim.rehearsal.rank_time import RankTime
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
-from rankwise.sim.rehearsal.substitutes import RankTime, Substitutes
+from rankwise.sim.rehearsal.substitutes import Substitutes
 
 _CPU_FIELD = 36
 """Where `/proc/thread-self/stat` tells the core, counted after the name of the program."""

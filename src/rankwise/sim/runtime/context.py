@@ -38,12 +38,8 @@ from rankwise.sim.runtime.tensor import Tensor
 from rankwise.sim.triton.dtypes import dtype
 from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import grid_sizes
-from rankwise.sim.triton.kernel_runner import (
-    KernelRunner,
-    chosen,
-    unread_messages,
-    watch_races,
-)
+from rankwise.sim.triton.kernel_runner import KernelRunner, chosen
+from rankwise.sim.triton.machine_launch import unread_messages, watch_races
 from rankwise.sim.triton.peers import LaunchRank
 
 _UNREAD_TOLD = 8
@@ -438,7 +434,7 @@ class RuntimeContext:
             self._check_argument(argument, stream.device)
         sip, name = stream.device.sip, getattr(kernel, "__name__", "kernel")
         pes = DealtPes(self.engine.machine.sip(sip), stream.device.pes)
-        environment = KernelEnvironment(self.engine, sip, pes, name, None)
+        environment = KernelEnvironment(self.engine, sip, pes, name)
         function, meta = chosen(environment, kernel, args, meta, grid)
         shape = grid_sizes(grid, function.bound(args, meta))
         command = KernelLaunch(

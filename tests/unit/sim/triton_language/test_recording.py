@@ -11,7 +11,8 @@ from rankwise.base.errors import TimeLimit
 from rankwise.sim.hardware.commands import KernelLaunch, MmuMap
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.triton.execution import OutOfBounds
-from rankwise.sim.triton.kernel_runner import _SHARED, DevicePointer, KernelRunner
+from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
+from rankwise.sim.triton.machine_launch import _SHARED
 
 SCALE = 2
 

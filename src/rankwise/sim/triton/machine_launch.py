@@ -1,0 +1,497 @@
+"""One launch of a kernel on a simulated machine.
+
+What programs look at again and again, they wait for: the next change of memory, by a kernel, a copy
+or the host. If none can come, the simulation itself finds the deadlock, and names the line.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from math import prod
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+import numpy as np
+
+from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
+from rankwise.sim.hardware.footprint import Footprint
+from rankwise.sim.hardware.memory import SIP_STRIDE
+from rankwise.sim.hardware.memory import Mapping as LentMapping
+from rankwise.sim.hardware.op_log import Operand
+from rankwise.sim.kernel import (
+    Future,
+    Process,
+    park,
+    start_fiber,
+)
+from rankwise.sim.triton.constants import plain
+from rankwise.sim.triton.courses import Course, rehearsed
+from rankwise.sim.triton.dtypes import dtype, dtype_named
+from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
+from rankwise.sim.triton.host import TensorDescriptor, storage_around, tensor_around
+from rankwise.sim.triton.jit import JITFunction, grid_sizes
+from rankwise.sim.triton.memory import Buffer, LaunchMemory
+from rankwise.sim.triton.peers import LaunchPeers, LaunchRank, SignalAwaited
+from rankwise.sim.triton.queues import LaunchQueues, PeQueues, ProgramQueues
+from rankwise.sim.triton.races import LaunchRaces, RaceDetector
+from rankwise.sim.triton.recording import Recording, Recordings, Step, key_of, recorded
+from rankwise.sim.triton.timing import ProgramClock
+from rankwise.sim.triton.words import Change, Setters
+
+if TYPE_CHECKING:
+    from rankwise.sim.hardware.machine import Machine
+
+
+class DevicePointer(msgspec.Struct, frozen=True):
+    """An argument that lies in simulated memory.
+
+    Attributes:
+        address: the virtual address of its first byte, on the SIP of the launch.
+        dtype: the type of its elements, or its name.
+        elements: how many it has; up to the end of the mapping if None.
+        name: how messages call it.
+    """
+
+    address: int
+    dtype: Any
+    elements: int | None = None
+    name: str = ""
+
+
+class _SharedState:
+    """What the launches on one machine have in common."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self.queues = PeQueues(machine)
+        self.recordings = Recordings()
+        self.setters = Setters()
+        self.races: RaceDetector | None = None
+
+
+_SHARED: "WeakKeyDictionary[Machine, _SharedState]" = WeakKeyDictionary()
+
+
+def _shared_state(machine: "Machine") -> _SharedState:
+    shared = _SHARED.get(machine)
+    if shared is None:
+        shared = _SHARED[machine] = _SharedState(machine)
+    return shared
+
+
+def watch_races(machine: "Machine") -> RaceDetector:
+    """Watch all launches on a machine from now on, also for races between ranks."""
+    shared = _shared_state(machine)
+    shared.races = shared.races or RaceDetector()
+    return shared.races
+
+
+def unread_messages(machine: "Machine") -> list[str]:
+    """What the kernels of a machine have sent to each other and never received."""
+    shared = _SHARED.get(machine)
+    return [] if shared is None else shared.queues.unread()
+
+
+class MachineLaunch:
+    """A launch, from its arguments to what it leaves in memory and in the op log."""
+
+    def __init__(
+        self,
+        env: KernelEnvironment,
+        ahead: int,
+        stands_for: KernelEnvironment | None,
+        place: LaunchRank,
+    ) -> None:
+        self._env = env
+        self._ahead = ahead
+        self._stands_for = stands_for
+        self._simulator = env.simulator
+        self._buffers: dict[str, Buffer] = {}
+        self._behind: dict[str, Buffer] = {}
+        """By parameter, where `_buffers` is by name."""
+        self._memory: LaunchMemory | None = None
+        self._races: LaunchRaces | None = None
+        self._function: JITFunction
+        self._given: dict[str, Any] = {}
+        self._sizes = (1, 1, 1)
+        self._stages: int | None = None
+        self._recordings: tuple[Recording, ...] | None = None
+        self._lent: list[LentMapping] = []
+        self.images: Mapping[int, MachineLaunch] = {}
+        """The launches on other SIPs that take their times from this one, by SIP."""
+        shared = self._shared = _shared_state(env.machine)
+        self._peers = LaunchPeers(env, place, shared.setters, self._taken_in)
+
+    def prepare(
+        self, function: JITFunction, args: Sequence[Any], meta: dict[str, Any], grid: Any
+    ) -> None:
+        """Take the kernel's arguments, and see whether it can be a repetition."""
+        given = function.bound(tuple(args), meta)
+        given = {name: self._argument(name, value) for name, value in given.items()}
+        self._function, self._given = function, given
+        self._sizes = grid_sizes(grid, given)
+        self._stages = stages_of(function, meta)
+        # What is repeated is not looked at, so that its races would be missed.
+        if not self._env.enable_data and self._shared.races is None:
+            self._recordings = self._shared.recordings.find(
+                key_of(function, given, self._sizes, self._stages), self._recorded
+            )
+
+    def likeness(self) -> Hashable:
+        """All that its times follow from, apart from its SIP; None if there is more to them.
+
+        A recording is known by its identity: equal launches have the same.
+        """
+        env = self._env
+        if not isinstance(env.pes, DealtPes) or env.queues is not None:
+            return None
+        known = self._known()
+        if known is None:
+            return None
+        lie = []
+        for name, buffer in self._behind.items():
+            mapping = env.mapping_at(buffer.address)
+            memories = mapping.places.memories
+            if any(memory.sip != env.sip for memory in memories):
+                return None
+            places = tuple((memory.cube, memory.pe) for memory in memories)
+            since = buffer.address - mapping.start, mapping.start - env.sip * SIP_STRIDE
+            lie.append((name, since, mapping.size, mapping.places.layout, places))
+        pes = [env.pe_of(number) for number in range(min(prod(self._sizes), len(env.pes)))]
+        dealt = tuple((index, pe.dma_turn) for index, pe in zip(env.pes.indexes, pes, strict=False))
+        return known, self._ahead, tuple(lie), len(env.pes), dealt
+
+    def _known(self) -> Hashable:
+        """What its programs do, as far as that follows from its arguments; None if it does not."""
+        function, given, env = self._function, self._given, self._env
+        if not env.enable_data:
+            return None if self._recordings is None else id(self._recordings)
+        if self._shared.races is not None or 0 in self._sizes:
+            return None
+        if function.waits():
+            return None
+        key: Hashable = key_of(function, given, self._sizes, self._stages)
+        return key
+
+    def stands_for(self, others: "Sequence[MachineLaunch]") -> bool:
+        """Whether launches with an equal likeness take as long as this one.
+
+        If so, the others have calculated what they store; this one runs on the machine.
+        """
+        if not self._env.enable_data:
+            return True
+        if self._env.engine.watchpoints.are_awaited() or _share_memory([self, *others]):
+            return False  # somebody would see the numbers before their time
+        course, take_back = self.rehearsed()
+        if take_back is None:
+            return False
+        take_back()
+        if not course.keeps_programs_apart():
+            return False
+        done: list[Callable[[], None]] = []
+        for other in others:
+            its_course, take_back = other.rehearsed()
+            if take_back is not None:
+                done.append(take_back)
+            if take_back is None or its_course.digest != course.digest:
+                for each in done:
+                    each()
+                return False
+        return True
+
+    def rehearsed(self) -> tuple[Course, Callable[[], None] | None]:
+        """Calculate what it stores: its course, and what takes that back if it has one."""
+        launch, body = self._function.prepared(self._given, self._sizes)
+        course = Course(self._env.sip * SIP_STRIDE)
+        return course, rehearsed(launch, body, course)
+
+    def runs_of_bytes(self) -> Iterator[tuple[int, int, int]]:
+        """Where the host keeps the memory that it was given: first byte, end, address there."""
+        for buffer in self._behind.values():
+            start = int(buffer.flat.__array_interface__["data"][0])
+            yield start, start + buffer.size_bytes, buffer.address
+
+    def start(self) -> list[Process]:
+        """Start a process for each program: a fiber, or the repetition of a recorded one."""
+        function, given, sizes, stages = self._function, self._given, self._sizes, self._stages
+        if self._recordings is not None:
+            return self._repeated(function.__name__, self._recordings)
+        launch, body = function.prepared(given, sizes)
+        launch.computes = self._env.enable_data
+        launch.may_spin_wait = function.waits()
+        launch.changes = lambda: self._env.engine.watchpoints.changes
+        launch.stages = stages
+        self._memory = launch.memory
+        launch.memory.setters = self._shared.setters
+        launch.memory.elsewhere = self._behind_address
+        # A trial of a configuration runs alone: nobody would answer.
+        launch.peers = self._peers
+        if self._stands_for is not None:
+            launch.peers, launch.prints = None, _print_nothing
+        count = prod(sizes)
+        # A collective brings queues of its own, and a workspace that nobody else sees.
+        if self._shared.races is not None and self._env.queues is None:
+            launch.races = self._shared.races.launch(count, self._peers.rank, self._run_of)
+        self._races = launch.races
+        queues = self._env.queues or LaunchQueues(
+            self._shared.queues, self._env.machine, self._env.pe_of, count
+        )
+        launch.channels = ProgramQueues(queues, _wait_for)
+        return [
+            start_fiber(
+                self._simulator,
+                self._program,
+                launch,
+                body,
+                number,
+                name=self._env.name_of(launch.name, number),
+            )
+            for number in range(count)
+        ]
+
+    def _recorded(self) -> tuple[Recording, ...] | None:
+        launch, body = self._function.prepared(self._given, self._sizes)
+        launch.computes = False
+        launch.stages = self._stages
+        # A program that cannot be recorded may have taken a lock before that was found.
+        before = [(buffer.flat, buffer.flat.copy()) for buffer in self._behind.values()
+                  if not buffer.dtype.is_floating()]  # fmt: skip
+        found = recorded(launch, body, prod(self._sizes), self._behind)
+        for flat, values in before:
+            flat[:] = values
+        return found
+
+    def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
+        """Start a process for each program of a recording."""
+        self._memory = LaunchMemory([])
+        processes = []
+        for number, recording in enumerate(recordings):
+            steps = self._clock(number, _nobody_waits).repeat(recording, self._placed)
+            processes.append(self._simulator.process(steps, self._env.name_of(name, number)))
+        return processes
+
+    def _placed(self, step: Step) -> Operation:
+        """The operation of a recorded step, in the memory of this launch."""
+        if not step.parameter:
+            return step.operation
+        buffer = self._behind[step.parameter]
+        return msgspec.structs.replace(
+            step.operation, buffer=buffer.name, address=buffer.address + step.offset
+        )
+
+    def _program(self, launch: Launch, body: Callable[[], Any], number: int) -> None:
+        execution = Execution(
+            launch,
+            np.array([number], np.int64),
+            wait=self._wait_for_change,
+            name=self._env.name_of(launch.name, number),
+        )
+        clock = self._clock(number, lambda future: _wait_for(execution, future))
+        execution.observer = execution.pacing = clock
+        ACTIVE.execution = execution
+        try:
+            with np.errstate(all="ignore"):
+                body()
+                clock.finish()
+            self._env.program_ended(clock.dma_waited)
+        finally:
+            ACTIVE.execution = None
+
+    def _clock(self, number: int, wait: Callable[[Future], Any]) -> ProgramClock:
+        pe = self._env.pe_of(number)
+
+        def start_dma(address: int, footprint: Footprint, *, is_load: bool) -> Future:
+            start = self._env.start_load if is_load else self._env.start_store
+            return start(pe, address, footprint)
+
+        return ProgramClock(self._simulator, pe, start_dma, wait, self._log, self._ahead)
+
+    def _wait_for_change(self, change: object) -> None:
+        if isinstance(change, Change) and not change.is_certain:
+            return  # to look again takes time, in which others go on
+        execution = ACTIVE.execution
+        assert execution is not None, "only a running program waits"
+        future = Future(self._simulator, change)
+        watchpoints = self._env.engine.watchpoints
+        if isinstance(change, SignalAwaited):
+            watchpoints.watch(future, change.word.address, change.word.element.itemsize)
+        else:
+            # It may look at several words in turn.
+            watchpoints.watch_everything(future)
+        _wait_for(execution, future)
+
+    def _log(self, operation: Operation, place: str, start: int, end: int) -> None:
+        self.log_at(operation.address, operation, place, start, end)
+        own = self._env.sip
+        for sip, image in self.images.items():
+            address = operation.address + (sip - own) * SIP_STRIDE
+            there = f"sip{sip}{place.removeprefix(f'sip{own}')}"
+            image.log_at(address, operation, there, start, end)
+
+    def log_at(self, address: int, operation: Operation, place: str, start: int, end: int) -> None:
+        """Write an operation to the op log, at an address of this launch."""
+        env = self._env
+        writes = operation.kind in ("store", "atomic", "copy")
+        reads = operation.kind in ("load", "atomic")
+        at: tuple[Operand, ...] = ()
+        if writes or reads:
+            home = env.space_around(address).sip
+            at = (Operand("hbm", f"sip{home}", address, operation.size_bytes),)
+        m, n, k = operation.shape or (0, 0, 0)
+        env.op_log.append(
+            operation.kind,
+            f"{env.name}.{operation.name}",
+            place,
+            start,
+            end,
+            size=operation.size_bytes,
+            flops=2 * m * n * k or (operation.elements if operation.kind == "math" else 0),
+            reads=at if reads else (),
+            writes=at if writes else (),
+        )
+        if writes and operation.changes_memory:
+            env.engine.watchpoints.changed(address, _extent_bytes(operation))
+
+    def end(self) -> None:
+        """All programs have come to their end."""
+        if self._races is not None:
+            self._races.ended()
+
+    def take_back(self) -> None:
+        """Let what was lent for this launch lie on the host alone."""
+        for mapping in self._lent:
+            self._env.space.unmap(mapping.start)
+        self._lent.clear()
+
+    def _behind_address(self, address: int) -> Buffer | None:
+        """The buffer that a bare address lies in: symmetric memory, or a tensor of the host."""
+        found = self._peers.behind(address)
+        if found is None:
+            found = tensor_around(address)
+            if found is not None:
+                self._lend_storage(address)
+                if self._stands_for is not None:
+                    found = _apart(found)
+                found = self._taken_in(found)
+        return found
+
+    def _lend_storage(self, address: int) -> None:
+        """Let all of a tensor's storage lie here: others may be views of it, and overlap."""
+        if any(mapping.start <= address < mapping.end for mapping in self._lent):
+            return
+        storage = storage_around(address)
+        assert storage is not None, "a tensor was found there"
+        address = storage.ctypes.data
+        self._lent.append(self._env.engine.lend(self._env.sip, storage, address=address))
+
+    def _run_of(self, buffer: Buffer) -> tuple[int, int]:
+        mapping = self._env.mapping_at(buffer.address)
+        return mapping.start, mapping.size
+
+    def _argument(self, name: str, value: Any) -> Any:
+        """Tensors of the runtime and device pointers as buffers; anything else as it is."""
+        if isinstance(value, DevicePointer):
+            buffer = self._buffer(value.name or name, value.address, value.dtype, value.elements)
+        elif hasattr(value, "address") and hasattr(value, "kind") and hasattr(value, "numel"):
+            buffer = self._buffer(value.name or name, value.address, value.kind, value.numel())
+            buffer.first = getattr(value, "first", 0)
+        elif isinstance(value, TensorDescriptor):
+            described = copy(value)
+            described.base = self._argument(name, value.base)
+            return described
+        elif type(value) in {tuple, list}:
+            return tuple(self._argument(f"{name}[{at}]", each) for at, each in enumerate(value))
+        else:
+            return value
+        if buffer.name in self._buffers:
+            buffer.name = f"{buffer.name} ({name})"
+        self._buffers[buffer.name] = self._behind[name] = buffer
+        return buffer
+
+    def _taken_in(self, buffer: Buffer) -> Buffer:
+        """A buffer that no argument has named."""
+        whole = f"{buffer.name} at {buffer.address:#x}, {buffer.flat.size} {buffer.dtype}"
+        for name in (buffer.name, whole):
+            known = self._buffers.get(name)
+            if known is None:
+                buffer.name = name
+                self._buffers[name] = buffer
+                return buffer
+            if _extent(known) == _extent(buffer):
+                return known
+        return buffer
+
+    def _buffer(self, name: str, address: int, named: Any, elements: int | None) -> Buffer:
+        type_ = named if isinstance(named, dtype) else dtype_named(str(named))
+        mapping = self._env.mapping_at(address)
+        size = mapping.end - address if elements is None else elements * type_.itemsize
+        if address + size > mapping.end:
+            raise LocalProtocolError(
+                f"argument {name!r} has {size} bytes at {address:#x}, beyond the end of its "
+                f"mapping at {mapping.end:#x}"
+            )
+        size = size // type_.itemsize * type_.itemsize
+        if mapping.has_data:
+            start = address - mapping.start
+            flat = mapping.data[start : start + size].view(type_.storage)
+        elif self._stands_for is not None and not type_.is_floating():
+            flat = self._stands_for.space_around(address).read(address, size).view(type_.storage)
+        else:
+            # Never touched, so it takes no memory: it only has the right size.
+            flat = np.zeros(size // type_.itemsize, type_.storage)
+        return Buffer(name, flat, type_, address)
+
+
+def _apart(buffer: Buffer) -> Buffer:
+    """What a trial sees of memory that a pointer leads to: what it stores there, nobody else sees.
+
+    It takes a signal, for instance, for which a kernel of another rank waits.
+    """
+    is_seen = not buffer.dtype.is_floating()
+    flat = buffer.flat.copy() if is_seen else np.zeros_like(buffer.flat)
+    return Buffer(buffer.name, flat, buffer.dtype, buffer.address)
+
+
+def _share_memory(launches: Iterable[MachineLaunch]) -> bool:
+    """Whether two of them, or one in two places, have been given the same memory of the host."""
+    runs = sorted((*run, at) for at, each in enumerate(launches) for run in each.runs_of_bytes())
+    end, owner = 0, (-1, 0)
+    for start, stop, address, at in runs:
+        if start < end and (at, start - address) != owner:
+            return True
+        if stop > end:
+            end, owner = stop, (at, start - address)
+    return False
+
+
+def _extent_bytes(operation: Operation) -> int:
+    """How far it is from the lowest byte that an operation touches to the end of the highest."""
+    footprint = operation.footprint
+    return operation.size_bytes if footprint is None else int(footprint.offsets[-1]) + footprint.run
+
+
+def _extent(buffer: Buffer) -> tuple[int, int, dtype]:
+    return buffer.address, buffer.size_bytes, buffer.dtype
+
+
+def stages_of(function: JITFunction, meta: Mapping[str, Any]) -> int | None:
+    """The launch's `num_stages`, unless the kernel has a parameter of that name; at least 1."""
+    stages = None if "num_stages" in function.signature.parameters else meta.get("num_stages")
+    return None if stages is None else max(1, int(plain(stages)))
+
+
+def _nobody_waits(_event: Future) -> None:
+    raise AssertionError("a repeated program waits in simulated time, not in a greenlet")
+
+
+def _print_nothing(_text: str) -> None:
+    """What a trial would print is printed by the launch that it is a trial of."""
+
+
+def _wait_for(execution: Execution, future: Future) -> Any:
+    """Leave a program's fiber until a future has happened."""
+    ACTIVE.execution = None
+    try:
+        return park(future)
+    finally:
+        ACTIVE.execution = execution
