@@ -42,9 +42,9 @@ def place_of(frame: FrameType | None) -> CallSite | None:
         if owner == "user":
             return CallSite(code, frame.f_lasti)
         if owner == "library" and foreign is None:
-            foreign = CallSite(code, frame.f_lasti)
+            foreign = frame
         frame = frame.f_back
-    return foreign
+    return None if foreign is None else CallSite(foreign.f_code, foreign.f_lasti)
 
 
 def places_of(frame: FrameType | None) -> list[CallSite]:

@@ -408,9 +408,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         if getattr(opts, "asyncOp", True) or self._coalescing is not None:
             outputs = alike if outputs is None else outputs
             return self._work(meeting, load, outputs, passages=passages)
-        self._meetings.wait(meeting)
-        for clock, passage in passages:
-            clock.wait(passage)
+        self._wait(meeting, passages)
         return self._done
 
     def _come(
