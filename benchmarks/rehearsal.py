@@ -1,7 +1,8 @@
 """Simulated ranks of unmodified programs against what else there is.
 
 - **rate**: rank-collectives per second of an all_reduce of 4 floats; peers are torch's threaded
-  test group and processes with gloo. The last row is one all_reduce of 4 KiB at 256 ranks.
+  test group, by itself and pinned to one core, and processes with gloo. The last row is one
+  all_reduce of 4 KiB at 256 ranks.
 - **command**: a whole command, 4 ranks of DDP on a small network; peers are torchrun with gloo and
   the same script as a world of one.
 - **large**: a step of DDP on 7,000 parameters at 1,024 ranks, and its memory.
@@ -57,6 +58,7 @@ def rates(large: int, repetitions: int, table: Table) -> None:
         commands = {
             "ours": simulated(ranks, "all_reduce_rate.py", count, 4),
             "threaded": [*threaded, str(ranks), str(count)],
+            "pinned": [*threaded, str(ranks), str(count), "pinned"],
         }
         if ranks == GLOO_RANKS:
             real = [*RANKWISE, "run", "--standalone", f"--nproc-per-node={ranks}", "--no-prefix"]
@@ -71,6 +73,8 @@ def rates(large: int, repetitions: int, table: Table) -> None:
             f"{middle['ours']:,.0f}",
             f"{middle['threaded']:,.0f}",
             ratio(middle["ours"], middle["threaded"]),
+            f"{middle['pinned']:,.0f}",
+            ratio(middle["ours"], middle["pinned"]),
             f"{middle['gloo']:,.0f}" if "gloo" in middle else "-",
             ratio(middle["ours"], middle.get("gloo")),
         )
@@ -99,7 +103,10 @@ def main() -> None:
     large = LARGE_IF_QUICK if options.quick else LARGE
     describe_machine()
     if "rate" in options.only:
-        heading = ["ranks", "simulated", "threaded group", "/ threaded", "gloo", "/ gloo"]
+        heading = [
+            "ranks", "simulated", "threaded group", "/ threaded", "pinned", "/ pinned", "gloo",
+            "/ gloo",
+        ]  # fmt: skip
         rates(
             large, options.repetitions, Table("Rank-collectives per second", heading, options.json)
         )

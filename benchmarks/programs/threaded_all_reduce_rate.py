@@ -1,7 +1,11 @@
-"""The same, in the threaded process group with which torch tests itself: `SCRIPT RANKS COUNT`."""
+"""The same, in the threaded process group with which torch tests itself.
+
+`SCRIPT RANKS COUNT [pinned]`: pinned, its threads stay on one core, as simulated ranks do.
+"""
 
 # ruff: noqa: SLF001, FBT003  # there is no public way to it
 
+import os
 import sys
 import threading
 import time
@@ -11,6 +15,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 ranks, count = int(sys.argv[1]), int(sys.argv[2])
+if "pinned" in sys.argv:
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 torch._C._distributed_c10d._set_thread_isolation_mode(True)  # its signature
 threaded._install_threaded_pg()
 store = dist.HashStore()

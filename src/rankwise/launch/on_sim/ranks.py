@@ -11,7 +11,6 @@ has done; only where it cannot tell the gangs have hung.
 """
 
 import os
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -213,8 +212,11 @@ class RankRecords:
 
     def note_origin(self, number: int, error: BaseException) -> None:
         """Note where a rank has raised: when it is asked where it stands, it has left that."""
-        frames = traceback.walk_tb(error.__traceback__)
-        places = [CallSite(frame.f_code, line) for frame, line in frames]
+        places: list[CallSite] = []
+        step = error.__traceback__
+        while step is not None:
+            places.append(CallSite(step.tb_frame.f_code, step.tb_lasti))
+            step = step.tb_next
         self._note_places(number, [place for place in reversed(places) if _is_users(place)])
 
     def _note_places(self, number: int, places: list[CallSite]) -> None:

@@ -43,39 +43,64 @@ class _Name(NamedTuple):
     first: Callable[[RankProcess], Any]
 
 
-_RARE: tuple[tuple[dict[str, Any], str], ...] = (
-    (builtins.__dict__, "print"),
-    (warnings.__dict__, "showwarning"),
-    (logging.__dict__, "_warnings_showwarning"),
-    (multiprocessing.context._default_context.__dict__, "_actual_context"),  # noqa: SLF001  # as set_start_method does
-)
-"""Names that few programs change: put in their place only where the rank before has others."""
-
-
-def _names(stdout: TextIO, stderr: TextIO) -> list[_Name]:
-    system, environ = sys.__dict__, os.environ.__dict__
-    return [
-        _Name(environ, "_data", _environment),
-        _Name(os.environb.__dict__, "_data", lambda _: environ["_data"]),
-        _Name(system, "argv", lambda process: list(process.argv)),
-        _Name(system, "path", lambda process: list(process.path)),
-        _Name(system, "excepthook", lambda _: sys.__excepthook__),
-        _Name(system, "displayhook", lambda _: sys.__displayhook__),
-        _Name(system, "stdout", lambda _: stdout),
-        _Name(system, "stderr", lambda _: stderr),
-        _Name(system, "stdin", lambda _: sys.stdin),
-        _Name(warnings.__dict__, "filters", lambda _: list(warnings.filters)),
-        _Name(logging.root.__dict__, "handlers", lambda _: list(logging.root.handlers)),
-        _Name(logging.root.manager.__dict__, "loggerDict", _loggers),
-    ]
-
-
 def _environment(process: RankProcess) -> dict[bytes, bytes]:
     return {os.fsencode(name): os.fsencode(text) for name, text in process.environment.items()}
 
 
-def _loggers(_process: RankProcess) -> dict[str, Any]:
-    return dict(logging.root.manager.loggerDict)
+_environ, _environb, _root, _manager = os.environ, os.environb, logging.root, logging.root.manager
+_context: Any = multiprocessing.context._default_context  # noqa: SLF001  # as set_start_method does
+_ENVIRON, _ENVIRONB, _SYSTEM, _WARNINGS = map(vars, (_environ, _environb, sys, warnings))
+_ROOT, _MANAGER = map(vars, (_root, _manager))
+_OWN: tuple[_Name, ...] = (
+    _Name(_ENVIRON, "_data", _environment),
+    _Name(_ENVIRONB, "_data", lambda _: _ENVIRON["_data"]),
+    _Name(_SYSTEM, "argv", lambda process: list(process.argv)),
+    _Name(_SYSTEM, "path", lambda process: list(process.path)),
+    _Name(_WARNINGS, "filters", lambda _: list(warnings.filters)),
+    _Name(_ROOT, "handlers", lambda _: list(_root.handlers)),
+    _Name(_MANAGER, "loggerDict", lambda _: dict(_manager.loggerDict)),
+)
+"""Names whose values differ from rank to rank from the first."""
+
+
+def _own_values() -> tuple[Any, ...]:
+    """What they are; written out, as below, since that is quicker, and done at each hand-over."""
+    return (
+        _environ._data, _environb._data, sys.argv, sys.path, warnings.filters,  # type: ignore[attr-defined]  # noqa: SLF001  # as os does
+        _root.handlers, _manager.loggerDict,
+    )  # fmt: skip
+
+
+def _put_own(values: tuple[Any, ...]) -> None:
+    """Put them in their places."""
+    (
+        _ENVIRON["_data"], _ENVIRONB["_data"], _SYSTEM["argv"], _SYSTEM["path"],
+        _WARNINGS["filters"], _ROOT["handlers"], _MANAGER["loggerDict"],
+    ) = values  # fmt: skip
+
+
+_ALIKE: tuple[tuple[dict[str, Any], str], ...] = (
+    *((_SYSTEM, name) for name in ("excepthook", "displayhook", "stdout", "stderr", "stdin")),
+    (vars(builtins), "print"),
+    (_WARNINGS, "showwarning"),
+    (vars(logging), "_warnings_showwarning"),
+    (vars(_context), "_actual_context"),
+    (_ROOT, "level"),
+    (_MANAGER, "_disable"),
+)
+"""Names that few programs change: put in their place only where the rank before has others.
+
+What `logging` lets through is at the end.
+"""
+
+
+def _alike_values() -> tuple[Any, ...]:
+    """What they are."""
+    return (
+        sys.excepthook, sys.displayhook, sys.stdout, sys.stderr, sys.stdin,
+        builtins.print, warnings.showwarning, logging._warnings_showwarning,  # type: ignore[attr-defined]  # noqa: SLF001  # as logging does
+        _context._actual_context, _root.level, _manager._disable,  # type: ignore[attr-defined]  # noqa: SLF001  # the same
+    )  # fmt: skip
 
 
 class ProcessBelongings:
@@ -94,17 +119,16 @@ class ProcessBelongings:
         after: dict[str, Callable[[], None]],
         packages: Sequence[str] = (),
     ) -> None:
-        self._names = _names(stdout, stderr)
-        self._slots = [(each.namespace, each.name) for each in self._names]
+        self._streams = (stdout, stderr)
         self._more: list[Belongings] = []
         self._users = UserModules(self._note_import, after, packages)
-        self._home_values: list[Any] = []
+        self._home_values: tuple[Any, ...] = ()
         self._home_modules: dict[str, ModuleType] = {}
         self._home_directory = ""
         self._directory = ""
-        self._levels = _levels()
-        self._rare: list[Any] = []
-        self._present_rare: list[Any] = []
+        self._home_alike: tuple[Any, ...] = ()
+        self._first_alike: tuple[Any, ...] = ()
+        self._present_alike: tuple[Any, ...] = ()
         self._rank: Rank | None = None
 
     def add(self, belongings: Belongings) -> None:
@@ -115,9 +139,10 @@ class ProcessBelongings:
 
     def begin(self) -> None:
         """Keep what the process has, until `end`; the user's modules leave the table."""
-        self._home_values = [each.namespace.get(each.name) for each in self._names]
-        self._rare = self._present_rare = [namespace[name] for namespace, name in _RARE]
-        self._levels = _levels()
+        self._home_values = tuple(each.namespace.get(each.name) for each in _OWN)
+        self._home_alike = self._present_alike = _alike_values()
+        hooks = (sys.__excepthook__, sys.__displayhook__)
+        self._first_alike = (*hooks, *self._streams, *self._home_alike[4:])
         self._home_modules = {MAIN: sys.modules[MAIN], **self._users.loaded()}
         self._home_directory = self._directory = os.getcwd()  # noqa: PTH109  # as os.chdir has it
         for name in self._home_modules:
@@ -127,12 +152,10 @@ class ProcessBelongings:
     def end(self) -> None:
         """Give the process back what it had."""
         self._users.uninstall()
-        for each, value in zip(self._names, self._home_values, strict=True):
-            each.namespace[each.name] = value
+        _put_own(self._home_values)
         sys.modules.update(self._home_modules)
         self._change_directory(self._home_directory)
-        self._put_rare(self._rare)
-        _set_levels(*self._levels)
+        self._put_alike(self._home_alike)
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its own things."""
@@ -140,15 +163,12 @@ class ProcessBelongings:
         mine = rank.belongings.get(self)
         if mine is None:
             mine = rank.belongings[self] = self._first(rank)
-        for (namespace, name), value in zip(self._slots, mine.values):  # noqa: B905  # equally many; a check at each hand-over would cost
-            namespace[name] = value
+        _put_own(mine.values)
         sys.modules.update(mine.modules)
         if mine.directory != self._directory:
             self._change_directory(mine.directory)
-        if mine.rare != self._present_rare:
-            self._put_rare(mine.rare)
-        if mine.levels != _levels():
-            _set_levels(*mine.levels)
+        if mine.alike is not self._present_alike:
+            self._put_alike(mine.alike)
         for more in self._more:
             more.move_in(rank)
 
@@ -158,13 +178,18 @@ class ProcessBelongings:
         for more in self._more:
             more.move_out(rank)
         try:
-            mine.values = [namespace[name] for namespace, name in self._slots]
-        except KeyError:  # it has deleted one
-            mine.values = [namespace.get(name) for namespace, name in self._slots]
-        mine.rare = self._present_rare = [namespace[name] for namespace, name in _RARE]
-        mine.levels = _levels()
-        table = sys.modules
-        mine.modules = {name: table.pop(name) for name in mine.module_names if name in table}
+            mine.values, alike = _own_values(), _alike_values()
+        except AttributeError:  # it has deleted one
+            mine.values = tuple(each.namespace.get(each.name) for each in _OWN)
+            alike = tuple(namespace.get(name) for namespace, name in _ALIKE)
+        if alike != mine.alike:
+            mine.alike = self._present_alike = alike
+        table, modules = sys.modules, mine.modules
+        for name in mine.module_names:
+            if name in table:
+                modules[name] = table.pop(name)
+            else:
+                modules.pop(name, None)
         self._rank = None
 
     def directory_changed(self) -> None:
@@ -181,12 +206,12 @@ class ProcessBelongings:
     def _first(self, rank: Rank) -> "_Mine":
         process: RankProcess = rank.process
         values = []
-        for each, home in zip(self._names, self._home_values, strict=True):
+        for each, home in zip(_OWN, self._home_values, strict=True):
             each.namespace[each.name] = home
             first = each.first(process)
             each.namespace[each.name] = first
             values.append(first)
-        return _Mine(values, self._rare, ModuleType(MAIN), self._home_directory, self._levels)
+        return _Mine(tuple(values), self._first_alike, ModuleType(MAIN), self._home_directory)
 
     def _note_import(self, name: str) -> None:
         if self._rank is not None:
@@ -197,20 +222,12 @@ class ProcessBelongings:
             _chdir(directory)
             self._directory = directory
 
-    def _put_rare(self, values: list[Any]) -> None:
-        for (namespace, name), value in zip(_RARE, values, strict=True):
+    def _put_alike(self, values: tuple[Any, ...]) -> None:
+        for (namespace, name), value in zip(_ALIKE, values, strict=True):
             namespace[name] = value
-        self._present_rare = values
-
-
-def _levels() -> tuple[int, int]:
-    """What `logging` lets through: the level of the root, and that of `logging.disable`."""
-    return logging.root.level, logging.root.manager.disable
-
-
-def _set_levels(level: int, disabled: int) -> None:
-    logging.root.level, logging.root.manager.disable = level, disabled
-    logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # noqa: SLF001  # as setLevel does
+        if values[-2:] != self._present_alike[-2:]:
+            _manager._clear_cache()  # type: ignore[attr-defined]  # noqa: SLF001  # as setLevel does
+        self._present_alike = values
 
 
 class _Mine:
@@ -218,18 +235,16 @@ class _Mine:
 
     def __init__(
         self,
-        values: list[Any],
-        rare: list[Any],
+        values: tuple[Any, ...],
+        alike: tuple[Any, ...],
         main: ModuleType,
         directory: str,
-        levels: tuple[int, int],
     ) -> None:
         self.values = values
-        self.rare = rare
+        self.alike = alike
         self.module_names: dict[str, None] = {MAIN: None}
         self.modules: dict[str, ModuleType] = {MAIN: main}
         self.directory = directory
-        self.levels = levels
 
 
 _chdir = os.chdir

@@ -50,6 +50,7 @@ class Conditions:
         waits: who has waited for whom.
         alarms: what looks wrong.
         groups: those of the present attempt, by name.
+        calls: how many calls all ranks have made.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Conditions:
         self.alarms = Alarms()
         self.groups: dict[str, Group] = {}
         self._overlaps: dict[tuple[str, int], tuple[Group, ...]] = {}
-        self._calls = 0
+        self.calls = 0
 
     def begin_attempt(self) -> None:
         """Forget what belongs to ranks that are no more."""
@@ -75,11 +76,6 @@ class Conditions:
         """Take in a new group."""
         self.groups[group.name] = group
         self._overlaps = {}
-
-    def count_call(self) -> int:
-        """A rank calls something; returns which of all calls this is."""
-        self._calls += 1
-        return self._calls
 
     def overlapping(self, group: "Group", rank: int) -> "tuple[Group, ...]":
         """The other groups of a rank that share another member, too, with this one."""
@@ -147,19 +143,23 @@ class Group:
             carry_out: does the operation, given the loads in the order of the members; what it
                 raises, all members raise.
         """
+        conditions = self._conditions
         number = self._begun[rank] = self._begun[rank] + 1
-        if (faults := self._conditions.faults) is not None:
+        if (faults := conditions.faults) is not None:
             faults.strike(self._scheduler.ranks[rank], self.name, number, load)
         meeting = self._meetings.get(number)
         if meeting is None:
-            meeting = self._meetings[number] = Meeting(self, number)
-        place = place_here()
-        meeting.arrivals[rank] = Arrival(call, load, place)
-        self._latest[rank] = Came(number, call, place, self._conditions.count_call())
+            meeting = self._meetings[number] = Meeting(self, number, call)
+        conditions.calls += 1
+        came = Came(number, call, place_here(), conditions.calls)
+        self._latest[rank] = meeting.arrivals[rank] = came
+        meeting.loads[rank] = load
+        if call != meeting.call:
+            meeting.is_agreed = False
         if self._gone and len(meeting.arrivals) == 1:
             meeting.miss(*next(iter(self._gone.items())))  # which names what has been called
-        if overlapping := self._conditions.overlapping(self, rank):
-            self._conditions.alarms.compare_order(meeting, rank, overlapping)
+        if len(conditions.groups) > 1 and (overlapping := conditions.overlapping(self, rank)):
+            conditions.alarms.compare_order(meeting, rank, overlapping)
         if len(meeting.arrivals) == len(self.ranks):
             del self._meetings[number]
             meeting.complete(carry_out)
@@ -186,8 +186,8 @@ class Group:
         latest = self._latest.get(rank)
         for meeting in self._meetings.values():
             if rank in meeting.arrivals and not (latest and latest.number == meeting.number):
-                arrival = meeting.arrivals[rank]
-                yield Came(meeting.number, arrival.call, arrival.place, order=0), meeting
+                came = meeting.arrivals[rank]
+                yield msgspec.structs.replace(came, order=0), meeting
         if latest is not None:
             yield latest, self._meetings.get(latest.number)
         latest_post = self._latest_posts.get(rank)
@@ -246,7 +246,8 @@ class Group:
             deliver: moves the load of a send to that of a receive; what it raises, both raise.
         """
         self._posted[rank] += 1
-        came = Came(self._posted[rank], call, place_here(), self._conditions.count_call())
+        self._conditions.calls += 1
+        came = Came(self._posted[rank], call, place_here(), self._conditions.calls)
         post = Post(self, rank, peer=peer, tag=tag, came=came, load=load, is_send=is_send)
         post.deliver = deliver
         self._latest_posts[rank] = post
@@ -294,46 +295,41 @@ class Group:
         return f"{self.name} ({ranks_in_words(self.ranks)})"
 
 
-class Arrival(msgspec.Struct, frozen=True):
-    """A member that has come: what it calls, what it brings, and from where."""
-
-    call: str
-    load: Any
-    place: CallSite | None
-
-
 class Meeting(Gate):
     """One collective operation of a group.
 
     Attributes:
         number: which of the group's operations, from 1.
-        arrivals: what each member that has come calls, brings, and from where.
+        call: what the first member to come calls; `is_agreed` says whether all others do, too.
+        arrivals: what each member that has come calls, and from where.
+        loads: what each of them brings.
         group: whose it is.
         error: why it has failed, if it has.
         order: for `Alarms`, by overlapping group: who came first, and how much it had done there.
     """
 
-    __slots__ = ("arrivals", "error", "group", "number", "order")
+    __slots__ = ("arrivals", "call", "error", "group", "is_agreed", "loads", "number", "order")
 
-    def __init__(self, group: Group, number: int) -> None:
+    def __init__(self, group: Group, number: int, call: str) -> None:
         super().__init__()
         self.group = group
         self.number = number
-        self.arrivals: dict[int, Arrival] = {}
+        self.call = call
+        self.is_agreed = True
+        self.arrivals: dict[int, Came] = {}
+        self.loads: dict[int, Any] = {}
         self.order: dict[str, tuple[int, int]] = {}
         self.error: Exception | None = None
 
     def complete(self, carry_out: CarryOut) -> None:
         """All have come: do it, or say how they disagree."""
-        arrivals = [self.arrivals[rank] for rank in self.group.ranks]
-        first = arrivals[0].call
         if self.error is not None:
             pass
-        elif any(arrival.call != first for arrival in arrivals):
+        elif not self.is_agreed:
             self.error = self._disagreement()
         else:
             try:
-                carry_out([arrival.load for arrival in arrivals])
+                carry_out([self.loads[rank] for rank in self.group.ranks])
             except Exception as error:  # noqa: BLE001  # every member raises it
                 self.error = error
         self.open()
@@ -352,8 +348,7 @@ class Meeting(Gate):
         text = f"{self._named()} in group {self.group.told()}"
         text += f", not called by {ranks_in_words(missing)}" if missing else ", called by all"
         text += "".join(f"; {error.message}" for error in self.group.ended(missing))
-        calls = {arrival.call for arrival in self.arrivals.values()}
-        return f"{text}; {self._doings()}" if len(calls) > 1 else text
+        return text if self.is_agreed else f"{text}; {self._doings()}"
 
     def missing(self) -> list[int]:
         """Who has not come."""
@@ -374,8 +369,7 @@ class Meeting(Gate):
         return f"{self._named()} in group {self.group.name}"
 
     def _named(self) -> str:
-        call = next(iter(self.arrivals.values())).call if self.arrivals else "operation #?"
-        return number_text(call, self.number)
+        return number_text(self.call, self.number)
 
     def _disagreement(self) -> CollectiveError:
         return CollectiveError(
@@ -385,10 +379,10 @@ class Meeting(Gate):
         )
 
     def _doings(self) -> str:
-        by_call: dict[tuple[str, CallSite | None], list[int]] = {}
+        by_call: dict[tuple[str, str], list[int]] = {}
         for rank in sorted(self.arrivals):
-            arrival = self.arrivals[rank]
-            by_call.setdefault((arrival.call, arrival.place), []).append(rank)
+            came = self.arrivals[rank]
+            by_call.setdefault((came.call, str(came.place or "")), []).append(rank)
         return "\n".join(
             f"  {ranks_in_words(ranks)} called {number_text(call, self.number)}"
             + (f" at {place}" if place else "")

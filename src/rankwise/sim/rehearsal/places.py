@@ -1,8 +1,8 @@
 """Where in the user's program: the line that a report names.
 
 Lines of rankwise, of Python's library and of what is installed lie between the user's line and the
-operation, torch's most of all. A place is kept as a code object and a number, which costs a
-microsecond; its words are made when somebody asks.
+operation, torch's most of all. A place is kept as a code object and the offset of an instruction;
+its line and its words are looked for when somebody asks.
 """
 
 import sys
@@ -17,10 +17,17 @@ OUR_PACKAGE = __file__.rpartition("/sim/")[0]
 
 
 class CallSite(msgspec.Struct, frozen=True, gc=False):
-    """A line of a program."""
+    """A line of a program, as the instruction of it that has called something."""
 
     code: CodeType
-    line: int
+    instruction: int
+
+    @property
+    def line(self) -> int:
+        """Its number."""
+        spans = self.code.co_lines()
+        found = (line for begin, end, line in spans if begin <= self.instruction < end)
+        return next(found, None) or self.code.co_firstlineno
 
     def __str__(self) -> str:
         return f"{self.code.co_filename}:{self.line} in {self.code.co_name}"
@@ -33,11 +40,11 @@ def place_of(frame: FrameType | None) -> CallSite | None:
         code = frame.f_code
         owner = owner_of(code.co_filename)
         if owner == "user":
-            return CallSite(code, frame.f_lineno)
+            return CallSite(code, frame.f_lasti)
         if owner == "library" and foreign is None:
-            foreign = CallSite(code, frame.f_lineno)
+            foreign = frame
         frame = frame.f_back
-    return foreign
+    return None if foreign is None else CallSite(foreign.f_code, foreign.f_lasti)
 
 
 def places_of(frame: FrameType | None) -> list[CallSite]:
@@ -46,7 +53,7 @@ def places_of(frame: FrameType | None) -> list[CallSite]:
     places: list[CallSite] = []
     while frame is not None:
         if owner_of(frame.f_code.co_filename) == "user":
-            places.append(CallSite(frame.f_code, frame.f_lineno))
+            places.append(CallSite(frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return places or ([] if innermost is None else [innermost])
 
@@ -61,7 +68,7 @@ def place_of_caller(interface: tuple[str, ...]) -> CallSite | None:
         file = frame.f_code.co_filename
         owner = owner_of(file)
         if owner == "user":
-            return CallSite(frame.f_code, frame.f_lineno)
+            return CallSite(frame.f_code, frame.f_lasti)
         if owner == "library" and not file.endswith(interface):
             return None
         frame = frame.f_back

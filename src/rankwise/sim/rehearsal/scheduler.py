@@ -87,8 +87,8 @@ class Gate:
         """Let it happen: the waiting ranks become ready, in the order in which they came."""
         self.is_open = True
         waiters, self._waiters = self._waiters, []
-        for rank in waiters:
-            rank.scheduler.make_ready(rank)
+        if waiters:
+            waiters[0].scheduler.make_ready(*waiters)
 
     def told(self) -> str:
         """Say what is waited for, after `waits for`."""
@@ -424,11 +424,12 @@ class Scheduler:
         self._numbers += 1
         heappush(self._agenda, (timer.instant, self._numbers, timer))
 
-    def make_ready(self, rank: Rank) -> None:
-        """Let a rank run when it is its turn."""
-        if not rank.is_ready and not rank.is_over:
-            rank.is_ready = True
-            self._ready.append(rank)
+    def make_ready(self, *ranks: Rank) -> None:
+        """Let ranks run when it is their turn, in this order."""
+        for rank in ranks:
+            if not rank.is_ready and rank.exit_code is None:
+                rank.is_ready = True
+                self._ready.append(rank)
 
     def arrive(self, rank: Rank) -> None:
         """A rank's thread has the baton for the first time."""
@@ -488,7 +489,7 @@ class Scheduler:
             chosen = ready[index]
             del ready[index]
         chosen.is_ready = False
-        return self._pick() if chosen.is_over else chosen
+        return chosen if chosen.exit_code is None else self._pick()
 
     def _hand_over(self, rank: Rank) -> None:
         """Let the next one run, and return when it is this rank's turn again."""

@@ -11,12 +11,20 @@ tensors, so that no version counter moves: that is how a backend in C++ sees the
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import (
+    DisableTorchFunction,
+    DispatchKey,
+    DispatchKeySet,
+    _DisableTorchDispatch,
+    _ExcludeDispatchKeyGuard,
+)
 from torch.distributed import ReduceOp
 
 _SEGMENT_BYTES_MAX = 1 << 20
@@ -30,12 +38,26 @@ _NUMBERS_AT_ONCE = 1 << 17
 Combine = Callable[[Tensor, Tensor], Tensor]
 
 
+_OF_AUTOGRAD = reduce(
+    or_,
+    map(
+        DispatchKeySet,
+        (
+            DispatchKey.ADInplaceOrView, DispatchKey.AutogradFunctionality,
+            DispatchKey.AutogradNestedTensor, DispatchKey.AutogradOther,
+        ),
+    ),
+)  # fmt: skip
+"""What a backend in C++ is called below of."""
+
+
 def plainly(compute: Callable[..., None], *args: Any) -> None:
-    """Compute as C++ does below all modes."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  # modes that others have pushed must not see it
+    """Compute as C++ does below all modes: without history, and no version counter moves."""
+    with _DisableTorchDispatch(), DisableTorchFunction(), _ExcludeDispatchKeyGuard(_OF_AUTOGRAD):
         compute(*args)
 
 
+@lru_cache(maxsize=256)
 def block_elements(element_count: int, element_bytes: int, size: int) -> int:
     """How many elements gloo gives to each rank's block; the last blocks may be cut, or empty."""
     total = element_count * element_bytes
@@ -47,10 +69,10 @@ def block_elements(element_count: int, element_bytes: int, size: int) -> int:
 
 def ring_reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
     """The reduction of equal tensors, one per rank, as gloo's ring computes it; it is flat."""
-    kind = op_kind(op)
-    if kind == ReduceOp.PREMUL_SUM:  # NCCL's alone: each rank's numbers are scaled before the sum
+    kind = op_number(op)
+    if kind == _PREMUL_SUM:  # NCCL's alone: each rank's numbers are scaled before the sum
         _, factor = op.__getstate__()
-        tensors, kind = [tensor * factor for tensor in tensors], ReduceOp.SUM
+        tensors, kind = [tensor * factor for tensor in tensors], _SUM
     size, first = len(tensors), tensors[0]
     if kind in _OF_BITS and first.is_floating_point():
         raise RuntimeError(f"Cannot use ReduceOp.{op_name(kind).upper()} with non-integral dtype")
@@ -62,30 +84,31 @@ def ring_reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
     else:
         flats = [tensor.reshape(-1) for tensor in tensors]
         result = _block_by_block(flats, length, _COMBINE[kind])
-    if kind == ReduceOp.AVG:  # equal, and yet another object
+    if kind == _AVG:  # equal, and yet another object
         result.div_(size)
     return result
 
 
-def _all_blocks_at_once(tensors: Sequence[Tensor], length: int, kind: Any) -> Tensor:
+def _all_blocks_at_once(tensors: Sequence[Tensor], length: int, kind: int) -> Tensor:
     """Put what each number gets in each step of the ring into a row, and add the rows."""
     size, count = len(tensors), tensors[0].numel()
-    stacked, fold = torch.stack(list(tensors)).view(-1), _FOLD.get(kind)
+    stacked, fold = torch.stack(tensors), _FOLD.get(kind)
     # A row has two numbers at least: numpy adds pairwise along rows, and row after row otherwise.
     if fold is None or count == 1 or stacked.dtype is torch.bfloat16:
-        rows = stacked[torch.from_numpy(_order_of_ring(size, count, length, 0, count))]
+        rows = stacked.view(-1)[torch.from_numpy(_order_of_ring(size, count, length, 0, count))]
         combine, result = _COMBINE[kind], rows[0]
         for row in rows[1:]:
             combine(result, row)
         return result
-    numbers, result = stacked.numpy(), torch.empty_like(stacked[:count])
+    numbers = stacked.numpy().reshape(-1)
+    result = np.empty(count, numbers.dtype)
     step = max(2, _NUMBERS_AT_ONCE // size)
     with np.errstate(all="ignore"):  # as torch
         for begin in range(0, count, step):
             begin, end = min(begin, count - 2), min(begin + step, count)  # noqa: PLW2901  # two at least
             rows = numbers[_order_of_ring(size, count, length, begin, end)]
-            fold(rows, axis=0, dtype=rows.dtype, out=result.numpy()[begin:end])
-    return result
+            fold(rows, axis=0, dtype=rows.dtype, out=result[begin:end])
+    return torch.from_numpy(result)
 
 
 @lru_cache(maxsize=8)
@@ -108,7 +131,7 @@ def _block_by_block(flats: Sequence[Tensor], length: int, combine: Combine) -> T
 
 def add_sparse(tensors: Sequence[Tensor], op: Any) -> None:
     """Give each rank the sum of all sparse tensors, rank by rank as gloo adds them."""
-    if op_kind(op) != ReduceOp.SUM:
+    if op_number(op) != _SUM:
         raise RuntimeError(f"all_reduce of sparse tensors can sum, and not {op_name(op)}")
     total = tensors[0].clone()
     for each in tensors[1:]:
@@ -117,19 +140,14 @@ def add_sparse(tensors: Sequence[Tensor], op: Any) -> None:
         each.copy_(total.coalesce())
 
 
-def op_kind(op: Any) -> Any:
-    """The kind of reduction, of whichever type torch hands over."""
-    return getattr(op, "op", op)
-
-
 def op_name(op: Any) -> str:
     """Name it for people: `sum`, `max`."""
     return name_of_reduction(op_number(op))
 
 
 def op_number(op: Any) -> int:
-    """The number of its kind: quicker to look up than the kind, which C++ hashes and compares."""
-    return int(op_kind(op))
+    """The number of its kind, of whichever type torch hands it over: what C++ hashes it to."""
+    return hash(op)
 
 
 @cache
@@ -160,20 +178,21 @@ def _minimum(into: Tensor, other: Tensor) -> Tensor:
     return torch.minimum(other, into, out=into)
 
 
-_FOLD: dict[Any, Callable[..., Any]] = {
-    ReduceOp.SUM: np.add.reduce, ReduceOp.AVG: np.add.reduce, ReduceOp.PRODUCT: np.multiply.reduce,
+_SUM, _AVG, _PREMUL_SUM = map(op_number, (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM))
+_OF_BITS = frozenset(map(op_number, (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)))
+
+_FOLD: dict[int, Callable[..., Any]] = {
+    _SUM: np.add.reduce, _AVG: np.add.reduce, op_number(ReduceOp.PRODUCT): np.multiply.reduce,
 }  # fmt: skip
 """What numpy does to the bit as torch, in one call for all rows."""
 
-_OF_BITS = frozenset((ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR))
-
-_COMBINE: dict[Any, Combine] = {
-    ReduceOp.SUM: Tensor.add_,
-    ReduceOp.AVG: Tensor.add_,
-    ReduceOp.PRODUCT: Tensor.mul_,
-    ReduceOp.MIN: _minimum,
-    ReduceOp.MAX: _maximum,
-    ReduceOp.BAND: Tensor.bitwise_and_,
-    ReduceOp.BOR: Tensor.bitwise_or_,
-    ReduceOp.BXOR: Tensor.bitwise_xor_,
+_COMBINE: dict[int, Combine] = {
+    _SUM: Tensor.add_,
+    _AVG: Tensor.add_,
+    op_number(ReduceOp.PRODUCT): Tensor.mul_,
+    op_number(ReduceOp.MIN): _minimum,
+    op_number(ReduceOp.MAX): _maximum,
+    op_number(ReduceOp.BAND): Tensor.bitwise_and_,
+    op_number(ReduceOp.BOR): Tensor.bitwise_or_,
+    op_number(ReduceOp.BXOR): Tensor.bitwise_xor_,
 }

@@ -15,6 +15,8 @@ What is touched:
 - `ProcessGroup._register_backend` and its siblings, to make the groups of gloo that are recorded.
 - `distributed_c10d._get_default_timeout`: is told that all backends are gloo.
 - `distributed_c10d.rendezvous`: gives the store of the simulated world.
+- `torch._C._DisableTorchDispatch` and `_ExcludeDispatchKeyGuard`: operations compute below modes
+  and autograd, as a backend in C++ does (`arithmetic`).
 - `torch._C._push_on_torch_dispatch_stack`: what a rank computes is charged by a mode in its thread,
   on a modelled machine; the public way would leave marks in torch that other threads see.
 - `torch.distributed._symmetric_memory`: the class of C++ behind it, and `torch.ops.symm_mem` for
@@ -259,7 +261,8 @@ def _stand_in(original: Any) -> Any:
 
 def _become(present: Any, world: Any) -> None:
     """Be that record, with all its state: quicker than passing on each access."""
-    present.__class__ = type(world)
+    if type(present) is not type(world):
+        present.__class__ = type(world)
     present.__dict__ = world.__dict__
 
 

@@ -39,7 +39,7 @@ from rankwise.sim.torch.loads import (
 )
 from rankwise.sim.torch.named_group import NamedProcessGroup
 from rankwise.sim.torch.words import called, check_dtype, reducing, told_dtype, told_shapes
-from rankwise.sim.torch.work import NO_TIMEOUT, RehearsedWork, Timed
+from rankwise.sim.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction import RankClock
@@ -89,7 +89,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._count = len(group.ranks)
         self._coalescing: list[RehearsedWork] | None = None
         # An operation that torch itself waits for at once, and then forgets, has been waited for.
-        self._done = RehearsedWork(group, [], None)
+        self._done = WorkDone(group, [], None)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -121,19 +121,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> RehearsedWork:
         op = _reduction(opts)
-
-        def carry_out(loads: Loads) -> None:
-            if len(tensors) > 1:
-                spread(ring_reduced([joined(load) for load in loads], op), loads)
-                return
-            if tensors[0].is_sparse:
-                add_sparse([tensor for (tensor,) in loads], op)
-                return
-            own = [data_of(tensor) for (tensor,) in loads]
-            own = list(in_memory_order(own))
-            result = ring_reduced(own, op).view(own[0].shape)
-            torch._foreach_copy_(own, [result] * len(own))
-
+        carry_out = partial(_reduce_for_all, op)
         return self._meet(reducing(name, op_number(op)), tensors, tensors, carry_out, opts=opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> RehearsedWork:
@@ -544,6 +532,19 @@ def _delivered(
     plainly(copy_all, received, sent)
     if timed is not None:
         timed(send.rank, receive.rank, send_passage, receive_passage)
+
+
+def _reduce_for_all(op: Any, loads: Loads) -> None:
+    """Put the reduction of what all have brought into each one's tensors."""
+    tensors = loads[0]
+    if len(tensors) > 1:
+        spread(ring_reduced([joined(load) for load in loads], op), loads)
+    elif tensors[0].is_sparse:
+        add_sparse([tensor for (tensor,) in loads], op)
+    else:
+        own = list(in_memory_order([tensor for (tensor,) in loads]))
+        result = ring_reduced(own, op).view(own[0].shape)
+        torch._foreach_copy_(own, [result] * len(own))
 
 
 def _reduction(opts: Any) -> Any:

@@ -130,5 +130,13 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
     _source_rank = source_rank
 
 
+class WorkDone(RehearsedWork):
+    """One that torch waits for at once, and that has been waited for."""
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:  # noqa: ARG002  # torch's signature
+        """Nothing is left to wait for."""
+        return True
+
+
 def _version(tensor: Tensor) -> int:
     return int(tensor._version)  # noqa: SLF001  # the same
