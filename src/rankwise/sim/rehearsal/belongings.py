@@ -7,10 +7,12 @@ functions are replaced by ones that look for the rank that runs (`substitutes`).
 """
 
 import builtins
+import gc
 import logging
 import multiprocessing.context
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -47,6 +49,7 @@ _RARE: tuple[tuple[dict[str, Any], str], ...] = (
     (builtins.__dict__, "print"),
     (warnings.__dict__, "showwarning"),
     (logging.__dict__, "_warnings_showwarning"),
+    (tempfile.__dict__, "tempdir"),
     (multiprocessing.context._default_context.__dict__, "_actual_context"),  # noqa: SLF001  # as set_start_method does
 )
 """Names that few programs change: put in their place only where the rank before has others."""
@@ -102,7 +105,7 @@ class ProcessBelongings:
         self._home_modules: dict[str, ModuleType] = {}
         self._home_directory = ""
         self._directory = ""
-        self._levels = _levels()
+        self._settings = _settings()
         self._rare: list[Any] = []
         self._present_rare: list[Any] = []
         self._rank: Rank | None = None
@@ -117,7 +120,7 @@ class ProcessBelongings:
         """Keep what the process has, until `end`; the user's modules leave the table."""
         self._home_values = [each.namespace.get(each.name) for each in self._names]
         self._rare = self._present_rare = [namespace[name] for namespace, name in _RARE]
-        self._levels = _levels()
+        self._settings = _settings()
         self._home_modules = {MAIN: sys.modules[MAIN], **self._users.loaded()}
         self._home_directory = self._directory = os.getcwd()  # noqa: PTH109  # as os.chdir has it
         for name in self._home_modules:
@@ -132,7 +135,7 @@ class ProcessBelongings:
         sys.modules.update(self._home_modules)
         self._change_directory(self._home_directory)
         self._put_rare(self._rare)
-        _set_levels(*self._levels)
+        _set(self._settings)
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its own things."""
@@ -147,8 +150,8 @@ class ProcessBelongings:
             self._change_directory(mine.directory)
         if mine.rare != self._present_rare:
             self._put_rare(mine.rare)
-        if mine.levels != _levels():
-            _set_levels(*mine.levels)
+        if mine.settings != _settings():
+            _set(mine.settings)
         for more in self._more:
             more.move_in(rank)
 
@@ -162,7 +165,7 @@ class ProcessBelongings:
         except KeyError:  # it has deleted one
             mine.values = [namespace.get(name) for namespace, name in self._slots]
         mine.rare = self._present_rare = [namespace[name] for namespace, name in _RARE]
-        mine.levels = _levels()
+        mine.settings = _settings()
         table = sys.modules
         mine.modules = {name: table.pop(name) for name in mine.module_names if name in table}
         self._rank = None
@@ -186,7 +189,7 @@ class ProcessBelongings:
             first = each.first(process)
             each.namespace[each.name] = first
             values.append(first)
-        return _Mine(values, self._rare, ModuleType(MAIN), self._home_directory, self._levels)
+        return _Mine(values, self._rare, ModuleType(MAIN), self._home_directory, self._settings)
 
     def _note_import(self, name: str) -> None:
         if self._rank is not None:
@@ -203,14 +206,18 @@ class ProcessBelongings:
         self._present_rare = values
 
 
-def _levels() -> tuple[int, int]:
-    """What `logging` lets through: the level of the root, and that of `logging.disable`."""
-    return logging.root.level, logging.root.manager.disable
+def _settings() -> tuple[int, int, bool]:
+    """What `logging` lets through (root's level, `logging.disable`), and whether `gc` runs."""
+    return logging.root.level, logging.root.manager.disable, gc.isenabled()
 
 
-def _set_levels(level: int, disabled: int) -> None:
-    logging.root.level, logging.root.manager.disable = level, disabled
-    logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # noqa: SLF001  # as setLevel does
+def _set(settings: tuple[int, int, bool]) -> None:
+    level, disabled, collects = settings
+    if collects != gc.isenabled():
+        (gc.enable if collects else gc.disable)()
+    if (level, disabled) != (logging.root.level, logging.root.manager.disable):
+        logging.root.level, logging.root.manager.disable = level, disabled
+        logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # noqa: SLF001  # as setLevel does
 
 
 class _Mine:
@@ -222,14 +229,14 @@ class _Mine:
         rare: list[Any],
         main: ModuleType,
         directory: str,
-        levels: tuple[int, int],
+        settings: tuple[int, int, bool],
     ) -> None:
         self.values = values
         self.rare = rare
         self.module_names: dict[str, None] = {MAIN: None}
         self.modules: dict[str, ModuleType] = {MAIN: main}
         self.directory = directory
-        self.levels = levels
+        self.settings = settings
 
 
 _chdir = os.chdir

@@ -50,6 +50,7 @@ class Conditions:
         waits: who has waited for whom.
         alarms: what looks wrong.
         groups: those of the present attempt, by name.
+        calls: how many operations and messages ranks have begun.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Conditions:
         self.alarms = Alarms()
         self.groups: dict[str, Group] = {}
         self._overlaps: dict[tuple[str, int], tuple[Group, ...]] = {}
-        self._calls = 0
+        self.calls = 0
 
     def begin_attempt(self) -> None:
         """Forget what belongs to ranks that are no more."""
@@ -78,8 +79,8 @@ class Conditions:
 
     def count_call(self) -> int:
         """A rank calls something; returns which of all calls this is."""
-        self._calls += 1
-        return self._calls
+        self.calls += 1
+        return self.calls
 
     def overlapping(self, group: "Group", rank: int) -> "tuple[Group, ...]":
         """The other groups of a rank that share another member, too, with this one."""
@@ -177,6 +178,11 @@ class Group:
         if handle is not None and written:
             self._conditions.alarms.note_write(handle, written)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an operation or a message waits for a member."""
+        return bool(self._meetings or self._posts)
+
     def begun_by(self, rank: int) -> int:
         """How many operations a member has come to."""
         return self._begun[rank]
@@ -217,9 +223,9 @@ class Group:
             raise _own(gate.error)
         return True
 
-    def poll(self) -> None:
+    def poll(self, gate: "Meeting | Post") -> None:
         """The rank that runs has found an operation open."""
-        self._scheduler.poll()
+        self._scheduler.poll(gate)
 
     def lose(self, rank: int, error: CollectiveError) -> None:
         """Let everything fail that needs this member, which will never come: `error` says why."""

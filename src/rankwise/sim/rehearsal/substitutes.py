@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
 from types import FrameType, MappingProxyType
@@ -50,8 +50,9 @@ _CLOCKS = {
 _UNSIGNED = 1 << 32
 """What `alarm` takes is below this: C makes 4,294,967,295 of -1."""
 _WITHOUT_HANDLER = (signal.SIGKILL, signal.SIGSTOP)
+_WAITS_FOR_SIGNALS = ("sigwait", "sigwaitinfo", "sigtimedwait")
 _RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
-_AFFINITY, _ALARM = "affinity", "alarm"
+_AFFINITY, _ALARM, _RECURSION = "affinity", "alarm", "recursion limit"
 _FILE_FUNCTIONS = (
     "link", "listdir", "mkdir", "remove", "rename", "replace", "rmdir", "stat", "symlink", "unlink",
 )  # fmt: skip
@@ -124,6 +125,9 @@ class Substitutes:
         seed: what random states begin from.
         cpus: where threads and processes that ranks start may run.
         time: that of the ranks.
+
+    Attributes:
+        helpers: the threads that ranks have started, by ident.
     """
 
     def __init__(
@@ -142,6 +146,7 @@ class Substitutes:
         self._cpus = cpus
         self._replaced: list[Replaced] = []
         self._threads = threading.local()
+        self.helpers: set[int] = set()
         self._variables: set[bytes] = set()
         """Of the process's environment, as C sees it: those that ranks have changed there."""
 
@@ -157,6 +162,7 @@ class Substitutes:
     def install(self) -> None:
         """Replace everything."""
         self._environment = dict(os.environb)
+        self._first_recursion_limit = self._highest_recursion_limit = sys.getrecursionlimit()
         table: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
             (time, "sleep", self._sleep),
             *((time, name, self._later_s) for name in ("time", "monotonic", "perf_counter")),
@@ -180,6 +186,12 @@ class Substitutes:
             (signal, "signal", self._signal),
             (signal, "getsignal", self._getsignal),
             (signal, "raise_signal", self._raise_signal),
+            (signal, "pthread_kill", self._pthread_kill),
+            (signal, "pthread_sigmask", self._sigmask),
+            (signal, "sigpending", self._sigpending),
+            *((signal, name, self._sigwait) for name in _WAITS_FOR_SIGNALS),
+            (signal, "set_wakeup_fd", self._set_wakeup_fd),
+            (signal, "siginterrupt", self._siginterrupt),
             (signal, "alarm", self._alarm),
             (signal, "pause", self._pause),
             (signal, "setitimer", self._setitimer),
@@ -189,6 +201,8 @@ class Substitutes:
             (subprocess, "_fork_exec", self._fork_exec),
             (atexit, "register", self._register),
             (sys, "breakpointhook", self._breakpoint),
+            (sys, "setrecursionlimit", self._set_recursion_limit),
+            (sys, "getrecursionlimit", self._recursion_limit),
         )
         for owner, name, make in table:
             self._replace(owner, name, make(_found(owner, name)))
@@ -200,6 +214,7 @@ class Substitutes:
         while self._replaced:
             owner, name, original = self._replaced.pop()
             _put(owner, name, original)
+        sys.setrecursionlimit(self._first_recursion_limit)
         for variable in sorted(self._variables):
             if (text := self._environment.get(variable)) is None:
                 os.unsetenv(variable)
@@ -397,6 +412,109 @@ class Substitutes:
 
         return raise_signal
 
+    def _pthread_kill(self, original: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        def kill(thread: int, number: int) -> None:
+            rank = self.running()
+            if rank is None or thread != rank.thread.ident or not number:
+                original(thread, number)
+            else:
+                rank.signal(int(number))
+                rank.take_signals()
+
+        return kill
+
+    def _sigmask(self, original: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
+        def change(how: int, mask: Any) -> Any:
+            rank = self.running()
+            if rank is None:
+                return original(how, mask)
+            given = frozenset(map(int, mask)).difference(_WITHOUT_HANDLER)
+            if not given <= signal.valid_signals():
+                raise ValueError("signal number out of range")
+            before = rank.blocked
+            changed = {
+                signal.SIG_BLOCK: before | given, signal.SIG_UNBLOCK: before - given,
+                signal.SIG_SETMASK: given,
+            }  # fmt: skip
+            if how not in changed:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            rank.blocked = changed[signal.Sigmasks(how)]
+            rank.take_signals()
+            return _named_signals(before)
+
+        return change
+
+    def _sigpending(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def pending() -> Any:
+            rank = self.running()
+            return original() if rank is None else _named_signals(rank.pending)
+
+        return pending
+
+    def _sigwait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_info = original.__name__ != "sigwait"
+
+        def wait(numbers: Any, *timeout: float) -> Any:
+            rank = self.running()
+            if rank is None:
+                return original(numbers, *timeout)
+            if timeout and timeout[0] < 0:
+                raise ValueError("timeout must be non-negative")
+            until = Instant(self._scheduler.now + round(timeout[0] * SECOND)) if timeout else None
+            number = self._scheduler.wait_for_pending(frozenset(map(int, numbers)), until)
+            if number is None:
+                return None
+            if is_info:
+                return signal.struct_siginfo((number, 0, 0, os.getpid(), os.getuid(), 0, 0))
+            return _named_signal(number)
+
+        return wait
+
+    def _set_wakeup_fd(self, original: Callable[..., int]) -> Callable[..., int]:
+        def set_fd(fd: int, *, warn_on_full_buffer: bool = True) -> int:
+            rank = self.running()
+            if rank is None:
+                return original(fd, warn_on_full_buffer=warn_on_full_buffer)
+            if fd != -1:
+                os.fstat(fd)  # which raises what a wrong one raises
+            before, rank.wakeup_fd = rank.wakeup_fd, fd
+            return before
+
+        return set_fd
+
+    def _siginterrupt(self, original: Callable[[int, bool], None]) -> Callable[[int, bool], None]:
+        """Calls of the system are not interrupted: no signal reaches the thread of a rank."""
+
+        def set_interrupt(number: int, flag: bool) -> None:
+            if self.running() is None:
+                original(number, flag)
+
+        return set_interrupt
+
+    def _recursion_limit(self, original: Callable[[], int]) -> Callable[[], int]:
+        def get() -> int:
+            rank = self.running()
+            if rank is None:
+                return original()
+            limit: int = rank.belongings.get(_RECURSION, self._first_recursion_limit)
+            return limit
+
+        return get
+
+    def _set_recursion_limit(self, original: Callable[[int], None]) -> Callable[[int], None]:
+        """Note a rank's limit: the process has the highest of all, as others may be deeper."""
+
+        def put(limit: int) -> None:
+            rank = self.running()
+            if rank is None:
+                original(limit)
+                return
+            original(max(limit, self._highest_recursion_limit))
+            self._highest_recursion_limit = max(limit, self._highest_recursion_limit)
+            rank.belongings[_RECURSION] = limit
+
+        return put
+
     def _signal(self, original: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
         def set_handler(number: int, handler: Any) -> Any:
             rank = self.running()
@@ -578,7 +696,11 @@ class Substitutes:
 
             def live(*words: Any, **options: Any) -> None:
                 self._threads.rank = rank
-                function(*words, **options)
+                self.helpers.add(threading.get_ident())
+                try:
+                    function(*words, **options)
+                finally:
+                    self.helpers.discard(threading.get_ident())
 
             return int(start(live, args, *more))
 
@@ -659,6 +781,17 @@ def _is_in_program(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back
     return True
+
+
+def _named_signal(number: int) -> int:
+    try:
+        return signal.Signals(number)
+    except ValueError:  # one of those for real time, between the first and the last
+        return number
+
+
+def _named_signals(numbers: Iterable[int]) -> set[int]:
+    return set(map(_named_signal, numbers))
 
 
 def _default_handler(number: int) -> Any:

@@ -26,6 +26,7 @@ from rankwise.sim.torch.arithmetic import (
     plainly,
     ring_reduced,
 )
+from rankwise.sim.torch.cuda_graphs import present_capture
 from rankwise.sim.torch.loads import (
     Loads,
     bytes_brought,
@@ -416,6 +417,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root: int = 0,
     ) -> RehearsedWork:
         """Come to the next operation, and wait for it if torch would do nothing else with it."""
+        if (capture := present_capture()) is not None:
+            again = partial(self._come, call, alike, load, carry_out, root)
+            capture.keep(load)
+            capture.calls.append(lambda: self._wait(*again()))
         meeting, passages = self._come(call, alike, load, carry_out, root)
         if getattr(opts, "asyncOp", True) or self._coalescing is not None:
             outputs = alike if outputs is None else outputs
