@@ -574,3 +574,46 @@ def test_without_a_hang_timeout_a_loop_ends_that_lets_others_wait_for_ever(
 
     with pytest.raises(rankwise.WorkersFailed, match="rank 0 has not come to barrier #1"):
         rankwise.run(poll, nprocs=2, on="sim")
+
+
+SHAPES = """
+base = torch.arange(6.0) + rank
+def shaped(tensor):
+    return tensor.reshape([(2, 3), (3, 2), (6,)][rank])
+summed, given = shaped(base.clone()), shaped(base.clone())
+dist.all_reduce(summed)
+dist.broadcast(given, 1)
+gathered = [shaped(torch.zeros(6)) for _ in range(3)]
+dist.all_gather(gathered, shaped(base))
+part = shaped(torch.zeros(6))
+dist.reduce_scatter_tensor(part, torch.arange(18.0).reshape(-1, *part.shape[1:]))
+dist.scatter(shaped(base), [torch.full((6,), 7.0)] * 3 if rank == 0 else None)
+big = torch.full((40_000,), 1.0 + rank).reshape([(200, 200), (100, 400), (40_000,)][rank])
+dist.all_reduce(big)
+print([each.flatten().tolist() for each in (summed, given, *gathered, part)], base, big.sum())
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_tensors_of_equal_size_and_different_shape_fit_as_in_gloo(tmp_path: Path) -> None:
+    text = TORCH.replace("()", "('gloo')", 1) + SHAPES
+    program = str(write_program(tmp_path, text))
+
+    real = run("run", "--standalone", "--nproc-per-node=3", program)
+    simulated = run("run", "--on=sim", "--nproc-per-node=3", program)
+
+    assert simulated.code == real.code == 0, simulated.stderr + real.stderr
+    assert sorted(simulated.lines) == sorted(real.lines)
+    told = "all_reduce #1 (sum) of (2, 3) float32 in group default has tensors of equal size"
+    assert told in simulated.stderr
+
+
+@pytest.mark.torch
+def test_a_missing_rank_is_to_blame_and_not_the_shapes_of_the_others(tmp_path: Path) -> None:
+    text = TORCH + "if rank < 2:\n    dist.all_reduce(torch.ones([(2, 3), (3, 2)][rank]))\n"
+
+    finished = simulate(text, tmp_path, nprocs=3)
+
+    assert finished.code == 1
+    assert "root cause: rank 2 " in finished.stderr

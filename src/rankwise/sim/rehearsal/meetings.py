@@ -15,7 +15,9 @@ be found.
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import msgspec
@@ -35,6 +37,11 @@ SAME_ORDER = "all ranks must call the same operations in the same order, with eq
 ANY_SOURCE = -1
 _NAMED = 4
 """How many members name a group that has no other name."""
+
+_OF_ONE_SHAPE = "all_gather_single"
+"""gloo wants its output to have the shape of the inputs."""
+_SHAPE = re.compile(r"\([\d, ]*\)")
+_NUMBER = re.compile(r"\d+")
 
 CarryOut = Callable[[Sequence[Any]], None]
 
@@ -112,11 +119,15 @@ class Group:
         name: stands for it; equal on all members.
         label: how people call it; empty for the group of all ranks.
         ranks: the members' numbers in the world, in the order of their ranks in the group.
+        compares_sizes: whether tensors of equal size and other shape fit, as in gloo.
+        has_other_shapes: whether the operation that is carried out has such tensors.
         gives_up: whether operations fail as soon as a member that they lack has ended; otherwise
             the world comes to rest, and the report tells where everybody stands.
     """
 
     gives_up = False
+    compares_sizes = False
+    has_other_shapes = False
 
     def __init__(
         self,
@@ -165,6 +176,16 @@ class Group:
             del self._meetings[number]
             meeting.complete(carry_out)
         return meeting
+
+    def matched(self, call: str) -> str:
+        """What of a call must be equal on all members."""
+        if not self.compares_sizes or call.startswith(_OF_ONE_SHAPE):
+            return call
+        return _SHAPE.sub(lambda shape: str(prod(map(int, _NUMBER.findall(shape[0])))), call)
+
+    def note_shapes(self, meeting: "Meeting", doings: str) -> None:
+        """Members have called an operation with tensors of equal size and other shape."""
+        self._conditions.alarms.note_shapes(meeting, doings)
 
     def open_handle(
         self, rank: int, gate: "Meeting | Post", interface: tuple[str, ...]
@@ -335,14 +356,22 @@ class Meeting(Gate):
         first = arrivals[0].call
         if self.error is not None:
             pass
-        elif any(arrival.call != first for arrival in arrivals):
-            self.error = self._disagreement()
+        elif all(arrival.call == first for arrival in arrivals):
+            self._carry_out(carry_out, arrivals)
+        elif len({self.group.matched(arrival.call) for arrival in arrivals}) == 1:
+            self.group.note_shapes(self, self._doings())
+            self.group.has_other_shapes = True
+            self._carry_out(carry_out, arrivals)
+            self.group.has_other_shapes = False
         else:
-            try:
-                carry_out([arrival.load for arrival in arrivals])
-            except Exception as error:  # noqa: BLE001  # every member raises it
-                self.error = error
+            self.error = self._disagreement()
         self.open()
+
+    def _carry_out(self, carry_out: CarryOut, arrivals: Sequence[Arrival]) -> None:
+        try:
+            carry_out([arrival.load for arrival in arrivals])
+        except Exception as error:  # noqa: BLE001  # every member raises it
+            self.error = error
 
     def miss(self, rank: int, error: CollectiveError) -> None:
         """Fail, since a member will never come."""

@@ -87,6 +87,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._clock = clock
         self._number = group.ranks[rank]
         self._meetings = group
+        group.compares_sizes = True
         self._count = len(group.ranks)
         self._coalescing: list[RehearsedWork] | None = None
         # An operation that torch itself waits for at once, and then forgets, has been waited for.
@@ -124,7 +125,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         op = _reduction(opts)
 
         def carry_out(loads: Loads) -> None:
-            if len(tensors) > 1:
+            if len(tensors) > 1 or self._meetings.has_other_shapes:
                 spread(ring_reduced([joined(load) for load in loads], op), loads)
                 return
             if tensors[0].is_sparse:
