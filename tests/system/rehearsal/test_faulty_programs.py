@@ -587,7 +587,7 @@ gathered = [shaped(torch.zeros(6)) for _ in range(3)]
 dist.all_gather(gathered, shaped(base))
 part = shaped(torch.zeros(6))
 dist.reduce_scatter_tensor(part, torch.arange(18.0).reshape(-1, *part.shape[1:]))
-dist.scatter(shaped(base), [torch.full((6,), 7.0)] * 3 if rank == 0 else None)
+dist.scatter(shaped(base), [shaped(torch.full((6,), 7.0))] * 3 if rank == 0 else None)
 big = torch.full((40_000,), 1.0 + rank).reshape([(200, 200), (100, 400), (40_000,)][rank])
 dist.all_reduce(big)
 print([each.flatten().tolist() for each in (summed, given, *gathered, part)], base, big.sum())
