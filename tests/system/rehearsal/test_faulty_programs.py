@@ -490,3 +490,130 @@ def test_a_crash_in_c_shows_the_stack_of_the_rank_that_crashed(tmp_path: Path) -
     assert "Fatal Python error: Segmentation fault" in head
     assert f'File "{program}", line 3 in <module>' in stack
     assert done.stderr.count("(most recent call first)") == 1
+
+
+LOOPS = {
+    "polls an operation": "while not work.is_completed():\n    time.sleep(0.01)\n",
+    "polls without a pause": "while not work.is_completed():\n    pass\n",
+    "polls the store": "store = dist.distributed_c10d._get_default_store()\n"
+    "while not store.check(['done']):\n    pass\n",
+    "has an alarm": "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+    "signal.setitimer(signal.ITIMER_REAL, 1, 1)\nwork.wait()\n",
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_hides_no_hang_when_there_is_a_hang_timeout(name: str, tmp_path: Path) -> None:
+    text = "import signal, time\n" + TORCH + "if rank == 0:\n    time.sleep(1)\nelse:\n"
+    text += "    work = dist.all_reduce(torch.ones(2), async_op=True)\n"
+    text += "".join(f"    {line}\n" for line in LOOPS[name].splitlines())
+    text += "dist.recv(torch.ones(1), 1)\n"
+
+    finished = simulate(text, tmp_path, "--hang-timeout=60s", nprocs=2)
+
+    assert finished.code == 1
+    cause = (
+        "ranks wait for each other: rank 0"
+        if "wait()" in text
+        else "rank 1 has not answered rank 0"
+    )
+    assert f"root cause: {cause} in recv of (1,) float32 from rank 1" in finished.stderr
+
+
+def test_ranks_that_only_sleep_hang_as_real_ones_do(tmp_path: Path) -> None:
+    text = "import time\nwhile True:\n    time.sleep(1)\n"
+
+    finished = simulate(text, tmp_path, "--hang-timeout=2m", nprocs=2)
+
+    assert finished.code == 124
+    assert "root cause: the gang hung: no progress for " in finished.stderr
+    assert "of virtual time: ranks sleep, poll or wait" in finished.stderr
+    assert 'program.py", line 3 in <module>' in finished.stderr
+
+
+@pytest.mark.system
+def test_a_rank_that_waits_for_its_child_in_a_loop_has_not_hung(tmp_path: Path) -> None:
+    text = "import subprocess, sys, time\n" + NUMPY + "if rank == 0:\n"
+    text += "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.5)'])\n"
+    text += "    while child.poll() is None:\n        time.sleep(30)\n"
+
+    finished = simulate(text + "collectives.barrier()\n", tmp_path, "--hang-timeout=60s", nprocs=2)
+
+    assert finished.code == 0, finished.stderr
+
+
+def test_sections_are_progress_of_ranks_that_sleep(tmp_path: Path) -> None:
+    text = "import time\n" + NUMPY + "for _ in range(20 * (rank == 0)):\n"
+    text += "    with rankwise.section('step'):\n        time.sleep(50)\ncollectives.barrier()\n"
+
+    finished = simulate(text, tmp_path, "--hang-timeout=60s", nprocs=2)
+
+    assert finished.code == 0, finished.stderr
+
+
+def test_without_a_hang_timeout_a_rank_may_sleep_for_days() -> None:
+    def sleep() -> None:
+        for _ in range(100 * (rankwise.rank() == 0)):
+            time.sleep(86_400)
+        collectives.barrier()
+
+    rankwise.run(sleep, nprocs=2, on="sim")
+
+
+def test_without_a_hang_timeout_a_loop_ends_that_lets_others_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankwise.launch.on_sim.time_watch.UNASKED_REAL", 0)
+
+    def poll() -> None:
+        if rankwise.rank() == 1:
+            collectives.barrier()
+        while True:
+            time.sleep(1)
+
+    with pytest.raises(rankwise.WorkersFailed, match="rank 0 has not come to barrier #1"):
+        rankwise.run(poll, nprocs=2, on="sim")
+
+
+SHAPES = """
+base = torch.arange(6.0) + rank
+def shaped(tensor):
+    return tensor.reshape([(2, 3), (3, 2), (6,)][rank])
+summed, given = shaped(base.clone()), shaped(base.clone())
+dist.all_reduce(summed)
+dist.broadcast(given, 1)
+gathered = [shaped(torch.zeros(6)) for _ in range(3)]
+dist.all_gather(gathered, shaped(base))
+part = shaped(torch.zeros(6))
+dist.reduce_scatter_tensor(part, torch.arange(18.0).reshape(-1, *part.shape[1:]))
+dist.scatter(shaped(base), [shaped(torch.full((6,), 7.0))] * 3 if rank == 0 else None)
+big = torch.full((40_000,), 1.0 + rank).reshape([(200, 200), (100, 400), (40_000,)][rank])
+dist.all_reduce(big)
+print([each.flatten().tolist() for each in (summed, given, *gathered, part)], base, big.sum())
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_tensors_of_equal_size_and_different_shape_fit_as_in_gloo(tmp_path: Path) -> None:
+    text = TORCH.replace("()", "('gloo')", 1) + SHAPES
+    program = str(write_program(tmp_path, text))
+
+    real = run("run", "--standalone", "--nproc-per-node=3", program)
+    simulated = run("run", "--on=sim", "--nproc-per-node=3", program)
+
+    assert simulated.code == real.code == 0, simulated.stderr + real.stderr
+    assert sorted(simulated.lines) == sorted(real.lines)
+    told = "all_reduce #1 (sum) of (2, 3) float32 in group default has tensors of equal size"
+    assert told in simulated.stderr
+
+
+@pytest.mark.torch
+def test_a_missing_rank_is_to_blame_and_not_the_shapes_of_the_others(tmp_path: Path) -> None:
+    text = TORCH + "if rank < 2:\n    dist.all_reduce(torch.ones([(2, 3), (3, 2)][rank]))\n"
+
+    finished = simulate(text, tmp_path, nprocs=3)
+
+    assert finished.code == 1
+    assert "root cause: rank 2 " in finished.stderr

@@ -138,3 +138,81 @@ def test_all_ways_to_a_device_lead_to_the_cpu(tmp_path: Path) -> None:
         ]
         * 2
     )
+
+
+GRAPHS = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+state, x = torch.zeros(2, device="cuda"), torch.ones(2, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    doubled = x * 2
+    state += doubled
+    total = doubled.clone()
+    dist.all_reduce(total)
+assert state.tolist() == [0, 0], "a capture computes nothing"
+for step in range(3):
+    x.fill_(step + rank)
+    graph.replay()
+print(rank, state.tolist(), total.tolist())
+
+torch.manual_seed(0)
+graphed, plain = (torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()) for _ in range(2))
+plain.load_state_dict(graphed.state_dict())
+graphed = torch.cuda.make_graphed_callables(graphed, (torch.randn(5, 4, device="cuda"),))
+for _ in range(3):
+    batch = torch.randn(5, 4, device="cuda")
+    for model in (graphed, plain):
+        model.zero_grad()
+        model(batch).square().sum().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+assert all(map(torch.equal, graphed.parameters(), plain.parameters()))
+"""
+
+SYNCHRONISED = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+counts = [3, 5]
+whole, factor = torch.randn(8, 3, 5), torch.randn(8, 3, 5)
+own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+expected = torch.nn.BatchNorm1d(3)
+model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(3)).cuda()
+batch, part = whole.clone().requires_grad_(), whole[own].clone().cuda().requires_grad_()
+(expected(batch) * factor).sum().backward()
+(model(part) * factor[own]).sum().backward()
+dist.all_reduce(model.weight.grad)
+dist.all_reduce(model.bias.grad)
+for ours, theirs in (
+    (part.grad, batch.grad[own]), (model.weight.grad, expected.weight.grad),
+    (model.bias.grad, expected.bias.grad), (model.running_mean, expected.running_mean),
+    (model.running_var, expected.running_var),
+    (model.eval()(part), expected.eval()(batch)[own]),
+):
+    torch.testing.assert_close(ours, theirs)
+"""
+
+
+def test_a_captured_graph_computes_when_it_is_replayed(tmp_path: Path) -> None:
+    finished = run(
+        "run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix",
+        write_program(tmp_path, GRAPHS),
+    )  # fmt: skip
+
+    assert finished.code == 0, finished.stderr
+    assert sorted(finished.lines) == ["0 [6.0, 6.0] [10.0, 10.0]", "1 [12.0, 12.0] [10.0, 10.0]"]
+
+
+def test_batches_are_normalised_over_all_ranks(tmp_path: Path) -> None:
+    finished = run(
+        "run", "--on=sim", "--device=cuda", "--nproc-per-node=2",
+        write_program(tmp_path, SYNCHRONISED),
+    )  # fmt: skip
+
+    assert finished.code == 0, finished.stderr

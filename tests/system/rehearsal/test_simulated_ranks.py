@@ -1,5 +1,7 @@
 """`--on sim`: each simulated rank has a process's belongings, and everything is told as ever."""
 
+import asyncio
+import gc
 import importlib
 import os
 import random
@@ -7,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -196,6 +200,70 @@ def test_times_of_alarms_are_refused_as_python_refuses_them() -> None:
 
     assert on_sim(refused, nprocs=1) == [refused()]
     assert len(refused()) == 3
+
+
+def test_a_rank_can_block_its_signals_and_wait_for_them() -> None:
+    def wait() -> list[Any]:
+        own = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGALRM})
+        os.kill(own, signal.SIGUSR1)
+        pending = signal.sigpending()
+        first = signal.sigwait({signal.SIGUSR1})
+        in_vain = signal.sigtimedwait({signal.SIGUSR1}, 5)
+        signal.alarm(3600 + rankwise.rank())
+        begun = time.monotonic()
+        info = signal.sigwaitinfo({signal.SIGALRM})
+        waited = time.monotonic() - begun
+        return [pending, first, in_vain, info.si_signo, 3600 < waited < 3700]
+
+    expected = [{signal.SIGUSR1}, signal.SIGUSR1, None, signal.SIGALRM, True]
+    assert rankwise.run(wait, nprocs=2, on="sim") == [expected] * 2
+
+
+def test_a_blocked_signal_is_taken_when_it_is_unblocked() -> None:
+    def unblock() -> list[int]:
+        taken: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, _: taken.append(number))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        assert not taken
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return taken
+
+    assert rankwise.run(unblock, nprocs=2, on="sim") == [[signal.SIGUSR1]] * 2
+
+
+def test_a_loop_of_asyncio_hears_signals_of_its_rank() -> None:
+    async def hear() -> str:
+        heard, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR2, heard.set)
+        loop.call_soon(os.kill, os.getpid(), signal.SIGUSR2)
+        await asyncio.wait_for(heard.wait(), 60)
+        return "heard" if loop.remove_signal_handler(signal.SIGUSR2) else "not removed"
+
+    assert rankwise.run(lambda: asyncio.run(hear()), nprocs=2, on="sim") == ["heard"] * 2
+
+
+def test_settings_of_the_process_are_each_ranks_own() -> None:
+    def look(rank: int) -> tuple[bool, int, str | None]:
+        if rank == 0:
+            gc.disable()
+            sys.setrecursionlimit(5_000)
+            tempfile.tempdir = "/tmp/of-rank-0"
+        else:
+            sys.setrecursionlimit(900)
+        collectives.barrier()
+        return gc.isenabled(), sys.getrecursionlimit(), tempfile.tempdir
+
+    def run_look() -> tuple[bool, int, str | None]:
+        return look(rankwise.rank())
+
+    before = gc.isenabled(), sys.getrecursionlimit(), tempfile.tempdir
+
+    results = rankwise.run(run_look, nprocs=2, on="sim")
+
+    assert results == [(False, 5_000, "/tmp/of-rank-0"), (True, 900, before[2])]
+    assert (gc.isenabled(), sys.getrecursionlimit(), tempfile.tempdir) == before
 
 
 def test_an_alarm_without_a_handler_ends_its_rank_alone(tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def work_beside_this_thread(main: int) -> ProcessWork | None:
     return ProcessWork(work.main_time, helpers, byte_count)
 
 
+def bytes_of_this_process() -> int:
+    """What this process has read and written."""
+    return _bytes_in("/proc/self/io")
+
+
 def usage_by_session() -> dict[int, Usage]:
     """The usage of every session on this machine, by the process that leads it.
 

@@ -66,7 +66,7 @@ def _calls(rank: Rank, name: str, group: meetings.Group, fate: Fate) -> Iterator
             group="" if is_message else name,
             number=came.number,
             text=_message(came) if is_message else came.call,
-            match=zlib.crc32(came.call.encode()),
+            match=zlib.crc32(group.matched(came.call).encode()),
             place=_place(came),
             begun_at=Instant(came.order),
             stage=stage,

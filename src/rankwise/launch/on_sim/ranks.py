@@ -19,7 +19,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause, Stood
 from rankwise.base.root_cause import may_be_of_others, tells_of_time
-from rankwise.base.units import Duration, Instant
+from rankwise.base.units import Duration, Instant, format_duration
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     RanksStood,
@@ -41,6 +41,7 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.ledger import Blame, Book, find_blame
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
+from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
@@ -55,6 +56,7 @@ from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.on_sim.books import books_of
 from rankwise.launch.on_sim.output import Output
 from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
+from rankwise.launch.on_sim.time_watch import TimeWatch
 from rankwise.launch.search_path import search_path
 from rankwise.sim.rehearsal.belongings import RankProcess
 from rankwise.sim.rehearsal.meetings import lost
@@ -62,6 +64,8 @@ from rankwise.sim.rehearsal.places import CallSite, owner_of, places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, SimulatedWorld
 
+DEADLOCK = "deadlock: no rank can ever go on"
+_LONG_AGO = Instant(0)
 _ERROR_FILE = bootstrap.ERROR_FILE_VARIABLE
 MASTER_PORT = 29500
 """Nothing listens there: torch's, for programs that print it."""
@@ -105,6 +109,8 @@ class RankRecords:
         destinations: the files of the present attempt.
         nodes: the number of each rank's node.
         last_alive: when a rank has run last.
+        watch: whether the ranks get on that can go on.
+        hang: what is said of ranks that have hung.
         when_peers_notice: calls a function when those that wait for a rank see that it has ended.
     """
 
@@ -122,6 +128,10 @@ class RankRecords:
         self.nodes: dict[int, int] = {}
         self.destinations = Destinations()
         self.last_alive = Instant(0)
+        self.watch = TimeWatch(
+            world, job.gang.hang_timeout, SystemClock(), lambda: output.byte_count
+        )
+        self.hang = DEADLOCK
         self.when_peers_notice: Callable[[Callable[[], None]], None] = _at_once
 
     def begin_attempt(self, number: int, size: int) -> None:
@@ -130,7 +140,7 @@ class RankRecords:
             return
         self._attempt = number
         self.results, self.errors, self.stacks, self.waits, self.nodes = {}, {}, {}, {}, {}
-        self.accused = []
+        self.accused, self.hang = [], DEADLOCK
         self._world.begin_attempt(size)
         self.destinations = self._places.prepare(number)
         self._output.begin_attempt(size, self.destinations, self._job.role, self.local_rank)
@@ -390,12 +400,20 @@ class SimulatedRanks:
         """Nothing is asked, so nothing is answered."""
 
     def look_for_progress(self, attempt: int) -> None:
-        """As long as any rank can go on there is progress; if none can, perhaps one is to blame."""
+        """If no rank can go on, or none gets on, they have hung, and perhaps one is to blame."""
         now, scheduler = self._clock.now(), self._world.scheduler
-        is_alive = scheduler.next_instant is not None
-        if not is_alive and self._records.judge(None, patience_is_over=True) is not None:
+        last_progress = now
+        if scheduler.next_instant is None:
+            last_progress = self._records.last_alive
+        elif (still := self._records.watch.hung_for(now)) is not None:
+            told = format_duration(still)
+            self._records.hang = (
+                f"no progress for {told} of virtual time: ranks sleep, poll or wait"
+            )
+            last_progress = _LONG_AGO
+        if last_progress < now and self._records.judge(None, patience_is_over=True) is not None:
             return  # the agents of those that are to blame have heard it
-        self._deliver(ProgressLooked(attempt, now if is_alive else self._records.last_alive))
+        self._deliver(ProgressLooked(attempt, last_progress))
 
     def dump_stacks(self, attempt: int) -> None:
         """Find out where each rank stands, and what it waits for."""

@@ -394,7 +394,7 @@ class Rehearsal:
         has_stacks = is_hung or failure.cause is FailureCause.OUT_OF_STEP
         error_file = files.error_files.get(rank, "")
         paths = (files.stdouts.get(rank, ""), files.stderrs.get(rank, ""))
-        hang = self._stuck or "deadlock: no rank can ever go on"
+        hang = self._stuck or records.hang
         return msgspec.structs.replace(
             failure,
             pid=None,

@@ -82,6 +82,12 @@ class Alarms:
                     f"{_operations(count)} on rank {rank}, at {place}",
                 )  # fmt: skip
 
+    def note_shapes(self, meeting: "Meeting", doings: str) -> None:
+        """Tensors have equal sizes and different shapes, which is perhaps not meant."""
+        place = next(iter(meeting.arrivals.values())).place
+        text = f"{meeting.named()} has tensors of equal size and different shape:\n{doings}"
+        self._note("shape", place, text)
+
     def remarks(self, *, is_success: bool) -> list[str]:
         """What the user should know at the end, each in a line."""
         if is_success:

@@ -7,10 +7,12 @@ functions are replaced by ones that look for the rank that runs (`substitutes`).
 """
 
 import builtins
+import gc
 import logging
 import multiprocessing.context
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -84,6 +86,7 @@ _ALIKE: tuple[tuple[dict[str, Any], str], ...] = (
     (vars(builtins), "print"),
     (_WARNINGS, "showwarning"),
     (vars(logging), "_warnings_showwarning"),
+    (vars(tempfile), "tempdir"),
     (vars(_context), "_actual_context"),
     (_ROOT, "level"),
     (_MANAGER, "_disable"),
@@ -99,7 +102,7 @@ def _alike_values() -> tuple[Any, ...]:
     return (
         sys.excepthook, sys.displayhook, sys.stdout, sys.stderr, sys.stdin,
         builtins.print, warnings.showwarning, logging._warnings_showwarning,  # type: ignore[attr-defined]  # noqa: SLF001  # as logging does
-        _context._actual_context, _root.level, _manager._disable,  # type: ignore[attr-defined]  # noqa: SLF001  # the same
+        tempfile.tempdir, _context._actual_context, _root.level, _manager._disable,  # type: ignore[attr-defined]  # noqa: SLF001  # the same
     )  # fmt: skip
 
 
@@ -129,6 +132,7 @@ class ProcessBelongings:
         self._home_alike: tuple[Any, ...] = ()
         self._first_alike: tuple[Any, ...] = ()
         self._present_alike: tuple[Any, ...] = ()
+        self._home_collects = True
         self._rank: Rank | None = None
 
     def add(self, belongings: Belongings) -> None:
@@ -141,6 +145,7 @@ class ProcessBelongings:
         """Keep what the process has, until `end`; the user's modules leave the table."""
         self._home_values = tuple(each.namespace.get(each.name) for each in _OWN)
         self._home_alike = self._present_alike = _alike_values()
+        self._home_collects = gc.isenabled()
         hooks = (sys.__excepthook__, sys.__displayhook__)
         self._first_alike = (*hooks, *self._streams, *self._home_alike[4:])
         self._home_modules = {MAIN: sys.modules[MAIN], **self._users.loaded()}
@@ -156,6 +161,7 @@ class ProcessBelongings:
         sys.modules.update(self._home_modules)
         self._change_directory(self._home_directory)
         self._put_alike(self._home_alike)
+        _collect(self._home_collects)
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its own things."""
@@ -169,6 +175,7 @@ class ProcessBelongings:
             self._change_directory(mine.directory)
         if mine.alike is not self._present_alike:
             self._put_alike(mine.alike)
+        _collect(mine.collects)
         for more in self._more:
             more.move_in(rank)
 
@@ -182,6 +189,7 @@ class ProcessBelongings:
         except AttributeError:  # it has deleted one
             mine.values = tuple(each.namespace.get(each.name) for each in _OWN)
             alike = tuple(namespace.get(name) for namespace, name in _ALIKE)
+        mine.collects = gc.isenabled()
         if alike != mine.alike:
             mine.alike = self._present_alike = alike
         table, modules = sys.modules, mine.modules
@@ -211,7 +219,8 @@ class ProcessBelongings:
             first = each.first(process)
             each.namespace[each.name] = first
             values.append(first)
-        return _Mine(tuple(values), self._first_alike, ModuleType(MAIN), self._home_directory)
+        alike, collects = self._first_alike, self._home_collects
+        return _Mine(tuple(values), alike, ModuleType(MAIN), self._home_directory, collects)
 
     def _note_import(self, name: str) -> None:
         if self._rank is not None:
@@ -239,12 +248,20 @@ class _Mine:
         alike: tuple[Any, ...],
         main: ModuleType,
         directory: str,
+        collects: bool,  # the constructor of a record
     ) -> None:
         self.values = values
         self.alike = alike
         self.module_names: dict[str, None] = {MAIN: None}
         self.modules: dict[str, ModuleType] = {MAIN: main}
         self.directory = directory
+        self.collects = collects
+        """Whether `gc` runs by itself."""
+
+
+def _collect(collects: bool) -> None:  # what it is set to
+    if collects != gc.isenabled():
+        (gc.enable if collects else gc.disable)()
 
 
 _chdir = os.chdir

@@ -15,7 +15,9 @@ be found.
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import msgspec
@@ -36,6 +38,11 @@ ANY_SOURCE = -1
 _NAMED = 4
 """How many members name a group that has no other name."""
 
+_OF_ONE_SHAPE = "all_gather_single"
+"""gloo wants its output to have the shape of the inputs."""
+_SHAPE = re.compile(r"\([\d, ]*\)")
+_NUMBER = re.compile(r"\d+")
+
 CarryOut = Callable[[Sequence[Any]], None]
 
 
@@ -50,7 +57,7 @@ class Conditions:
         waits: who has waited for whom.
         alarms: what looks wrong.
         groups: those of the present attempt, by name.
-        calls: how many calls all ranks have made.
+        calls: how many operations and messages ranks have begun.
     """
 
     def __init__(
@@ -107,11 +114,15 @@ class Group:
         name: stands for it; equal on all members.
         label: how people call it; empty for the group of all ranks.
         ranks: the members' numbers in the world, in the order of their ranks in the group.
+        compares_sizes: whether tensors of equal size and other shape fit, as in gloo.
+        has_other_shapes: whether the operation that is carried out has such tensors.
         gives_up: whether operations fail as soon as a member that they lack has ended; otherwise
             the world comes to rest, and the report tells where everybody stands.
     """
 
     gives_up = False
+    compares_sizes = False
+    has_other_shapes = False
 
     def __init__(
         self,
@@ -165,6 +176,16 @@ class Group:
             meeting.complete(carry_out)
         return meeting
 
+    def matched(self, call: str) -> str:
+        """What of a call must be equal on all members."""
+        if not self.compares_sizes or call.startswith(_OF_ONE_SHAPE):
+            return call
+        return _SHAPE.sub(lambda shape: str(prod(map(int, _NUMBER.findall(shape[0])))), call)
+
+    def note_shapes(self, meeting: "Meeting", doings: str) -> None:
+        """Members have called an operation with tensors of equal size and other shape."""
+        self._conditions.alarms.note_shapes(meeting, doings)
+
     def open_handle(
         self, rank: int, gate: "Meeting | Post", interface: tuple[str, ...]
     ) -> int | None:
@@ -176,6 +197,11 @@ class Group:
         handle = self._conditions.alarms.close_handle(number)
         if handle is not None and written:
             self._conditions.alarms.note_write(handle, written)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an operation or a message waits for a member."""
+        return bool(self._meetings or self._posts)
 
     def begun_by(self, rank: int) -> int:
         """How many operations a member has come to."""
@@ -217,9 +243,9 @@ class Group:
             raise _own(gate.error)
         return True
 
-    def poll(self) -> None:
+    def poll(self, gate: "Meeting | Post") -> None:
         """The rank that runs has found an operation open."""
-        self._scheduler.poll()
+        self._scheduler.poll(gate)
 
     def lose(self, rank: int, error: CollectiveError) -> None:
         """Let everything fail that needs this member, which will never come: `error` says why."""
@@ -325,14 +351,22 @@ class Meeting(Gate):
         """All have come: do it, or say how they disagree."""
         if self.error is not None:
             pass
-        elif not self.is_agreed:
-            self.error = self._disagreement()
+        elif self.is_agreed:
+            self._carry_out(carry_out)
+        elif len({self.group.matched(came.call) for came in self.arrivals.values()}) == 1:
+            self.group.note_shapes(self, self._doings())
+            self.group.has_other_shapes = True
+            self._carry_out(carry_out)
+            self.group.has_other_shapes = False
         else:
-            try:
-                carry_out([self.loads[rank] for rank in self.group.ranks])
-            except Exception as error:  # noqa: BLE001  # every member raises it
-                self.error = error
+            self.error = self._disagreement()
         self.open()
+
+    def _carry_out(self, carry_out: CarryOut) -> None:
+        try:
+            carry_out([self.loads[rank] for rank in self.group.ranks])
+        except Exception as error:  # noqa: BLE001  # every member raises it
+            self.error = error
 
     def miss(self, rank: int, error: CollectiveError) -> None:
         """Fail, since a member will never come."""

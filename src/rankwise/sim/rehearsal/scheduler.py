@@ -46,7 +46,7 @@ from heapq import heappop, heappush
 from types import FrameType
 from typing import Any, Protocol, Self
 
-from rankwise.base.units import Instant
+from rankwise.base.units import SECOND, Instant
 from rankwise.bell import Bell
 
 set_affinity = os.sched_setaffinity
@@ -59,7 +59,10 @@ STOP_NOTICE_S = 2.0
 _LOOKS_PER_PATIENCE = 4
 """How often it is asked whether a rank gets on, before it is given up."""
 _POLL_PAUSE = 1_000
-"""How long a rank that polls in a loop pauses, so that what it waits for can come: 1 us."""
+"""How long a rank that polls pauses at first, so that what it waits for can come: 1 us."""
+_POLL_PAUSE_MAX = SECOND
+_POLLS_PER_WAIT = 128
+"""A rank that has polled for long pauses for this part of it: so much late it sees what comes."""
 
 
 class RankEnded(SystemExit):
@@ -151,8 +154,11 @@ class Rank:
         is_given_up: whether it has let no other rank run for too long; then it counts as killed.
         is_ready: whether it is in the queue of those that can go on.
         is_aside: whether it belongs to no world, and waits to be called again in another one.
+        polled: what it has last looked for in vain, and since when it does.
         handlers: its signal handlers, by number.
         signals_handled: how many of its signals they have been called for.
+        blocked: the signals that it blocks.
+        wakeup_fd: where the number of each signal with a handler is written; -1 for nowhere.
         belongings: what `Belongings` keep for it, by keeper.
         process: what it begins with, for those who keep its belongings.
     """
@@ -166,6 +172,8 @@ class Rank:
         self.exit_code: int | None = None
         self.handlers: dict[int, Any] = {}
         self.signals_handled = 0
+        self.blocked: frozenset[int] = frozenset()
+        self.wakeup_fd = -1
         self.belongings: dict[object, Any] = {}
         self.process = process
         self.baton = threading.Lock()
@@ -177,6 +185,7 @@ class Rank:
         self.has_begun = False
         self.is_given_up = False
         self.is_aside = False
+        self.polled: tuple[object, Instant] = (None, Instant(0))
         self.thread = threading.Thread(target=self._live, name=f"rank {number}", daemon=True)
 
     @property
@@ -207,6 +216,13 @@ class Rank:
         if number == SIGKILL:
             self._fate = -SIGKILL
         self._signals.append(number)
+        if (
+            self.wakeup_fd >= 0
+            and number not in self.blocked
+            and callable(self.handlers.get(number))
+        ):
+            with suppress(OSError):  # nobody reads there, or it is full: it is a hint
+                os.write(self.wakeup_fd, bytes([number]))
         self.scheduler.make_ready(self)
 
     def take_signals(self) -> None:
@@ -215,8 +231,10 @@ class Rank:
         Raises:
             RankEnded: one of them, or somebody, has ended it.
         """
-        while self._signals and self._fate is None:
-            number = self._signals.pop(0)
+        while self._fate is None:
+            number = self.take_pending(lambda number: number not in self.blocked)
+            if number is None:
+                break
             handler = self.handlers.get(number, _DEFAULT)
             if callable(handler):
                 self.signals_handled += 1
@@ -226,9 +244,23 @@ class Rank:
         if self._fate is not None:
             raise RankEnded(self._fate)
 
+    def take_pending(self, is_wanted: Callable[[int], bool]) -> int | None:
+        """Take the first such signal that waits for this rank; None if there is none."""
+        number = next(filter(is_wanted, self._signals), None)
+        if number is not None:
+            self._signals.remove(number)
+        return number
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """The blocked signals that wait for it."""
+        return self.blocked.intersection(self._signals)
+
     def is_ended_by(self, number: int) -> bool:
         """Whether a signal ends it, as the program neither handles nor ignores it."""
         handler = self.handlers.get(number, _DEFAULT)
+        if number in self.blocked:
+            return False
         return not callable(handler) and handler != _IGNORE and number not in _HARMLESS
 
     def stack(self) -> FrameType | None:
@@ -271,6 +303,7 @@ class Scheduler:
         ranks: those of the present attempt, by number.
         current: who has the baton; None means the conductor.
         is_paused: whether the rank that runs may hold the baton for as long as it wants.
+        wake_ups: how often time has passed since no rank was ready.
         at_rest: called when no rank is ready, before time passes; returns whether it has made one
             ready.
         gets_on: asked now and then whether the rank that has the baton has made progress since it
@@ -292,6 +325,7 @@ class Scheduler:
         self.current: Rank | None = None
         self.broken_by: BaseException | None = None
         self.is_paused = False
+        self.wake_ups = 0
         self.at_rest: Callable[[], bool] | None = None
         self.gets_on: Callable[[Rank], bool] | None = None
         self.on_held: Callable[[Rank], None] | None = None
@@ -400,6 +434,25 @@ class Scheduler:
             rank.gate = None
             rank.take_signals()
 
+    def wait_for_pending(self, numbers: frozenset[int], until: Instant | None = None) -> int | None:
+        """Take one of these signals of the rank that runs, when it comes; None if none has."""
+        rank = self.current
+        assert rank is not None, "the conductor does not wait like a rank"
+        gate, timer = _Signal(), None
+        if until is not None:
+            timer = self.at(until)
+            timer.admit(rank)
+        while (number := rank.take_pending(numbers.__contains__)) is None:
+            rank.take_signals()
+            if timer is not None and timer.is_open:
+                return None
+            rank.gate = gate
+            self._hand_over(rank)
+            rank.gate = None
+        if timer is not None:
+            timer.is_cancelled = True
+        return number
+
     def yield_to_others(self) -> None:
         """Let all ranks that are ready run before the present one goes on."""
         rank = self.current
@@ -408,10 +461,20 @@ class Scheduler:
         self._hand_over(rank)
         rank.take_signals()
 
-    def poll(self) -> None:
-        """The rank that runs has looked for something in vain: let others run, and time pass."""
-        if self.current is not None and self.current.thread.ident == threading.get_ident():
-            self.sleep(_POLL_PAUSE)
+    def poll(self, what: object) -> None:
+        """The rank that runs has looked for `what` in vain: let others run, and time pass.
+
+        The longer it has done nothing else, the more: another rank may sleep for an hour first.
+        """
+        rank = self.current
+        if rank is None or rank.thread.ident != threading.get_ident():
+            return
+        sought, since = rank.polled
+        if sought != what:
+            since = self.now
+            rank.polled = what, since
+        pause = (self.now - since) // _POLLS_PER_WAIT
+        self.sleep(min(max(pause, _POLL_PAUSE), _POLL_PAUSE_MAX))
 
     def at(self, instant: Instant) -> Timer:
         """A gate that opens at `instant`."""
@@ -480,6 +543,7 @@ class Scheduler:
                 return None
             timer = heappop(self._agenda)[2]
             if not timer.is_cancelled:
+                self.wake_ups += 1
                 self.now = max(self.now, instant)
                 timer.open()
         if self._choose is None:

@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rankwise.base.units import SECOND, Instant
@@ -66,6 +66,72 @@ def _kill(rank: Rank, original: Callable[[int, int], None], pid: int, number: in
 def _raise_signal(rank: Rank, _original: Any, number: int) -> None:
     rank.signal(int(number))
     rank.take_signals()
+
+
+def _pthread_kill(
+    rank: Rank, original: Callable[[int, int], None], thread: int, number: int
+) -> None:
+    if thread != rank.thread.ident or not number:
+        original(thread, number)
+    else:
+        _raise_signal(rank, original, number)
+
+
+def _set_mask(rank: Rank, _original: Any, how: int, mask: Iterable[int]) -> set[int]:
+    given = frozenset(map(int, mask)).difference(_WITHOUT_HANDLER)
+    if not given <= signal.valid_signals():
+        raise ValueError("signal number out of range")
+    before = rank.blocked
+    changed = {
+        signal.SIG_BLOCK: before | given, signal.SIG_UNBLOCK: before - given,
+        signal.SIG_SETMASK: given,
+    }  # fmt: skip
+    if how not in changed:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    rank.blocked = changed[signal.Sigmasks(how)]
+    rank.take_signals()
+    return set(map(_named, before))
+
+
+def _pending(rank: Rank, _original: Any) -> set[int]:
+    return set(map(_named, rank.pending))
+
+
+def _wait(rank: Rank, original: Callable[..., Any], numbers: Iterable[int], *timeout: float) -> Any:
+    if timeout and timeout[0] < 0:
+        raise ValueError("timeout must be non-negative")
+    now = rank.scheduler.now
+    until = Instant(now + round(timeout[0] * SECOND)) if timeout else None
+    number = rank.scheduler.wait_for_pending(frozenset(map(int, numbers)), until)
+    if number is None:
+        return None
+    if original.__name__ == "sigwait":
+        return _named(number)
+    return signal.struct_siginfo((number, 0, 0, os.getpid(), os.getuid(), 0, 0))
+
+
+def _set_wakeup_fd(
+    rank: Rank,
+    _original: Any,
+    fd: int,
+    *,
+    warn_on_full_buffer: bool = True,  # noqa: ARG001  # a rank is not warned
+) -> int:
+    if fd != -1:
+        os.fstat(fd)  # which raises what a wrong one raises
+    before, rank.wakeup_fd = rank.wakeup_fd, fd
+    return before
+
+
+def _set_interrupts(_rank: Rank, _original: Any, _number: int, _flag: Any) -> None:
+    """Calls of the system are not interrupted: no signal reaches the thread of a rank."""
+
+
+def _named(number: int) -> int:
+    try:
+        return signal.Signals(number)
+    except ValueError:  # one of those for real time, between the first and the last
+        return number
 
 
 def _set_handler(rank: Rank, _original: Any, number: int, handler: Any) -> Any:
@@ -128,6 +194,12 @@ FUNCTIONS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (signal, "signal", _set_handler),
     (signal, "getsignal", _handler),
     (signal, "raise_signal", _raise_signal),
+    (signal, "pthread_kill", _pthread_kill),
+    (signal, "pthread_sigmask", _set_mask),
+    (signal, "sigpending", _pending),
+    *((signal, name, _wait) for name in ("sigwait", "sigwaitinfo", "sigtimedwait")),
+    (signal, "set_wakeup_fd", _set_wakeup_fd),
+    (signal, "siginterrupt", _set_interrupts),
     (signal, "alarm", _alarm),
     (signal, "pause", _pause),
     (signal, "setitimer", _set_timer),

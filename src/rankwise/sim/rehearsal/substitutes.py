@@ -39,7 +39,7 @@ from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, set_affinity
 Replaced = tuple[Any, str, Any]
 _CALENDAR = (time.time, time.time_ns)
 _RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
-_AFFINITY = "affinity"
+_AFFINITY, _RECURSION = "affinity", "recursion limit"
 _FILE_FUNCTIONS = (
     "link", "listdir", "mkdir", "remove", "rename", "replace", "rmdir", "stat", "symlink", "unlink",
 )  # fmt: skip
@@ -55,6 +55,9 @@ class Substitutes:
         seed: what random states begin from.
         cpus: where threads and processes that ranks start may run.
         time: that of the ranks.
+
+    Attributes:
+        helpers: the threads that ranks have started, by ident.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Substitutes:
         self._cpus = cpus
         self._replaced: list[Replaced] = []
         self._threads = threading.local()
+        self.helpers: set[int] = set()
         self._variables: set[bytes] = set()
         """Of the process's environment, as C sees it: those that ranks have changed there."""
 
@@ -88,6 +92,7 @@ class Substitutes:
     def install(self) -> None:
         """Replace everything."""
         self._environment = dict(os.environb)
+        self._first_recursion_limit = self._highest_recursion_limit = sys.getrecursionlimit()
         of_ranks: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
             *rank_time.FUNCTIONS,
             (time, "sleep", self._time.sleep_for),
@@ -97,6 +102,8 @@ class Substitutes:
             (os, "sched_setaffinity", self._set_affinity),
             (atexit, "register", self._register),
             (sys, "breakpointhook", _breakpoint),
+            (sys, "setrecursionlimit", self._set_recursion_limit),
+            (sys, "getrecursionlimit", self._recursion_limit),
         )
         clocks = ("time", "monotonic", "perf_counter")
         table: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
@@ -120,6 +127,7 @@ class Substitutes:
         while self._replaced:
             owner, name, original = self._replaced.pop()
             _put(owner, name, original)
+        sys.setrecursionlimit(self._first_recursion_limit)
         for variable in sorted(self._variables):
             if (text := self._environment.get(variable)) is None:
                 os.unsetenv(variable)
@@ -274,6 +282,16 @@ class Substitutes:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         rank.belongings[_AFFINITY] = wanted
 
+    def _recursion_limit(self, rank: Rank, _original: Any) -> int:
+        limit: int = rank.belongings.get(_RECURSION, self._first_recursion_limit)
+        return limit
+
+    def _set_recursion_limit(self, rank: Rank, original: Callable[[int], None], limit: int) -> None:
+        """Note a rank's limit: the process has the highest of all, as others may be deeper."""
+        original(max(limit, self._highest_recursion_limit))
+        self._highest_recursion_limit = max(limit, self._highest_recursion_limit)
+        rank.belongings[_RECURSION] = limit
+
     def follow_pdb(self) -> None:
         """Have `pdb.set_trace` do the same as `breakpoint`."""
         pdb = sys.modules["pdb"]
@@ -318,7 +336,11 @@ class Substitutes:
 
             def live(*words: Any, **options: Any) -> None:
                 self._threads.rank = rank
-                function(*words, **options)
+                self.helpers.add(threading.get_ident())
+                try:
+                    function(*words, **options)
+                finally:
+                    self.helpers.discard(threading.get_ident())
 
             return int(start(live, args, *more))
 

@@ -55,6 +55,7 @@ class SimulatedWorld:
         substitutes: what the process's functions do meanwhile.
         size: how many ranks the present attempt has.
         steps: how many steps each rank has begun that counts them.
+        sections: how many sections ranks have begun or ended.
         shared: other values that ranks share, by name.
         changes: those who wait for memory to change.
         last_step: the one after which all of them stop; None until they are asked to stop.
@@ -98,6 +99,7 @@ class SimulatedWorld:
             faults.prediction = prediction
         self.size = 0
         self.steps: dict[int, int] = {}
+        self.sections = 0
         self.last_step: int | None = None
         self.handlers_before: Mapping[int, Any] = {}
         self.shared: dict[str, Any] = {}
@@ -161,6 +163,13 @@ class SimulatedWorld:
     def groups(self) -> dict[str, Group]:
         """Those of the ranks that meet, by name."""
         return self._conditions.groups
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """How far the ranks have come: any change is progress."""
+        ranks = self.scheduler.ranks.values()
+        over = sum(rank.is_over for rank in ranks)
+        return self._conditions.calls, self.sections, sum(self.steps.values()), over, len(ranks)
 
     def remarks(self, *, is_success: bool) -> list[str]:
         """What the user should know at the end of a run, each in a line."""
@@ -244,6 +253,12 @@ def present_world() -> SimulatedWorld:
     """The world of the rank that calls this."""
     assert _world is not None, "asked by a simulated rank"
     return _world
+
+
+def note_section() -> None:
+    """A section begins or ends, perhaps of a process that is no rank."""
+    if _world is not None:
+        _world.sections += 1
 
 
 def rank_of_thread() -> Rank | None:

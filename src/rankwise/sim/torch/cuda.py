@@ -25,6 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
 
 from rankwise.sim.rehearsal.world import running_rank
+from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
+from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 
 _MEMORY_BYTES = 80 << 30
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
@@ -272,6 +274,15 @@ def model_cuda() -> Callable[[], None]:
     replace(Tensor, "record_stream", _answers())  # C++ looks at the stream before any mode does
     replace(torch.version, "cuda", "13.0")  # it also tells torch.compile that this is no AMD device
     replace(torch.cuda.nccl, "version", _answers((2, 27, 7)))
+    for owner in (torch.cuda, torch.cuda.graphs):
+        replace(owner, "CUDAGraph", Graph)
+        replace(owner, "graph_pool_handle", graph_pool_handle)
+    if not hasattr(torch._C, "_host_emptyCache"):  # noqa: SLF001  # a build for the CPU has none
+        torch._C._host_emptyCache = _answers()  # noqa: SLF001  # the same
+        stack.callback(delattr, torch._C, "_host_emptyCache")  # noqa: SLF001  # the same
+    for kernel in KERNELS:
+        replace(torch, kernel.__name__, kernel)
+    replace(torch.nn.SyncBatchNorm, "forward", synchronising(torch.nn.SyncBatchNorm.forward))
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, name, _answers())
     replace(torch.autocast, "__init__", _for_cpu(torch.autocast.__init__, torch.float16))

@@ -23,6 +23,8 @@ What is touched:
   tensors on the CPU (`symmetric_memory`).
 - `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for
   CUDA as well (`cuda`).
+- `torch.cuda.graphs`, its `CUDAGraph` and `torch._C._host_emptyCache`; `SyncBatchNorm.forward` and
+  the functions `torch.batch_norm_*` behind it, which a build for the CPU has not (`cuda`).
 - `torch.autograd.profiler._prepare_profiler` and `_enable_profiler`: two ranks' would crash.
 - `torch._C._set_deterministic_algorithms` and `torch._tensor_str.PRINT_OPTS`: ranks may differ in
   such settings (`settings`).

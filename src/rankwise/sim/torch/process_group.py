@@ -26,6 +26,7 @@ from rankwise.sim.torch.arithmetic import (
     plainly,
     ring_reduced,
 )
+from rankwise.sim.torch.cuda_graphs import present_capture
 from rankwise.sim.torch.loads import (
     Loads,
     bytes_brought,
@@ -86,6 +87,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._clock = clock
         self._number = group.ranks[rank]
         self._meetings = group
+        group.compares_sizes = True
         self._count = len(group.ranks)
         self._coalescing: list[RehearsedWork] | None = None
         # An operation that torch itself waits for at once, and then forgets, has been waited for.
@@ -121,7 +123,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> RehearsedWork:
         op = _reduction(opts)
-        carry_out = partial(_reduce_for_all, op)
+        carry_out = partial(_reduce_for_all, op, self._meetings)
         return self._meet(reducing(name, op_number(op)), tensors, tensors, carry_out, opts=opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> RehearsedWork:
@@ -404,6 +406,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root: int = 0,
     ) -> RehearsedWork:
         """Come to the next operation, and wait for it if torch would do nothing else with it."""
+        if (capture := present_capture()) is not None:
+            again = partial(self._come, call, alike, load, carry_out, root)
+            capture.keep(load)
+            capture.calls.append(lambda: self._wait(*again()))
         meeting, passages = self._come(call, alike, load, carry_out, root)
         if getattr(opts, "asyncOp", True) or self._coalescing is not None:
             outputs = alike if outputs is None else outputs
@@ -534,10 +540,10 @@ def _delivered(
         timed(send.rank, receive.rank, send_passage, receive_passage)
 
 
-def _reduce_for_all(op: Any, loads: Loads) -> None:
+def _reduce_for_all(op: Any, group: Group, loads: Loads) -> None:
     """Put the reduction of what all have brought into each one's tensors."""
     tensors = loads[0]
-    if len(tensors) > 1:
+    if len(tensors) > 1 or group.has_other_shapes:
         spread(ring_reduced([joined(load) for load in loads], op), loads)
     elif tensors[0].is_sparse:
         add_sparse([tensor for (tensor,) in loads], op)

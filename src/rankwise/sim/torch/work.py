@@ -80,12 +80,12 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
 
     def is_completed(self) -> bool:
         """Whether everybody has come; if not, others run before the next look."""
-        is_completed = all(gate.is_open for gate in self._gates)
-        if is_completed:
-            self._close()
-        else:
-            self._group.poll()
-        return is_completed
+        for gate in self._gates:
+            if not gate.is_open:
+                self._group.poll(gate)
+                return False
+        self._close()
+        return True
 
     def is_success(self) -> bool:
         """Whether it is done, and well."""

@@ -1,0 +1,125 @@
+"""Whether simulated ranks get on while virtual time passes, or only sleep, poll and wait.
+
+A rank that asks in a loop whether something has happened, or whose alarm rings for ever, lets time
+pass, so no deadlock stops the world. What counts as progress is the same as on real processes
+(`rankwise.core.gang.progress`): a call, a step or a section, the begin or end of a rank, and to
+compute, read or write enough for the virtual time that has passed. What a look in vain costs is
+the simulation's doing, and no progress.
+
+With `--hang-timeout` that much virtual time without progress is a hang. Without, nobody has said
+how long ranks may rest, and a program may sleep for days on purpose: only ranks have hung that let
+another one wait in an operation for longer than the time-outs of torch would, and that have woken
+up so often meanwhile that a real minute has passed.
+
+What a rank has started, threads and processes, lives in real time: as long as there is any, ranks
+may wait for it in a loop, and only real time counts, or without a time-out none.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from rankwise.base.units import MICROSECOND, SECOND, Duration, Instant, after, between
+from rankwise.core.gang.progress import (
+    BYTES_MIN,
+    BYTES_PER_SECOND,
+    CPU_SHARE,
+    LOOKS_PER_PATIENCE,
+    ProgressWatch,
+)
+from rankwise.drivers.real.process_work import bytes_of_this_process, work_beside_this_thread
+from rankwise.ports.clock import Clock
+from rankwise.sim.rehearsal.world import SimulatedWorld
+
+UNASKED = Duration(3_600 * SECOND)
+"""Of virtual time; torch's operations give up after half an hour."""
+UNASKED_REAL = Duration(60 * SECOND)
+_COST_OF_LOOK = 50 * MICROSECOND
+"""What a rank computes, at most, that wakes up, looks in vain and goes to sleep again."""
+
+
+class TimeWatch:
+    """Looks at the ranks of a run; called in the thread of the conductor.
+
+    Args:
+        world: where they live.
+        hang_timeout: without progress for so long they have hung; None leaves it to the watch.
+        clock: real time.
+        printed: how many bytes ranks have printed so far.
+    """
+
+    def __init__(
+        self,
+        world: SimulatedWorld,
+        hang_timeout: Duration | None,
+        clock: Clock,
+        printed: Callable[[], int],
+    ) -> None:
+        self._world = world
+        self._hang_timeout = hang_timeout
+        self._clock = clock
+        self._printed = printed
+        self._looked_at = self._since = Instant(0)
+        self._real_since = self._looks_again_at = clock.now()
+        self._marks: tuple[int, ...] = ()
+        self._computed = self._bytes = 0
+        self._others: ProgressWatch | None = None
+
+    def hung_for(self, now: Instant) -> Duration | None:
+        """How long no rank has got on, in virtual time, if that is a hang; None if it is none."""
+        if self._have_got_on(now):
+            self._since, self._real_since, self._others = now, self._clock.now(), None
+        still = between(self._since, now)
+        if self._hang_timeout is not None:
+            is_over = still >= self._hang_timeout
+        else:
+            rested = between(self._real_since, self._clock.now())
+            is_over = still >= UNASKED and rested >= UNASKED_REAL and self._is_call_awaited()
+        return still if is_over and not self._may_others_help() else None
+
+    def _have_got_on(self, now: Instant) -> bool:
+        elapsed, self._looked_at = between(self._looked_at, now), now
+        marks, marks_before = self._world.marks, self._marks
+        looks = self._world.scheduler.wake_ups * _COST_OF_LOOK
+        # That of the calling thread is no rank's.
+        computed = time.process_time_ns() - time.thread_time_ns() - looks
+        byte_count = bytes_of_this_process() - self._printed()
+        did, moved = computed - self._computed, byte_count - self._bytes
+        self._marks, self._computed, self._bytes = marks, computed, byte_count
+        return (
+            marks != marks_before
+            # Of a patience, a quarter is enough in which a rank computes.
+            or did * CPU_SHARE * LOOKS_PER_PATIENCE >= elapsed
+            or moved >= max(BYTES_MIN, BYTES_PER_SECOND * elapsed // SECOND)
+        )
+
+    def _is_call_awaited(self) -> bool:
+        return any(group.is_awaited for group in self._world.groups.values())
+
+    def _may_others_help(self) -> bool:
+        """Whether what ranks have started lives, and has done something within the time-out."""
+        now = self._clock.now()
+        if now < self._looks_again_at:
+            return True
+        helpers = self._times_of_others()
+        if helpers is None:
+            return False
+        patience = self._hang_timeout
+        if patience is None:
+            return True
+        self._looks_again_at = after(now, Duration(patience // LOOKS_PER_PATIENCE))
+        if self._others is None:
+            self._others = ProgressWatch(patience, now)
+        self._others.look({0: Activity(pid=0, helper_times=helpers)}, now)
+        return between(self._others.last_progress, now) < patience
+
+    def _times_of_others(self) -> dict[int, Duration] | None:
+        """The CPU times of threads and processes that are no rank; None if ranks started none."""
+        pid = os.getpid()
+        work = work_beside_this_thread(threading.get_native_id())
+        ranks = {rank.thread.native_id for rank in self._world.scheduler.ranks.values()}
+        times = {} if work is None else work.helper_times
+        times = {key: computed for key, computed in times.items() if key not in ranks}
+        has_children = any(key < 0 and key != -pid for key in times)
+        return times if has_children or self._world.substitutes.helpers else None
