@@ -13,7 +13,7 @@ import msgspec
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.progress import Doing, ProgressWatch, Work
-from rankwise.drivers.real.call_rings import calls_begun, read_book
+from rankwise.drivers.real.call_rings import calls_begun, polls_in_vain, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import is_stopped, works_of
 from rankwise.drivers.real.reactor import Reactor, Timer
@@ -54,6 +54,7 @@ class HangWatch:
         ask: asks the ranks what C++ has called; calls back when they have told, or cannot.
         ask_nodes: asks the other nodes what their ranks do; calls back with None if there are none.
         explain: reads from the books, and from what the ranks told last, who waits for whom.
+        ledger_lacks: tells what the books lack, in a sentence; empty if nothing.
         warn: is told that half of the timeout is over: how long there was no progress, and why.
     """
 
@@ -68,6 +69,7 @@ class HangWatch:
         ask: Callable[[Callable[[], None]], None],
         ask_nodes: Callable[[Callable[[NodesTold | None], None]], None],
         explain: Callable[[], tuple[str, Mapping[int, str]]],
+        ledger_lacks: Callable[[], str],
         warn: Callable[[Duration, str], None],
     ) -> None:
         self._host = host
@@ -77,6 +79,7 @@ class HangWatch:
         self._ask = ask
         self._ask_nodes = ask_nodes
         self._explain = explain
+        self._ledger_lacks = ledger_lacks
         self._warn = warn
         self._watch = ProgressWatch(hang_timeout, clock.now())
         self._timer: Timer | None = None
@@ -126,6 +129,8 @@ class HangWatch:
         # Who is late for a moment keeps nobody waiting in the same call all the time.
         if header["verdict"] != verdict:
             header["verdict"] = ""
+        if lacks := self._ledger_lacks():
+            header["ledger"] = lacks
         self._host.collect_stacks(partial(self._answer, header, waits, reply))
 
     def _answer(
@@ -204,10 +209,15 @@ class HangWatch:
                 marks=marks,
                 is_in_call=in_call_since is not None,
                 main_time=process.main_time,
+                polls=self._polls(link.local_rank),
                 helper_times=process.helper_times,
                 byte_count=process.byte_count - output,
             )
         return works
+
+    def _polls(self, local_rank: int) -> int:
+        segment = self._planner.segment
+        return 0 if segment is None else polls_in_vain(segment, local_rank)
 
     def _marks(self, local_rank: int) -> tuple[tuple[int, ...], Instant | None]:
         """How far a rank has come, and since when it is in a collective call, if it is."""

@@ -74,7 +74,7 @@ class Watches:
         """What is heard of the gang while it is found out who is to blame for a failure."""
         self._curious: list[Callable[[InquiryAnswered | None], None]] = []
         """Who waits for what the other nodes tell."""
-        self._is_ledger_off = False
+        self._ledger_lacks = ""
 
     def attach(self, host: "RealProcessHost", agent: "AgentRunner") -> None:
         """Say who has the processes, and who is told of them."""
@@ -148,14 +148,13 @@ class Watches:
         self._call_watch.on_recorded(local_rank, recorded)
 
     def on_ledger_off(self, why: str) -> None:
-        """A rank cannot enter its calls: say so, for the first one."""
-        if not self._is_ledger_off:
-            self._is_ledger_off = True
-            self._say(
-                f"the ledger of collectives is off: {why}; a report may blame a rank that only "
-                "waited for another",
-                "no-ledger",
+        """A rank cannot enter its calls, or not all: say so, for the first one."""
+        if not self._ledger_lacks:
+            self._ledger_lacks = (
+                f"the ledger of collectives {why}; a report may blame a rank that only waited for "
+                "another"
             )
+            self._say(self._ledger_lacks, "no-ledger")
 
     def last_progress(self) -> Instant:
         """When a rank last made progress."""
@@ -282,5 +281,6 @@ class Watches:
             ask=self.ask_recorders,
             ask_nodes=self.ask_other_nodes,
             explain=self.explain_hang,
+            ledger_lacks=lambda: self._ledger_lacks,
             warn=self._warn_of_hang,
         )

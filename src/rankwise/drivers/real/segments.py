@@ -57,7 +57,7 @@ BUFFER_COUNT = 3
 HEADER_BYTES = 128
 ABORT_REASON_BYTES = 256
 WORKERS_MAX = 4096
-CALLS_BYTES, SECTIONS_AT = 114_688, 107_584
+CALLS_BYTES, SECTIONS_AT = 282_624, 275_520
 """A worker's book of calls, and where its sections begin there: `call_ring.AREA_BYTES` and
 `SECTIONS_AT`, told here so that agents need not load that."""
 DEFAULT_BUFFER_BYTES = 1 << 20

@@ -3,7 +3,8 @@
 It lies behind the buffers of the segment: an *area* per worker, which nobody else writes:
 
     head     64 bytes: the process that writes, how many groups, how many entries, how many entries
-             plus one there were when the rank was done, and how many of them are waits
+             plus one there were when the rank was done, how many of them are waits, and how often
+             the handle of a call was asked, and told that it is not over
     groups   GROUPS_MAX slots: how many calls it has begun there, and who the members are
     ring     ENTRIES entries: the latest calls, each over the one ENTRIES before
     sections what `rankwise.drivers.real.section_ring` keeps there
@@ -40,9 +41,9 @@ TOTAL_BYTES_AT = 24
 """Where a segment says how long it is without the areas."""
 
 WAITING, ISSUED, DONE, FAILED = range(4)
-HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS, HEAD_WAITS = range(5)
+HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS, HEAD_WAITS, HEAD_POLLS = range(6)
 HEAD_BYTES = 64
-GROUPS_MAX = 64
+GROUPS_MAX = 320
 GROUP_HEAD = struct.Struct("=QQ")
 GROUP_KEY_BYTES, GROUP_LABEL_BYTES, MEMBERS_BYTES = 64, 64, 512
 GROUP_BYTES = GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES + MEMBERS_BYTES
@@ -175,6 +176,10 @@ class CallRing:
     def end(self, entry: int, stage: int) -> None:
         """Enter how a call has ended, or that it goes on without the rank waiting."""
         self._words[entry] = _now() << STAGE_BITS | stage
+
+    def enter_poll(self) -> None:
+        """Enter that the rank has asked a handle in vain whether its call is over."""
+        self._words[HEAD_POLLS] += 1
 
     def be_done(self) -> None:
         """Enter that nothing more is to be called, until there is another call."""
