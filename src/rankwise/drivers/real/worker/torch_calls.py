@@ -446,6 +446,7 @@ class _Entered:
         ring_module, stamp_for = groups.ring_module, self._stamp_for
         ring_of_process = ring_module.ring_of_process
         issued, done, failed = ring_module.ISSUED, ring_module.DONE, ring_module.FAILED
+        now, stage_bits = time.monotonic_ns, ring_module.STAGE_BITS
         get_frame = sys._getframe  # noqa: SLF001 - the only way to know the line
         is_message, find, known_groups = bool(self._way), groups.find, groups.known
         # Arguments are looked for here, without a call for each: this is done for every collective.
@@ -463,8 +464,8 @@ class _Entered:
             ring = ring_module.ring or ring_of_process()
             if ring is None:
                 return function(*args, **kwargs)
-            count = len(args)
-            group = args[group_at] if count > group_at else kwargs.get("group")
+            count = len(args)  # most calls have no keywords, which is sooner asked than looked up
+            group = args[group_at] if count > group_at else kwargs.get("group") if kwargs else None
             entered = known_groups.get(group) if ring is groups.ring else None
             entered = entered or find(ring, group)
             if entered is None:
@@ -473,7 +474,7 @@ class _Entered:
                 frame = get_frame(1)
                 code = frame.f_code
                 tensor: Any = args[tensor_at] if count > tensor_at else kwargs.get(tensor_name)
-                op = args[op_at] if count > op_at else kwargs.get("op")
+                op = args[op_at] if count > op_at else kwargs.get("op") if kwargs else None
                 dtype: Any = None
                 if has_tensor:
                     shape, dtype = tensor.shape, tensor.dtype
@@ -495,12 +496,13 @@ class _Entered:
                     stamp = found[1]
                 else:
                     stamp = stamp_for(site, what, args, kwargs)
+                words = ring.words
                 entry = ring.begin(None if is_message else entered, stamp)
             except Exception:  # noqa: BLE001 - arguments of any kind: the function itself complains
                 return function(*args, **kwargs)
             stage = failed
             try:
-                result = function(*args, **kwargs)
+                result = function(*args, **kwargs) if kwargs else function(*args)
                 stage = done
                 if result is None:  # as of nearly all, so that the argument need not be looked for
                     return None
@@ -508,7 +510,7 @@ class _Entered:
                 if is_async:
                     stage = issued
             finally:
-                ring.end(entry, stage)
+                words[entry] = now() << stage_bits | stage  # `ring.end`, without the call
             if is_async and not is_message:
                 groups.handles.note(result, (ring, ring.number_at(entry), stamp))
             return result
