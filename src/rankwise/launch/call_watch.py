@@ -236,12 +236,23 @@ class CallWatch:
     def on_exit(
         self, local_rank: int, exit_status: ExitStatus, on_answers: Callable[[], None]
     ) -> bool:
-        """A rank has ended: tell who is to blame, if gloo did that, whose data did not fit.
+        """A rank has ended: tell who is to blame, if it is another one.
+
+        gloo ends a rank whose data did not fit, and a section one that has waited for too long.
 
         Returns:
             Whether that can be told only after `on_answers` was called, with the same exit again.
         """
-        if exit_status.signal_number != _SIGABRT or self._is_holding:
+        if self._is_holding:
+            return False
+        if not exit_status.ok and self._is_stuck_in_section(local_rank):
+            let_go = partial(self._let_go, on_answers)
+            if not self._has_held and self._questions.ask(let_go):
+                self._has_held = self._is_holding = True
+                return True
+            self._judge_section(local_rank)
+            return False
+        if exit_status.signal_number != _SIGABRT:
             return False
         verdict = find_disagreement(self._books(), self._planner.world.rank(local_rank))
         if verdict is None:
@@ -253,6 +264,29 @@ class CallWatch:
             return True
         self._accuse(verdict)
         return False
+
+    def _judge_section(self, local_rank: int) -> None:
+        """Accuse whom a rank has awaited in a call until the limit of its section was over."""
+        world = self._planner.world
+        books = [
+            msgspec.structs.replace(book, fate=Fate.LIVES)
+            if book.fate is Fate.DIED and self._is_stuck_in_section(world.local_rank(book.rank))
+            else book
+            for book in self._books(with_empty=True)
+        ]
+        verdict = judge(books, self._recorded_books(books), patience_is_over=True)
+        rank = world.rank(local_rank)
+        if verdict is None or rank in verdict.blamed or rank not in waits_of(books):
+            return
+        # What has ended told nothing of its recorder, and is no less among those who waited.
+        by_books = find_verdict(books, patience_is_over=True)
+        if by_books is not None and by_books.blamed == verdict.blamed:
+            verdict = by_books
+        self._accuse(verdict)
+
+    def _is_stuck_in_section(self, local_rank: int) -> bool:
+        segment = self._planner.segment
+        return segment is not None and segment.is_stuck_in_section(local_rank)
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """A rank tells what torch's recorder has."""

@@ -273,6 +273,29 @@ dist.barrier()
     assert "ranks failed" not in done.stderr
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_limit_of_a_section_is_the_fault_of_the_rank_for_which_the_others_wait_in_it(
+    library: str, run_program: RunProgram
+) -> None:
+    program = """
+import rankwise
+if rank == 2:
+    time.sleep(600)
+with rankwise.section("step", timeout=1):
+    dist.barrier()
+"""
+
+    done = run_program(library, program)
+
+    where, sleep = (line_of(program, text, library) for text in ("dist.barrier", "time.sleep"))
+    assert done.code == 1
+    assert "section 'step' is stuck" in done.stderr
+    assert root_cause_in(done) == (
+        f"rank 2 has not come to barrier #1 (train.py:{where}), in which ranks 0-1 wait: "
+        f"it is at train.py:{sleep}"
+    )
+
+
 def test_a_hang_names_the_rank_that_is_missing_as_json_too(run_program: RunProgram) -> None:
     program = """
 import queue
