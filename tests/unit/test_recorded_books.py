@@ -7,7 +7,12 @@ import msgspec
 from rankwise.base.units import Instant
 from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_blame
 from rankwise.drivers.real.call_rings import SAFE_ENTRIES
-from rankwise.drivers.real.recorded_books import FROM_CPP, begun_by_cpp, recorded_book
+from rankwise.drivers.real.recorded_books import (
+    FROM_CPP,
+    begun_by_cpp,
+    recorded_book,
+    with_library_numbers,
+)
 from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
 
 RANKS = (0, 1, 2)
@@ -139,6 +144,19 @@ def test_the_rank_that_called_something_else_is_to_blame_not_those_that_wait_in_
 
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((0,), True)
+
+
+def test_entries_have_torchs_numbers_where_the_recorder_has_the_same_operation() -> None:
+    wait = msgspec.structs.replace(entered(3.5, 4.5), of_handle=True)
+    other = msgspec.structs.replace(entered(4.6, 5.5), number=2, text="barrier #?")
+    latest = msgspec.structs.replace(entered(5.6, 0, Stage.WAITING), number=3)
+    own = seen(0, entered(1.5, 2.5), wait, other, latest)
+
+    book = with_library_numbers(own, sampled(range(1, 7)))
+
+    assert [each.library_number for each in book.calls] == [2, 2, 0, 6]
+    nothing = Recorded(1, ())
+    assert with_library_numbers(own, nothing) == own
 
 
 def test_a_circle_of_issued_calls_is_none() -> None:

@@ -75,6 +75,8 @@ def render(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
         alike.setdefault(key, []).append(line)
     groups = sorted(alike.values(), key=lambda group: (-len(group), group[0]["rank"]))
     told = [_verdict(header, ranks), *_about_nodes(header)]
+    if lacks := header.get("ledger"):
+        told.append(lacks)
     return "\n".join([*told, *(_render_group(group) for group in groups)])
 
 

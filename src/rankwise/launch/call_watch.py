@@ -4,7 +4,8 @@ A rank writes its book into shared memory, which tells nobody, so what shows in 
 looked for in intervals, while ranks make calls that do not watch their peers themselves (torch's).
 A look reads a word of each book. Only where a rank has begun no call since the last look all books
 are read, and blame counts when two looks running have come to it: no healthy run is ended by
-what was read while it moved.
+what was read while it moved. In between the ranks are asked under which numbers torch has the calls
+that they entered, since some of them may have made others under `torch.compile`.
 
 What C++ calls by itself is in no book, but in torch's flight recorder, which costs a rank 20 ms to
 read. So ranks are *asked* only where there may be trouble: a rank has stood in a call for a second,
@@ -54,7 +55,7 @@ from rankwise.core.rendezvous.records import Trouble
 from rankwise.drivers.real.call_rings import calls_begun, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.drivers.real.recorded_books import recorded_book
+from rankwise.drivers.real.recorded_books import recorded_book, with_library_numbers
 from rankwise.drivers.real.report_pipe import Recorded
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.lateness_watch import LatenessWatch, OnCppCalls
@@ -69,6 +70,8 @@ QUIET = Duration(10 * SECOND)
 """Ranks are asked when one has stood in a call for so long, or none has begun one."""
 SAMPLE_PAUSE = Duration(60 * SECOND)
 """How often ranks are asked where what C++ begins is recorded: a thousandth of their time."""
+CHECK_PATIENCE = Duration(3 * SECOND)
+"""How long a verdict by the books waits for torch's numbers; a rank may hold the interpreter."""
 _PAUSE_MAX = Duration(60 * SECOND)
 _SIGABRT = 6
 
@@ -117,6 +120,7 @@ class CallWatch:
         self._stood: dict[int, int] = {}
         """Ranks that have begun no call since the last look, and how many they have begun."""
         self._suspicion = ""
+        self._suspected_at = clock.now()
         self._still_since = clock.now()
         self._quiet = QUIET if hang_timeout is None else min(QUIET, Duration(hang_timeout // 3))
         self._pause_max = min(_PAUSE_MAX, Duration(2 * self._quiet))
@@ -232,12 +236,23 @@ class CallWatch:
     def on_exit(
         self, local_rank: int, exit_status: ExitStatus, on_answers: Callable[[], None]
     ) -> bool:
-        """A rank has ended: tell who is to blame, if gloo did that, whose data did not fit.
+        """A rank has ended: tell who is to blame, if it is another one.
+
+        gloo ends a rank whose data did not fit, and a section one that has waited for too long.
 
         Returns:
             Whether that can be told only after `on_answers` was called, with the same exit again.
         """
-        if exit_status.signal_number != _SIGABRT or self._is_holding:
+        if self._is_holding:
+            return False
+        if not exit_status.ok and self._is_stuck_in_section(local_rank):
+            let_go = partial(self._let_go, on_answers)
+            if not self._has_held and self._questions.ask(let_go):
+                self._has_held = self._is_holding = True
+                return True
+            self._judge_section(local_rank)
+            return False
+        if exit_status.signal_number != _SIGABRT:
             return False
         blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
         if blame is None:
@@ -249,6 +264,29 @@ class CallWatch:
             return True
         self._accuse(blame)
         return False
+
+    def _judge_section(self, local_rank: int) -> None:
+        """Accuse whom a rank has awaited in a call until the limit of its section was over."""
+        ranks = self._planner.ranks
+        books = [
+            msgspec.structs.replace(book, fate=Fate.LIVES)
+            if book.fate is Fate.DIED and self._is_stuck_in_section(ranks.local_rank(book.rank))
+            else book
+            for book in self._books(with_empty=True)
+        ]
+        blame = judge(books, self._recorded_books(books), patience_is_over=True)
+        rank = ranks.rank(local_rank)
+        if blame is None or rank in blame.blamed or rank not in waits_of(books):
+            return
+        # What has ended told nothing of its recorder, and is no less among those who waited.
+        by_books = find_blame(books, patience_is_over=True)
+        if by_books is not None and by_books.blamed == blame.blamed:
+            blame = by_books
+        self._accuse(blame)
+
+    def _is_stuck_in_section(self, local_rank: int) -> bool:
+        segment = self._planner.segment
+        return segment is not None and segment.is_stuck_in_section(local_rank)
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """A rank tells what torch's recorder has."""
@@ -296,14 +334,23 @@ class CallWatch:
         blame = self._certain_blame() if self._is_somebody_standing() else None
         self._suspect()
         text = "" if blame is None or not blame.is_certain else blame.text
-        if blame is not None and text and text == self._suspicion:
+        if blame is not None and text and text == self._suspicion and self._is_checked:
             self._accuse(blame)
             self._looks_at = None
             return
-        self._suspicion = text
+        if text != self._suspicion:
+            self._suspicion, self._suspected_at = text, self._clock.now()
+            if text and not self._is_holding:
+                self._questions.ask(lambda: None)
         self._tell_nodes_who_stands()
         self._ask_for_sample()
         self._look_later()
+
+    @property
+    def _is_checked(self) -> bool:
+        """Whether ranks have told by now under which numbers torch has the calls they entered."""
+        is_over = between(self._suspected_at, self._clock.now()) >= CHECK_PATIENCE
+        return is_over or not self._questions.awaits_answers
 
     def _tell_nodes_who_stands(self) -> None:
         """Let the other nodes know when ranks begin to stand in calls, and when all move again."""
@@ -443,8 +490,13 @@ class CallWatch:
             book = read_book(segment, local_rank, first_rank)
             if book is None and with_empty:
                 book = Book(rank=first_rank + local_rank)
-            if book is not None:
-                books.append(msgspec.structs.replace(book, fate=self._fate_of(local_rank, book)))
+            if book is None:
+                continue
+            fate = self._fate_of(local_rank, book)
+            told = self._questions.told_by(local_rank, is_alive=fate is Fate.LIVES)
+            if told is not None:
+                book = with_library_numbers(book, told)
+            books.append(msgspec.structs.replace(book, fate=fate))
         return books
 
     def _fate_of(self, local_rank: int, book: Book) -> Fate:

@@ -13,7 +13,7 @@ import msgspec
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.progress import Activity, Doing, ProgressWatch
-from rankwise.drivers.real.call_rings import calls_begun, read_book
+from rankwise.drivers.real.call_rings import calls_begun, polls_in_vain, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import is_stopped, works_of
 from rankwise.drivers.real.reactor import Reactor, Timer
@@ -120,6 +120,8 @@ class HangWatch:
         # Who is late for a moment keeps nobody waiting in the same call all the time.
         if header["verdict"] != verdict:
             header["verdict"] = ""
+        if lacks := self._watches.ledger_lacks:
+            header["ledger"] = lacks
         self._host.collect_stacks(partial(self._answer, header, waits, reply))
 
     def _answer(
@@ -200,10 +202,15 @@ class HangWatch:
                 marks=marks,
                 is_in_call=in_call_since is not None,
                 main_time=process.main_time,
+                polls=self._polls(link.local_rank),
                 helper_times=process.helper_times,
                 byte_count=process.byte_count - output,
             )
         return works
+
+    def _polls(self, local_rank: int) -> int:
+        segment = self._planner.segment
+        return 0 if segment is None else polls_in_vain(segment, local_rank)
 
     def _marks(self, local_rank: int) -> tuple[tuple[int, ...], Instant | None]:
         """How far a rank has come, and since when it is in a collective call, if it is."""

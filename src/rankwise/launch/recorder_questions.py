@@ -50,11 +50,19 @@ class RecorderQuestions:
             self._last_words[local_rank] = recorded
         elif recorded.ask == self._number:
             self._answers[local_rank] = recorded
-        over = {rank for rank, link in self._host.links.items() if link.is_over or link.error}
-        if self._asked <= self._answers.keys() | over:
+        if not self.awaits_answers:
             waiting, self._waiting = self._waiting, []
             for timer in waiting:
                 timer.fire()
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether ranks that live have not answered the latest question."""
+        return not self._asked <= self._answers.keys() | self._over
+
+    @property
+    def _over(self) -> set[int]:
+        return {rank for rank, link in self._host.links.items() if link.is_over or link.error}
 
     def told_by(self, local_rank: int, *, is_alive: bool) -> Recorded | None:
         """What is known of a rank: its answer, but its last words if it has come to its end."""

@@ -24,6 +24,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND
 from rankwise.drivers.real.segments import (
     LEDGER_SECTION_RUNS,
+    LEDGER_SECTION_STUCK,
     LEDGER_SECTION_TIME,
     LEDGER_SECTIONS,
     LEDGER_WORDS,
@@ -93,6 +94,7 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
         _arm(now)
         if borders is not None:
             borders.pass_one()
+            borders.be_stuck(is_stuck=False)
             borders.sections.end(name, round(began_at * SECOND), round(now * SECOND))
             if not _open:
                 borders.count_run(now - began_at)
@@ -107,6 +109,10 @@ class _Borders(NamedTuple):
     def pass_one(self) -> None:
         """Let the agent see that the program has gone on: a section has begun or ended."""
         self.words[LEDGER_SECTIONS] = next(_borders)
+
+    def be_stuck(self, *, is_stuck: bool) -> None:
+        """Let the agent see whether a limit is over: the rank may end of it for another's sake."""
+        self.words[LEDGER_SECTION_STUCK] = is_stuck
 
     def count_run(self, seconds: float) -> None:
         """Let the agent see how long a section that is in no other one took."""
@@ -192,6 +198,8 @@ class _Teller:
                 before = f", its longest run took {_longest_s[name]:.3g} s" if name in _runs else ""
                 text = f"rankwise: section {name!r} is stuck{before}; here are its stacks\n"
                 os.write(2, text.encode())
+                if (borders := _borders_of_rank()) is not None:
+                    borders.be_stuck(is_stuck=True)
                 self._expected = None
 
 

@@ -74,7 +74,8 @@ class Watches:
         """What is heard of the gang while it is found out who is to blame for a failure."""
         self._curious: list[Callable[[InquiryAnswered | None], None]] = []
         """Who waits for what the other nodes tell."""
-        self._is_ledger_off = False
+        self.ledger_lacks = ""
+        """What the ledger does not have, in a sentence; empty if nothing."""
 
     def attach(self, host: "RealProcessHost", agent: "AgentRunner") -> None:
         """Say who has the processes, and who is told of them."""
@@ -148,14 +149,13 @@ class Watches:
         self._call_watch.on_recorded(local_rank, recorded)
 
     def on_ledger_off(self, why: str) -> None:
-        """A rank cannot enter its calls: say so, for the first one."""
-        if not self._is_ledger_off:
-            self._is_ledger_off = True
-            self._say(
-                f"the ledger of collectives is off: {why}; a report may blame a rank that only "
-                "waited for another",
-                "no-ledger",
+        """A rank cannot enter its calls, or not all: say so, for the first one."""
+        if not self.ledger_lacks:
+            self.ledger_lacks = (
+                f"the ledger of collectives {why}; a report may blame a rank that only waited for "
+                "another"
             )
+            self._say(self.ledger_lacks, "no-ledger")
 
     def last_progress(self) -> Instant:
         """When a rank last made progress."""

@@ -273,6 +273,29 @@ dist.barrier()
     assert "ranks failed" not in done.stderr
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_limit_of_a_section_is_the_fault_of_the_rank_for_which_the_others_wait_in_it(
+    library: str, run_program: RunProgram
+) -> None:
+    program = """
+import rankwise
+if rank == 2:
+    time.sleep(600)
+with rankwise.section("step", timeout=1):
+    dist.barrier()
+"""
+
+    done = run_program(library, program)
+
+    where, sleep = (line_of(program, text, library) for text in ("dist.barrier", "time.sleep"))
+    assert done.code == 1
+    assert "section 'step' is stuck" in done.stderr
+    assert root_cause_in(done) == (
+        f"rank 2 has not come to barrier #1 (train.py:{where}), in which ranks 0-1 wait: "
+        f"it is at train.py:{sleep}"
+    )
+
+
 def test_a_hang_names_the_rank_that_is_missing_as_json_too(run_program: RunProgram) -> None:
     program = """
 import queue
@@ -331,6 +354,87 @@ print("sum", x[0].item() if rank == 0 else "")
 
     assert "rank 1 was done after all_reduce #5 " in done.stderr
     assert done.code == 0, done.stderr
+
+
+ONE_COMPILED = """
+def reduced(y):
+    dist.all_reduce(y)
+    return y + 1
+step = torch.compile(reduced, backend="eager", fullgraph=True) if rank == 0 else reduced
+assert step(torch.ones(2)).tolist() == [4.0, 4.0]
+if rank == 2:
+    time.sleep(5)  # the others stand in their next call
+"""
+
+
+def test_ranks_of_which_one_alone_compiles_what_all_call_are_no_disagreement(
+    run_program: RunProgram,
+) -> None:
+    done = run_program("torch", f"{ONE_COMPILED}\ndist.barrier()")
+
+    assert done.code == 0, done.stderr
+
+
+def test_ranks_of_which_one_alone_compiles_are_told_when_they_disagree(
+    run_program: RunProgram,
+) -> None:
+    late = "if rank == 1:\n    time.sleep(2)"
+    program = f"{ONE_COMPILED}\n{late}\ndist.broadcast(x, 0) if rank == 1 else dist.barrier()"
+
+    done = run_program("torch", program.replace("rank == 2", "rank == 3"))
+
+    assert done.code == 1
+    where = f"train.py:{line_of(program, 'dist.broadcast', 'torch')}"
+    assert root_cause_in(done) == (
+        f"call #2: rank 1 called broadcast from rank 0 of (4096,) float32 ({where}), "
+        f"ranks 0, 2 called barrier ({where})"
+    )
+
+
+def test_a_handle_that_is_asked_for_ever_whether_its_call_is_over_is_a_hang(
+    run_program: RunProgram,
+) -> None:
+    program = """
+import queue
+dist.barrier()
+if rank == 2:
+    queue.Queue().get()
+work = dist.all_reduce(x, async_op=True)
+while not work.is_completed():
+    pass
+"""
+
+    done = run_program("torch", program, "--hang-timeout=3s")
+
+    assert done.code == 124
+    where = f"train.py:{line_of(program, 'work = ', 'torch')}"
+    assert root_cause_in(done) == (
+        "the gang hung: no progress for 3 s; rank 2 has not come to "
+        f"all_reduce #2 (sum) of (4096,) float32 ({where}), in which ranks 0-1 wait"
+    )
+
+
+def test_groups_beyond_those_for_which_there_is_room_are_told_of(run_program: RunProgram) -> None:
+    program = """
+groups = [dist.new_group([0], group_desc=f"g{at}") for at in range(323)]
+for group in groups:
+    dist.all_reduce(x, group=group)
+import os, subprocess, sys
+why = [sys.executable, "-m", "rankwise", "why", os.environ["RANKWISE_RUN_ID"]]
+if rank == 0:
+    print(subprocess.run(why, capture_output=True, text=True).stdout)
+"""
+
+    done = run_program("torch", program, "--rdzv-id=many-groups", "--no-prefix", nprocs=1)
+
+    assert done.code == 0, done.stderr
+    line = (
+        "the ledger of collectives has room for 320 groups of a rank, and does not see what rank 0 "
+        "calls in others, such as g320; a report may blame a rank that only waited for another"
+    )
+    assert done.stderr.count(f"rankwise: {line}\n") == 1
+    assert done.stderr.count("ledger") == 1
+    assert line in done.lines
 
 
 def test_a_rank_that_skips_a_call_of_cpp_and_waits_in_another_is_to_blame_not_the_others(

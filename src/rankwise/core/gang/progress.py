@@ -13,6 +13,9 @@ rank has done so far (`Activity`). What it has done between two looks is progres
     it has read or written 64 KiB, and 4 KiB for each second                  progress
     anything less                                                             none
 
+A main thread that asks the handle of a call again and again whether it is over has computed only
+where that took 10 ms from one question to the next, on average: it waits, and spins.
+
 So output alone is no progress (what came through the rank's output streams is not counted), nor is
 a thread that wakes up now and then to say that it lives, nor one that watches a library's calls.
 
@@ -39,6 +42,7 @@ LOOKS_PER_PATIENCE = 4
 LEAST_INTERVAL = Duration(50 * MILLISECOND)
 """Looks that follow each other faster are one look: too little can have been done meanwhile."""
 CPU_SHARE = 20
+PER_POLL = Duration(10 * MILLISECOND)
 BYTES_MIN = 64 << 10
 BYTES_PER_SECOND = 4 << 10
 
@@ -51,6 +55,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
         marks: how far it has come, such as its count of calls; any change is progress.
         is_in_call: whether its main thread is in a collective call.
         main_time: the CPU time of its main thread, with the time that it waited for a CPU.
+        polls: how often it has asked in vain whether a call that it has issued is over.
         helper_times: the CPU time of its other threads and of its child processes, by a key each.
         byte_count: what all of them have read and written, output streams left out.
     """
@@ -59,6 +64,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[int, ...] = ()
     is_in_call: bool = False
     main_time: Duration = Duration(0)
+    polls: int = 0
     helper_times: Mapping[int, Duration] = {}
     byte_count: int = 0
 
@@ -182,7 +188,10 @@ def _what_it_did(before: Activity, now: Activity, elapsed: Duration) -> Doing:
         return Doing.ADVANCES
     if now.is_in_call:
         return Doing.WAITS
-    computed = max(now.main_time - before.main_time, _of_helpers(before, now))
+    of_main = now.main_time - before.main_time
+    if of_main < (now.polls - before.polls) * PER_POLL:
+        of_main = 0
+    computed = max(of_main, _of_helpers(before, now))
     if computed * CPU_SHARE >= elapsed:
         return Doing.COMPUTES
     enough = max(BYTES_MIN, BYTES_PER_SECOND * elapsed // SECOND)

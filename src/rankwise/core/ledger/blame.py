@@ -23,6 +23,10 @@ time-out.
 
 A way that ends at a rank which has failed by itself needs no blame: its own failure tells more.
 
+A rank may make calls that it does not enter, as a function under `torch.compile` does where other
+ranks run it as it is: then the n-th entry of one rank is not the n-th of another. Where the library
+has told its own numbers, calls of different numbers do not meet, whatever is entered.
+
 What is not known accuses nobody. A member without a book, on another node perhaps, is not awaited;
 a way that ends at a rank which stands in a call that all have come to (its data is on its way, or
 somebody elsewhere is late) blames nobody.
@@ -155,7 +159,15 @@ def _awaited(book: Book, call: Call, books: Mapping[int, Book]) -> tuple[int, ..
     return tuple(
         rank
         for rank in members
-        if rank in books and books[rank].counts.get(call.group, 0) < call.number
+        if rank in books
+        and books[rank].counts.get(call.group, 0) < call.number
+        and not (call.library_number and _has_come_by_library(books[rank], call))
+    )
+
+
+def _has_come_by_library(book: Book, call: Call) -> bool:
+    return any(
+        own.group == call.group and own.library_number >= call.library_number for own in book.calls
     )
 
 
@@ -165,13 +177,12 @@ def _oldest_first(waits: Iterable[Wait]) -> list[Wait]:
 
 def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Blame | None:
     """Members that have come to the call of a rank with something else, if there are any."""
-    key, number = wait.call.group, wait.call.number
-    if not key:
+    if not wait.call.group:
         return None
-    group = books[wait.rank].groups[key]
+    group = books[wait.rank].groups[wait.call.group]
     parties: dict[int, list[tuple[int, Call]]] = {}
     for rank in group.members:
-        call = books[rank].call(key, number) if rank in books else None
+        call = books[rank].call_that_meets(wait.call) if rank in books else None
         if call is not None:
             parties.setdefault(call.match, []).append((rank, call))
     if len(parties) < 2:

@@ -67,6 +67,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         peer: for a message, the rank at its other end.
         is_of_main_thread: whether the program's main thread called it, or one of its other threads.
         of_handle: whether the rank waits for the call here, which it has issued before.
+        library_number: the call's number by the count of the library that carries it out, which
+            has calls as well that the rank has not entered; 0 if that is not known.
     """
 
     group: str
@@ -80,6 +82,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     peer: int = NO_PEER
     is_of_main_thread: bool = True
     of_handle: bool = False
+    library_number: int = 0
 
 
 class Book(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,8 +127,14 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
         """Its latest call of a group that is remembered."""
         return next((call for call in reversed(self.calls) if call.group == group), None)
 
-    def call(self, group: str, number: int) -> Call | None:
-        """One of its calls of a group, if it has come so far and that is remembered."""
-        return next(
-            (call for call in self.calls if (call.group, call.number) == (group, number)), None
-        )
+    def call_that_meets(self, call: Call) -> Call | None:
+        """Its call that goes with another rank's, if it has come so far and that is remembered."""
+        return next((own for own in self.calls if _meet(own, call)), None)
+
+
+def _meet(one: Call, other: Call) -> bool:
+    if one.group != other.group:
+        return False
+    if one.library_number and other.library_number:
+        return one.library_number == other.library_number
+    return one.number == other.number

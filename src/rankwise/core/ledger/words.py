@@ -79,19 +79,21 @@ def departure_in_words(
 
 def minority_in_words(minority: Sequence[Party], majority: Party, group: Group) -> str:
     """Ranks that have called something else than most, party by party; then those."""
-    return f"{_number_in_words(majority, group)}: {_calls_in_words([*minority, majority])}"
+    parties = [*minority, majority]
+    return f"{_number_in_words(parties, group)}: {_calls_in_words(parties)}"
 
 
 def disagreement_in_words(parties: Sequence[Party], group: Group) -> str:
     """Ranks that have called different things, where nobody can know who is right."""
     ranks = sorted(rank for party in parties for rank, _ in party)
     who = "ranks {} and {}".format(*ranks) if len(ranks) == _TWO else ranks_in_words(ranks)
-    return f"{_number_in_words(parties[0], group)}: {who} disagree: {_calls_in_words(parties)}"
+    return f"{_number_in_words(parties, group)}: {who} disagree: {_calls_in_words(parties)}"
 
 
-def _number_in_words(party: Party, group: Group) -> str:
-    of_group = f" of group {group.label}" if group.label else ""
-    return f"call #{party[0][1].number}{of_group}"
+def _number_in_words(parties: Iterable[Party], group: Group) -> str:
+    """The number of a call, of which some ranks may not have entered one before it."""
+    number = max(call.number for party in parties for _, call in party)
+    return f"call #{number}{f' of group {group.label}' if group.label else ''}"
 
 
 def _calls_in_words(parties: Iterable[Party]) -> str:

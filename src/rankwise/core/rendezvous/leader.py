@@ -98,6 +98,11 @@ def named(view: View, nodes: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
+def last_end_in_words(why: str) -> str:
+    """Tell, behind on whom a node waits, what ended the round before, if there was one."""
+    return f"; the last round ended because {why}" if why else ""
+
+
 def _gather(view: View, round_: Round, now: Instant) -> Decision:
     blockers = view.blockers()
     refusing = _refusing(view, round_, now)
@@ -121,7 +126,8 @@ def _gather(view: View, round_: Round, now: Instant) -> Decision:
         view.fenced_until or now, _pause_ends(view, round_), _last_call_ends(view, candidates, now)
     )
     if now < settle_at:
-        return Decision(wake_at=settle_at, waiting=_why_not_yet(view, candidates))
+        waiting = _why_not_yet(view, candidates) + last_end_in_words(_why_ended(view, round_))
+        return Decision(wake_at=settle_at, waiting=waiting)
     return Decision(_settled(view, round_, candidates, enough))
 
 
@@ -251,13 +257,13 @@ def _wait_for_more(
         here += f"; missing node ranks {', '.join(missing[:SHOWN_MAX])}" if missing else ""
     late = [node for node in view.nodes if _may_become_ready(view, node, candidates)]
     here += f"; not fit yet: {named(view, late)}" if late else ""
+    here += last_end_in_words(_why_ended(view, round_))
     if now < give_up_at:
         return Decision(wake_at=give_up_at, waiting=f"for more nodes: {here}")
-    reason = f"; the last round ended because {round_.why}" if round_.why else ""
     patience = format_duration(config.join_timeout)
     verdict = Verdict(
         status=OutcomeStatus.FAILED,
-        detail=f"too few nodes came within {patience}: {here}{reason}",
+        detail=f"too few nodes came within {patience}: {here}",
         restarts=round_.restarts,
     )
     return Decision(_closed(round_, verdict))

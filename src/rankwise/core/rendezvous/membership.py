@@ -9,7 +9,7 @@ from rankwise.base.units import Duration, Instant, after, between, format_durati
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.founding import Succession
 from rankwise.core.rendezvous.lead import Lead
-from rankwise.core.rendezvous.leader import named
+from rankwise.core.rendezvous.leader import last_end_in_words, named
 from rankwise.core.rendezvous.records import Departure, Round, RoundPhase
 from rankwise.core.rendezvous.registration import OwnRecord
 from rankwise.core.rendezvous.requests import Purpose, SharedKeys
@@ -319,7 +319,11 @@ class RoundWait:
         leader = self._shared.leader.value
         if leader is None:
             return "for a node that leads"
-        return f"for node {leader.decode('utf-8', 'backslashreplace')}, which gathers the others"
+        who = leader.decode("utf-8", "backslashreplace")
+        round_ = self._membership.round
+        is_gathering = round_ is not None and round_.phase is RoundPhase.GATHERING
+        why = round_.why if round_ is not None and is_gathering else ""
+        return f"for node {who}, which gathers the others{last_end_in_words(why)}"
 
     def _waiting_for_members(self) -> str:
         """On whom a node waits whose own workers have ended."""

@@ -15,7 +15,6 @@ from rankwise.base.units import Instant
 from rankwise.core.ledger import Arrival, Book, Call, Fate, Group, Stage
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker.call_ring import (
-    AREA_BYTES,
     ENTRIES,
     ENTRY_BYTES,
     ENTRY_HEAD,
@@ -28,6 +27,7 @@ from rankwise.drivers.real.worker.call_ring import (
     HEAD_DONE,
     HEAD_GROUPS,
     HEAD_PID,
+    HEAD_POLLS,
     OF_HANDLE,
     OF_OTHER_THREAD,
     RING_AT,
@@ -47,6 +47,11 @@ def calls_begun(segment: Segment, local_rank: int) -> int:
     return head_of(segment, local_rank)[HEAD_CALLS]
 
 
+def polls_in_vain(segment: Segment, local_rank: int) -> int:
+    """How often a worker has asked a handle whether its call is over, and it was not."""
+    return head_of(segment, local_rank)[HEAD_POLLS]
+
+
 def read_book(segment: Segment, local_rank: int, first_rank: int) -> Book | None:
     """What a worker has entered, as a book of a rank that lives or is done.
 
@@ -55,13 +60,15 @@ def read_book(segment: Segment, local_rank: int, first_rank: int) -> Book | None
     head = head_of(segment, local_rank)
     if not head[HEAD_PID]:
         return None
-    area = os.pread(segment.fd, AREA_BYTES, segment.area_of_calls(local_rank))
-    keys, groups, counts = _read_groups(area, head[HEAD_GROUPS], first_rank)
+    at, group_count = segment.area_of_calls(local_rank), head[HEAD_GROUPS]
+    table = os.pread(segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, at)
+    ring = os.pread(segment.fd, ENTRIES * ENTRY_BYTES, at + RING_AT)
+    keys, groups, counts = _read_groups(table, group_count, first_rank)
     return Book(
         rank=first_rank + local_rank,
         groups=groups,
         counts=counts,
-        calls=tuple(_read_calls(area, keys)),
+        calls=tuple(_read_calls(ring, keys)),
         fate=Fate.LEFT if head[HEAD_DONE] == head[HEAD_CALLS] + 1 else Fate.LIVES,
     )
 
@@ -186,19 +193,19 @@ def groups_of(
 
 
 def _read_groups(
-    area: bytes, group_count: int, first_rank: int
+    table: bytes, group_count: int, first_rank: int
 ) -> tuple[list[str], dict[str, Group], dict[str, int]]:
     keys: list[str] = []
     groups: dict[str, Group] = {}
     counts: dict[str, int] = {}
     for slot in range(group_count):
         at = HEAD_BYTES + slot * GROUP_BYTES
-        count, size = GROUP_HEAD.unpack_from(area, at)
+        count, size = GROUP_HEAD.unpack_from(table, at)
         at += GROUP_HEAD.size
-        key = text_in(area[at : at + GROUP_KEY_BYTES])
+        key = text_in(table[at : at + GROUP_KEY_BYTES])
         at += GROUP_KEY_BYTES
-        label = text_in(area[at : at + GROUP_LABEL_BYTES])
-        bits = area[at + GROUP_LABEL_BYTES : HEAD_BYTES + (slot + 1) * GROUP_BYTES]
+        label = text_in(table[at : at + GROUP_LABEL_BYTES])
+        bits = table[at + GROUP_LABEL_BYTES : HEAD_BYTES + (slot + 1) * GROUP_BYTES]
         here = int.from_bytes(bits, "little")
         members = tuple(first_rank + bit for bit in range(here.bit_length()) if here >> bit & 1)
         keys.append(key)
@@ -207,10 +214,10 @@ def _read_groups(
     return keys, groups, counts
 
 
-def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
+def _read_calls(ring: bytes, keys: list[str]) -> Iterator[Call]:
     entries = [
-        (*ENTRY_HEAD.unpack_from(area, at), at + ENTRY_HEAD.size)
-        for at in range(RING_AT, RING_AT + ENTRIES * ENTRY_BYTES, ENTRY_BYTES)
+        (*ENTRY_HEAD.unpack_from(ring, at), at + ENTRY_HEAD.size)
+        for at in range(0, ENTRIES * ENTRY_BYTES, ENTRY_BYTES)
     ]
     last = max(entry[0] for entry in entries)
     for sequence, number, begun_at, end, slot, match, peer, flags, at in sorted(entries):
@@ -221,9 +228,9 @@ def _read_calls(area: bytes, keys: list[str]) -> Iterator[Call]:
         yield Call(
             group=keys[slot] if slot >= 0 else "",
             number=number,
-            text=text_in(area[at : at + TEXT_BYTES]),
+            text=text_in(ring[at : at + TEXT_BYTES]),
             match=match,
-            place=text_in(area[at + TEXT_BYTES : at - ENTRY_HEAD.size + ENTRY_BYTES]),
+            place=text_in(ring[at + TEXT_BYTES : at - ENTRY_HEAD.size + ENTRY_BYTES]),
             begun_at=Instant(begun_at),
             ended_at=Instant(end >> STAGE_BITS),
             stage=Stage(end & _STAGE_MASK),

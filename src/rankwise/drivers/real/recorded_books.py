@@ -8,6 +8,8 @@ The numbers are torch's, which count all calls of a group.
 from bisect import bisect_right
 from collections.abc import Collection
 
+import msgspec
+
 from rankwise.base.units import MICROSECOND, Instant
 from rankwise.core.ledger import Begun, Book, Call, Fate, Group, Stage
 from rankwise.drivers.real.call_rings import SAFE_ENTRIES
@@ -41,6 +43,29 @@ def recorded_book(recorded: Recorded, seen: Book, ranks: Collection[int]) -> Boo
         calls=tuple(_call(call, group, seen, first) for call, group in entries),
         fate=seen.fate,
     )
+
+
+def with_library_numbers(book: Book, recorded: Recorded) -> Book:
+    """The rank's own book, with torch's number for each call that the recorder has as well."""
+    by_name = {group.name: group for group in recorded.groups}
+    numbers = {
+        (call.group, call.number): _number_in(by_name[call.group], call)
+        for call in book.calls
+        if call.group in by_name and not call.of_handle
+    }
+    calls = tuple(
+        msgspec.structs.replace(call, library_number=numbers.get((call.group, call.number), 0))
+        for call in book.calls
+    )
+    return msgspec.structs.replace(book, calls=calls)
+
+
+def _number_in(group: RecordedGroup, call: Call) -> int:
+    operation = _operation_in(call.text)
+    for number, begun_at, text in group.sample:
+        if _is_in(call, begun_at) and _operation_in(group.texts[text]) == operation:
+            return number
+    return 0
 
 
 def begun_by_cpp(recorded: Recorded, seen: Book) -> list[Begun]:
@@ -99,9 +124,19 @@ def _entered(call: RecordedCall, group: RecordedGroup, seen: Book) -> Call | Non
             for entered in reversed(seen.calls)
             if not entered.of_handle
             and entered.group == group.name
-            and entered.begun_at - _SLACK <= call.begun_at
-            and (not entered.ended_at or call.begun_at <= entered.ended_at + _SLACK)
-            and entered.text.partition(" ")[0] == call.operation
+            and _is_in(entered, call.begun_at)
+            and _operation_in(entered.text) == call.operation
         ),
         None,
     )
+
+
+def _is_in(entered: Call, begun_at: int) -> bool:
+    """Whether torch has recorded something while the rank was in a call."""
+    if begun_at < entered.begun_at - _SLACK:
+        return False
+    return not entered.ended_at or begun_at <= entered.ended_at + _SLACK
+
+
+def _operation_in(text: str) -> str:
+    return text.partition(" ")[0]

@@ -33,7 +33,7 @@ class CallsBegin(msgspec.Struct, frozen=True, tag_field="kind", tag="calls"):
 
 
 class LedgerOff(msgspec.Struct, frozen=True, tag_field="kind", tag="no-ledger"):
-    """The worker cannot enter its calls of torch.distributed, for that reason."""
+    """The worker cannot enter its calls of torch.distributed, or not all, for that reason."""
 
     why: str
 

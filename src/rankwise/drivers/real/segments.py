@@ -57,7 +57,7 @@ BUFFER_COUNT = 3
 HEADER_BYTES = 128
 ABORT_REASON_BYTES = 256
 WORKERS_MAX = 4096
-CALLS_BYTES, SECTIONS_AT = 114_688, 107_584
+CALLS_BYTES, SECTIONS_AT = 282_624, 275_520
 """A worker's book of calls, and where its sections begin there: `call_ring.AREA_BYTES` and
 `SECTIONS_AT`, told here so that agents need not load that."""
 DEFAULT_BUFFER_BYTES = 1 << 20
@@ -78,6 +78,8 @@ LEDGER_STEP_BEGAN, LEDGER_STEP_TIME = 10, 11
 """When a rank began its present step, and how long those before took together, in nanoseconds."""
 LEDGER_SECTION_RUNS, LEDGER_SECTION_TIME = 12, 13
 """How many sections it has left that were in no other one, and how long they took together."""
+LEDGER_SECTION_STUCK = 14
+"""1 while the limit of a section that a rank is in is over."""
 
 _IDENTITY = struct.Struct("=8sIIQQ")
 _CACHE_LINE = 64
@@ -327,6 +329,10 @@ class Segment:
         if begun := ledger[LEDGER_STEPS]:
             return Pace(begun - 1, Duration(ledger[LEDGER_STEP_TIME]))
         return Pace(ledger[LEDGER_SECTION_RUNS], Duration(ledger[LEDGER_SECTION_TIME]))
+
+    def is_stuck_in_section(self, local_rank: int) -> bool:
+        """Whether the limit of a section that a worker is in, or died in, is over."""
+        return bool(self._ledger(local_rank)[LEDGER_SECTION_STUCK])
 
     def steps(self) -> int | None:
         """How many steps the farthest worker has begun; None where nobody counts them."""

@@ -26,6 +26,7 @@ from rankwise.core.gang.progress import (
     BYTES_PER_SECOND,
     CPU_SHARE,
     LOOKS_PER_PATIENCE,
+    Activity,
     ProgressWatch,
 )
 from rankwise.drivers.real.process_work import bytes_of_this_process, work_beside_this_thread

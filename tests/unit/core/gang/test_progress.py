@@ -21,6 +21,7 @@ def work(
     main: float = 0,
     helpers: dict[int, float] | None = None,
     byte_count: int = 0,
+    polls: int = 0,
     is_in_call: bool = False,
     pid: int = 100,
 ) -> Activity:
@@ -32,6 +33,7 @@ def work(
         main_time=Duration(round(main * SECOND)),
         helper_times={key: Duration(round(s * SECOND)) for key, s in (helpers or {}).items()},
         byte_count=byte_count,
+        polls=polls,
     )
 
 
@@ -42,6 +44,24 @@ def work(
         pytest.param(work(pid=1), work(pid=2), Doing.ADVANCES, id="another process"),
         pytest.param(work(main=3), work(main=3.5), Doing.COMPUTES, id="a twentieth of the time"),
         pytest.param(work(main=3), work(main=3.4), Doing.NOTHING, id="less than a twentieth"),
+        pytest.param(
+            work(main=3, polls=5),
+            work(main=12.9, polls=1000),
+            Doing.NOTHING,
+            id="a handle that is asked in vain, and little else",
+        ),
+        pytest.param(
+            work(main=3, polls=5),
+            work(main=12.9, polls=900),
+            Doing.COMPUTES,
+            id="a handle that is asked now and then",
+        ),
+        pytest.param(
+            work(main=3, polls=5),
+            work(main=12.9, polls=9000, helpers={1: 0.5}),
+            Doing.COMPUTES,
+            id="helpers, while a handle is asked in vain",
+        ),
         pytest.param(
             work(helpers={1: 5, 2: 9}),
             work(helpers={1: 5.3, 2: 9.2}),

@@ -57,6 +57,40 @@ def test_a_rank_that_lives_is_to_blame_only_when_patience_is_over() -> None:
     )
 
 
+def test_calls_of_which_the_library_has_different_numbers_do_not_meet() -> None:
+    """Rank 0 has made its first call where it is not entered, and stands in its second one."""
+    barrier = call(1, match=2, text="barrier #?")
+    eager = (call(1, Stage.DONE), msgspec.structs.replace(barrier, number=2))
+    unknown = [book(0, barrier), book(1, *eager), book(2, call(1, Stage.DONE))]
+    calls = [(eager[0], 1), (eager[1], 2)]
+    numbered = [msgspec.structs.replace(each, library_number=number) for each, number in calls]
+    told = [
+        book(0, msgspec.structs.replace(barrier, library_number=2)),
+        book(1, *numbered),
+        book(2, numbered[0]),
+    ]
+
+    assert find_blame(unknown, patience_is_over=False) is not None
+    assert find_blame(told, patience_is_over=False) is None
+    verdict = find_blame(told, patience_is_over=True)
+
+    assert verdict is not None
+    assert verdict.blamed == (2,), "and not rank 0, which has entered as few calls"
+
+
+def test_calls_of_which_the_library_has_one_number_meet() -> None:
+    books = [
+        book(0, call(1, match=2, library_number=7)),
+        book(1, call(1, library_number=7)),
+        book(2, call(1)),
+    ]
+
+    verdict = find_blame(books, patience_is_over=False)
+
+    assert verdict is not None
+    assert (verdict.blamed, verdict.is_certain) == ((0,), True)
+
+
 def test_a_rank_that_is_aborted_after_its_call_was_given_data_that_did_not_fit() -> None:
     other = call(1, match=2, text="all_reduce #? (sum) of (9,) float32")
     aborted = book(0, call(1, Stage.DONE), fate=Fate.DIED)

@@ -74,3 +74,29 @@ def test_who_waits_is_told_the_same_more_and_more_rarely_and_news_within_ten_sec
         *((at, alone) for at in (10, 20, 40, 80)),
         *((at, both) for at in (90, 100, 120)),
     ]
+
+
+def test_who_waits_for_more_nodes_tells_which_one_was_lost() -> None:
+    table = Table()
+    config = RendezvousConfig(nodes_min=3, nodes_max=3)
+    for node in ("a", "b", "c"):
+        table.add(node, config)
+        table.ready(node)
+    table.pass_time(SECOND)
+    table.kill("c")
+    table.pass_time(10 * SECOND)
+    for node in ("a", "b"):
+        table.tell(node, GangEnded(round=0, is_done=False))
+        table.ready(node, 1)
+
+    table.pass_time(20 * SECOND)
+
+    lost = "; the last round ended because node c on host-c is lost"
+    told = {
+        node: [each.text for each in table.told[node] if isinstance(each, AnnounceWaiting)][-1]
+        for node in ("a", "b")
+    }
+    assert told == {
+        "a": f"for more nodes: 2 of at least 3 nodes are ready (a on host-a, b on host-b){lost}",
+        "b": f"for node a on host-a, which gathers the others{lost}",
+    }

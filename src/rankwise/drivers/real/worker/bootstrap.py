@@ -115,10 +115,10 @@ class Reporter:
         if self._fd is not None and os.getpid() == self._pid:
             self._write('{"kind": "calls"}')
 
-    def tell_ledger_is_off(self, why: str) -> None:
-        """Say that this rank cannot enter its calls of torch.distributed."""
+    def tell_ledger_lacks(self, what: str) -> None:
+        """Say why the ledger has none of this rank's calls of torch.distributed, or not all."""
         if self._fd is not None and os.getpid() == self._pid:
-            self._write(f'{{"kind": "no-ledger", "why": {quoted(why)}}}')
+            self._write(f'{{"kind": "no-ledger", "why": {quoted(what)}}}')
 
     def answer_for_recorder(self, recorded: "Callable[[], str]") -> None:
         """From now on send what that returns whenever the agent asks, in a thread that else sleeps.
@@ -297,7 +297,7 @@ def run(
     reporter = reporter or Reporter(descriptors.get(REPORT_VARIABLE))
     _call_finder.reporter = reporter
     if _call_finder.why_off:
-        reporter.tell_ledger_is_off(_call_finder.why_off)
+        reporter.tell_ledger_lacks(_call_finder.why_off)
     watch_torch()
     if _CALL_RING in sys.modules:  # in a fork of a server that has imported torch
         sys.modules[_CALL_RING].ring_of_process()
@@ -399,9 +399,13 @@ class _CallFinder:
     def tell_ledger_is_off(self, why: str) -> None:
         """The same, at once or once there is one: a server may import torch for its forks."""
         torch = sys.modules.get("torch")
-        self.why_off = f"torch {getattr(torch, '__version__', '')} {why}"
+        self.why_off = f"is off: torch {getattr(torch, '__version__', '')} {why}"
+        self.tell_ledger_lacks(self.why_off)
+
+    def tell_ledger_lacks(self, what: str) -> None:
+        """The same."""
         if self.reporter is not None:
-            self.reporter.tell_ledger_is_off(self.why_off)
+            self.reporter.tell_ledger_lacks(what)
 
     def tell_last_recorded(self) -> None:
         """The same."""

@@ -3,7 +3,8 @@
 It lies behind the buffers of the segment: an *area* per worker, which nobody else writes:
 
     head     64 bytes: the process that writes, how many groups, how many entries, how many entries
-             plus one there were when the rank was done, and how many of them are waits
+             plus one there were when the rank was done, how many of them are waits, and how often
+             the handle of a call was asked, and told that it is not over
     groups   GROUPS_MAX slots: how many calls it has begun there, and who the members are
     ring     ENTRIES entries: the latest calls, each over the one ENTRIES before
     sections what `rankwise.drivers.real.section_ring` keeps there
@@ -40,9 +41,9 @@ TOTAL_BYTES_AT = 24
 """Where a segment says how long it is without the areas."""
 
 WAITING, ISSUED, DONE, FAILED = range(4)
-HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS, HEAD_WAITS = range(5)
+HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS, HEAD_WAITS, HEAD_POLLS = range(6)
 HEAD_BYTES = 64
-GROUPS_MAX = 64
+GROUPS_MAX = 320
 GROUP_HEAD = struct.Struct("=QQ")
 GROUP_KEY_BYTES, GROUP_LABEL_BYTES, MEMBERS_BYTES = 64, 64, 512
 GROUP_BYTES = GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES + MEMBERS_BYTES
@@ -95,7 +96,7 @@ class CallRing:
         self._first_rank = first_rank
         self._size = size
         self._memory = memory
-        self._words = memoryview(memory).cast("Q")
+        self.words = memoryview(memory).cast("Q")
         self._sequence = count(1)
         self._waits = count(1)
         self._main_thread = threading.main_thread().ident
@@ -107,7 +108,7 @@ class CallRing:
         self, key: str, label: str, size: int, members: "Iterable[int]"
     ) -> "RingGroup | None":
         """Enter a group by a key that is the same on all members; None if there is no room."""
-        slot = self._words[HEAD_GROUPS]
+        slot = self.words[HEAD_GROUPS]
         if slot >= GROUPS_MAX:
             return None
         here = 0
@@ -122,7 +123,7 @@ class CallRing:
             + here.to_bytes(MEMBERS_BYTES, "little")
         )
         self._memory[at : at + GROUP_BYTES] = entry
-        self._words[HEAD_GROUPS] = slot + 1
+        self.words[HEAD_GROUPS] = slot + 1
         return RingGroup(slot)
 
     def begin(self, group: "RingGroup | None", stamp: bytes) -> int:
@@ -135,7 +136,7 @@ class CallRing:
         if self._stamps[index] is not stamp:
             self._memory[at + _STAMP_AT : at + ENTRY_BYTES] = stamp
             self._stamps[index] = stamp
-        words = self._words
+        words = self.words
         if group is None:
             _pack_call(self._memory, at, sequence, 0, _now(), WAITING)
         else:
@@ -155,7 +156,7 @@ class CallRing:
 
     def number_at(self, entry: int) -> int:
         """Return the number in its group of a call that was entered just now."""
-        return self._words[entry - _NUMBER_BEFORE_END]
+        return self.words[entry - _NUMBER_BEFORE_END]
 
     def begin_wait(self, number: int, stamp: bytes) -> int:
         """Enter that the rank waits for the handle of a call; return where."""
@@ -168,17 +169,21 @@ class CallRing:
             self._memory[at + _STAMP_AT : at + ENTRY_BYTES] = stamp
             self._stamps[index] = stamp
         _pack_call(self._memory, at, sequence, number, _now(), WAITING)
-        self._words[HEAD_WAITS] = next(self._waits)
-        self._words[HEAD_CALLS] = sequence
+        self.words[HEAD_WAITS] = next(self._waits)
+        self.words[HEAD_CALLS] = sequence
         return at + _END_AT >> 3
 
     def end(self, entry: int, stage: int) -> None:
         """Enter how a call has ended, or that it goes on without the rank waiting."""
-        self._words[entry] = _now() << STAGE_BITS | stage
+        self.words[entry] = _now() << STAGE_BITS | stage
+
+    def enter_poll(self) -> None:
+        """Enter that the rank has asked a handle in vain whether its call is over."""
+        self.words[HEAD_POLLS] += 1
 
     def be_done(self) -> None:
         """Enter that nothing more is to be called, until there is another call."""
-        self._words[HEAD_DONE] = self._words[HEAD_CALLS] + 1
+        self.words[HEAD_DONE] = self.words[HEAD_CALLS] + 1
 
 
 def line_outside(depth: int, inner: "tuple[str, ...]") -> "tuple[str, int]":

@@ -3,7 +3,8 @@
 The boot code calls `enter_calls` when `torch.distributed.distributed_c10d` has been imported, and
 before `torch.distributed` takes its names from there. Each function that begins a collective is
 replaced by one that enters the call, with its line in the program, calls the function, and enters
-how it has ended. So is `Work.wait`, by which a rank waits for a call that it has issued. What C++
+how it has ended. So is `Work.wait`, by which a rank waits for a call that it has issued; and
+`Work.is_completed` counts how often it has told that the call is not over. What C++
 begins by itself (DDP's reducer, functional collectives) is not seen, but torch's flight recorder
 has it: `recorded_groups` tells of that when somebody asks.
 
@@ -108,7 +109,7 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
         reporter.tell_ledger_is_off(f"has no {', '.join(missing)}")
         return
     ring_module.ring_of_process()  # a rank without a call yet has come to none
-    groups = _Groups(c10d, ring_module)
+    groups = _Groups(c10d, ring_module, reporter)
     for name in _COLLECTIVES:
         own = _OPERATIONS.get(name, name)
         function = getattr(c10d, own, None) or getattr(c10d, name, None)
@@ -121,6 +122,7 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
     wait = getattr(getattr(c10d, "Work", None), "wait", None)
     if wait is not None:
         c10d.Work.wait = groups.handles.entering(wait)
+        c10d.Work.is_completed = _polling(c10d.Work.is_completed, ring_module)
     init = getattr(c10d, "init_process_group", None)
     if init is not None:
 
@@ -134,7 +136,7 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
         setattr(c10d, "init_process_group", init_process_group)  # noqa: B010 - as above
     destroy = getattr(c10d, "destroy_process_group", None)
     if destroy is not None:
-        setattr(c10d, "destroy_process_group", groups.forgetting(destroy, reporter))  # noqa: B010 - as above
+        setattr(c10d, "destroy_process_group", groups.forgetting(destroy))  # noqa: B010 - as above
 
 
 def missing_names(c10d: "ModuleType") -> "list[str]":
@@ -240,9 +242,10 @@ def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
 class _Groups:
     """Torch's process groups as the ring knows them."""
 
-    def __init__(self, c10d: "ModuleType", ring_module: "ModuleType") -> None:
+    def __init__(self, c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") -> None:
         self.ring_module = ring_module
         self._c10d = c10d
+        self._reporter = reporter
         self.handles = _Handles(ring_module)
         self.generation = 0
         """Counts how often all groups have been destroyed."""
@@ -274,7 +277,7 @@ class _Groups:
         """Return the name of the library that carries out a group's calls."""
         return str(self._c10d.get_backend(group))
 
-    def forgetting(self, destroy: "Callable[..., Any]", reporter: "Any") -> "Callable[..., Any]":
+    def forgetting(self, destroy: "Callable[..., Any]") -> "Callable[..., Any]":
         """Return torch's function that destroys groups, as one that lets us know."""
 
         @functools.wraps(destroy)
@@ -285,12 +288,13 @@ class _Groups:
                     self.generation += 1
                     self.known.clear()
                     self.ring_module.be_done()
-                    reporter.tell_last_recorded()
+                    self._reporter.tell_last_recorded()
                 else:
                     self.known.pop(group, None)
             except Exception as error:  # noqa: BLE001 - as above: the program goes on
                 what = f"{type(error).__name__}: {error}"
-                reporter.tell_ledger_is_off(f"destroys groups in an unknown way ({what})")
+                why = f"destroys groups in an unknown way ({what})"
+                self._reporter.tell_ledger_is_off(why)
             return destroy(*args, **kwargs)
 
         return destroy_process_group
@@ -307,6 +311,11 @@ class _Groups:
             label = "" if is_all else _label(actual, members)
             key = _key(self.generation, name)
             entered: RingGroup | None = ring.add_group(key, label, len(members), members)
+            if entered is None:
+                self._reporter.tell_ledger_lacks(
+                    f"has room for {self.ring_module.GROUPS_MAX} groups of a rank, and does not "
+                    f"see what rank {ring.rank} calls in others, such as {label or name}"
+                )
             return entered
         return self.find(ring, None)
 
@@ -386,6 +395,19 @@ class _Handles:
         return entry
 
 
+def _polling(is_completed: "Callable[..., bool]", ring_module: "Any") -> "Callable[..., bool]":
+    """Return torch's function that asks a handle, as one that enters when it is asked in vain."""
+
+    @functools.wraps(is_completed)
+    def call(handle: "Any") -> bool:
+        is_over = is_completed(handle)
+        if not is_over and ring_module.ring is not None:
+            ring_module.ring.enter_poll()
+        return is_over
+
+    return call
+
+
 def _files_of_torch(path: str) -> "tuple[str, ...]":
     """Return how the names of files begin that are no line of a program, given one of torch."""
     folder = os.path.dirname(path)
@@ -424,6 +446,7 @@ class _Entered:
         ring_module, stamp_for = groups.ring_module, self._stamp_for
         ring_of_process = ring_module.ring_of_process
         issued, done, failed = ring_module.ISSUED, ring_module.DONE, ring_module.FAILED
+        now, stage_bits = time.monotonic_ns, ring_module.STAGE_BITS
         get_frame = sys._getframe  # noqa: SLF001 - the only way to know the line
         is_message, find, known_groups = bool(self._way), groups.find, groups.known
         # Arguments are looked for here, without a call for each: this is done for every collective.
@@ -441,8 +464,8 @@ class _Entered:
             ring = ring_module.ring or ring_of_process()
             if ring is None:
                 return function(*args, **kwargs)
-            count = len(args)
-            group = args[group_at] if count > group_at else kwargs.get("group")
+            count = len(args)  # most calls have no keywords, which is sooner asked than looked up
+            group = args[group_at] if count > group_at else kwargs.get("group") if kwargs else None
             entered = known_groups.get(group) if ring is groups.ring else None
             entered = entered or find(ring, group)
             if entered is None:
@@ -451,7 +474,7 @@ class _Entered:
                 frame = get_frame(1)
                 code = frame.f_code
                 tensor: Any = args[tensor_at] if count > tensor_at else kwargs.get(tensor_name)
-                op = args[op_at] if count > op_at else kwargs.get("op")
+                op = args[op_at] if count > op_at else kwargs.get("op") if kwargs else None
                 dtype: Any = None
                 if has_tensor:
                     shape, dtype = tensor.shape, tensor.dtype
@@ -473,12 +496,13 @@ class _Entered:
                     stamp = found[1]
                 else:
                     stamp = stamp_for(site, what, args, kwargs)
+                words = ring.words
                 entry = ring.begin(None if is_message else entered, stamp)
             except Exception:  # noqa: BLE001 - arguments of any kind: the function itself complains
                 return function(*args, **kwargs)
             stage = failed
             try:
-                result = function(*args, **kwargs)
+                result = function(*args, **kwargs) if kwargs else function(*args)
                 stage = done
                 if result is None:  # as of nearly all, so that the argument need not be looked for
                     return None
@@ -486,7 +510,7 @@ class _Entered:
                 if is_async:
                     stage = issued
             finally:
-                ring.end(entry, stage)
+                words[entry] = now() << stage_bits | stage  # `ring.end`, without the call
             if is_async and not is_message:
                 groups.handles.note(result, (ring, ring.number_at(entry), stamp))
             return result
