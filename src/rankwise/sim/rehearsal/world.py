@@ -273,17 +273,18 @@ def _forget() -> None:
 
 _held = threading.local()
 """The signals that a thread blocks, while it forks."""
+_sigmask = signal.pthread_sigmask  # a rank finds one that is about its own signals
 
 
 def _hold_signals() -> None:
     """Let no signal reach a forked child before it has handlers of its own: it would be lost."""
     if _world is not None and _world.handlers_before:
-        _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*_world.handlers_before])
+        _held.mask = _sigmask(signal.SIG_BLOCK, [*_world.handlers_before])
 
 
 def _release_signals() -> None:
     if (mask := vars(_held).pop("mask", None)) is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _sigmask(signal.SIG_SETMASK, mask)
 
 
 def _leave_in_child() -> None:
