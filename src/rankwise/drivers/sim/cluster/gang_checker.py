@@ -390,7 +390,7 @@ class GangChecker:
                 if book.failed_at is not None and book.failed_at < self._stopped_at:
                     self._broken("stopped, though a worker had failed before")
             case OutcomeStatus.FAILED:
-                # Who has raised and cannot even be killed has failed, though its end is never heard.
+                # Who has raised and cannot be killed has failed, though its end is never heard.
                 raised = bool(book.reported_at.keys() & book.living)
                 if not (failed_first or raised or timed_out or self._guardian_lost):
                     self._broken("failed without a failed worker")
