@@ -572,8 +572,13 @@ def test_without_a_hang_timeout_a_loop_ends_that_lets_others_wait_for_ever(
         while True:
             time.sleep(1)
 
-    with pytest.raises(rankwise.WorkersFailed, match="rank 0 has not come to barrier #1"):
-        rankwise.run(poll, nprocs=2, on="sim")
+    others = [sys.executable, "-c", "import signal; signal.pause()"]
+    with subprocess.Popen(others) as other:  # no rank has started it, so none waits for it
+        try:
+            with pytest.raises(rankwise.WorkersFailed, match="rank 0 has not come to barrier #1"):
+                rankwise.run(poll, nprocs=2, on="sim")
+        finally:
+            other.kill()
 
 
 SHAPES = """

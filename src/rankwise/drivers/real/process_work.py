@@ -51,13 +51,16 @@ def works_of(pids: Iterable[int]) -> dict[int, ProcessWork]:
     return {pid: work for pid in pids if (work := _work_of(pid, pid, children)) is not None}
 
 
-def work_beside_this_thread(main: int) -> ProcessWork | None:
+def work_beside_this_thread(main: int, *, since_s: float = 0.0) -> ProcessWork | None:
     """What this process and its descendants have done, but for the thread that asks.
 
-    The thread of number `main` counts as the main one; None if it has ended.
+    Args:
+        main: the number of the thread that counts as the main one; None is returned if it has
+            ended.
+        since_s: descendants count that have begun since then, in seconds of `CLOCK_BOOTTIME`.
     """
     pid, asking = os.getpid(), threading.get_native_id()
-    work = _work_of(pid, main, _children())
+    work = _work_of(pid, main, _children(int(since_s * SECOND) // _TICK))
     if work is None:
         return None
     helpers = {key: time for key, time in work.helper_times.items() if key != asking}
@@ -127,11 +130,15 @@ def _tree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
         yield from _tree(child, children)
 
 
-def _children() -> dict[int, list[int]]:
-    """The children of every process: not every kernel tells them by parent."""
+def _children(since: int = 0) -> dict[int, list[int]]:
+    """The children of every process that began at that tick or later, by parent.
+
+    Not every kernel tells a process's own.
+    """
     children: dict[int, list[int]] = {}
     for pid, fields in _processes():
-        children.setdefault(int(fields[1]), []).append(pid)
+        if int(fields[19]) >= since:
+            children.setdefault(int(fields[1]), []).append(pid)
     return children
 
 

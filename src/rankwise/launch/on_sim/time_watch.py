@@ -36,6 +36,8 @@ from rankwise.sim.rehearsal.world import SimulatedWorld
 UNASKED = Duration(3_600 * SECOND)
 """Of virtual time; torch's operations give up after half an hour."""
 UNASKED_REAL = Duration(60 * SECOND)
+_PAUSE = Duration(SECOND)
+"""Of real time, until what ranks have started is looked for again: that reads all of `/proc`."""
 _COST_OF_LOOK = 50 * MICROSECOND
 """What a rank computes, at most, that wakes up, looks in vain and goes to sleep again."""
 
@@ -66,6 +68,7 @@ class TimeWatch:
         self._marks: tuple[int, ...] = ()
         self._computed = self._bytes = 0
         self._others: ProgressWatch | None = None
+        self._began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def hung_for(self, now: Instant) -> Duration | None:
         """How long no rank has got on, in virtual time, if that is a hang; None if it is none."""
@@ -108,6 +111,7 @@ class TimeWatch:
             return False
         patience = self._hang_timeout
         if patience is None:
+            self._looks_again_at = after(now, _PAUSE)
             return True
         self._looks_again_at = after(now, Duration(patience // LOOKS_PER_PATIENCE))
         if self._others is None:
@@ -118,7 +122,7 @@ class TimeWatch:
     def _times_of_others(self) -> dict[int, Duration] | None:
         """The CPU times of threads and processes that are no rank; None if ranks started none."""
         pid = os.getpid()
-        work = work_beside_this_thread(threading.get_native_id())
+        work = work_beside_this_thread(threading.get_native_id(), since_s=self._began_s)
         ranks = {rank.thread.native_id for rank in self._world.scheduler.ranks.values()}
         times = {} if work is None else work.helper_times
         times = {key: computed for key, computed in times.items() if key not in ranks}
