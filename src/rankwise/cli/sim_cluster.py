@@ -168,22 +168,22 @@ def _run_one(
 ) -> int:
     from rankwise.drivers.sim.cluster.simulator import ClusterSimulator  # noqa: PLC0415  # not for --help
 
-    world = ClusterSimulator(plan, seed, keeps_journal=tells or journal is not None)
-    gc.disable()  # what a large world allocates lives as long as it does
+    simulator = ClusterSimulator(plan, seed, keeps_journal=tells or journal is not None)
+    gc.disable()  # what a large simulation allocates lives as long as it does
     began = time.perf_counter()
     broken: SimulationError | None = None
     try:
-        run = world.run()
+        run = simulator.run()
     except SimulationError as error:
         broken = error
     elapsed = time.perf_counter() - began
     gc.enable()
     if journal is not None:
-        _write_journal(journal, world.journal.lines())
+        _write_journal(journal, simulator.journal.lines())
     if tells:
         from rankwise.drivers.sim.story import story  # noqa: PLC0415  # not for --help
 
-        click.echo(story(world.journal.lines()))
+        click.echo(story(simulator.journal.lines()))
     if broken is not None:
         click.echo(f"seed {seed}: {broken}\nagain: {again} --seed {seed}", err=True)
         return 1

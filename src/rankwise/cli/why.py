@@ -56,13 +56,15 @@ def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
 def together(
     told: "Sequence[Sequence[dict[str, Any]]]",
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The verdict and the ranks of all agents here, which were asked at the same time."""
+    """What was found, and the ranks of all agents here, which were asked at the same time."""
     headers = [header for header, *_ in told]
     header = max(headers, key=lambda each: bool(each["verdict"]))
     if "others" in header:  # are those that no agent here is
         elsewhere = [set(each.get("others", ())) for each in headers]
         others = [node for node in header["others"] if all(node in each for each in elsewhere)]
         header = header | {"others": others}
+    if lacks := next((each["ledger"] for each in headers if "ledger" in each), ""):
+        header = header | {"ledger": lacks}
     ranks = [line for _, *lines in told for line in lines]
     return header, sorted(ranks, key=lambda line: line["rank"])
 

@@ -71,7 +71,7 @@ QUIET = Duration(10 * SECOND)
 SAMPLE_PAUSE = Duration(60 * SECOND)
 """How often ranks are asked where what C++ begins is recorded: a thousandth of their time."""
 CHECK_PATIENCE = Duration(3 * SECOND)
-"""How long a verdict by the books waits for torch's numbers; a rank may hold the interpreter."""
+"""How long blame by the books waits for torch's numbers; a rank may hold the interpreter."""
 _PAUSE_MAX = Duration(60 * SECOND)
 _SIGABRT = 6
 
@@ -470,8 +470,8 @@ class CallWatch:
         ]
 
     def _accuse(self, blame: Blame) -> None:
-        world = self._planner.ranks
-        blamed = tuple(world.local_rank(rank) for rank in blame.blamed)
+        ranks = self._planner.ranks
+        blamed = tuple(ranks.local_rank(rank) for rank in blame.blamed)
         self._blame(RanksBlamed(blamed, self._attempt, blame.text, blame.blamed))
 
     def _books(self, *, with_empty: bool = False) -> list[Book]:

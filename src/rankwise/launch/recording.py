@@ -156,13 +156,13 @@ class RunRecorder:
         return max(_CALLS_MIN, _CALLS_MAX // max(1, len(self._ranks)))
 
     def _read_present_segment(self) -> None:
-        self._segment, world = self._planner.segment, self._planner.ranks
+        self._segment, ranks = self._planner.segment, self._planner.ranks
         self._ranks = {}
         if self._segment is not None:
             now = self._clock.now()
             self._ranks = {
                 local_rank: _RankReader(
-                    self._segment, local_rank, world.first_rank, self._attempt, now
+                    self._segment, local_rank, ranks.first_rank, self._attempt, now
                 )
                 for local_rank in range(self._segment.worker_count)
             }

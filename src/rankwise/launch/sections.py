@@ -94,7 +94,7 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
         _arm(now)
         if borders is not None:
             borders.pass_one()
-            borders.be_stuck(is_stuck=False)
+            borders.be_stuck(is_stuck=any(stuck_at <= now for _, stuck_at in _open))
             borders.sections.end(name, round(began_at * SECOND), round(now * SECOND))
             if not _open:
                 borders.count_run(now - began_at)

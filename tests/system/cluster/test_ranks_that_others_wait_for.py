@@ -214,6 +214,29 @@ def test_ranks_of_two_nodes_that_disagree_end_the_run_within_seconds_on_etcd(
     assert ended_at - differed_at < 30, "it waited for the time-out of torch"
 
 
+def test_ranks_of_two_nodes_of_which_one_alone_compiles_what_all_call_are_no_disagreement(
+    tmp_path: Path,
+) -> None:
+    source = (
+        TORCH
+        + """
+def reduced(y):
+    dist.all_reduce(y)
+    return y + 1
+step = torch.compile(reduced, backend="eager", fullgraph=True) if rank == 0 else reduced
+step(torch.ones(2))
+time.sleep(5)  # who stands after the pauses that follow this is asked about at once
+if rank == last:
+    time.sleep(5)  # the others stand in their next call
+dist.barrier()
+"""
+    )
+
+    done = Nodes(tmp_path).run(source, (2, 1))
+
+    assert [each.code for each in done] == [0, 0], done
+
+
 def test_without_the_ledger_nodes_ask_each_other_nothing(tmp_path: Path) -> None:
     done = Nodes(tmp_path).run(TORCH + SKIPS, (1, 1), "--no-ledger")
 

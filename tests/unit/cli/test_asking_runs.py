@@ -429,12 +429,12 @@ def test_agents_of_one_name_are_of_one_run_if_they_meet_at_one_place() -> None:
 
 def test_why_of_two_agents_tells_one_verdict_and_all_ranks_of_this_machine() -> None:
     lines = [STUCK | {"rank": rank, "pid": rank, "still_s": 1} for rank in (0, 1)]
-    first = {"verdict": "", "others": ["vm/b", "h2"], "silent": []}
+    first = {"verdict": "", "others": ["vm/b", "h2"], "silent": [], "ledger": "it is off"}
     second = {"verdict": "rank 2 has not come", "others": ["vm/a", "h2"], "silent": []}
 
     header, ranks = why.together([[first, lines[1]], [second, lines[0]]])
 
-    assert header == {"verdict": "rank 2 has not come", "others": ["h2"], "silent": []}
+    assert header == second | {"others": ["h2"], "ledger": "it is off"}
     assert ranks == lines
 
 

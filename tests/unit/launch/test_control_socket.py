@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,40 @@ def test_of_several_agents_lines_are_heard_as_they_come_and_why_one_is_silent(ru
     for name, why in zip(names[1:], whys, strict=True):
         assert isinstance(lines[name][0], RunUnreachable)
         assert why in str(lines[name][0])
+
+
+@contextmanager
+def talking(run_id: str) -> Iterator[None]:
+    """An agent that answers with a line after another, until nobody listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(socket_name(run_id, os.getpid()))
+        listener.listen()
+
+        def talk() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(BrokenPipeError, ConnectionResetError):
+                for _ in range(10_000_000):
+                    connection.sendall(b'{"rank": 0}\n')
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        yield
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("to_the_end", [False, True])
+def test_an_agent_that_talks_on_hides_nothing_of_one_that_is_silent(
+    to_the_end: bool, run_id: str
+) -> None:
+    talks, silent = f"{run_id}-a", f"{run_id}-b"
+    with talking(talks), ControlServer(silent, answer_with()):
+        runs = [summary(talks), summary(silent)]
+        heard = listen_to_all(runs, Request("logs"), soon(0.3), to_the_end=to_the_end)
+        late = (run.run_id for run, told in heard if isinstance(told, RunUnreachable))
+        expected = {talks, silent} if to_the_end else {silent}
+        assert set(islice(late, len(expected))) == expected
+        del late, heard  # which hangs up
 
 
 def test_an_agent_that_takes_no_more_calls_is_given_up(run_id: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.segments import SEGMENT_VARIABLE, Segment
+from rankwise.launch import sections
 from rankwise.launch.sections import forget_segment, section
 
 
@@ -43,6 +44,24 @@ def test_outermost_sections_are_counted_with_the_time_that_they_took(
     assert pace.steps == 3
     assert pace.time > 0
     assert others.steps == 0
+
+
+def test_a_rank_stays_stuck_in_a_section_when_it_leaves_an_inner_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sections, "_arm", lambda _now: None)
+    with Segment.create(1) as segment:
+        monkeypatch.setenv(SEGMENT_VARIABLE, str(segment.fd))
+        monkeypatch.setenv("RANKWISE_LOCAL_RANK", "0")
+        forget_segment()
+        with section("epoch", timeout=1e-9):
+            with section("step", timeout=60):
+                pass
+            within = segment.is_stuck_in_section(0)
+        after = segment.is_stuck_in_section(0)
+        forget_segment()
+
+    assert (within, after) == (True, False)
 
 
 def test_the_thread_that_watches_ends_when_there_is_nothing_to_watch() -> None:

@@ -219,16 +219,13 @@ def _wait_for(
     wait = _oldest_first(
         wait for wait in waits.values() if any(rank in wait.awaited for rank in ranks)
     )[0]
-    key = (wait.call.group, wait.call.number)
-    if not key[0]:
+    if not wait.call.group:
         return wait, (wait.rank,)
     latest = {rank: wait.call for rank, wait in waits.items()}
     for rank, book in books.items():  # who has failed in it may not have told yet why
         if book.calls and book.calls[-1].stage is Stage.FAILED:
             latest.setdefault(rank, book.calls[-1])
-    return wait, tuple(
-        rank for rank, call in sorted(latest.items()) if (call.group, call.number) == key
-    )
+    return wait, tuple(rank for rank, call in sorted(latest.items()) if call.meets(wait.call))
 
 
 def _circle(waits: Mapping[int, Wait]) -> list[Wait]:

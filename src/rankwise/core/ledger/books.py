@@ -84,6 +84,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     of_handle: bool = False
     library_number: int = 0
 
+    def meets(self, other: "Call") -> bool:
+        """Whether it is the same call as another rank's, as far as is known."""
+        if self.group != other.group:
+            return False
+        if self.library_number and other.library_number:
+            return self.library_number == other.library_number
+        return self.number == other.number
+
 
 class Book(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one rank.
@@ -129,12 +137,4 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
 
     def call_that_meets(self, call: Call) -> Call | None:
         """Its call that goes with another rank's, if it has come so far and that is remembered."""
-        return next((own for own in self.calls if _meet(own, call)), None)
-
-
-def _meet(one: Call, other: Call) -> bool:
-    if one.group != other.group:
-        return False
-    if one.library_number and other.library_number:
-        return one.library_number == other.library_number
-    return one.number == other.number
+        return next((own for own in self.calls if own.meets(call)), None)

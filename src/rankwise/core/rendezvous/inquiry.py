@@ -17,8 +17,9 @@ members for theirs, and says what was found. A healthy run whose calls move writ
 - *What is opened when.* A trouble that somebody waits to have answered: at once. Ranks that stand:
   once a second at most, and while the same ones stand, after pauses that double.
 - *Who is accused.* After an exception, the ranks that one inquiry finds. While ranks only stand,
-  two inquiries running must find the same, with the same means; `CONFIRM` lies between.
-  Torch's recorders cost ranks time, and are read where entries alone have found nothing.
+  two inquiries running must find the same; `CONFIRM` lies between. Torch's recorders cost ranks
+  time, and are read where entries alone have found nothing, and for the second of the two: ranks
+  that have entered different calls may have made the same ones.
 - *Who has made others wait.* A node whose ranks have all succeeded asks before it counts as done.
   Nobody is accused then, and the sheets are timetables. The leader notes when it asked and when it
   heard each node, since that is how their clocks are compared. What was found for one serves all
@@ -316,7 +317,8 @@ class LeaderInquiry:
             self._standing, self._suspicion = stands, ""
             self._pause, self._is_first = PAUSE_MIN, True
         if now >= self._next_at:
-            self._ask(Trouble.STANDS, with_recorders=not self._is_first, now=now)
+            is_cheap = self._is_first and not self._suspicion
+            self._ask(Trouble.STANDS, with_recorders=not is_cheap, now=now)
 
     def _ask(self, trouble: Trouble, *, with_recorders: bool, now: Instant) -> None:
         self._begun += 1

@@ -78,7 +78,7 @@ class SimulatedRun:
 
 
 class GangSimulator:
-    """A world in which gangs run in no time.
+    """Runs gangs in simulated time, which takes none.
 
     Args:
         seed: decides all that is left to chance.
@@ -126,8 +126,8 @@ class GangSimulator:
 
     def run_plan(self, plan: ClusterPlan) -> SimulatedRun:
         """The same with a plan that is at hand; see `run`."""
-        world = ClusterSimulator(plan, self.seed, make_agent=self.make_agent)
-        self.journal = world.journal
-        run = world.run()
+        simulator = ClusterSimulator(plan, self.seed, make_agent=self.make_agent)
+        self.journal = simulator.journal
+        run = simulator.run()
         (finished,) = run.finished.values()
         return SimulatedRun(finished.as_outcome(), self.journal.lines(), run.left_behind)

@@ -86,18 +86,18 @@ class ControlAnswers:
             "place": "" if self._job.cluster is None else self._job.cluster.place,
         }
         if gang is not None:  # between two rounds this node has no place among the others
-            world = self._planner.ranks
+            ranks = self._planner.ranks
             status |= {
-                "node_rank": world.node_rank,
-                "nodes": world.node_count,
-                "first_rank": world.first_rank,
-                "world_size": world.size,
-                "restarts": gang.attempt if world.restarts is None else world.restarts,
+                "node_rank": ranks.node_rank,
+                "nodes": ranks.node_count,
+                "first_rank": ranks.first_rank,
+                "world_size": ranks.size,
+                "restarts": gang.attempt if ranks.restarts is None else ranks.restarts,
                 "failures": self._parts.history.failure_counts,
                 "latest_failure": self._parts.history.latest_failure,
                 "workers": ranks_now(
                     gang,
-                    world,
+                    ranks,
                     self._planner.segment,
                     self._parts.watches.delays(),
                     self._parts.clock.now(),
@@ -114,8 +114,8 @@ class ControlAnswers:
     def _show_logs(self, request: Request, reply: Reply) -> None:
         from rankwise.launch.log_readers import StreamName, Written  # noqa: PLC0415  # rarely asked
 
-        world, files = self._planner.ranks, self._planner.destinations
-        ranks = range(world.first_rank, world.first_rank + self._job.gang.size)
+        here, files = self._planner.ranks, self._planner.destinations
+        ranks = range(here.first_rank, here.first_rank + self._job.gang.size)
         if request.rank is not None and request.rank not in ranks:
             told = f"there is no rank {request.rank} here, its ranks are {ranks[0]} to {ranks[-1]}"
             self._refuse(reply, told)
@@ -123,7 +123,7 @@ class ControlAnswers:
             return
         streams = [
             Written(
-                StreamName(world.rank(local_rank), link.attempt, name),
+                StreamName(here.rank(local_rank), link.attempt, name),
                 os.path.abspath(path) if (path := paths.get(local_rank)) else "",
                 stream.tail.kept,
             )

@@ -143,7 +143,7 @@ def listen_to_all(
             due = [fd for fd, ear in ears.items() if to_the_end or not ear.has_heard]
             remaining = max(0, deadline - time.monotonic_ns())
             ready = [fd for fd, _ in poller.poll(-(-remaining // MILLISECOND) if due else None)]
-            lost = {} if ready else {fd: _late(ears[fd].run) for fd in due}
+            lost: dict[int, RunUnreachable] = {}
             for fd in ready:
                 ear = ears[fd]
                 for told in ear.lines():
@@ -151,6 +151,9 @@ def listen_to_all(
                         lost[fd] = _refused(ear.run, told)
                         break
                     yield ear.run, told
+            if not ready or not remaining:  # one that talks on must not hide that others are late
+                late = (fd for fd in due if to_the_end or not ears[fd].has_heard)
+                lost = {fd: _late(ears[fd].run) for fd in late if not ears[fd].is_over} | lost
             for fd in [fd for fd, ear in ears.items() if ear.is_over or fd in lost]:
                 poller.unregister(fd)
                 ear = ears.pop(fd)

@@ -76,6 +76,7 @@ def test_calls_of_which_the_library_has_different_numbers_do_not_meet() -> None:
 
     assert verdict is not None
     assert verdict.blamed == (2,), "and not rank 0, which has entered as few calls"
+    assert verdict.waiting == (0, 1), "in one call, of which they have different numbers"
 
 
 def test_calls_of_which_the_library_has_one_number_meet() -> None:

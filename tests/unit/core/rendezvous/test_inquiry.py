@@ -171,6 +171,8 @@ def test_ranks_that_only_stand_are_accused_when_two_inquiries_agree() -> None:
     assert after_one == []
     assert second != first
     assert told(table, "a", RanksFound) == [RanksFound(0, (1,), TEXT)]
+    wanted = [each.with_recorders for each in told(table, "a", BooksWanted)]
+    assert wanted == [False, True], "the library may know that they have made the same calls"
 
 
 def test_nobody_is_accused_of_being_late_while_ranks_only_stand() -> None:
