@@ -1,6 +1,8 @@
 """Programs that can never end: each is reported at once, with each rank's operation and line."""
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path

@@ -250,7 +250,8 @@ class _Look:
             else:
                 self.groups.add(group)
                 is_killed = pid not in self._immune and self._kill(pid, parent)
-                if is_killed and not _is_tracker(command_line):
+                # Who has no command line is at its end, or has not become what it will be.
+                if is_killed and command_line and not _is_tracker(command_line):
                     self.left[pid] = _words(command_line)
 
     def _kill(self, pid: int, parent: int) -> bool:
