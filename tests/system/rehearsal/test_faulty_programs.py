@@ -532,6 +532,17 @@ def test_ranks_that_only_sleep_hang_as_real_ones_do(tmp_path: Path) -> None:
     assert 'program.py", line 3 in <module>' in finished.stderr
 
 
+def test_the_rest_of_an_attempt_that_has_hung_is_none_of_the_next_one(tmp_path: Path) -> None:
+    text = (
+        "import itertools, os, time\nhas_failed = os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n"
+    )
+    text += "for _ in range(100) if has_failed else itertools.count():\n    time.sleep(1)\n"
+
+    finished = simulate(text, tmp_path, "--hang-timeout=150s", "--max-restarts=1", nprocs=2)
+
+    assert finished.code == 0, finished.stderr
+
+
 @pytest.mark.system
 def test_a_rank_that_waits_for_its_child_in_a_loop_has_not_hung(tmp_path: Path) -> None:
     text = "import subprocess, sys, time\n" + NUMPY + "if rank == 0:\n"
