@@ -495,6 +495,8 @@ def test_a_crash_in_c_shows_the_stack_of_the_rank_that_crashed(tmp_path: Path) -
 LOOPS = {
     "polls an operation": "while not work.is_completed():\n    time.sleep(0.01)\n",
     "polls without a pause": "while not work.is_completed():\n    pass\n",
+    "polls two operations": "other = dist.all_reduce(torch.ones(2), async_op=True)\n"
+    "while not all([work.is_completed(), other.is_completed()]):\n    pass\n",
     "polls the store": "store = dist.distributed_c10d._get_default_store()\n"
     "while not store.check(['done']):\n    pass\n",
     "has an alarm": "signal.signal(signal.SIGALRM, lambda *_: None)\n"
