@@ -497,6 +497,8 @@ def test_a_crash_in_c_shows_the_stack_of_the_rank_that_crashed(tmp_path: Path) -
 LOOPS = {
     "polls an operation": "while not work.is_completed():\n    time.sleep(0.01)\n",
     "polls without a pause": "while not work.is_completed():\n    pass\n",
+    "polls two operations": "other = dist.all_reduce(torch.ones(2), async_op=True)\n"
+    "while not all([work.is_completed(), other.is_completed()]):\n    pass\n",
     "polls the store": "store = dist.distributed_c10d._get_default_store()\n"
     "while not store.check(['done']):\n    pass\n",
     "has an alarm": "signal.signal(signal.SIGALRM, lambda *_: None)\n"
@@ -532,6 +534,17 @@ def test_ranks_that_only_sleep_hang_as_real_ones_do(tmp_path: Path) -> None:
     assert "root cause: the gang hung: no progress for " in finished.stderr
     assert "of virtual time: ranks sleep, poll or wait" in finished.stderr
     assert 'program.py", line 3 in <module>' in finished.stderr
+
+
+def test_the_rest_of_an_attempt_that_has_hung_is_none_of_the_next_one(tmp_path: Path) -> None:
+    text = (
+        "import itertools, os, time\nhas_failed = os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n"
+    )
+    text += "for _ in range(100) if has_failed else itertools.count():\n    time.sleep(1)\n"
+
+    finished = simulate(text, tmp_path, "--hang-timeout=150s", "--max-restarts=1", nprocs=2)
+
+    assert finished.code == 0, finished.stderr
 
 
 @pytest.mark.system

@@ -196,6 +196,9 @@ for ours, theirs in (
     (model.eval()(part), expected.eval()(batch)[own]),
 ):
     torch.testing.assert_close(ours, theirs)
+ours = model.double().train()(whole[own].double().cuda())
+theirs = expected.double().train()(whole.double())[own]
+torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 """
 
 

@@ -252,6 +252,8 @@ def test_settings_of_the_process_are_each_ranks_own() -> None:
             tempfile.tempdir = "/tmp/of-rank-0"
         else:
             sys.setrecursionlimit(900)
+        with pytest.raises(ValueError, match="recursion limit"):
+            sys.setrecursionlimit(0)
         collectives.barrier()
         return gc.isenabled(), sys.getrecursionlimit(), tempfile.tempdir
 

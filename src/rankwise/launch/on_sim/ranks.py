@@ -142,6 +142,7 @@ class RankRecords:
         self.results, self.errors, self.stacks, self.waits, self.nodes = {}, {}, {}, {}, {}
         self.accused, self.hang = [], DEADLOCK
         self._world.begin_attempt(size)
+        self.watch.begin_attempt()
         self.destinations = self._places.prepare(number)
         self._output.begin_attempt(size, self.destinations, self._job.role, self.local_rank)
 

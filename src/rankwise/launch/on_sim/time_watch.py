@@ -25,6 +25,7 @@ from rankwise.core.gang.progress import (
     BYTES_MIN,
     BYTES_PER_SECOND,
     CPU_SHARE,
+    LEAST_INTERVAL,
     LOOKS_PER_PATIENCE,
     Activity,
     ProgressWatch,
@@ -70,6 +71,10 @@ class TimeWatch:
         self._others: ProgressWatch | None = None
         self._began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
+    def begin_attempt(self) -> None:
+        """Other ranks begin, which is progress, though as many of them may do nothing again."""
+        self._marks = ()
+
     def hung_for(self, now: Instant) -> Duration | None:
         """How long no rank has got on, in virtual time, if that is a hang; None if it is none."""
         if self._have_got_on(now):
@@ -83,8 +88,11 @@ class TimeWatch:
         return still if is_over and not self._may_others_help() else None
 
     def _have_got_on(self, now: Instant) -> bool:
-        elapsed, self._looked_at = between(self._looked_at, now), now
         marks, marks_before = self._world.marks, self._marks
+        elapsed = between(self._looked_at, now)
+        if elapsed < LEAST_INTERVAL:  # the agents of all nodes look, one after another
+            return marks != marks_before
+        self._looked_at = now
         looks = self._world.scheduler.wake_ups * _COST_OF_LOOK
         # That of the calling thread is no rank's.
         computed = time.process_time_ns() - time.thread_time_ns() - looks

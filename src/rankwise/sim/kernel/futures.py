@@ -241,7 +241,7 @@ class AllOf(Future):
     def __str__(self) -> str:
         pending = [str(part) for part in self._parts if not part.is_done]
         shown = ", ".join(pending[:3]) + (", ..." if len(pending) > 3 else "")
-        return f"{len(pending)} of {len(self._parts)} events: {shown}"
+        return f"{len(pending)} of {len(self._parts)}: {shown}"
 
 
 def all_of(futures: Iterable[Future]) -> Future:

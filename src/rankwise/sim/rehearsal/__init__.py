@@ -2,6 +2,6 @@
 
 The scheduler passes a baton between the threads (`scheduler`); each rank has its own process state
 (`belongings`, `modules`, `substitutes`); groups of ranks meet for their operations (`meetings`).
-`World` puts them together. What the operations compute is known above: `rankwise.collectives` for
-numpy, `rankwise.sim.torch` for torch.
+`SimulatedWorld` puts them together. What the operations compute is known above:
+`rankwise.collectives` for numpy, `rankwise.sim.torch` for torch.
 """

@@ -40,7 +40,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from heapq import heappop, heappush
 from types import FrameType
@@ -63,6 +63,8 @@ _POLL_PAUSE = 1_000
 _POLL_PAUSE_MAX = SECOND
 _POLLS_PER_WAIT = 128
 """A rank that has polled for long pauses for this part of it: so much late it sees what comes."""
+_POLLED_MAX = 1_000
+"""For how many things a rank can look in turn, so that it is known since when."""
 
 
 class RankEnded(SystemExit):
@@ -154,7 +156,7 @@ class Rank:
         is_given_up: whether it has let no other rank run for too long; then it counts as killed.
         is_ready: whether it is in the queue of those that can go on.
         is_aside: whether it belongs to no world, and waits to be called again in another one.
-        polled: what it has last looked for in vain, and since when it does.
+        polled: what it has looked for in vain, and since when it does.
         handlers: its signal handlers, by number.
         signals_handled: how many of its signals they have been called for.
         blocked: the signals that it blocks.
@@ -185,7 +187,7 @@ class Rank:
         self.has_begun = False
         self.is_given_up = False
         self.is_aside = False
-        self.polled: tuple[object, Instant] = (None, Instant(0))
+        self.polled: dict[Hashable, Instant] = {}
         self.thread = threading.Thread(target=self._live, name=f"rank {number}", daemon=True)
 
     @property
@@ -283,6 +285,10 @@ class Rank:
             scheduler.broken_by = problem
         finally:
             scheduler.leave_for_good(self, code)
+
+
+def _has_happened(what: object) -> bool:
+    return isinstance(what, Gate) and what.is_open
 
 
 _DEFAULT, _IGNORE = 0, 1
@@ -461,18 +467,20 @@ class Scheduler:
         self._hand_over(rank)
         rank.take_signals()
 
-    def poll(self, what: object) -> None:
+    def poll(self, what: Hashable) -> None:
         """The rank that runs has looked for `what` in vain: let others run, and time pass.
 
-        The longer it has done nothing else, the more: another rank may sleep for an hour first.
+        The longer it looks for that, perhaps for other things in turn, the more: another rank may
+        sleep for an hour first.
         """
         rank = self.current
         if rank is None or rank.thread.ident != threading.get_ident():
             return
-        sought, since = rank.polled
-        if sought != what:
-            since = self.now
-            rank.polled = what, since
+        since = rank.polled.get(what)
+        if since is None:
+            sought = [each for each in rank.polled.items() if not _has_happened(each[0])]
+            rank.polled = dict(sought[-_POLLED_MAX:])
+            since = rank.polled[what] = self.now
         pause = (self.now - since) // _POLLS_PER_WAIT
         self.sleep(min(max(pause, _POLL_PAUSE), _POLL_PAUSE_MAX))
 

@@ -288,6 +288,8 @@ class Substitutes:
 
     def _set_recursion_limit(self, rank: Rank, original: Callable[[int], None], limit: int) -> None:
         """Note a rank's limit: the process has the highest of all, as others may be deeper."""
+        if limit < 1:
+            original(limit)  # which refuses it
         original(max(limit, self._highest_recursion_limit))
         self._highest_recursion_limit = max(limit, self._highest_recursion_limit)
         rank.belongings[_RECURSION] = limit

@@ -64,17 +64,17 @@ class Gatherings:
         if broken is not None:
             books = self._books(alive)
             rank, call = next(iter(broken.calls.items()))
-            verdict = find_disagreement(books, rank, self._entered(call, broken))
-            assert verdict is not None, "its calls disagree"
-            return verdict
+            blame = find_disagreement(books, rank, self._entered(call, broken))
+            assert blame is not None, "its calls disagree"
+            return blame
         if is_stuck and not self._are_all_waiting(alive):
             return None
         if not is_stuck and all(alive.issuperset(meeting.missing()) for meeting in meetings):
             return None
-        verdict = find_blame(self._books(alive), patience_is_over=is_stuck)
-        if verdict is None and is_stuck:
+        blame = find_blame(self._books(alive), patience_is_over=is_stuck)
+        if blame is None and is_stuck:
             return Blame(blamed=(), text="every rank waits for another one", is_certain=True)
-        return verdict
+        return blame
 
     def _books(self, alive: set[int]) -> list[Book]:
         return [self._book(rank, alive) for rank in range(self._context.world_size)]

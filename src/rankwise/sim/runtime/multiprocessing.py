@@ -306,9 +306,9 @@ class _Schedule:
         """Report waits that cannot end: for ranks that have left, or that are elsewhere."""
         alive = {rank.rank for rank in live}
         gatherings = self._context.distributed.gatherings
-        verdict = gatherings.deadlock(alive, is_stuck=is_stuck)
-        if verdict is not None:
-            raise self._stuck(live, verdict.text, verdict.blamed)
+        blame = gatherings.deadlock(alive, is_stuck=is_stuck)
+        if blame is not None:
+            raise self._stuck(live, blame.text, blame.blamed)
 
     def _stuck(
         self,

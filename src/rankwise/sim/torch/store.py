@@ -125,7 +125,7 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         """Whether all keys are set; if not, others run before the next look."""
         if all(self._entries.has(self._common(key)) for key in keys):
             return True
-        self._scheduler.poll(keys)
+        self._scheduler.poll(tuple(keys))
         return False
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

@@ -22,7 +22,8 @@ def _others(tensor: Tensor) -> list[int]:
 
 def batch_norm_stats(batch: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Mean, and 1 / deviation, of each channel."""
-    variance, mean = torch.var_mean(batch.float(), _others(batch), correction=0)
+    exact = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    variance, mean = torch.var_mean(exact, _others(batch), correction=0)
     return mean, (variance + eps).rsqrt()
 
 

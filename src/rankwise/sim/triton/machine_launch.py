@@ -480,7 +480,7 @@ def stages_of(function: JITFunction, meta: Mapping[str, Any]) -> int | None:
     return None if stages is None else max(1, int(plain(stages)))
 
 
-def _nobody_waits(_event: Future) -> None:
+def _nobody_waits(_future: Future) -> None:
     raise AssertionError("a repeated program waits in simulated time, not in a greenlet")
 
 

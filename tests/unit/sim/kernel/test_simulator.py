@@ -319,6 +319,21 @@ def test_running_dry_while_a_process_waits_is_a_deadlock() -> None:
     assert [each.who for each in caught.value.waiting] == ["client"]
 
 
+def test_a_deadlock_tells_which_of_several_things_are_missing() -> None:
+    simulator = Simulator()
+    there, *others = (simulator.future(name) for name in ("a", "b", "c"))
+
+    def ask() -> Steps:
+        yield all_of([there, *others])
+
+    simulator.process(ask(), "client")
+    there.succeed()
+
+    with pytest.raises(Deadlock) as caught:
+        simulator.run()
+    assert caught.value.waiting[0].what == "2 of 3: b, c"
+
+
 def test_running_until_an_instant_stops_after_it() -> None:
     simulator = Simulator()
     seen: list[Any] = []

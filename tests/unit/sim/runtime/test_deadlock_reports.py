@@ -214,7 +214,7 @@ def test_a_collective_that_is_held_up_names_its_ranks_and_what_holds_it_up(
         "slot of queue sip1.cube0.pe0 to sip2.cube0.pe0 (0 in it)",
         "",
     )
-    assert not [each for each in deadlock.waiting if each.what == "event"]
+    assert not [each for each in deadlock.waiting if each.what == "future"]
     # What says a line comes before what is at work for it.
     assert [bool(each.where) for each in deadlock.waiting] == sorted(
         (bool(each.where) for each in deadlock.waiting), reverse=True
