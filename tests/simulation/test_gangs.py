@@ -94,6 +94,13 @@ def test_every_invariant_holds_for_every_seed_and_the_seeds_see_it_all() -> None
     assert not rare, f"the plans hardly ever lead to {rare}"
 
 
+def test_a_rank_that_has_raised_and_cannot_even_be_killed_has_failed() -> None:
+    _, run = run_seed(405_551)
+
+    assert run.outcome.status is OutcomeStatus.FAILED
+    assert run.outcome.survivors
+
+
 @pytest.mark.parametrize(
     ("milliseconds", "status"), [(100, OutcomeStatus.STOPPED), (900, OutcomeStatus.FAILED)]
 )

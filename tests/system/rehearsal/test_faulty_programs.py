@@ -525,6 +525,30 @@ def test_a_loop_hides_no_hang_when_there_is_a_hang_timeout(name: str, tmp_path: 
     assert f"root cause: {cause} in recv of (1,) float32 from rank 1" in finished.stderr
 
 
+@pytest.mark.torch
+def test_ranks_that_look_into_the_store_in_a_loop_let_others_run(tmp_path: Path) -> None:
+    text = TORCH + "store = dist.distributed_c10d._get_default_store()\nstore.add('here', 1)\n"
+    text += "while store.add('here', 0) < size:\n    pass\nstore.queue_push('all', 'x')\n"
+    text += "while store.queue_len('all') < size:\n    pass\nif rank == 0:\n"
+    text += "    store.set('count', str(store.num_keys()))\ncount = int(store.get('count'))\n"
+    text += "store.set(f'key {rank}', 'x')\nwhile store.num_keys() < count + 1 + size:\n    pass\n"
+
+    finished = simulate(text, tmp_path, "--hang-timeout=20s", nprocs=2)
+
+    assert finished.code == 0, finished.stderr
+
+
+@pytest.mark.torch
+def test_a_look_in_each_step_takes_next_to_no_time(tmp_path: Path) -> None:
+    text = "import time\n" + TORCH + "store = dist.distributed_c10d._get_default_store()\n"
+    text += "begun = time.monotonic()\nfor _ in range(2_000):\n"
+    text += "    store.check(['stop'])\n    time.sleep(0.1)\n"
+
+    finished = simulate(text + "assert time.monotonic() - begun < 220\n", tmp_path, nprocs=1)
+
+    assert finished.code == 0, finished.stderr
+
+
 def test_ranks_that_only_sleep_hang_as_real_ones_do(tmp_path: Path) -> None:
     text = "import time\nwhile True:\n    time.sleep(1)\n"
 

@@ -63,6 +63,8 @@ _POLL_PAUSE = 1_000
 _POLL_PAUSE_MAX = SECOND
 _POLLS_PER_WAIT = 128
 """A rank that has polled for long pauses for this part of it: so much late it sees what comes."""
+_POLL_GAP_MAX = SECOND // 1_000
+"""A rank that lets more time than this pass between two looks does more than look."""
 _POLLED_MAX = 1_000
 """For how many things a rank can look in turn, so that it is known since when."""
 
@@ -156,7 +158,8 @@ class Rank:
         is_given_up: whether it has let no other rank run for too long; then it counts as killed.
         is_ready: whether it is in the queue of those that can go on.
         is_aside: whether it belongs to no world, and waits to be called again in another one.
-        polled: what it has looked for in vain, and since when it does.
+        polled: what it has looked for in vain, and since when it does; `polled_until` is when it
+            has last gone on after a look.
         handlers: its signal handlers, by number.
         signals_handled: how many of its signals they have been called for.
         blocked: the signals that it blocks.
@@ -188,6 +191,7 @@ class Rank:
         self.is_given_up = False
         self.is_aside = False
         self.polled: dict[Hashable, Instant] = {}
+        self.polled_until = Instant(0)
         self.thread = threading.Thread(target=self._live, name=f"rank {number}", daemon=True)
 
     @property
@@ -476,6 +480,8 @@ class Scheduler:
         rank = self.current
         if rank is None or rank.thread.ident != threading.get_ident():
             return
+        if self.now - rank.polled_until > _POLL_GAP_MAX:
+            rank.polled = {}
         since = rank.polled.get(what)
         if since is None:
             sought = [each for each in rank.polled.items() if not _has_happened(each[0])]
@@ -483,6 +489,7 @@ class Scheduler:
             since = rank.polled[what] = self.now
         pause = (self.now - since) // _POLLS_PER_WAIT
         self.sleep(min(max(pause, _POLL_PAUSE), _POLL_PAUSE_MAX))
+        rank.polled_until = self.now
 
     def at(self, instant: Instant) -> Timer:
         """A gate that opens at `instant`."""

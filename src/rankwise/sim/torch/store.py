@@ -99,10 +99,12 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         return self._entries.values[self._common(key)]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a key that counts; returns the sum."""
+        """Add to a key that counts; returns the sum. To add 0 is to look: others run then."""
         key = self._common(key)
         total = int(self._entries.values.get(key, b"0")) + amount
         self._entries.put(key, str(total).encode())
+        if not amount:
+            self._scheduler.poll((key, total))
         return total
 
     def append(self, key: str, value: Any) -> None:
@@ -160,7 +162,9 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
 
     def num_keys(self) -> int:
         """How many keys are set, with any prefix."""
-        return len(self._entries.values)
+        count = len(self._entries.values)
+        self._scheduler.poll(count)
+        return count
 
     getNumKeys = num_keys  # noqa: N815  # the same
 
@@ -177,13 +181,17 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         """Take the first value of a queue; wait for one, unless `block` is false."""
         key, queues = self._common(key), self._entries.queues
         if not block and key not in queues:
+            self._scheduler.poll(key)
             raise QueueEmptyError("queue is empty")
         self._wait([key], queues.__contains__)
         return self._entries.pop(key)
 
     def queue_len(self, key: str) -> int:
         """How many values a queue holds."""
-        return len(self._entries.queues.get(self._common(key), ()))
+        key = self._common(key)
+        count = len(self._entries.queues.get(key, ()))
+        self._scheduler.poll((key, count))
+        return count
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """The values of keys, once they are all set."""

@@ -278,13 +278,20 @@ class ClusterChecker:
             failed_otherwise = any(self._plan.has(what) for what in FAILURES_WITHOUT_A_WORKER)
             if spent and not failed and not failed_otherwise:
                 self._broken(f"round {new.number} spends a restart, and no worker had failed")
-            if old.is_failure and not spent and not last.member_vanished:
+            lost = last.member_vanished or self._may_seem_lost(last)
+            if old.is_failure and not spent and not lost:
                 self._broken(f"round {new.number} spends no restart after a failure: {old.why}")
         book = RoundBook(new, self._now(), frozenset(new.members))
         # The leader hears of what is written to the store a little later.
         book.member_vanished = not book.members <= self._nodes
         book.had_newcomer = not self._nodes <= book.members
         self.books[new.number] = book
+
+    def _may_seem_lost(self, book: RoundBook) -> bool:
+        """Whether who leads now came after a round's end, and takes who has left since for lost."""
+        led, dissolved = self._led_since, book.dissolved_at
+        is_new = led is not None and dissolved is not None and led > dissolved
+        return is_new and not book.members <= self._nodes
 
     def _judge_dissolution(self, old: Round, new: Round) -> None:
         book = self.books[old.number]

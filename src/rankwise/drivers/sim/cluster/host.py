@@ -327,6 +327,13 @@ class SimulatedHost:
         keys = [key for key in self.living if key[1] == local_rank]
         return self.workers[max(keys)] if keys else None
 
+    def stand_already(self, round_number: int) -> bool:
+        """Whether ranks of a round have come to a collective that another one has missed."""
+        return any(
+            worker.round == round_number and worker.stands_since is not None
+            for worker in self.workers.values()
+        )
+
     def stand_in_call(self, absent: SimulatedWorker, patience: Duration) -> None:
         """The ranks of that worker's round wait for it in a collective, and not for ever."""
         keys = [key for key in self.living if key[0] == absent.round]

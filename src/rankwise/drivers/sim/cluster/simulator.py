@@ -314,7 +314,10 @@ class ClusterSimulator:
     def _miss_call(self, missed: MissCall) -> None:
         """All but one of the ranks of its round come to a collective."""
         absent = self.nodes[missed.node].workers.latest(missed.local_rank)
-        if absent is not None:
+        if absent is None:
+            return
+        # Ranks that wait in a call, or have waited until they failed, come to no other.
+        if not any(node.workers.stand_already(absent.round) for node in self.nodes):
             for node in self.nodes:
                 node.workers.stand_in_call(absent, missed.patience)
 
