@@ -6,8 +6,8 @@ other standard variables apply: the interval, headers, certificates, the service
 program alone. It is sent as protobuf over HTTP.
 
 Importing takes longer than the start of a run, so a thread does it, and reads the metrics from then
-on in intervals through the `Probe`. At the end of the run the last values are sent, for which a
-collector that does not answer is not waited for long.
+on in intervals through the `Probe`. At the end of the run the last values are sent, also of a run
+that is shorter than the importing; a collector that does not answer is not waited for long.
 """
 
 import logging
@@ -21,6 +21,8 @@ from rankwise.launch.cluster.metrics import METRICS, AgentSnapshot, Metric
 from rankwise.launch.cluster.probe import Probe
 from rankwise.launch.notices import Say
 
+IMPORT_S = 10.0
+"""How long the end of a run waits for the packages, which a busy machine imports in seconds."""
 LAST_WORDS_S = 3.0
 """How long the end of a run waits until the last values are sent."""
 FRESH_S = 0.2
@@ -54,13 +56,11 @@ class Telemetry:
 
     def __exit__(self, *exc_info: object) -> None:
         """In the agent's thread: send what is known now, and end."""
-        deadline = time.monotonic() + LAST_WORDS_S
         self._probe.conclude()
         self._latest = (float("-inf"), None)
-        self._thread.join(LAST_WORDS_S)
+        self._thread.join(IMPORT_S)
         if self._provider is not None:
-            left_s = max(deadline - time.monotonic(), 0.1)
-            self._provider.shutdown(timeout_millis=left_s * 1000)
+            self._provider.shutdown(timeout_millis=LAST_WORDS_S * 1000)
         self._complaints.tell()
 
     def _begin(self) -> None:
