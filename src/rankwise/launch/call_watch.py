@@ -154,8 +154,20 @@ class CallWatch:
         """
         if not may_be_of_others(error) or self._is_holding:
             return False
-        trouble = Trouble.TIMED_OUT if tells_of_time(error) else Trouble.FAILED
+        # A peer that its section ends is lost since patience is over.
+        is_over = tells_of_time(error) or any(map(self._is_stuck_in_section, self._host.links))
+        trouble = Trouble.TIMED_OUT if is_over else Trouble.FAILED
         is_open = partial(self._judge_error, local_rank, trouble is Trouble.TIMED_OUT)
+        return self._hold(trouble, is_open, on_answers)
+
+    def _hold(
+        self, trouble: Trouble, is_open: Callable[[], bool], on_answers: Callable[[], None]
+    ) -> bool:
+        """Have `is_open` judge when the ranks have answered, and ask the nodes if it is still.
+
+        Returns:
+            Whether the gang's news are held back until `on_answers` is called.
+        """
         let_go = partial(self._let_go, on_answers)
 
         def ask() -> None:
@@ -246,12 +258,8 @@ class CallWatch:
         if self._is_holding:
             return False
         if not exit_status.ok and self._is_stuck_in_section(local_rank):
-            let_go = partial(self._let_go, on_answers)
-            if not self._has_held and self._questions.ask(let_go):
-                self._has_held = self._is_holding = True
-                return True
-            self._judge_section(local_rank)
-            return False
+            is_open = partial(self._judge_section, local_rank)
+            return self._hold(Trouble.TIMED_OUT, is_open, on_answers)
         if exit_status.signal_number != _SIGABRT:
             return False
         blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
@@ -265,24 +273,23 @@ class CallWatch:
         self._accuse(blame)
         return False
 
-    def _judge_section(self, local_rank: int) -> None:
-        """Accuse whom a rank has awaited in a call until the limit of its section was over."""
+    def _judge_section(self, local_rank: int) -> bool:
+        """Accuse whom a rank has awaited in a call until the limit of its section was over.
+
+        Returns:
+            Whether it stood in a call, and only other nodes can tell who has not come to it.
+        """
         ranks = self._planner.ranks
-        books = [
-            msgspec.structs.replace(book, fate=Fate.LIVES)
-            if book.fate is Fate.DIED and self._is_stuck_in_section(ranks.local_rank(book.rank))
-            else book
-            for book in self._books(with_empty=True)
-        ]
-        blame = judge(books, self._recorded_books(books), patience_is_over=True)
+        books = self._books(with_empty=True)
         rank = ranks.rank(local_rank)
-        if blame is None or rank in blame.blamed or rank not in waits_of(books):
-            return
-        # What has ended told nothing of its recorder, and is no less among those who waited.
-        by_books = find_blame(books, patience_is_over=True)
-        if by_books is not None and by_books.blamed == blame.blamed:
-            blame = by_books
-        self._accuse(blame)
+        if rank not in waits_of(books):
+            return False
+        blame = judge(books, self._recorded_books(books), patience_is_over=True)
+        if blame is None:
+            return ranks.node_count > 1
+        if rank not in blame.blamed:
+            self._accuse(blame)
+        return False
 
     def _is_stuck_in_section(self, local_rank: int) -> bool:
         segment = self._planner.segment
@@ -503,7 +510,11 @@ class CallWatch:
         link = self._host.links[local_rank]
         if link.error is not None:
             return Fate.RAISED if may_be_of_others(link.error) else Fate.DIED
-        if link.exit_code is not None:
-            return Fate.LEFT if link.exit_code == 0 else Fate.DIED
+        if link.exit_code == 0:
+            return Fate.LEFT
         has_ended = link.process is not None and link.process.has_ended
-        return Fate.DIED if has_ended and book.fate is Fate.LIVES else book.fate
+        if link.exit_code is None and not (has_ended and book.fate is Fate.LIVES):
+            return book.fate
+        # The limit of a section is a time-out: the rank waits in its call for ever.
+        waited = bool(book.standing) and self._is_stuck_in_section(local_rank)
+        return Fate.LIVES if waited else Fate.DIED

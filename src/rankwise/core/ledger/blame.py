@@ -136,6 +136,14 @@ def judge(
         and not (waits_of(recorded).keys() & {*by_books.blamed})
     ):
         return by_books
+    # A rank that has ended told nothing of its recorder, and is no less among those who waited.
+    if (
+        blame is not None
+        and by_books is not None
+        and by_books.blamed == blame.blamed
+        and {*by_books.waiting} > {*blame.waiting}
+    ):
+        return by_books
     return blame  # none, if those that are absent by the books wait in what C++ has called
 
 
