@@ -128,10 +128,11 @@ class Reporter:
         if self._fd is None or os.getpid() != self._pid or self._recorded is not None:
             return
         self._recorded = recorded
-        self._write('{"kind": "recorder"}')
         _thread.start_new_thread(self._answer, (self._fd, recorded))
 
     def _answer(self, fd: int, recorded: "Callable[[], str]") -> None:
+        # This thread is sent STACKS_SIGNAL from now on: no call of the program ends early by it.
+        self._write(f'{{"kind": "recorder", "thread": {_thread.get_native_id()}}}')
         try:
             # Of those that have queued while the program held the interpreter, the last one counts.
             while questions := os.read(fd, 4096):
