@@ -19,7 +19,8 @@ ranks that wait in C++ for another seem to be missing.
 
 Ranks that have come to one call with different things are told apart by what most have called, and
 when a backend ends one of them, others may be on their way to it. So a rank that fails is given
-`STRAGGLE` until the books are judged, if another one of its node has not come to its call.
+`STRAGGLE` until the books are judged, if another one of its node has not come to its call, and up
+to `STRAGGLE_MAX` where that one may tell which of two parties is right.
 
 In a run over nodes the other nodes are asked too (`core/rendezvous/inquiry.py`): when a rank stands
 in a call from one look to the next, and when one has failed and this node's books do not tell by
@@ -65,7 +66,7 @@ from rankwise.ports.clock import Clock
 
 INTERVAL = Duration(500 * MILLISECOND)
 STANDING = Duration(1 * SECOND)
-STRAGGLE = Duration(200 * MILLISECOND)
+STRAGGLE, STRAGGLE_MAX = Duration(200 * MILLISECOND), Duration(2 * SECOND)
 QUIET = Duration(10 * SECOND)
 """Ranks are asked when one has stood in a call for so long, or none has begun one."""
 SAMPLE_PAUSE = Duration(60 * SECOND)
@@ -158,10 +159,14 @@ class CallWatch:
         is_over = tells_of_time(error) or any(map(self._is_stuck_in_section, self._host.links))
         trouble = Trouble.TIMED_OUT if is_over else Trouble.FAILED
         is_open = partial(self._judge_error, local_rank, trouble is Trouble.TIMED_OUT)
-        return self._hold(trouble, is_open, on_answers)
+        return self._hold(local_rank, trouble, is_open, on_answers)
 
     def _hold(
-        self, trouble: Trouble, is_open: Callable[[], bool], on_answers: Callable[[], None]
+        self,
+        local_rank: int,
+        trouble: Trouble,
+        is_open: Callable[[], bool],
+        on_answers: Callable[[], None],
     ) -> bool:
         """Have `is_open` judge when the ranks have answered, and ask the nodes if it is still.
 
@@ -182,7 +187,7 @@ class CallWatch:
             is_open()
             return False
         if self._is_somebody_behind(trouble):
-            self._reactor.call_at(after(self._clock.now(), STRAGGLE), ask)
+            self._await_stragglers(local_rank, ask)
         elif not (self._questions.ask(end) or (is_open() and self._awaits_nodes(trouble, let_go))):
             return False
         self._has_held = self._is_holding = True
@@ -192,6 +197,22 @@ class CallWatch:
         if self._is_holding:
             self._is_holding = False
             on_answers()
+
+    def _await_stragglers(self, local_rank: int, go_on: Callable[[], None]) -> None:
+        """Go on in a while, and later where others tell who is right in this rank's last call."""
+        until = after(self._clock.now(), STRAGGLE_MAX)
+
+        def look() -> None:
+            blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
+            if blame is None or not blame.late or self._clock.now() >= until:
+                go_on()
+            else:
+                look_later()
+
+        def look_later() -> None:
+            self._reactor.call_at(after(self._clock.now(), STRAGGLE), look)
+
+        look_later()
 
     def _is_somebody_behind(self, trouble: Trouble) -> bool:
         """Whether ranks stand in a call, or have failed in it, and others may yet come to it."""
@@ -259,16 +280,15 @@ class CallWatch:
             return False
         if not exit_status.ok and self._is_stuck_in_section(local_rank):
             is_open = partial(self._judge_section, local_rank)
-            return self._hold(Trouble.TIMED_OUT, is_open, on_answers)
+            return self._hold(local_rank, Trouble.TIMED_OUT, is_open, on_answers)
         if exit_status.signal_number != _SIGABRT:
             return False
         blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
         if blame is None:
             return False
-        if not self._has_held and self._is_somebody_behind(Trouble.FAILED):
+        if not self._has_held and (blame.late or self._is_somebody_behind(Trouble.FAILED)):
             self._has_held = self._is_holding = True
-            let_go = partial(self._let_go, on_answers)
-            self._reactor.call_at(after(self._clock.now(), STRAGGLE), let_go)
+            self._await_stragglers(local_rank, partial(self._let_go, on_answers))
             return True
         self._accuse(blame)
         return False

@@ -198,6 +198,21 @@ def test_tensors_that_do_not_fit_are_the_fault_of_the_fewest(run_program: RunPro
     )
 
 
+def test_a_rank_that_comes_later_tells_which_of_two_is_right_whom_gloo_has_ended(
+    run_program: RunProgram,
+) -> None:
+    program = """
+if rank == 2:
+    time.sleep(1)
+dist.all_reduce(torch.ones(10_000 if rank == 1 else 4096))
+"""
+
+    done = run_program("torch", program)
+
+    assert "rank 1 called all_reduce (sum) of (10000,) float32" in root_cause_in(done)
+    assert "ranks 0, 2 called all_reduce (sum) of (4096,) float32" in root_cause_in(done)
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_of_two_ranks_that_disagree_both_are_told(library: str, run_program: RunProgram) -> None:
     done = run_program(library, ANOTHER, "--log-format=json", nprocs=2)
