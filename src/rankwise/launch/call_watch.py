@@ -127,6 +127,7 @@ class CallWatch:
         self._pause_max = min(_PAUSE_MAX, Duration(2 * self._quiet))
         self._questions = RecorderQuestions(host, reactor, clock)
         self._told = ""
+        self._stuck: set[int] = set()
         self._asked_at: Instant | None = None
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
@@ -140,7 +141,7 @@ class CallWatch:
         is_looking = self._looks_at is not None
         self._looks_at = self._attempt
         self._begun, self._suspicion, self._told = {}, "", ""
-        self._standing = {}
+        self._standing, self._stuck = {}, set()
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
         self._has_held, self._of_a_part = False, None
         self.lateness.begin()
@@ -301,10 +302,11 @@ class CallWatch:
         """
         ranks = self._planner.ranks
         books = self._books(with_empty=True)
+        recorded = self._recorded_books(books)
         rank = ranks.rank(local_rank)
-        if rank not in waits_of(books):
+        if rank not in waits_of(books) | waits_of(recorded):
             return False
-        blame = judge(books, self._recorded_books(books), patience_is_over=True)
+        blame = judge(books, recorded, patience_is_over=True)
         if blame is None:
             return ranks.node_count > 1
         if rank not in blame.blamed:
@@ -433,7 +435,9 @@ class CallWatch:
         stands = any(reader.is_standing for reader in self.lateness.readers.values())
         pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
         since = self._still_since if self._asked_at is None else self._asked_at
-        is_due = bool(self._told) or now >= after(since, pause)
+        # What ranks are in whose sections' limits are over is asked for before these end them.
+        last, self._stuck = self._stuck, {*filter(self._is_stuck_in_section, self._host.links)}
+        is_due = bool(self._told or self._stuck - last) or now >= after(since, pause)
         if is_due and self._questions.ask(self._judge_answers):
             self._asked_at, self._pause = now, min(Duration(2 * pause), self._pause_max)
 
@@ -536,5 +540,11 @@ class CallWatch:
         if link.exit_code is None and not (has_ended and book.fate is Fate.LIVES):
             return book.fate
         # The limit of a section is a time-out: the rank waits in its call for ever.
-        waited = bool(book.standing) and self._is_stuck_in_section(local_rank)
+        waited = self._is_stuck_in_section(local_rank) and self._stands(local_rank, book)
         return Fate.LIVES if waited else Fate.DIED
+
+    def _stands(self, local_rank: int, book: Book) -> bool:
+        told = self._questions.told_by(local_rank, is_alive=True)
+        return bool(
+            book.standing or (told and recorded_book(told, book, self.lateness.ranks).standing)
+        )

@@ -311,6 +311,29 @@ with rankwise.section("step", timeout=1):
     )
 
 
+def test_the_limit_of_a_section_in_which_ddp_waits_is_the_fault_of_the_rank_that_is_missing(
+    run_program: RunProgram,
+) -> None:
+    program = """
+import rankwise
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+for step in range(5):
+    if step == 3 and rank == 1:
+        time.sleep(600)
+    with rankwise.section("step", timeout=2):
+        model(torch.ones(4, 8)).sum().backward()
+"""
+
+    done = run_program("torch", program)
+
+    sleep = line_of(program, "time.sleep", "torch")
+    assert re.fullmatch(
+        r"rank 1 has not come to all_reduce #\d+ of \(72,\) float32 \(begun by C\+\+\), "
+        rf"in which ranks 0, 2 wait: it is at train\.py:{sleep}",
+        root_cause_in(done),
+    ), done.stderr
+
+
 def test_a_hang_names_the_rank_that_is_missing_as_json_too(run_program: RunProgram) -> None:
     program = """
 import queue
