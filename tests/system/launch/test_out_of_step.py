@@ -311,6 +311,22 @@ with rankwise.section("step", timeout=1):
     )
 
 
+def test_a_rank_that_is_stuck_in_a_section_itself_is_told_with_its_section(
+    run_program: RunProgram,
+) -> None:
+    program = """
+import rankwise
+with rankwise.section("load", timeout=1):
+    if rank == 1:
+        time.sleep(600)
+dist.barrier()
+"""
+
+    done = run_program("numpy", program)
+
+    assert root_cause_in(done) == "rank 1 exited with code 1: section 'load' is stuck"
+
+
 def test_the_limit_of_a_section_in_which_ddp_waits_is_the_fault_of_the_rank_that_is_missing(
     run_program: RunProgram,
 ) -> None:
