@@ -187,13 +187,17 @@ def test_ranks_that_call_different_things_end_at_once(
 
 
 def test_tensors_that_do_not_fit_are_the_fault_of_the_fewest(run_program: RunProgram) -> None:
-    program = "dist.all_reduce(torch.ones(10_000 if rank == 1 else 4096))"
+    # Without the barrier rank 2 may still be connecting when gloo ends rank 0, and never come.
+    program = """
+dist.barrier()
+dist.all_reduce(torch.ones(10_000 if rank == 1 else 4096))
+"""
 
     done = run_program("torch", program)
 
-    where = f"(train.py:{line_of(program, program, 'torch')})"
-    assert root_cause_in(done) == (  # gloo may end rank 0 before rank 2 has come
-        f"call #1: rank 1 called all_reduce (sum) of (10000,) float32 {where}, "
+    where = f"(train.py:{line_of(program, 'dist.all_reduce', 'torch')})"
+    assert root_cause_in(done) == (
+        f"call #2: rank 1 called all_reduce (sum) of (10000,) float32 {where}, "
         f"ranks 0, 2 called all_reduce (sum) of (4096,) float32 {where}"
     )
 
@@ -202,8 +206,9 @@ def test_a_rank_that_comes_later_tells_which_of_two_is_right_whom_gloo_has_ended
     run_program: RunProgram,
 ) -> None:
     program = """
+dist.barrier()
 if rank == 2:
-    time.sleep(1)
+    time.sleep(0.5)
 dist.all_reduce(torch.ones(10_000 if rank == 1 else 4096))
 """
 
