@@ -19,7 +19,8 @@ ranks that wait in C++ for another seem to be missing.
 
 Ranks that have come to one call with different things are told apart by what most have called, and
 when a backend ends one of them, others may be on their way to it. So a rank that fails is given
-`STRAGGLE` until the books are judged, if another one of its node has not come to its call.
+`STRAGGLE` until the books are judged, if another one of its node has not come to its call, and up
+to `STRAGGLE_MAX` where that one may tell which of two parties is right.
 
 In a run over nodes the other nodes are asked too (`core/rendezvous/inquiry.py`): when a rank stands
 in a call from one look to the next, and when one has failed and this node's books do not tell by
@@ -65,7 +66,7 @@ from rankwise.ports.clock import Clock
 
 INTERVAL = Duration(500 * MILLISECOND)
 STANDING = Duration(1 * SECOND)
-STRAGGLE = Duration(200 * MILLISECOND)
+STRAGGLE, STRAGGLE_MAX = Duration(200 * MILLISECOND), Duration(2 * SECOND)
 QUIET = Duration(10 * SECOND)
 """Ranks are asked when one has stood in a call for so long, or none has begun one."""
 SAMPLE_PAUSE = Duration(60 * SECOND)
@@ -126,6 +127,7 @@ class CallWatch:
         self._pause_max = min(_PAUSE_MAX, Duration(2 * self._quiet))
         self._questions = RecorderQuestions(host, reactor, clock)
         self._told = ""
+        self._stuck: set[int] = set()
         self._asked_at: Instant | None = None
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
@@ -139,7 +141,7 @@ class CallWatch:
         is_looking = self._looks_at is not None
         self._looks_at = self._attempt
         self._begun, self._suspicion, self._told = {}, "", ""
-        self._standing = {}
+        self._standing, self._stuck = {}, set()
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
         self._has_held, self._of_a_part = False, None
         self.lateness.begin()
@@ -154,8 +156,24 @@ class CallWatch:
         """
         if not may_be_of_others(error) or self._is_holding:
             return False
-        trouble = Trouble.TIMED_OUT if tells_of_time(error) else Trouble.FAILED
+        # A peer that its section ends is lost since patience is over.
+        is_over = tells_of_time(error) or any(map(self._is_stuck_in_section, self._host.links))
+        trouble = Trouble.TIMED_OUT if is_over else Trouble.FAILED
         is_open = partial(self._judge_error, local_rank, trouble is Trouble.TIMED_OUT)
+        return self._hold(local_rank, trouble, is_open, on_answers)
+
+    def _hold(
+        self,
+        local_rank: int,
+        trouble: Trouble,
+        is_open: Callable[[], bool],
+        on_answers: Callable[[], None],
+    ) -> bool:
+        """Have `is_open` judge when the ranks have answered, and ask the nodes if it is still.
+
+        Returns:
+            Whether the gang's news are held back until `on_answers` is called.
+        """
         let_go = partial(self._let_go, on_answers)
 
         def ask() -> None:
@@ -170,7 +188,7 @@ class CallWatch:
             is_open()
             return False
         if self._is_somebody_behind(trouble):
-            self._reactor.call_at(after(self._clock.now(), STRAGGLE), ask)
+            self._await_stragglers(local_rank, ask)
         elif not (self._questions.ask(end) or (is_open() and self._awaits_nodes(trouble, let_go))):
             return False
         self._has_held = self._is_holding = True
@@ -180,6 +198,22 @@ class CallWatch:
         if self._is_holding:
             self._is_holding = False
             on_answers()
+
+    def _await_stragglers(self, local_rank: int, go_on: Callable[[], None]) -> None:
+        """Go on in a while, and later where others tell who is right in this rank's last call."""
+        until = after(self._clock.now(), STRAGGLE_MAX)
+
+        def look() -> None:
+            blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
+            if blame is None or not blame.late or self._clock.now() >= until:
+                go_on()
+            else:
+                look_later()
+
+        def look_later() -> None:
+            self._reactor.call_at(after(self._clock.now(), STRAGGLE), look)
+
+        look_later()
 
     def _is_somebody_behind(self, trouble: Trouble) -> bool:
         """Whether ranks stand in a call, or have failed in it, and others may yet come to it."""
@@ -246,43 +280,38 @@ class CallWatch:
         if self._is_holding:
             return False
         if not exit_status.ok and self._is_stuck_in_section(local_rank):
-            let_go = partial(self._let_go, on_answers)
-            if not self._has_held and self._questions.ask(let_go):
-                self._has_held = self._is_holding = True
-                return True
-            self._judge_section(local_rank)
-            return False
+            is_open = partial(self._judge_section, local_rank)
+            return self._hold(local_rank, Trouble.TIMED_OUT, is_open, on_answers)
         if exit_status.signal_number != _SIGABRT:
             return False
         blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
         if blame is None:
             return False
-        if not self._has_held and self._is_somebody_behind(Trouble.FAILED):
+        if not self._has_held and (blame.late or self._is_somebody_behind(Trouble.FAILED)):
             self._has_held = self._is_holding = True
-            let_go = partial(self._let_go, on_answers)
-            self._reactor.call_at(after(self._clock.now(), STRAGGLE), let_go)
+            self._await_stragglers(local_rank, partial(self._let_go, on_answers))
             return True
         self._accuse(blame)
         return False
 
-    def _judge_section(self, local_rank: int) -> None:
-        """Accuse whom a rank has awaited in a call until the limit of its section was over."""
+    def _judge_section(self, local_rank: int) -> bool:
+        """Accuse whom a rank has awaited in a call until the limit of its section was over.
+
+        Returns:
+            Whether it stood in a call, and only other nodes can tell who has not come to it.
+        """
         ranks = self._planner.ranks
-        books = [
-            msgspec.structs.replace(book, fate=Fate.LIVES)
-            if book.fate is Fate.DIED and self._is_stuck_in_section(ranks.local_rank(book.rank))
-            else book
-            for book in self._books(with_empty=True)
-        ]
-        blame = judge(books, self._recorded_books(books), patience_is_over=True)
+        books = self._books(with_empty=True)
+        recorded = self._recorded_books(books)
         rank = ranks.rank(local_rank)
-        if blame is None or rank in blame.blamed or rank not in waits_of(books):
-            return
-        # What has ended told nothing of its recorder, and is no less among those who waited.
-        by_books = find_blame(books, patience_is_over=True)
-        if by_books is not None and by_books.blamed == blame.blamed:
-            blame = by_books
-        self._accuse(blame)
+        if rank not in waits_of(books) | waits_of(recorded):
+            return False
+        blame = judge(books, recorded, patience_is_over=True)
+        if blame is None:
+            return ranks.node_count > 1
+        if rank not in blame.blamed:
+            self._accuse(blame)
+        return False
 
     def _is_stuck_in_section(self, local_rank: int) -> bool:
         segment = self._planner.segment
@@ -406,7 +435,9 @@ class CallWatch:
         stands = any(reader.is_standing for reader in self.lateness.readers.values())
         pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
         since = self._still_since if self._asked_at is None else self._asked_at
-        is_due = bool(self._told) or now >= after(since, pause)
+        # What ranks are in whose sections' limits are over is asked for before these end them.
+        last, self._stuck = self._stuck, {*filter(self._is_stuck_in_section, self._host.links)}
+        is_due = bool(self._told or self._stuck - last) or now >= after(since, pause)
         if is_due and self._questions.ask(self._judge_answers):
             self._asked_at, self._pause = now, min(Duration(2 * pause), self._pause_max)
 
@@ -503,7 +534,17 @@ class CallWatch:
         link = self._host.links[local_rank]
         if link.error is not None:
             return Fate.RAISED if may_be_of_others(link.error) else Fate.DIED
-        if link.exit_code is not None:
-            return Fate.LEFT if link.exit_code == 0 else Fate.DIED
+        if link.exit_code == 0:
+            return Fate.LEFT
         has_ended = link.process is not None and link.process.has_ended
-        return Fate.DIED if has_ended and book.fate is Fate.LIVES else book.fate
+        if link.exit_code is None and not (has_ended and book.fate is Fate.LIVES):
+            return book.fate
+        # The limit of a section is a time-out: the rank waits in its call for ever.
+        waited = self._is_stuck_in_section(local_rank) and self._stands(local_rank, book)
+        return Fate.LIVES if waited else Fate.DIED
+
+    def _stands(self, local_rank: int, book: Book) -> bool:
+        told = self._questions.told_by(local_rank, is_alive=True)
+        return bool(
+            book.standing or (told and recorded_book(told, book, self.lateness.ranks).standing)
+        )

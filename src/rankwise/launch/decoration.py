@@ -7,7 +7,7 @@ moment when a failure is about to be told to somebody.
 
 import resource
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -28,6 +28,8 @@ from rankwise.launch.planning import JobPlanner
 
 SIGKILL, SIGXCPU = 9, 24
 STDOUT_LINES = 10
+SECTION_IS_STUCK = "rankwise: section "
+"""How a rank says which one, see `rankwise.launch.sections`."""
 TAIL_LINES = 60
 """More than the twenty that are shown: a traceback that is told anyway is taken out of them."""
 
@@ -132,7 +134,7 @@ class FailureDecorator:
             wall_ns=error.wall_ns if error is not None else failure.at + self._wall_offset,
             out_of_memory=out_of_memory,
             cpu_seconds_max=_cpu_limit(failure),
-            detail=evidence or self._detail_of(failure),
+            detail=evidence or self._detail_of(failure, stderr),
             stacks=self._stacks_of(failure, link),
             waits_for=self._waits.get(rank, "") if is_hung else "",
             stderr_tail=tuple(stderr),
@@ -146,10 +148,18 @@ class FailureDecorator:
             return self._stacks.get(failure.local_rank, "")
         return "" if link is None else link.reports.fatal_stacks
 
-    def _detail_of(self, failure: Failure) -> str:
+    def _detail_of(self, failure: Failure, stderr: Sequence[str]) -> str:
         if failure.cause is FailureCause.HUNG and self._verdict:
             return f"{failure.detail}; {self._verdict}"
-        return failure.detail
+        segment = self._planner.segment
+        if failure.cause is not FailureCause.EXITED or segment is None:
+            return failure.detail
+        if failure.detail or not segment.is_stuck_in_section(failure.local_rank):
+            return failure.detail
+        # A rank that holds the interpreter in C could not say which one.
+        said = next((line for line in reversed(stderr) if line.startswith(SECTION_IS_STUCK)), "")
+        told = said.removeprefix("rankwise: ").partition("; here are")[0]
+        return told or "the limit of a section was over"
 
     def _memory_verdict(self, failure: Failure) -> tuple[bool | None, str]:
         from rankwise.launch.failure_report.loaders import lost_loader  # noqa: PLC0415  # rare

@@ -138,7 +138,7 @@ class LatenessWatch:
         for local_rank, link in self._host.links.items():
             if segment is None or link.process is None or link.is_over:
                 continue
-            if not link.has_recorder and not calls_begun(segment, local_rank):
+            if not link.recorder_thread and not calls_begun(segment, local_rank):
                 continue
             waited = cpu_wait_of(link.process.pid)
             if waited is not None:

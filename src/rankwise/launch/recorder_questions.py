@@ -3,7 +3,8 @@
 Answers carry the number of their question, and a question that follows another makes the answers
 to that void: who waits for those gets the later ones. Nobody waits for longer than
 `ANSWER_PATIENCE`, since a rank that holds the interpreter in C cannot answer. A rank that comes to
-its end, or destroys its groups, tells unasked: those are its last words.
+its end, or destroys its groups, tells unasked: those are its last words. Of one that was ended
+without any, as by the limit of a section, the answer before is kept.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,8 @@ class RecorderQuestions:
         self._asked: frozenset[int] = frozenset()
         self._answers: dict[int, Recorded] = {}
         self._last_words: dict[int, Recorded] = {}
+        self._last_answers: dict[int, Recorded] = {}
+        """The latest to earlier questions."""
         self._waiting: list[Timer] = []
 
     def ask(self, on_answers: Callable[[], None]) -> bool:
@@ -37,6 +40,7 @@ class RecorderQuestions:
         `on_answers` is called once: when those that live have answered, or patience is over.
         """
         self._number = (self._number + 1) % 256
+        self._last_answers |= self._answers
         self._answers = {}
         self._asked = self._host.ask_recorders(self._number)
         if self._asked:
@@ -65,6 +69,12 @@ class RecorderQuestions:
         return {rank for rank, link in self._host.links.items() if link.is_over or link.error}
 
     def told_by(self, local_rank: int, *, is_alive: bool) -> Recorded | None:
-        """What is known of a rank: its answer, but its last words if it has come to its end."""
+        """What is known of a rank: its answer, but its last words if it has come to its end.
+
+        One that is over may still be taken for alive, as it waits for others by its last answer.
+        """
         answer = self._answers.get(local_rank)
-        return answer if is_alive else self._last_words.get(local_rank, answer)
+        if not is_alive:
+            return self._last_words.get(local_rank, answer)
+        last = self._last_answers.get(local_rank) if local_rank in self._over else None
+        return answer or last

@@ -36,6 +36,15 @@ for step in range(8):
         load()
     dist.all_reduce(x)
 """
+IN_A_SECTION = """
+import rankwise
+def load():
+    time.sleep(600)
+if rank == last:
+    load()
+with rankwise.section("step", timeout=1):
+    dist.all_reduce(x)
+"""
 SKIPS = """
 for step in range(8):
     if step != 5 or rank != last:
@@ -87,11 +96,12 @@ class Nodes:
                         *(*RANKWISE, "run", "--nnodes", str(len(local_sizes))),
                         *("--nproc-per-node", str(local_size), "--rdzv-id", "missed"),
                         *("--rdzv-endpoint", self._endpoint, *self._options, *options),
+                        *("--node-topology", str(node)),  # they get their ranks in this order
                         str(program),
                         environment={"RANKWISE_COLLECTIVE_TIMEOUT": str(timeout_s)},
                     )
                 )
-                for local_size in local_sizes
+                for node, local_size in enumerate(local_sizes)
             ]
             return [agent.finish(patience_s) for agent in agents]
 
@@ -118,6 +128,23 @@ def test_a_rank_in_its_loader_is_the_root_cause_with_its_stack_and_no_time_out_i
     )
     assert root_causes(done) == [cause, cause]
     assert any("(a consequence)" in each.stderr for each in done)
+    assert [each.code for each in done] == [1, 1]
+
+
+@pytest.mark.parametrize("preamble", [TORCH, NUMPY], ids=["torch", "numpy"])
+def test_the_limit_of_a_section_is_the_fault_of_the_rank_of_another_node_that_has_not_come(
+    preamble: str, tmp_path: Path
+) -> None:
+    source = preamble + IN_A_SECTION
+
+    done = Nodes(tmp_path).run(source, (2, 1))
+
+    cause = (
+        f"rank 2 has not come to all_reduce #1 {OF} ({line_of(source, 'dist.all_reduce')}), in "
+        f"which ranks 0-1 wait: it is at {line_of(source, 'time.sleep')}, in load"
+    )
+    assert root_causes(done) == [cause, cause]
+    assert "section 'step' is stuck" in done[0].stderr
     assert [each.code for each in done] == [1, 1]
 
 

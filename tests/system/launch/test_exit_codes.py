@@ -69,6 +69,30 @@ waits()
     assert all(re.fullmatch(f"{place}[45]", line) for line in interrupted), interrupted
 
 
+def test_a_rank_that_is_interrupted_in_a_collective_is_where_the_program_called_it(
+    tmp_path: Path,
+) -> None:
+    script = write_program(
+        tmp_path,
+        """
+import signal, rankwise
+from rankwise.collectives import barrier
+print("waits", flush=True)
+while rankwise.rank() == 1:
+    signal.pause()
+barrier()
+""",
+    )
+    with start("run", "--nproc-per-node=2", "--no-prefix", script) as running:
+        running.wait_for("waits", count=2)
+        run("why", str(running.pid))  # by the end of which rank 0 waits
+
+        running.signal(signal.SIGINT)
+        done = running.finish()
+
+    assert f"KeyboardInterrupt in <module>, {script}:7" in done.stderr.splitlines()
+
+
 def test_a_program_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     program = write_program(tmp_path, "#!/no/such/interpreter\n", "program")
     program.chmod(0o755)

@@ -338,6 +338,28 @@ def test_py_spy_adds_native_frames(run_of: Callable[[str, int], Running]) -> Non
     assert "frames of rankwise)" in asked.stdout, "what has started the program is folded"
 
 
+def test_to_be_asked_wakes_no_rank_of_torch_that_waits_in_c(
+    run_of: Callable[[str, int], Running],
+) -> None:
+    pytest.importorskip("torch")
+    program = """
+import ctypes, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+print("begun", flush=True)
+ctypes.CDLL(None).pause()  # until a signal is handled in this thread
+print("woken", flush=True)
+"""
+    with run_of(program, 1) as running:
+        running.wait_for("begun")
+        asked = [run(word, str(running.pid)) for word in ("why", "stacks")]
+        running.signal(signal.SIGTERM)
+        done = running.finish()
+
+    assert all('program.py", line 6 in <module>' in each.stdout for each in asked)
+    assert "woken" not in done.stdout
+
+
 def test_ranks_that_take_their_time_to_stop_are_not_warned_of(tmp_path: Path) -> None:
     program = """
 import signal, time

@@ -187,15 +187,35 @@ def test_ranks_that_call_different_things_end_at_once(
 
 
 def test_tensors_that_do_not_fit_are_the_fault_of_the_fewest(run_program: RunProgram) -> None:
-    program = "dist.all_reduce(torch.ones(10_000 if rank == 1 else 4096))"
+    # Without the barrier rank 2 may still be connecting when gloo ends rank 0, and never come.
+    program = """
+dist.barrier()
+dist.all_reduce(torch.ones(10_000 if rank == 1 else 4096))
+"""
 
     done = run_program("torch", program)
 
-    where = f"(train.py:{line_of(program, program, 'torch')})"
-    assert root_cause_in(done) == (  # gloo may end rank 0 before rank 2 has come
-        f"call #1: rank 1 called all_reduce (sum) of (10000,) float32 {where}, "
+    where = f"(train.py:{line_of(program, 'dist.all_reduce', 'torch')})"
+    assert root_cause_in(done) == (
+        f"call #2: rank 1 called all_reduce (sum) of (10000,) float32 {where}, "
         f"ranks 0, 2 called all_reduce (sum) of (4096,) float32 {where}"
     )
+
+
+def test_a_rank_that_comes_later_tells_which_of_two_is_right_whom_gloo_has_ended(
+    run_program: RunProgram,
+) -> None:
+    program = """
+dist.barrier()
+if rank == 2:
+    time.sleep(0.5)
+dist.all_reduce(torch.ones(10_000 if rank == 1 else 4096))
+"""
+
+    done = run_program("torch", program)
+
+    assert "rank 1 called all_reduce (sum) of (10000,) float32" in root_cause_in(done)
+    assert "ranks 0, 2 called all_reduce (sum) of (4096,) float32" in root_cause_in(done)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -294,6 +314,45 @@ with rankwise.section("step", timeout=1):
         f"rank 2 has not come to barrier #1 (train.py:{where}), in which ranks 0-1 wait: "
         f"it is at train.py:{sleep}"
     )
+
+
+def test_a_rank_that_is_stuck_in_a_section_itself_is_told_with_its_section(
+    run_program: RunProgram,
+) -> None:
+    program = """
+import rankwise
+with rankwise.section("load", timeout=1):
+    if rank == 1:
+        time.sleep(600)
+dist.barrier()
+"""
+
+    done = run_program("numpy", program)
+
+    assert root_cause_in(done) == "rank 1 exited with code 1: section 'load' is stuck"
+
+
+def test_the_limit_of_a_section_in_which_ddp_waits_is_the_fault_of_the_rank_that_is_missing(
+    run_program: RunProgram,
+) -> None:
+    program = """
+import rankwise
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+for step in range(5):
+    if step == 3 and rank == 1:
+        time.sleep(600)
+    with rankwise.section("step", timeout=2):
+        model(torch.ones(4, 8)).sum().backward()
+"""
+
+    done = run_program("torch", program)
+
+    sleep = line_of(program, "time.sleep", "torch")
+    assert re.fullmatch(
+        r"rank 1 has not come to all_reduce #\d+ of \(72,\) float32 \(begun by C\+\+\), "
+        rf"in which ranks 0, 2 wait: it is at train\.py:{sleep}",
+        root_cause_in(done),
+    ), done.stderr
 
 
 def test_a_hang_names_the_rank_that_is_missing_as_json_too(run_program: RunProgram) -> None:

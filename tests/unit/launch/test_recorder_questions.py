@@ -56,6 +56,21 @@ def test_last_words_are_later_than_an_answer() -> None:
     assert questions.told_by(0, is_alive=False) is last_words
 
 
+def test_of_a_rank_that_ended_without_a_word_its_last_answer_is_known() -> None:
+    clock, host = SystemClock(), TwoRanks()
+    with Reactor(clock) as reactor:
+        questions = RecorderQuestions(cast("RealProcessHost", host), reactor, clock)
+        answers = [Recorded(ask=1, groups=()) for _ in range(2)]
+        questions.ask(lambda: None)
+        for rank, answer in enumerate(answers):
+            questions.on_recorded(rank, answer)
+        questions.ask(lambda: None)
+        host.links[0].is_over = True
+
+    assert questions.told_by(0, is_alive=True) is answers[0]
+    assert questions.told_by(1, is_alive=True) is None, "it may have gone on since"
+
+
 def test_of_questions_that_have_queued_the_last_is_answered() -> None:
     agent, worker = socket.socketpair()
     with agent, worker:

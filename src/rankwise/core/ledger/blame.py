@@ -57,6 +57,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
         is_certain: whether it will never be otherwise; else they may come yet.
         waiting: the ranks that wait because of that.
         is_of_a_part: whether members of which nothing is known here may tell who is right.
+        late: ranks that live and have not come to the call, by which they may tell who is right.
     """
 
     blamed: tuple[int, ...]
@@ -64,6 +65,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     is_certain: bool
     waiting: tuple[int, ...] = ()
     is_of_a_part: bool = False
+    late: tuple[int, ...] = ()
 
 
 def waits_of(books: Iterable[Book]) -> dict[int, Wait]:
@@ -136,6 +138,14 @@ def judge(
         and not (waits_of(recorded).keys() & {*by_books.blamed})
     ):
         return by_books
+    # A rank that has ended told nothing of its recorder, and is no less among those who waited.
+    if (
+        blame is not None
+        and by_books is not None
+        and by_books.blamed == blame.blamed
+        and {*by_books.waiting} > {*blame.waiting}
+    ):
+        return by_books
     return blame  # none, if those that are absent by the books wait in what C++ has called
 
 
@@ -189,12 +199,15 @@ def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Blame | None:
         return None
     come = [rank for party in parties.values() for rank, _ in party]
     *minority, largest = sorted(parties.values(), key=len)
+    late: tuple[int, ...] = ()
     if 2 * len(largest) > len(come):
         waiting = tuple(rank for rank, _ in largest)
         text = words.minority_in_words(minority, largest, group)
     else:
         waiting = ()
         text = words.disagreement_in_words(list(parties.values()), group)
+        awaited = _awaited(books[wait.rank], wait.call, books)
+        late = tuple(rank for rank in awaited if books[rank].fate is Fate.LIVES)
     blamed = tuple(sorted(rank for rank in come if rank not in waiting))
     known = sum(rank in books for rank in group.members)
     is_of_a_part = known < group.size and 2 * len(largest) <= group.size
@@ -204,6 +217,7 @@ def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Blame | None:
         is_certain=not is_of_a_part,
         waiting=waiting,
         is_of_a_part=is_of_a_part,
+        late=late,
     )
 
 

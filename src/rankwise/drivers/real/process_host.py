@@ -152,9 +152,7 @@ class RealProcessHost:
         self._keeps_children = keeps_children
         self._links: dict[int, WorkerLink] = {}
         self._current: dict[int, WorkerLink] = {}
-        self._stacks = StacksCollection(
-            reactor, clock, self._current, partial(self._signal, signum=STACKS_SIGNAL, group=False)
-        )
+        self._stacks = StacksCollection(reactor, clock, self._current, self._ask_for_stacks)
         self._sweeps: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     @property
@@ -216,7 +214,7 @@ class RealProcessHost:
         """
         asked = set()
         for local_rank, link in self._current.items():
-            if link.has_recorder and not link.is_over and link.report_fd >= 0:
+            if link.recorder_thread and not link.is_over and link.report_fd >= 0:
                 with suppress(OSError):  # it has died, or left many questions unread
                     os.write(link.report_fd, bytes([ask]))
                     asked.add(local_rank)
@@ -442,6 +440,12 @@ class RealProcessHost:
         else:
             self._spawner.signal(link.number, signum, group=group)
 
+    def _ask_for_stacks(self, link: WorkerLink) -> None:
+        """Signal a thread of ours where there is one: in the main one, that ends a sleep of C."""
+        thread = link.recorder_thread
+        if not (thread and link.process and link.process.signal_thread(thread, STACKS_SIGNAL)):
+            self._signal(link, STACKS_SIGNAL, group=False)
+
     def _watch_end(self, process: WorkerProcess, link: WorkerLink) -> None:
         if self._ends is None:
             self._ends = Ends()
@@ -534,7 +538,7 @@ class RealProcessHost:
                 case LedgerOff():
                     self._on_ledger_off(record.why)
                 case RecorderReady():
-                    link.has_recorder = True
+                    link.recorder_thread = record.thread
                 case Recorded():
                     self._on_recorded(link.local_rank, record)
                 case ErrorReported():

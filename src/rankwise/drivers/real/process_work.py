@@ -133,12 +133,15 @@ def _tree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
 def _children(since: int = 0) -> dict[int, list[int]]:
     """The children of every process that began at that tick or later, by parent.
 
-    Not every kernel tells a process's own.
+    Not every kernel tells a process's own. Who has lost its parent, as what a shell has left in the
+    background, is a child of the leader of its session: of the rank, unless it began a session.
     """
+    family = {pid: (int(fields[1]), int(fields[3]), fields) for pid, fields in _processes()}
     children: dict[int, list[int]] = {}
-    for pid, fields in _processes():
+    for pid, (parent, session, fields) in family.items():
+        is_orphan = pid != session and family.get(parent, (0, 0))[1] != session
         if int(fields[19]) >= since:
-            children.setdefault(int(fields[1]), []).append(pid)
+            children.setdefault(session if is_orphan else parent, []).append(pid)
     return children
 
 

@@ -39,7 +39,9 @@ class LedgerOff(msgspec.Struct, frozen=True, tag_field="kind", tag="no-ledger"):
 
 
 class RecorderReady(msgspec.Struct, frozen=True, tag_field="kind", tag="recorder"):
-    """The worker can be asked for what torch's flight recorder has."""
+    """The worker can be asked for what torch's flight recorder has: a thread of it answers."""
+
+    thread: int
 
 
 class RecordedCall(msgspec.Struct, frozen=True):

@@ -102,8 +102,8 @@ class WorkerLink(msgspec.Struct):
     pid: int | None = None
     process: WorkerProcess | None = None
     is_ready: bool = False
-    has_recorder: bool = False
-    """Whether it can be asked for what torch has recorded."""
+    recorder_thread: int = 0
+    """The thread of ours in it that can be asked for what torch has recorded; 0 without one."""
     end_seen_at: Instant | None = None
     """When we saw by ourselves that its process had ended."""
     is_over: bool = False

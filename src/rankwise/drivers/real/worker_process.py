@@ -51,6 +51,13 @@ class WorkerProcess:
             elif not self.has_ended:
                 os.killpg(self.pid, signum)
 
+    def signal_thread(self, thread: int, signum: int) -> bool:
+        """Send a signal to a thread of it, by the kernel's number; whether that was possible."""
+        import ctypes  # noqa: PLC0415  # rare
+
+        tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # since glibc 2.30
+        return tgkill is not None and not self.has_ended and tgkill(self.pid, thread, signum) == 0
+
     def exit_code(self) -> int | None:
         """How it ended, minus the signal that killed it; None when the kernel does not show it."""
         try:

@@ -51,15 +51,15 @@ class Stacks(msgspec.Struct, frozen=True):
 
     @property
     def main(self) -> ThreadStack | None:
-        """The thread that handled the signal, which is the main thread unless it blocks it.
+        """The thread that handled the signal, if that is the program's: the main one, or who died.
 
         Failing that the last: faulthandler goes from the youngest to the oldest.
         """
-        for thread in self.threads:
-            if thread.is_current:
-                return thread
+        current = next((thread for thread in self.threads if thread.is_current), None)
+        if current is not None and not _is_ours(current):
+            return current
         threads = [thread for thread in self.threads if thread.title.startswith("Thread 0x")]
-        return threads[-1] if threads else None
+        return threads[-1] if threads else current
 
 
 def read_stacks(text: str) -> Stacks:

@@ -1,6 +1,7 @@
 """What /proc tells of this process, its threads and its children."""
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -140,6 +141,25 @@ def test_children_are_helpers_while_they_live_and_afterwards() -> None:
 
     assert while_alive > ENOUGH_NS // 2
     assert helpers_since(before) > ENOUGH_NS // 2
+
+
+def test_a_process_that_a_shell_has_left_in_the_background_is_a_helper(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "end")
+    left = shlex.join([sys.executable, "-S", "-c", BURN]) + f" < {tmp_path / 'end'} &"
+    program = f"import os, sys; os.system({left!r}); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as leader:
+        assert leader.stdout is not None
+        with (tmp_path / "end").open("wb"):
+            leader.stdout.readline()
+            helpers = works_of([leader.pid])[leader.pid].helper_times
+        leader.communicate()
+
+    assert max(helpers.values()) > ENOUGH_NS // 2
 
 
 def test_bytes_are_counted(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ _OF_EVERY_MODULE = {
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
 _PACKAGE = os.path.dirname(os.path.dirname(_OUR_DIRECTORY))
+_OUR_PACKAGE = os.path.join(_PACKAGE, "")
 _CARRYING_OUT = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("collectives", "sim"))
 """Where collectives are carried out, those of simulated ranks too."""
 _ENTERING = os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py")
@@ -128,10 +129,11 @@ class Reporter:
         if self._fd is None or os.getpid() != self._pid or self._recorded is not None:
             return
         self._recorded = recorded
-        self._write('{"kind": "recorder"}')
         _thread.start_new_thread(self._answer, (self._fd, recorded))
 
     def _answer(self, fd: int, recorded: "Callable[[], str]") -> None:
+        # This thread is sent STACKS_SIGNAL from now on: no call of the program ends early by it.
+        self._write(f'{{"kind": "recorder", "thread": {_thread.get_native_id()}}}')
         try:
             # Of those that have queued while the program held the interpreter, the last one counts.
             while questions := os.read(fd, 4096):
@@ -712,11 +714,15 @@ def _is_one_of_many() -> bool:
 
 
 def _interrupt_in_a_line(error: BaseException) -> str:
-    """Where Ctrl-C met this rank: the tracebacks of sixteen ranks would fill three screens."""
+    """Where Ctrl-C met this rank: the tracebacks of sixteen ranks would fill three screens.
+
+    A rank that waits for others in a collective is where the program called that.
+    """
     place, traceback = "", error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        place = f" in {code.co_name}, {code.co_filename}:{traceback.tb_lineno}"
+        if not place or not code.co_filename.startswith(_OUR_PACKAGE):
+            place = f" in {code.co_name}, {code.co_filename}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return f"KeyboardInterrupt{place}"
 
