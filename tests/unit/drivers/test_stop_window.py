@@ -16,9 +16,11 @@ def test_a_rank_that_was_signalled_first_is_stopped_though_its_clock_stands_stil
     clock = VirtualClock()
     gang = running_gang(size=2)
     gang.recovers = True
-    window = StopWindow(
-        clock, Agenda(clock).at, (15,), lambda stimulus: gang.handle(stimulus, clock.now())
-    )
+
+    def tell(stimulus: Stimulus) -> None:
+        gang.handle(stimulus, clock.now())
+
+    window = StopWindow(clock, Agenda(clock).at, (15,), tell)
 
     is_held = window.holds(exited(0, -15), gang_runs=True)
     gang.handle(order, clock.now())

@@ -5,7 +5,9 @@ The names are Triton's. What a name promises is in the module that implements it
 """
 
 import builtins
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from rankwise.sim.triton import debug as _debug
 from rankwise.sim.triton import descriptors as _descriptors
@@ -70,14 +72,31 @@ _METHOD_NAMES = (
 )  # fmt: skip
 METHODS.update({name: globals()[name] for name in _METHOD_NAMES})
 
+
+def _of_other_devices(name: str) -> _dtypes.dtype:
+    """A type that tables of libraries have beside others; to compute with it is refused."""
+
+    def refuse(_: Any) -> NoReturn:
+        raise Unsupported(
+            f"{place()}: tl.{name} is not emulated: a format of other devices' own",
+            hint="docs/sim/kernels.md lists what is",
+        )
+
+    type_ = _dtypes.dtype(name.replace("float", "fp"), "f", 8, np.uint8, np.float32)
+    type_._round = type_._decode = type_._encode = refuse  # noqa: SLF001  # as dtypes.py does
+    return type_
+
+
+float8e4b15, float8e4b8, float8e5b16 = map(
+    _of_other_devices, ("float8e4b15", "float8e4b8", "float8e5b16")
+)
+
 _OF_COMPILER = "it describes types to the compiler"
-_OTHER_DEVICE = "a format of other devices' own"
 __getattr__ = refusing(
     "tl",
     {
         "aggregate_replace": "there are no aggregates",
         "atomic_poll": "wait with a `while` over atomic_load",
-        **dict.fromkeys(("float8e4b15", "float8e4b8", "float8e5b16"), _OTHER_DEVICE),
         **dict.fromkeys(
             ("constexpr_type", "semantic", "str_to_ty", "tensor_descriptor_type", "tuple_type"),
             _OF_COMPILER,
