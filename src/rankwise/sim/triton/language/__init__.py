@@ -55,7 +55,7 @@ from rankwise.sim.triton.random_numbers import *  # noqa: F403
 from rankwise.sim.triton.reductions import *  # noqa: F403
 from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.shapes import *  # noqa: F403
-from rankwise.sim.triton.tensor import METHODS, tensor
+from rankwise.sim.triton.tensor import tensor
 
 slice: Any = builtins.slice
 tuple: Any = builtins.tuple
@@ -63,12 +63,16 @@ TRITON_MAX_TENSOR_NUMEL = 1048576
 
 _METHOD_NAMES = (
     "abs", "advance", "argmax", "argmin", "associative_scan", "atomic_add", "atomic_and",
-    "atomic_cas", "atomic_max", "atomic_min", "atomic_or", "atomic_xchg", "atomic_xor", "cdiv",
-    "ceil", "cos", "cumprod", "cumsum", "erf", "exp", "exp2", "flip", "floor", "gather",
-    "histogram", "log", "log2", "max", "min", "ravel", "reduce", "rsqrt", "sigmoid", "sin",
-    "softmax", "sort", "sqrt", "sqrt_rn", "squeeze", "store", "sum", "unsqueeze", "xor_sum",
+    "atomic_cas", "atomic_max", "atomic_min", "atomic_or", "atomic_xchg", "atomic_xor",
+    "broadcast_to", "cast", "cdiv", "ceil", "cos", "cumprod", "cumsum", "erf", "exp", "exp2",
+    "expand_dims", "flip", "floor", "gather", "histogram", "log", "log2", "max", "min", "permute",
+    "ravel", "reduce", "reshape", "rsqrt", "sigmoid", "sin", "softmax", "sort", "split", "sqrt",
+    "sqrt_rn", "squeeze", "store", "sum", "trans", "unsqueeze", "view", "xor_sum",
 )  # fmt: skip
-METHODS.update({name: globals()[name] for name in _METHOD_NAMES})
+for _name in _METHOD_NAMES:
+    setattr(tensor, _name, globals()[_name])
+for _name, _method in (("to", cast), ("T", property(trans)), ("__getitem__", _shapes.subscript)):  # noqa: F405
+    setattr(tensor, _name, _method)
 
 _OF_COMPILER = "it describes types to the compiler"
 _OTHER_DEVICE = "a format of other devices' own"
