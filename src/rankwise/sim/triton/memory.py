@@ -5,6 +5,7 @@ becomes either *strided* (views of regions, one for all programs or one for each
 (one index per element). An access outside its buffer is an error here, not garbage later.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
@@ -172,9 +173,7 @@ def resolve_pattern(target: Target, pattern: Affine, box: Box | None) -> Access 
         low = [int(edge[0][0]) for edge in edges]
         extent = tuple(int(edge[1][0]) - start for edge, start in zip(edges, low, strict=True))
         within = tuple(slice(start, start + size) for start, size in zip(low, extent, strict=True))
-        count = len(base)
-        for length in extent:
-            count *= length
+        count = len(base) * math.prod(extent)
         if count == 0:
             return Strided(len(base), [], 0, 0)
         step = int(base[1] - base[0]) if len(base) > 1 else 0
@@ -186,10 +185,7 @@ def resolve_pattern(target: Target, pattern: Affine, box: Box | None) -> Access 
                 (len(base), *extent), flat.dtype, flat, offset * size, (step * size, *strides)
             )
             return Strided(len(base), [((slice(None), *within), view)], count, max(lowest, 0))
-    elements = 1
-    for length in shape:
-        elements *= length
-    if elements < _ROW_WORTH_A_VIEW:
+    if math.prod(shape) < _ROW_WORTH_A_VIEW:
         return None
     return _view_per_program(pattern, edges, flat, strides)._replace(first=max(lowest, 0))
 

@@ -1,5 +1,6 @@
 """Operations that move elements and change none of them."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -162,10 +163,7 @@ def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> tensor:
     target = plain_shape(shape)
     if target == source.shape:
         return source
-    count = 1
-    for size in target:
-        count *= size
-    if count != source.numel:
+    if math.prod(target) != source.numel:
         raise KernelTypeError(
             f"{place()}: {source.numel} elements of shape {list(source.shape)} cannot be reshaped "
             f"to {list(target)}"

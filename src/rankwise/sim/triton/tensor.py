@@ -11,6 +11,7 @@ The operators are in `arithmetic`, which enters them when it is imported, since 
 operators need each other. `language` makes methods of those functions that may be written so.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,10 +71,7 @@ class tensor:
     @property
     def numel(self) -> int:
         """How many elements a program's block has."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
