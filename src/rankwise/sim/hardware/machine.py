@@ -279,10 +279,6 @@ class Sip:
         for cube in self._cubes.values():
             yield from cube.pes_in_use()
 
-    def pes(self) -> Iterator[Pe]:
-        """All PEs, cube by cube."""
-        return (self.pe(index) for index in range(self.machine.topology.pe_count))
-
 
 class Waits:
     """Picoseconds that messages between PEs took besides what links between SIPs need for them.

@@ -226,29 +226,14 @@ class _Mine:
 class RankWorld(c10d._World):  # type: ignore[misc]  # noqa: SLF001  # see the module's text
     """torch's record of the process groups of one rank."""
 
+    # Not torch's properties, which ask for what the process has.
+    pg_map = pg_names = pg_group_ranks = pg_backend_config = tags_to_pg = pg_to_tag = None
+    group_count = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self._maps: dict[str, Any] = {
-            "pg_map": {}, "pg_names": {}, "pg_group_ranks": {}, "pg_backend_config": {},
-            "tags_to_pg": {}, "pg_to_tag": {},
-        }  # fmt: skip
-        self._groups_made = 0
-
-    pg_map = property(lambda self: self._maps["pg_map"])
-    pg_names = property(lambda self: self._maps["pg_names"])
-    pg_group_ranks = property(lambda self: self._maps["pg_group_ranks"])
-    pg_backend_config = property(lambda self: self._maps["pg_backend_config"])
-    tags_to_pg = property(lambda self: self._maps["tags_to_pg"])
-    pg_to_tag = property(lambda self: self._maps["pg_to_tag"])
-
-    @property
-    def group_count(self) -> int:
-        """How many groups have been named."""
-        return self._groups_made
-
-    @group_count.setter
-    def group_count(self, count: int) -> None:
-        self._groups_made = count
+        maps = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config")
+        self.__dict__ |= {name: {} for name in (*maps, "tags_to_pg", "pg_to_tag")}
 
 
 def _stand_in(original: Any) -> Any:

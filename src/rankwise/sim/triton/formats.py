@@ -122,9 +122,7 @@ class _ByteFloat:
     def __init__(self, exponent_bits: int) -> None:
         self.values = _byte_values(exponent_bits)
         finite = self.values[:128][np.isfinite(self.values[:128])]
-        self.positive = finite
         self.midpoints = (finite[:-1].astype(np.float64) + finite[1:]) / 2
-        self.missing = 0x7F
 
     def encode(self, values: Array) -> Array:
         magnitude = np.abs(values).astype(np.float64)
@@ -132,7 +130,7 @@ class _ByteFloat:
         # A tie lies exactly on a midpoint, below the greater neighbour: the even code takes it.
         at_tie = np.take(self.midpoints, np.minimum(below, len(self.midpoints) - 1)) == magnitude
         codes = (below + (at_tie & (below % 2 == 1))).astype(np.uint8)
-        codes[np.isnan(values)] = self.missing
+        codes[np.isnan(values)] = 0x7F
         signed: Array = codes | (np.signbit(values).astype(np.uint8) << np.uint8(7))
         return signed
 
