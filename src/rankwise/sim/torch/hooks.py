@@ -20,7 +20,7 @@ What is touched:
 - `torch._C._push_on_torch_dispatch_stack`: what a rank computes is charged by a mode in its thread,
   on a modelled machine; the public way would leave marks in torch that other threads see.
 - `torch.distributed._symmetric_memory`: the class of C++ behind it, and `torch.ops.symm_mem` for
-  tensors on the CPU (`symmetric_memory`).
+  tensors on the CPU (`symmetric_memory`, `symmetric_operations`).
 - `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for
   CUDA as well (`cuda`).
 - `torch.cuda.graphs`, its `CUDAGraph` and `torch._C._host_emptyCache`; `SyncBatchNorm.forward` and
@@ -142,9 +142,9 @@ def _nothing() -> None:
 
 def share_memory() -> Callable[[], None]:
     """Follow the import of torch's symmetric memory; returns what undoes it."""
-    from rankwise.sim.torch import symmetric_memory  # noqa: PLC0415  # few programs have it
+    from rankwise.sim.torch import symmetric_operations  # noqa: PLC0415  # few programs have them
 
-    return symmetric_memory.install()
+    return symmetric_operations.install()
 
 
 def record_in_process() -> None:
