@@ -28,13 +28,7 @@ from rankwise.sim.triton.words import Change, ProgramName, Word
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.courses import Course
-    from rankwise.sim.triton.memory import (
-        Buffer,
-        LaunchMemory,
-        ScatteredStore,
-        StridedStore,
-        Target,
-    )
+    from rankwise.sim.triton.memory import Buffer, DeferredStore, LaunchMemory, Target
     from rankwise.sim.triton.races import LaunchRaces
     from rankwise.sim.triton.tensor import tensor
 
@@ -215,7 +209,7 @@ class Execution:
         self._program_ids: dict[int, Array] = {}
         self._looks: dict[tuple[Any, ...], Look] = {}
         self.work = self.reads = 0
-        self.deferred: list[ScatteredStore | StridedStore] = []
+        self.deferred: list[DeferredStore] = []
         self._undo: list[Callable[[], None]] = []
 
     @property
@@ -247,7 +241,7 @@ class Execution:
         """What messages call the program at a position of the group, as text when it is wanted."""
         return self._name or ProgramName(int(self.programs[position]), self.launch.grid)
 
-    def store(self, store: "ScatteredStore | StridedStore") -> bool:
+    def store(self, store: "DeferredStore") -> bool:
         """Make a store, now or when it matters; whether it changes anything, as far as is known."""
         if not self.interleaves:
             self.changed_memory()

@@ -289,32 +289,38 @@ def _refusal(target: Target, row: int, element: int, at: tuple[int, ...]) -> Out
     )
 
 
-class StridedStore:
-    """A store to views, checked and ready."""
+class DeferredStore:
+    """A store, checked and ready: values for places of arrays."""
 
-    def __init__(self, buffer: Buffer, access: Strided, values: Array) -> None:
+    def __init__(self, buffer: Buffer, pieces: list[tuple[Array, Any, Array]]) -> None:
         self.buffer = buffer
-        self._pieces = [(view, _matching(values, within, view)) for within, view in access.pieces]
+        self._pieces = pieces
 
     def changes(self) -> bool:
         """Whether memory will hold anything else afterwards."""
-        return any((view != values).any() for view, values in self._pieces)
+        return any((array[where] != values).any() for array, where, values in self._pieces)
 
     def make(self) -> None:
-        """Write."""
-        for view, values in self._pieces:
-            view[...] = values
+        """Write; of several values for one element, the last program's stays."""
+        for array, where, values in self._pieces:
+            array[where] = values
 
     def make_and_remember(self) -> Callable[[], None]:
         """Write, and return what takes it back."""
-        before = [(view, view.copy()) for view, _values in self._pieces]
+        before = [(array, where, array[where].copy()) for array, where, _values in self._pieces]
         self.make()
 
         def take_back() -> None:
-            for view, old in reversed(before):
-                view[...] = old
+            for array, where, old in reversed(before):
+                array[where] = old
 
         return take_back
+
+
+def strided_store(buffer: Buffer, access: Strided, values: Array) -> DeferredStore:
+    """A store to views."""
+    pieces = [(view, ..., _matching(values, within, view)) for within, view in access.pieces]
+    return DeferredStore(buffer, pieces)
 
 
 def _matching(values: Array, within: tuple[slice, ...], view: Array) -> Array:
@@ -325,37 +331,17 @@ def _matching(values: Array, within: tuple[slice, ...], view: Array) -> Array:
     return part if len(part) == len(view) else part[-1:]
 
 
-class ScatteredStore:
-    """A store to single elements, checked and ready."""
-
-    def __init__(self, buffer: Buffer, element: dtype, access: Scattered, values: Array) -> None:
-        self.buffer = buffer
-        self._flat = buffer.elements(element)
-        rows = max(len(access.elements), len(values))
-        shape = (rows, *access.elements.shape[1:])
-        index, values = np.broadcast_to(access.elements, shape), np.broadcast_to(values, shape)
-        if access.mask is not None:
-            mask = np.broadcast_to(access.mask, shape)
-            index, values = index[mask], values[mask]
-        self._index, self._values = index, values
-
-    def changes(self) -> bool:
-        """Whether memory will hold anything else afterwards."""
-        return bool((self._flat[self._index] != self._values).any())
-
-    def make(self) -> None:
-        """Write; of several values for one element, the last program's stays."""
-        self._flat[self._index] = self._values
-
-    def make_and_remember(self) -> Callable[[], None]:
-        """Write, and return what takes it back."""
-        before = self._flat[self._index]
-        self.make()
-
-        def take_back() -> None:
-            self._flat[self._index] = before
-
-        return take_back
+def scattered_store(
+    buffer: Buffer, element: dtype, access: Scattered, values: Array
+) -> DeferredStore:
+    """A store to single elements."""
+    rows = max(len(access.elements), len(values))
+    shape = (rows, *access.elements.shape[1:])
+    index, values = np.broadcast_to(access.elements, shape), np.broadcast_to(values, shape)
+    if access.mask is not None:
+        mask = np.broadcast_to(access.mask, shape)
+        index, values = index[mask], values[mask]
+    return DeferredStore(buffer, [(buffer.elements(element), index, values)])
 
 
 def buffers_behind(
