@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rankwise.sim.hardware.footprint import Footprint
-from rankwise.sim.hardware.memory import AddressSpace, Mapping, sip_of
+from rankwise.sim.hardware.memory import AddressSpace, Mapping, sip_of, ways_between
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.kernel import Future, Simulator
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.engine import GraphEngine
-    from rankwise.sim.hardware.machine import Machine, Memory, Pe, Sip
+    from rankwise.sim.hardware.machine import Machine, Pe, Sip
 
 
 class KernelEnvironment:
@@ -79,13 +79,8 @@ class KernelEnvironment:
 
     def start_copy(self, pe: "Pe", source: int, target: int, size: int) -> Future:
         """Begin to move bytes from memory to memory with the DMA engine of a PE. Time only."""
-        ways: dict[tuple[Memory, Memory], int] = {}
         spaces = self.space_around(source), self.space_around(target)
-        position = 0
-        for memory, count in spaces[0].stretches(source, size):
-            for other, part in spaces[1].stretches(target + position, count):
-                ways[memory, other] = ways.get((memory, other), 0) + part
-                position += part
+        ways = ways_between(spaces[0], source, spaces[1], target, size)
         return pe.start_copies(list(ways.items()))
 
     def start_dma(self, pe: "Pe", address: int, size: int | Footprint, *, is_load: bool) -> Future:

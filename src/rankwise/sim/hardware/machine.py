@@ -9,7 +9,6 @@ two places share a part of the way (the PE, the cube, the SIP), the path begins 
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rankwise.base.errors import ConfigError
@@ -370,10 +369,11 @@ class Machine:
         """
         source = source.tcm if isinstance(source, Pe) else source
         destination = destination.tcm if isinstance(destination, Pe) else destination
-        name = partial(_transfer_name, source, destination)
         if source is destination:
             size *= 2  # read and written through one port
-        return self.start_flow(self.path(source, destination), size, chunk, name=_Lazy(name))
+        return self.start_flow(
+            self.path(source, destination), size, chunk, _Transfer(source, destination)
+        )
 
     def start_flow(
         self,
@@ -508,20 +508,14 @@ class Machine:
         return {part.name: part.busy / now if now else 0.0 for part in parts}
 
 
-class _Lazy:
-    """A name that is only made when somebody reads it."""
+class _Transfer(NamedTuple):
+    """The name of a transfer, which is only written when somebody reads it."""
 
-    __slots__ = ("_make",)
-
-    def __init__(self, make: "partial[str]") -> None:
-        self._make = make
+    source: Memory
+    destination: Memory
 
     def __str__(self) -> str:
-        return self._make()
-
-
-def _transfer_name(source: Memory, destination: Memory) -> str:
-    return f"transfer from {source.name} to {destination.name}"
+        return f"transfer from {self.source.name} to {self.destination.name}"
 
 
 def _check_number(what: str, number: int, count: int, where: str) -> None:

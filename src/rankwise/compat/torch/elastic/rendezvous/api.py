@@ -82,7 +82,6 @@ class RendezvousStoreInfo:
         return RendezvousStoreInfo(master_addr=addr, master_port=port)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class RendezvousInfo:
     """What a node has when a rendezvous is complete.
 
@@ -93,10 +92,37 @@ class RendezvousInfo:
         bootstrap_store_info: where rank 0 of the workers listens; None if unknown.
     """
 
-    store: Any
-    rank: int
-    world_size: int
-    bootstrap_store_info: RendezvousStoreInfo | None
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        bootstrap_store_info: RendezvousStoreInfo | None,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._bootstrap_store_info = bootstrap_store_info
+
+    @property
+    def store(self) -> Any:
+        """Shared by the nodes of this round."""
+        return self._store
+
+    @property
+    def rank(self) -> int:
+        """This node's rank."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many nodes take part."""
+        return self._world_size
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo | None:
+        """Where rank 0 of the workers listens."""
+        return self._bootstrap_store_info
 
 
 class RendezvousHandler(ABC):

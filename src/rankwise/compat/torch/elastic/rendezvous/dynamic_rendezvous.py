@@ -14,6 +14,7 @@ import binascii
 import os
 import socket
 import sys
+import threading
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ class RendezvousBackend(ABC):
 class RendezvousTimeout:
     """How long a rendezvous may take.
 
-    Attributes:
+    Args:
         join: until a round is complete; 600 s.
         last_call: how long more nodes are waited for when there are enough; 30 s.
         close: how long a node that is done waits for the others; 30 s.
@@ -101,11 +102,6 @@ class RendezvousTimeout:
 
     _DEFAULTS_S: ClassVar = {"join": 600, "last_call": 30, "close": 30, "heartbeat": 5}
 
-    join: timedelta
-    last_call: timedelta
-    close: timedelta
-    heartbeat: timedelta
-
     def __init__(
         self,
         join: timedelta | None = None,
@@ -114,11 +110,32 @@ class RendezvousTimeout:
         heartbeat: timedelta | None = None,
     ) -> None:
         given = {"join": join, "last_call": last_call, "close": close, "heartbeat": heartbeat}
+        self._timeouts: dict[str, timedelta] = {}
         for name, timeout in given.items():
             if timeout is not None and timeout <= timedelta(0):
                 raise ValueError(f"The {name} timeout ({timeout}) must be positive.")
             default = timedelta(seconds=self._DEFAULTS_S[name])
-            setattr(self, name, default if timeout is None else timeout)
+            self._timeouts[name] = default if timeout is None else timeout
+
+    @property
+    def join(self) -> timedelta:
+        """How long a round may take to be complete."""
+        return self._timeouts["join"]
+
+    @property
+    def last_call(self) -> timedelta:
+        """How long more nodes are waited for when there are enough."""
+        return self._timeouts["last_call"]
+
+    @property
+    def close(self) -> timedelta:
+        """How long a node that is done waits for the others."""
+        return self._timeouts["close"]
+
+    @property
+    def heartbeat(self) -> timedelta:
+        """How long a sign of life may take."""
+        return self._timeouts["heartbeat"]
 
 
 @dataclass(repr=False, eq=False, frozen=True)
@@ -152,6 +169,32 @@ class RendezvousSettings:
                 f"The maximum number of nodes ({self.max_nodes}) must be greater than or equal to "
                 f"the minimum number of nodes ({self.min_nodes})."
             )
+
+
+@dataclass(eq=True, order=True, frozen=True)
+class _NodeDesc:
+    """A node: the address that others reach it by, and which handler of which process it is."""
+
+    addr: str
+    pid: int
+    local_id: int
+
+    def __repr__(self) -> str:
+        return f"{self.addr}_{self.pid}_{self.local_id}"
+
+
+class _NodeDescGenerator:
+    """Numbers the handlers of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._local_id = 0
+
+    def generate(self, local_addr: str | None = None) -> _NodeDesc:
+        with self._lock:
+            local_id = self._local_id
+            self._local_id += 1
+        return _NodeDesc(local_addr or full_name_of(socket.gethostname()), os.getpid(), local_id)
 
 
 class _BackendPlace:
@@ -194,6 +237,8 @@ class _BackendPlace:
 class DynamicRendezvousHandler(HandlerOfRounds):
     """One node's part in a rendezvous whose state a backend keeps; mostly from `from_backend`."""
 
+    _node_desc_generator = _NodeDescGenerator()
+
     @classmethod
     def from_backend(
         cls,
@@ -232,25 +277,25 @@ class DynamicRendezvousHandler(HandlerOfRounds):
             keep_alive_interval=timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt=keep_alive_max_attempt,
         )
-        address = local_addr or full_name_of(socket.gethostname())
-        return cls(address, settings, backend.name, store, _BackendPlace(backend))
+        node = cls._node_desc_generator.generate(local_addr)
+        return cls(node, settings, backend.name, store, _BackendPlace(backend))
 
     def __init__(
         self,
-        address: str,
+        node: _NodeDesc,
         settings: RendezvousSettings,
         backend_name: str,
         store: Any,
         state_holder: _BackendPlace,
     ) -> None:
-        self._address = address
+        self._node = node
         self._settings = settings
         self._backend_name = backend_name
         self._store = store
         self._place = state_holder
         self._shared_tcp_store_server: Any = None
         self._rounds = NodeRounds(
-            settings.run_id, _config_from(settings), address, lambda: self._meeting
+            settings.run_id, _config_from(settings), node.addr, lambda: self._meeting
         )
 
     @property
@@ -323,12 +368,15 @@ class DynamicRendezvousHandler(HandlerOfRounds):
         port = world.master_port
         if self.use_agent_store and world.node_rank == 0:
             if self._shared_tcp_store_server is None:
-                self._shared_tcp_store_server = _torch_distributed().TCPStore(
-                    host_name=self._address, port=0, is_master=True, multi_tenant=True
-                )
+                self._shared_tcp_store_server = self._create_tcp_store_server(self._node.addr, 0)
             port = self._shared_tcp_store_server.port
         return RendezvousStoreInfo.build(
-            world.node_rank, store, local_addr=self._address, server_port=port
+            world.node_rank, store, local_addr=self._node.addr, server_port=port
+        )
+
+    def _create_tcp_store_server(self, master_addr: str, master_port: int) -> Any:
+        return _torch_distributed().TCPStore(
+            host_name=master_addr, port=master_port, is_master=True, multi_tenant=True
         )
 
 
