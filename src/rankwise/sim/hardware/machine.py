@@ -9,6 +9,7 @@ two places share a part of the way (the PE, the cube, the SIP), the path begins 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rankwise.base.errors import ConfigError
@@ -279,6 +280,7 @@ class Sip:
             yield from cube.pes_in_use()
 
 
+@dataclass(slots=True)
 class Waits:
     """Picoseconds that messages between PEs took besides what links between SIPs need for them.
 
@@ -292,21 +294,20 @@ class Waits:
         math: the math engine combined.
     """
 
-    __slots__ = ("credits", "dma", "math", "queues", "ways")
-
-    def __init__(self) -> None:
-        self.queues = self.credits = self.ways = self.dma = self.math = 0
+    queues: int = 0
+    credits: int = 0
+    ways: int = 0
+    dma: int = 0
+    math: int = 0
 
     def copy(self) -> "Waits":
         """As they are now."""
-        return self - Waits()
+        return replace(self)
 
     def __sub__(self, before: "Waits") -> "Waits":
         """What has come since."""
-        since = Waits()
-        for name in self.__slots__:
-            setattr(since, name, getattr(self, name) - getattr(before, name))
-        return since
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        return Waits(*(now - then for now, then in pairs))
 
 
 class Machine:
