@@ -185,14 +185,15 @@ def test_ranks_of_a_node_that_is_cut_off_while_they_run_are_killed() -> None:
     assert not any(worker.is_alive for worker in first.workers if worker.node.host == "h0")
 
 
-@pytest.mark.parametrize("seed", [3920, 4023, 4591, 415667, 419599])
+@pytest.mark.parametrize("seed", [3920, 4023, 4591, 413855, 415667, 419599])
 def test_seeds_that_once_broke_a_rule_break_none(seed: int) -> None:
     """What they had found.
 
     3920: a last word behind a slow disk. 4023: a node that is asked to stop, whose ranks are done
-    before the others agree. 4591: peers that lose a rank which a scheduler has signalled.
-    415667: ranks that wait for one and are said to have come to another call. 419599: a member that
-    leaves after its round has failed, and whom a new leader takes for lost.
+    before the others agree. 4591: peers that lose a rank which a scheduler has signalled. 413855:
+    ranks that it has signalled, and whose deaths are told as their round ends. 415667: ranks that
+    wait for one and are said to have come to another call. 419599: a member that leaves after its
+    round has failed, and whom a new leader takes for lost.
     """
     assert ClusterSimulator(random_plan(seed), seed, keeps_journal=False).run().rounds
 

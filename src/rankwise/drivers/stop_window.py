@@ -70,7 +70,9 @@ class StopWindow:
         held, self._held = self._held, []
         for stimulus in held:
             if belongs_to_stop and isinstance(stimulus, WorkerExited):
-                stimulus = msgspec.structs.replace(stimulus, at=self._clock.now())  # noqa: PLW2901
+                # Later than the stop, which may have been ordered at this very instant.
+                at = after(self._clock.now(), Duration(1))
+                stimulus = msgspec.structs.replace(stimulus, at=at)  # noqa: PLW2901
             self._pass_on(stimulus)
 
     def _may_be_a_stop(self, stimulus: Stimulus) -> bool:

@@ -355,7 +355,9 @@ def judge(view: View, ended: Round) -> Judgement:
     ]
     best_step = max([*steps, *([] if ended.best_step is None else [ended.best_step])], default=None)
     fruitless = ended.fruitless
-    if is_failure or view.lost:
+    # Who vanishes when others have left or joined did not end the round: a leader that leaves is
+    # missing to the next one, though it had told.
+    if ended.is_failure or (ended.gone and view.lost):
         ran = [heard.record.ran for _, heard in view.last_words() if heard.record is not None]
         progressed = has_progressed(
             view.config.policy, steps, ended.best_step, max(ran, default=ZERO)

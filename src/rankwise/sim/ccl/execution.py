@@ -20,6 +20,7 @@ and stores of one slot go on while the next one is received.
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -98,10 +99,11 @@ def queues_per_pe(plan: Plan) -> int:
     return max(sources.values(), default=1)
 
 
+@dataclass(eq=False, repr=False)
 class CollectiveExecution:
     """One collective on its way.
 
-    Args:
+    Attributes:
         machine: where it runs.
         plan: what its ranks do.
         lanes: the PEs of every rank; equally many for all.
@@ -113,28 +115,18 @@ class CollectiveExecution:
         ranks: what they call its ranks; 0, 1, … unless given.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        plan: Plan,
-        lanes: Sequence[Sequence[Pe]],
-        queues: LaneQueues,
-        *,
-        item_bytes: int,
-        dtype: str,
-        operation: str,
-        name: str = "collective",
-        ranks: Sequence[int] | None = None,
-    ) -> None:
-        self.machine = machine
-        self.plan = plan
-        self.lanes = lanes
-        self.item_bytes = item_bytes
-        self.dtype = dtype
-        self.operation = operation
-        self.queues = queues
-        self.name = name
-        self.ranks = range(len(lanes)) if ranks is None else ranks
+    machine: Machine
+    plan: Plan
+    lanes: Sequence[Sequence[Pe]]
+    queues: LaneQueues
+    item_bytes: int = field(kw_only=True)
+    dtype: str = field(kw_only=True)
+    operation: str = field(kw_only=True)
+    name: str = "collective"
+    ranks: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.ranks = self.ranks or range(len(self.lanes))
 
     def rank_steps(self, rank: int) -> Steps:
         """What one rank does; the generator ends when the rank has its result."""

@@ -190,7 +190,8 @@ class _LaneEnvironment(KernelEnvironment):
         """Count what has not been loaded in time."""
         self.machine.waits.dma += dma_waited
 
-    def _start_dma(self, pe: Pe, address: int, size: int | Footprint, *, is_load: bool) -> Future:
+    def start_dma(self, pe: Pe, address: int, size: int | Footprint, *, is_load: bool) -> Future:
+        """Move bytes between a lane's scratch memory and its part of the workspace."""
         del address  # each lane has its part in the HBM next to it
         length = size if isinstance(size, int) else size.run * len(size.offsets)
         ends = (pe.hbm, pe.tcm) if is_load else (pe.tcm, pe.hbm)

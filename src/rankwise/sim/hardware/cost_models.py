@@ -16,6 +16,7 @@ fraction of a picosecond or a negative time would end determinism somewhere else
 
 from collections.abc import Mapping
 from fractions import Fraction
+from math import prod
 from typing import Any, Protocol
 
 from rankwise.base.errors import ConfigError
@@ -92,10 +93,7 @@ class TableCosts:
     def gemm(self, m: int, n: int, k: int, dtype: str) -> int:
         """A product of m x k by k x n."""
         sizes = (-(-size // tile) * tile for size, tile in zip((m, n, k), self._tile, strict=True))
-        flops = 2
-        for size in sizes:
-            flops *= size
-        return self._gemm_startup + self._gemm_rates[dtype].time_for(flops)
+        return self._gemm_startup + self._gemm_rates[dtype].time_for(2 * prod(sizes))
 
     def math(self, elements: int, operation: str, dtype: str) -> int:
         """An elementwise operation on so many elements."""

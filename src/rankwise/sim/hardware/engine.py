@@ -28,8 +28,15 @@ from rankwise.sim.hardware.commands import (
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.images import Images
 from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX
-from rankwise.sim.hardware.machine import Machine, Memory
-from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Bytes, Mapping, as_bytes
+from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.memory import (
+    AddressSpace,
+    BadAddress,
+    Bytes,
+    Mapping,
+    as_bytes,
+    ways_between,
+)
 from rankwise.sim.hardware.op_log import Operand, OpLog
 from rankwise.sim.hardware.peers import Peers
 from rankwise.sim.hardware.places import dealt_in_turn
@@ -247,12 +254,7 @@ class GraphEngine:
 
     def _copy(self, handle: Handle, command: Copy) -> Steps:
         source, target = self.space(command.sip), self.space(command.destination_sip)
-        position, between = 0, dict[tuple[Memory, Memory], int]()
-        for memory, count in source.stretches(command.address, command.size):
-            address = command.destination + position
-            for other, part in target.stretches(address, count):
-                between[memory, other] = between.get((memory, other), 0) + part
-            position += count
+        between = ways_between(source, command.address, target, command.destination, command.size)
         flows = [self.machine.start_transfer(*ends, part) for ends, part in between.items()]
         if flows:
             yield all_of(flows)

@@ -4,7 +4,6 @@ How long a piece takes is the cost model's business (`cost_models`).
 """
 
 from rankwise.sim.hardware.cost_models import CostModel
-from rankwise.sim.kernel.futures import Steps
 from rankwise.sim.kernel.resources import Server
 from rankwise.sim.kernel.simulator import Simulator
 
@@ -44,10 +43,10 @@ class GemmEngine(_Engine):
         """Picoseconds that a product takes on the idle engine."""
         return self._costs.gemm(m, n, k, dtype)
 
-    def multiply(self, m: int, n: int, k: int, dtype: str) -> Steps:
-        """Occupy the engine with a product of m x k by k x n."""
+    def request(self, m: int, n: int, k: int, dtype: str) -> int:
+        """Ask for a product of m x k by k x n; the delay from now until it is done."""
         self.flops += 2 * m * n * k
-        yield self.occupy(self._costs.gemm(m, n, k, dtype))
+        return self.occupy(self._costs.gemm(m, n, k, dtype))
 
 
 class MathEngine(_Engine):
@@ -58,10 +57,6 @@ class MathEngine(_Engine):
     def duration(self, elements: int, operation: str, dtype: str) -> int:
         """Picoseconds that an elementwise operation takes on the idle engine."""
         return self._costs.math(elements, operation, dtype)
-
-    def apply(self, elements: int, operation: str, dtype: str) -> Steps:
-        """Occupy the engine with an operation on so many elements."""
-        yield self.request(elements, operation, dtype)
 
     def request(self, elements: int, operation: str, dtype: str) -> int:
         """Ask for an operation on so many elements; the delay from now until it is done."""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rankwise.sim.hardware.footprint import Footprint
-from rankwise.sim.hardware.memory import AddressSpace, Mapping, sip_of
+from rankwise.sim.hardware.memory import AddressSpace, Mapping, sip_of, ways_between
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.kernel import Future, Simulator
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.engine import GraphEngine
-    from rankwise.sim.hardware.machine import Machine, Memory, Pe, Sip
+    from rankwise.sim.hardware.machine import Machine, Pe, Sip
 
 
 class KernelEnvironment:
@@ -77,26 +77,17 @@ class KernelEnvironment:
     def program_ended(self, dma_waited: int) -> None:
         """Hear that a program has ended, and for how long it waited for loads and stores."""
 
-    def start_load(self, pe: "Pe", address: int, size: int | Footprint) -> Future:
-        """Begin the DMA of so many bytes, or of a footprint, into the TCM of a PE. Time only."""
-        return self._start_dma(pe, address, size, is_load=True)
-
-    def start_store(self, pe: "Pe", address: int, size: int | Footprint) -> Future:
-        """Begin the DMA from the TCM of a PE to a range of addresses. Time only."""
-        return self._start_dma(pe, address, size, is_load=False)
-
     def start_copy(self, pe: "Pe", source: int, target: int, size: int) -> Future:
         """Begin to move bytes from memory to memory with the DMA engine of a PE. Time only."""
-        ways: dict[tuple[Memory, Memory], int] = {}
         spaces = self.space_around(source), self.space_around(target)
-        position = 0
-        for memory, count in spaces[0].stretches(source, size):
-            for other, part in spaces[1].stretches(target + position, count):
-                ways[memory, other] = ways.get((memory, other), 0) + part
-                position += part
+        ways = ways_between(spaces[0], source, spaces[1], target, size)
         return pe.start_copies(list(ways.items()))
 
-    def _start_dma(self, pe: "Pe", address: int, size: int | Footprint, *, is_load: bool) -> Future:
+    def start_dma(self, pe: "Pe", address: int, size: int | Footprint, *, is_load: bool) -> Future:
+        """Begin the DMA of so many bytes, or of a footprint, into the TCM of a PE, or from it.
+
+        Time only.
+        """
         if isinstance(size, int):
             shares = self.space_around(address).shares(address, size)
         else:
@@ -106,23 +97,22 @@ class KernelEnvironment:
 
 
 class DealtPes(Sequence["Pe"]):
-    """The PEs of a launch by position; each is built when it is first used."""
+    """The PEs of a launch by position; each is built when it is first used.
+
+    Attributes:
+        indexes: their numbers on the SIP.
+    """
 
     def __init__(self, sip: "Sip", indexes: "Sequence[int]") -> None:
         self._sip = sip
-        self._indexes = indexes
-
-    @property
-    def indexes(self) -> "Sequence[int]":
-        """Their numbers on the SIP."""
-        return self._indexes
+        self.indexes = indexes
 
     def on(self, sip: "Sip") -> "DealtPes":
         """The same positions on another SIP, or on that of another machine."""
-        return DealtPes(sip, self._indexes)
+        return DealtPes(sip, self.indexes)
 
     def __len__(self) -> int:
-        return len(self._indexes)
+        return len(self.indexes)
 
     @overload
     def __getitem__(self, position: int) -> "Pe": ...
@@ -130,5 +120,5 @@ class DealtPes(Sequence["Pe"]):
     def __getitem__(self, position: slice) -> "DealtPes": ...
     def __getitem__(self, position: int | slice) -> "Pe | DealtPes":
         if isinstance(position, slice):
-            return DealtPes(self._sip, self._indexes[position])
-        return self._sip.pe(self._indexes[position])
+            return DealtPes(self._sip, self.indexes[position])
+        return self._sip.pe(self.indexes[position])

@@ -40,7 +40,8 @@ class Fluid:
         marks: how much progress somebody waits for (`reached`).
 
     Attributes:
-        duration: as it was given.
+        duration, loads: as they were given.
+        demands: the share of each link that it would take alone.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class Fluid:
     ) -> None:
         self._simulator = simulator
         self.duration = duration
-        self._loads = dict(loads)
-        self._demands = {
+        self.loads = dict(loads)
+        self.demands = {
             link: min(WHOLE, link.rate.time_for(size) * WHOLE // duration) if duration else 0
             for link, size in loads.items()
         }
@@ -75,7 +76,7 @@ class Fluid:
 
     def demand(self, link: Link) -> int:
         """The share of a link that it would take alone, at the speed that it has."""
-        return self._demands[link] * self._speed // WHOLE
+        return self.demands[link] * self._speed // WHOLE
 
     def progress(self) -> int:
         """How far it is: picoseconds of the time that it takes alone."""
@@ -85,10 +86,6 @@ class Fluid:
         """Of an amount that it moves from its beginning to its end, what it has moved so far."""
         return amount * self.progress() // self.duration if self.duration else amount
 
-    def size_on(self, link: Link) -> int:
-        """How many bytes it moves over a link."""
-        return self._loads[link]
-
     def lose(self, link: Link, amount: int) -> None:
         """Go on later: chunks have taken so much time from it on a link."""
         self._lost[link] = self._lost.get(link, 0) + amount
@@ -96,7 +93,7 @@ class Fluid:
     def rush(self) -> None:
         """Go on as fast as its links allow from now on."""
         speed = min(
-            (_speed(link, demand) for link, demand in self._demands.items() if demand),
+            (_speed(link, demand) for link, demand in self.demands.items() if demand),
             default=WHOLE,
         )
         if speed != self._speed:
@@ -104,11 +101,6 @@ class Fluid:
             self._since, self._lost_before = self._simulator.now, self._lost_most
             self._speed = speed
             self._set_alarm()
-
-    @property
-    def demands(self) -> Mapping[Link, int]:
-        """The share of each link that it would take alone."""
-        return self._demands
 
     @property
     def _lost_most(self) -> int:
@@ -120,13 +112,13 @@ class Fluid:
         return self._done + passed - (self._lost_most - self._lost_before)
 
     def _begin(self) -> None:
-        for link in self._loads:
+        for link in self.loads:
             link.make_way()
             if link.sharing is None:
                 link.sharing = Sharing()
             link.sharing.fluids.append(self)
         self._set_alarm()
-        _rush_all(self._loads)
+        _rush_all(self.loads)
 
     def stop(self) -> dict[int, Future]:
         """End it before its time, with what it has moved so far; the marks that are left."""
@@ -136,13 +128,13 @@ class Fluid:
         return left
 
     def _end(self) -> None:
-        for link, size in self._loads.items():
+        for link, size in self.loads.items():
             assert link.sharing is not None, "it has a share until it ends"
             moved = self.part_of(size)
             link.sharing.fluids.remove(self)
             link.account(moved, link.rate.time_for(moved))
-        _rush_all(self._loads)
-        for link in self._loads:
+        _rush_all(self.loads)
+        for link in self.loads:
             if link.sharing is not None and not link.sharing.fluids:
                 link.sharing = None
 
@@ -196,7 +188,7 @@ class Sharing:
 
     def bytes_so_far(self, link: Link) -> int:
         """What fluids that are still there have moved over the link."""
-        return sum(fluid.part_of(fluid.size_on(link)) for fluid in self.fluids)
+        return sum(fluid.part_of(fluid.loads[link]) for fluid in self.fluids)
 
 
 def fair_share(demands: Sequence[int], flows: int) -> int:

@@ -12,7 +12,7 @@ which they were sent.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware.machine import Machine, Memory, Message, Pe
@@ -22,14 +22,11 @@ from rankwise.sim.kernel import Channel, CreditPool, Future, Steps
 Backpressure = Literal["sleep", "spin"]
 
 
-class Slot:
+class Slot(NamedTuple):
     """One filled slot at the receiver: its size, and the data that came with it."""
 
-    __slots__ = ("payload", "size")
-
-    def __init__(self, size: int, payload: Any) -> None:
-        self.size = size
-        self.payload = payload
+    size: int
+    payload: Any
 
 
 class IpcQueue:

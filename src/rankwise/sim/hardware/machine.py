@@ -9,7 +9,7 @@ two places share a part of the way (the PE, the cube, the SIP), the path begins 
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rankwise.base.errors import ConfigError
@@ -20,7 +20,7 @@ from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import Hop, mesh_route
-from rankwise.sim.kernel import Future, Server, Simulator, Steps, all_of
+from rankwise.sim.kernel import Future, Server, Simulator, all_of
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.specification import LinkSpec
@@ -177,14 +177,6 @@ class Pe:
             self.dma_paths[source, destination] = path
         return path
 
-    def gemm(self, m: int, n: int, k: int, dtype: str) -> Steps:
-        """Multiply m x k by k x n on the GEMM engine."""
-        return self.gemm_engine.multiply(m, n, k, dtype)
-
-    def math(self, elements: int, operation: str, dtype: str) -> Steps:
-        """Apply an operation to so many elements on the math engine."""
-        return self.math_engine.apply(elements, operation, dtype)
-
     def __repr__(self) -> str:
         return f"<Pe {self.name}>"
 
@@ -273,7 +265,7 @@ class Sip:
         """The part at a place."""
         kind, one, other = place
         if kind == "die":
-            return self.machine.wire_inside(self.number, one, other)
+            return self.machine.wire("die", self.number, one, other)
         cube = self.cube(one)
         if kind == "hbm":
             port = cube.hbm(other).port
@@ -287,11 +279,8 @@ class Sip:
         for cube in self._cubes.values():
             yield from cube.pes_in_use()
 
-    def pes(self) -> Iterator[Pe]:
-        """All PEs, cube by cube."""
-        return (self.pe(index) for index in range(self.machine.topology.pe_count))
 
-
+@dataclass(slots=True)
 class Waits:
     """Picoseconds that messages between PEs took besides what links between SIPs need for them.
 
@@ -305,21 +294,20 @@ class Waits:
         math: the math engine combined.
     """
 
-    __slots__ = ("credits", "dma", "math", "queues", "ways")
-
-    def __init__(self) -> None:
-        self.queues = self.credits = self.ways = self.dma = self.math = 0
+    queues: int = 0
+    credits: int = 0
+    ways: int = 0
+    dma: int = 0
+    math: int = 0
 
     def copy(self) -> "Waits":
         """As they are now."""
-        return self - Waits()
+        return replace(self)
 
     def __sub__(self, before: "Waits") -> "Waits":
         """What has come since."""
-        since = Waits()
-        for name in self.__slots__:
-            setattr(since, name, getattr(self, name) - getattr(before, name))
-        return since
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        return Waits(*(now - then for now, then in pairs))
 
 
 class Machine:
@@ -382,10 +370,11 @@ class Machine:
         """
         source = source.tcm if isinstance(source, Pe) else source
         destination = destination.tcm if isinstance(destination, Pe) else destination
-        name = partial(_transfer_name, source, destination)
         if source is destination:
             size *= 2  # read and written through one port
-        return self.start_flow(self.path(source, destination), size, chunk, name=_Lazy(name))
+        return self.start_flow(
+            self.path(source, destination), size, chunk, _Transfer(source, destination)
+        )
 
     def start_flow(
         self,
@@ -436,58 +425,52 @@ class Machine:
         if source.space == "tcm":
             wires.append(self.sip(source.sip).cube(source.cube).pe(source.pe).port_out)
         if source.sip == destination.sip:
-            wires += self._between_cubes(source.sip, source.cube, destination.cube)
+            wires += self.cube_links(source.sip, source.cube, destination.cube)
         else:
             if source.space == "host":
-                wires.append(self._wire("pcie", -1, -1, destination.sip))
+                wires.append(self.wire("pcie", -1, -1, destination.sip))
             else:
-                wires += self._between_cubes(source.sip, source.cube, 0)
+                wires += self.cube_links(source.sip, source.cube, 0)
             if destination.space == "host":
-                wires.append(self._wire("pcie", -1, source.sip, -1))
+                wires.append(self.wire("pcie", -1, source.sip, -1))
             else:
                 if source.space != "host":
-                    wires += self._between_sips(source.sip, destination.sip)
-                wires += self._between_cubes(destination.sip, 0, destination.cube)
+                    wires += self.sip_links(source.sip, destination.sip)
+                wires += self.cube_links(destination.sip, 0, destination.cube)
         if destination.space == "tcm":
             wires.append(
                 self.sip(destination.sip).cube(destination.cube).pe(destination.pe).port_in
             )
         return wires
 
-    def _between_cubes(self, sip: int, source: int, destination: int) -> list[Link]:
+    def cube_links(self, sip: int, source: int, destination: int) -> list[Link]:
+        """The links between two cubes of a SIP, in the order in which they are crossed."""
         key = (sip, source, destination)
         wires = self._cube_wires.get(key)
         if wires is None:
             nodes = mesh_route(source, destination, self.topology.machine.sip.cubes.shape[1])
             pairs = zip([source, *nodes], nodes, strict=False)
-            wires = [self._wire("die", sip, one, other) for one, other in pairs]
+            wires = [self.wire("die", sip, one, other) for one, other in pairs]
             self._cube_wires[key] = wires
         return wires
 
-    def _between_sips(self, source: int, destination: int) -> list[Link]:
+    def sip_links(self, source: int, destination: int) -> list[Link]:
+        """The links between two SIPs alone, in the order in which they are crossed."""
         sips = self.topology.machine.system.sips
         nodes = live_route(sips, source, destination, self._dead)
         hops = zip([source, *nodes], nodes, strict=False)
-        return [self._wire("sip", -1, one, other) for one, other in hops]
+        return [self.wire("sip", -1, one, other) for one, other in hops]
 
     def _kill(self, hops: Sequence[Hop]) -> None:
         """Let wires between SIPs die: what begins now takes other ways."""
         self._dead.update(hops)
-        dead = {self._wire("sip", -1, *hop) for hop in hops}
+        dead = {self.wire("sip", -1, *hop) for hop in hops}
         pes = (pe for sip in self._sips.values() for pe in sip.pes_in_use())
         for paths in (self._paths, *(pe.dma_paths for pe in pes)):
             for path in paths.values():
                 path.is_broken |= not dead.isdisjoint(path)
         self.rerouted, before = self.simulator.future("the death of a link"), self.rerouted
         before.succeed()
-
-    def sip_links(self, source: int, destination: int) -> list[Link]:
-        """The links between two SIPs alone, in the order in which they are crossed."""
-        return self._between_sips(source, destination)
-
-    def cube_links(self, sip: int, source: int, destination: int) -> list[Link]:
-        """The links between two cubes of a SIP, in the order in which they are crossed."""
-        return self._between_cubes(sip, source, destination)
 
     def wires_inside(self, sip: int) -> dict[PartPlace, Part]:
         """The links between cubes of a SIP that have been used."""
@@ -497,11 +480,8 @@ class Machine:
             if kind == "die" and number == sip
         }
 
-    def wire_inside(self, sip: int, source: int, target: int) -> Link:
-        """The link from one cube of a SIP to a neighbour."""
-        return self._wire("die", sip, source, target)
-
-    def _wire(self, kind: str, sip: int, source: int, destination: int) -> Link:
+    def wire(self, kind: str, sip: int, source: int, destination: int) -> Link:
+        """The link between neighbours: SIPs, cubes of a SIP (`die`), or host and SIP (`pcie`)."""
         key = (kind, sip, source, destination)
         wire = self._wires.get(key)
         if wire is None:
@@ -529,20 +509,14 @@ class Machine:
         return {part.name: part.busy / now if now else 0.0 for part in parts}
 
 
-class _Lazy:
-    """A name that is only made when somebody reads it."""
+class _Transfer(NamedTuple):
+    """The name of a transfer, which is only written when somebody reads it."""
 
-    __slots__ = ("_make",)
-
-    def __init__(self, make: "partial[str]") -> None:
-        self._make = make
+    source: Memory
+    destination: Memory
 
     def __str__(self) -> str:
-        return self._make()
-
-
-def _transfer_name(source: Memory, destination: Memory) -> str:
-    return f"transfer from {source.name} to {destination.name}"
+        return f"transfer from {self.source.name} to {self.destination.name}"
 
 
 def _check_number(what: str, number: int, count: int, where: str) -> None:

@@ -264,6 +264,18 @@ class AddressSpace:
         return [self._mappings[start] for start in self._starts]
 
 
+def ways_between(
+    source: AddressSpace, address: int, target: AddressSpace, destination: int, size: int
+) -> dict[tuple[Memory, Memory], int]:
+    """Of bytes that are copied: how many go from which memory to which."""
+    ways: dict[tuple[Memory, Memory], int] = {}
+    for memory, count in source.stretches(address, size):
+        for other, part in target.stretches(destination, count):
+            ways[memory, other] = ways.get((memory, other), 0) + part
+        destination += count
+    return ways
+
+
 def as_bytes(data: Any) -> Bytes:
     """View a bytes-like object or an array as bytes; copied only if it is not contiguous."""
     if isinstance(data, np.ndarray):

@@ -4,12 +4,13 @@ Interleaved memories take turns, a granule of bytes each. Every round begins one
 the one before, so that the rows of a matrix whose length is a multiple of a round do not all begin
 in the same memory, as real address hashes see to it.
 
-An access is a number of ranges; `pieces` says how much of it lies in which memory.
+An access is a number of ranges; `pieces` says how much of it lies in which memory. Memories that
+have parts in turn may be there more than once.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,33 +23,6 @@ SMALLEST_GRANULE = 256
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 """Bytes from the beginning of a mapping."""
-
-
-class Places(Protocol):
-    """A rule that says in which memory each byte of a mapping lies.
-
-    Attributes:
-        memories: all of them; those that have parts in turn may be there more than once.
-    """
-
-    memories: "tuple[Memory, ...]"
-
-    def stretches(self, offset: int, count: int) -> "Iterator[tuple[Memory, int]]":
-        """Cut a range where the memory changes: a memory, and how many bytes there."""
-        ...
-
-    def pieces(self, begins: Offsets, ends: Offsets) -> tuple[Offsets, Offsets]:
-        """Of ranges: the memories that they lie in, by number, and how many bytes there."""
-        ...
-
-    def on(self, memory_of: "Callable[[Memory], Memory]") -> "Places":
-        """The same rule over the memories that stand for these."""
-        ...
-
-    @property
-    def layout(self) -> Hashable:
-        """The rule, apart from its memories."""
-        ...
 
 
 class Consecutive:
@@ -137,6 +111,10 @@ class Interleaved:
     def _memory_of(self, number: Any) -> Any:
         count = len(self.memories)
         return (number + number // count) % count
+
+
+Places: TypeAlias = Consecutive | Interleaved
+"""A rule that says in which memory each byte of a mapping lies."""
 
 
 def _cut(

@@ -4,7 +4,6 @@ Knows nothing of accelerators. Time is an integer whose unit is the model's choi
 """
 
 from rankwise.base.errors import Deadlock, SimulationError, TimeLimit, Waiting
-from rankwise.sim.kernel.deadlock import deadlock_among
 from rankwise.sim.kernel.futures import Future, Process, Steps, all_of
 from rankwise.sim.kernel.greenlets import Fiber, RankGreenlet, main_greenlet, park, start_fiber
 from rankwise.sim.kernel.places import Line, frames_of_stack, line_of, users_line, where_of
@@ -27,7 +26,6 @@ __all__ = [
     "TimeLimit",
     "Waiting",
     "all_of",
-    "deadlock_among",
     "frames_of_stack",
     "line_of",
     "main_greenlet",

@@ -11,18 +11,7 @@ from rankwise.sim.kernel.futures import AllOf, Process
 from rankwise.sim.kernel.places import frames_of_generator, users_line_among
 
 _SHOWN_IN_MESSAGE = 16
-
-
-def waiting_of(process: Process) -> Waiting:
-    """Describe one process that waits."""
-    locate = process._locate  # noqa: SLF001 (the kernel is one module in files)
-    generator = process._generator  # noqa: SLF001
-    return Waiting(
-        who=str(process),
-        what=str(process.waits_for),
-        since=process._since,  # noqa: SLF001
-        where=locate() if locate is not None else users_line_among(frames_of_generator(generator)),
-    )
+_ENDS = (Process, AllOf)
 
 
 def deadlock_of(
@@ -32,26 +21,27 @@ def deadlock_of(
     written: Callable[[int], str] = str,
 ) -> Deadlock:
     """Make the error that lists every process that waits, those in user code first."""
-    waiting = [process for process in processes if process.waits_for is not None]
-    told = [(process, waiting_of(process)) for process in waiting]
+    waiting = [(each, _described(each)) for each in processes if each.waits_for is not None]
     # First what the user wrote, then what is at work for it; of these, first what waits for
     # something that never comes, then what merely waits for others to end.
-    told.sort(key=lambda each: (not each[1].where, isinstance(each[0].waits_for, Process | AllOf)))
-    return deadlock_among([each for _, each in told], now, awaited, written)
-
-
-def deadlock_among(
-    waiting: list[Waiting],
-    now: int,
-    awaited: str = "",
-    written: Callable[[int], str] = str,
-) -> Deadlock:
-    """Make the error for waits that were collected elsewhere."""
+    waiting.sort(key=lambda each: (not each[1].where, isinstance(each[0].waits_for, _ENDS)))
+    told = tuple(each for _, each in waiting)
     lines = [f"deadlock at instant {written(now)}: nothing is left to do"]
     if awaited:
         lines[0] += f", and {awaited} has not happened"
-    lines[0] += f"; {len(waiting)} wait" + (":" if waiting else "")
-    lines += [f"  {each.told(written)}" for each in waiting[:_SHOWN_IN_MESSAGE]]
-    if len(waiting) > _SHOWN_IN_MESSAGE:
-        lines.append(f"  ... and {len(waiting) - _SHOWN_IN_MESSAGE} more (see .waiting)")
-    return Deadlock("\n".join(lines), tuple(waiting))
+    lines[0] += f"; {len(told)} wait" + (":" if told else "")
+    lines += [f"  {each.told(written)}" for each in told[:_SHOWN_IN_MESSAGE]]
+    if len(told) > _SHOWN_IN_MESSAGE:
+        lines.append(f"  ... and {len(told) - _SHOWN_IN_MESSAGE} more (see .waiting)")
+    return Deadlock("\n".join(lines), told)
+
+
+def _described(process: Process) -> Waiting:
+    locate = process._locate  # noqa: SLF001 (the kernel is one module in files)
+    generator = process._generator  # noqa: SLF001
+    return Waiting(
+        who=str(process),
+        what=str(process.waits_for),
+        since=process._since,  # noqa: SLF001
+        where=locate() if locate is not None else users_line_among(frames_of_generator(generator)),
+    )

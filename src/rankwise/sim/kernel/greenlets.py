@@ -17,7 +17,7 @@ from greenlet import getcurrent, greenlet
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.kernel.futures import Future, Process, Steps
-from rankwise.sim.kernel.places import frames_of_stack, users_line_among, where_of
+from rankwise.sim.kernel.places import frames_of_stack, users_line_among
 from rankwise.sim.kernel.simulator import Simulator
 
 
@@ -28,16 +28,9 @@ class RankGreenlet(greenlet):
         rank: its number.
     """
 
-    def __init__(
-        self, rank: int, run: Callable[..., Any] | None = None, parent: greenlet | None = None
-    ) -> None:
-        super().__init__(run, main_greenlet() if parent is None else parent)
+    def __init__(self, rank: int, run: Callable[..., Any]) -> None:
+        super().__init__(run, main_greenlet())
         self.rank = rank
-
-    @property
-    def where(self) -> str:
-        """The line of user code on which it waits."""
-        return where_of(frames_of_stack(self.gr_frame))
 
 
 class Fiber(greenlet):

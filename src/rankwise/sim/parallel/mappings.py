@@ -52,36 +52,20 @@ def gather_from_tensor_model_parallel_region(tensor: Tensor) -> Tensor:
     context.distributed.all_gather(stacked, tensor, group=get_tensor_model_parallel_group())
     result = context.empty((*tensor.shape[:-1], size * part), dtype=tensor.kind)
     for place in range(size):
-        context.launch(
-            copy_columns_kernel,
-            rows,
-            stacked,
-            result,
-            part,
-            part,
-            size * part,
-            place * rows * part,
-            place * part,
-            block=_BLOCK,
+        _copy_columns(
+            stacked, result, part, source_start=place * rows * part, target_start=place * part
         )
     stacked.free()
     return result
 
 
-def _copy_columns(source: Tensor, target: Tensor, columns: int, source_start: int) -> None:
-    rows = target.numel() // columns
+def _copy_columns(
+    source: Tensor, target: Tensor, columns: int, *, source_start: int, target_start: int = 0
+) -> None:
     active_context().launch(
-        copy_columns_kernel,
-        rows,
-        source,
-        target,
-        columns,
-        source.shape[-1],
-        target.shape[-1],
-        source_start,
-        0,
-        block=_BLOCK,
-    )
+        copy_columns_kernel, target.numel() // target.shape[-1], source, target, columns,
+        source.shape[-1], target.shape[-1], source_start, target_start, block=_BLOCK,
+    )  # fmt: skip
 
 
 def divided(length: int, parts: int, what: str) -> int:

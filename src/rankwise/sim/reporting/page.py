@@ -15,7 +15,7 @@ from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
 from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.machine_drawing import as_svg, facts
-from rankwise.sim.reporting.results import BenchResult, cells_of, column_names, tells
+from rankwise.sim.reporting.results import COLUMNS, BenchResult, cells_of, tells
 from rankwise.sim.reporting.timeline import ReportedRun
 
 UTILISATION_ROWS = 12
@@ -98,7 +98,7 @@ def page(
 def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program: bool) -> str:
     # The bench is the page's title, unless there are several.
     first = int(len({result.bench for result in results}) == 1)
-    columns = zip(column_names(), *map(cells_of, results), strict=True)
+    columns = zip(COLUMNS, *map(cells_of, results), strict=True)
     shown = [each for each in columns if tells(each[0], each[1:])]
     rows = table([*zip(*shown[first:], strict=True)])
     if is_program:

@@ -9,8 +9,9 @@ import msgspec
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND, format_picoseconds
 
 HELD_BACK, FIDELITY = "held back by", "fidelity"
-_COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached",
-            HELD_BACK, FIDELITY)  # fmt: skip
+COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached",
+           HELD_BACK, FIDELITY)  # fmt: skip
+"""The heads of the table."""
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -84,7 +85,7 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 def cells_of(result: BenchResult) -> tuple[str, ...]:
-    """A result as the cells of a row, in the order of `column_names`."""
+    """A result as the cells of a row, in the order of `COLUMNS`."""
     return (
         result.bench,
         result.case,
@@ -97,11 +98,6 @@ def cells_of(result: BenchResult) -> tuple[str, ...]:
         result.held_back_by,
         result.fidelity,
     )
-
-
-def column_names() -> tuple[str, ...]:
-    """The heads of the table's columns."""
-    return _COLUMNS
 
 
 def tells(head: str, cells: Sequence[str]) -> bool:

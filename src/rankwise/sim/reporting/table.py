@@ -11,11 +11,11 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from rankwise.sim.reporting.results import (
+    COLUMNS,
     FIDELITY,
     HELD_BACK,
     BenchResult,
     cells_of,
-    column_names,
     tells,
 )
 
@@ -65,12 +65,12 @@ def result_table(
 
 def _columns(results: Sequence[BenchResult], labels: Labels) -> list[_Column]:
     rows = [cells_of(result) for result in results]
-    figures = [tuple(row[place] for row in rows) for place in range(len(column_names()))]
+    figures = [tuple(row[place] for row in rows) for place in range(len(COLUMNS))]
     return [
         *(_Column(head, tuple(map(str, cells)), is_text=True) for head, cells in labels),
         *(
             _Column(head, cells, head in _TEXT_COLUMNS)
-            for head, cells in zip(column_names(), figures, strict=True)
+            for head, cells in zip(COLUMNS, figures, strict=True)
             if tells(head, cells)
         ),
     ]

@@ -8,6 +8,7 @@ What goes beyond that is a kernel of the user's own, and a `TypeError` here whic
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from rankwise.sim.runtime.promotion import (
     sum_kind,
     working_kind,
 )
+from rankwise.sim.triton import next_power_of_2
 from rankwise.sim.triton.dtypes import dtype, int1
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ def reduced(
         return result
     kept = (1,) if keepdim else ()
     result = _new(x, (*x.shape[:axis], *kept, *x.shape[axis + 1 :]), kind)
-    _reduce(operation, x, result, length, factor=factor, inner=_count(x.shape[axis + 1 :]))
+    _reduce(operation, x, result, length, factor=factor, inner=prod(x.shape[axis + 1 :]))
     return result
 
 
@@ -160,8 +162,8 @@ def product(x: "Tensor", y: Any) -> "Tensor":
     (m, k), n, pairs = left[-2:], right[-1], outer or second
     rows, columns = (() if x.ndim == 1 else (m,)), (() if y.ndim == 1 else (n,))
     result = _new(x, (*pairs, *rows, *columns), x.kind)
-    tile_m, tile_n, tile_k = (min(128, max(16, _power(each))) for each in (m, n, k))
-    grid = _count(pairs) * -(-m // tile_m) * -(-n // tile_n)
+    tile_m, tile_n, tile_k = (min(128, max(16, next_power_of_2(each))) for each in (m, n, k))
+    grid = prod(pairs) * -(-m // tile_m) * -(-n // tile_n)
     if grid and k:  # of nothing the sums are zero, which is what new memory holds
         result.launch_kernel(
             kernels.matmul_kernel, grid, x, y, result, m, n, k,
@@ -186,8 +188,8 @@ def _reduce(
     if not kind.is_floating() and operation != "sum":
         low, high = (0, 1) if kind.is_bool() else kind.limits()
         start = low if operation == "max" else high
-    width = min(_power(inner), 256)
-    depth = min(_power(max(length, 1)), _TILE // width)
+    width = min(next_power_of_2(inner), 256)
+    depth = min(next_power_of_2(max(length, 1)), _TILE // width)
     if x.numel():  # of nothing the sum is zero, which is what new memory holds
         programs = result.numel() // inner * -(-inner // width)
         result.launch_kernel(
@@ -214,8 +216,8 @@ def _over_tiles(kernel: Any, axes: Shape, result: "Tensor", *args: Any, **meta: 
     """Launch a kernel over four axes, a tile of the inner two per program."""
     if not result.numel():
         return
-    width = min(_power(axes[3]), _TILE)
-    height = min(_power(axes[2]), _TILE // width)
+    width = min(next_power_of_2(axes[3]), _TILE)
+    height = min(next_power_of_2(axes[2]), _TILE // width)
     programs = axes[0] * axes[1] * -(-axes[2] // height) * -(-axes[3] // width)
     result.launch_kernel(kernel, programs, *args, **meta, HEIGHT=height, WIDTH=width)
 
@@ -326,14 +328,3 @@ def _merged(shape: Shape, strides: Sequence[Sequence[int]]) -> tuple[Shape, list
         )
     lead = 4 - len(axes)
     return (1,) * lead + tuple(axes), [(0,) * lead + tuple(own) for own in kept]
-
-
-def _count(lengths: Shape) -> int:
-    count = 1
-    for length in lengths:
-        count *= length
-    return count
-
-
-def _power(number: int) -> int:
-    return 1 if number <= 1 else 1 << (number - 1).bit_length()

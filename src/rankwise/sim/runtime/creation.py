@@ -68,18 +68,19 @@ class TensorCreation:
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
         """Uniform values from 0 to 1; each rank has a stream of its own from the context's seed."""
-        return self._random_tensor(
-            _shape(shape), _kind(dtype), dp, name,
-            lambda random, lengths: random.random(lengths, dtype=np.float32),
-        )  # fmt: skip
+        lengths = _shape(shape)
+        return self._written(
+            lengths, _kind(dtype), dp, name, lambda: self._stream().random(lengths, np.float32)
+        )
 
     def randn(
         self, *shape: Any, dtype: Any = "f32", dp: DPPolicy | None = None, name: str | None = None
     ) -> Tensor:
         """Normal values; each rank has a stream of its own from the context's seed."""
-        return self._random_tensor(
-            _shape(shape), _kind(dtype), dp, name,
-            lambda random, lengths: random.standard_normal(lengths, dtype=np.float32),
+        lengths = _shape(shape)
+        return self._written(
+            lengths, _kind(dtype), dp, name,
+            lambda: self._stream().standard_normal(lengths, np.float32),
         )  # fmt: skip
 
     def tensor(
@@ -115,16 +116,6 @@ class TensorCreation:
         """Begin all ranks' random values anew."""
         self._seed = seed
         self._random.clear()
-
-    def _random_tensor(
-        self,
-        shape: tuple[int, ...],
-        kind: dtype,
-        dp: DPPolicy | None,
-        name: str | None,
-        draw: Callable[[np.random.Generator, tuple[int, ...]], Array],
-    ) -> Tensor:
-        return self._written(shape, kind, dp, name, lambda: draw(self._stream(), shape))
 
     def _stream(self) -> np.random.Generator:
         """The random numbers of the rank that is running."""

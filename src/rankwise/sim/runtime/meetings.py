@@ -7,6 +7,7 @@ operand when it starts, plays its part in time, and writes its result when it is
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -260,16 +261,13 @@ class Collective:
                     stream=own.number,
                     after=call.after,
                     name=f"{call} of rank {call.rank}",
-                    start=self._starter(index),
+                    start=partial(self._run_rank, index),
                 ),
                 own,
                 call.line,
             )
             if call.is_awaited:
                 self._context._pending_collectives.append(call.handle)  # noqa: SLF001 (one part in files)
-
-    def _starter(self, index: int) -> Callable[[KernelEnvironment], Steps]:
-        return lambda env: self._run_rank(index, env)
 
     def _run_rank(self, index: int, env: KernelEnvironment) -> Steps:
         call, start = self._calls[index], env.simulator.now

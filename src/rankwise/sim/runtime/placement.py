@@ -6,6 +6,7 @@ tensor's policy gives them to. Without a policy, all channels of the device take
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -197,9 +198,7 @@ def layout_of(
         device: where.
         interleave: the bytes that channels take turns with; fewer, if they are not enough for all.
     """
-    elements = 1
-    for length in shape:
-        elements *= length
+    elements = prod(shape)
     if not elements:
         return Layout(())
     if policy is None:

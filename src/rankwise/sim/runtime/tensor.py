@@ -9,6 +9,7 @@ a value goes through one of them.
 would first have to see other ranks' work through, which may itself be waiting for this rank.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -128,10 +129,7 @@ class Tensor(Operators):
 
     def numel(self) -> int:
         """How many elements it has."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return math.prod(self.shape)
 
     def element_size(self) -> int:
         """Bytes of one element."""
@@ -234,9 +232,6 @@ class Tensor(Operators):
             return f"Tensor({self.name}, {about}, {why})"
         values = np.array2string(self._fetch(), threshold=20, prefix="Tensor(")
         return f"Tensor({values}, {about})"
-
-    def __str__(self) -> str:
-        return repr(self)
 
     def tolist(self) -> Any:
         """The values as nested lists."""
@@ -451,13 +446,8 @@ def _flat_shape(shape: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _resolved_shape(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
-    known = 1
-    for length in shape:
-        known *= length if length >= 0 else 1
+    known = math.prod(length for length in shape if length >= 0)
     resolved = tuple(elements // max(known, 1) if length < 0 else length for length in shape)
-    product = 1
-    for length in resolved:
-        product *= length
-    if product != elements or sum(length < 0 for length in shape) > 1:
+    if math.prod(resolved) != elements or sum(length < 0 for length in shape) > 1:
         raise LocalProtocolError(f"{elements} elements cannot be seen with shape {shape}")
     return resolved

@@ -20,7 +20,7 @@ What is touched:
 - `torch._C._push_on_torch_dispatch_stack`: what a rank computes is charged by a mode in its thread,
   on a modelled machine; the public way would leave marks in torch that other threads see.
 - `torch.distributed._symmetric_memory`: the class of C++ behind it, and `torch.ops.symm_mem` for
-  tensors on the CPU (`symmetric_memory`).
+  tensors on the CPU (`symmetric_memory`, `symmetric_operations`).
 - `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for
   CUDA as well (`cuda`).
 - `torch.cuda.graphs`, its `CUDAGraph` and `torch._C._host_emptyCache`; `SyncBatchNorm.forward` and
@@ -142,9 +142,9 @@ def _nothing() -> None:
 
 def share_memory() -> Callable[[], None]:
     """Follow the import of torch's symmetric memory; returns what undoes it."""
-    from rankwise.sim.torch import symmetric_memory  # noqa: PLC0415  # few programs have it
+    from rankwise.sim.torch import symmetric_operations  # noqa: PLC0415  # few programs have them
 
-    return symmetric_memory.install()
+    return symmetric_operations.install()
 
 
 def record_in_process() -> None:
@@ -226,29 +226,14 @@ class _Mine:
 class RankWorld(c10d._World):  # type: ignore[misc]  # noqa: SLF001  # see the module's text
     """torch's record of the process groups of one rank."""
 
+    # Not torch's properties, which ask for what the process has.
+    pg_map = pg_names = pg_group_ranks = pg_backend_config = tags_to_pg = pg_to_tag = None
+    group_count = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self._maps: dict[str, Any] = {
-            "pg_map": {}, "pg_names": {}, "pg_group_ranks": {}, "pg_backend_config": {},
-            "tags_to_pg": {}, "pg_to_tag": {},
-        }  # fmt: skip
-        self._groups_made = 0
-
-    pg_map = property(lambda self: self._maps["pg_map"])
-    pg_names = property(lambda self: self._maps["pg_names"])
-    pg_group_ranks = property(lambda self: self._maps["pg_group_ranks"])
-    pg_backend_config = property(lambda self: self._maps["pg_backend_config"])
-    tags_to_pg = property(lambda self: self._maps["tags_to_pg"])
-    pg_to_tag = property(lambda self: self._maps["pg_to_tag"])
-
-    @property
-    def group_count(self) -> int:
-        """How many groups have been named."""
-        return self._groups_made
-
-    @group_count.setter
-    def group_count(self, count: int) -> None:
-        self._groups_made = count
+        maps = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config")
+        self.__dict__ |= {name: {} for name in (*maps, "tags_to_pg", "pg_to_tag")}
 
 
 def _stand_in(original: Any) -> Any:

@@ -388,12 +388,6 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self._meetings.begun_by(self._number)
 
-    def _set_sequence_number_for_group(self) -> None:
-        """It counts from 1 anyway."""
-
-    def _has_hooks(self) -> bool:
-        return False
-
     def _meet(  # a row of a table
         self,
         call: str,

@@ -140,12 +140,6 @@ class RecordedProcessGroup(NamedProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self._recorder.operations.get(self._told, 0)
 
-    def _set_sequence_number_for_group(self) -> None:
-        """It counts from 1 anyway."""
-
-    def _has_hooks(self) -> bool:
-        return False
-
     def record(self, name: str, args: tuple[Any, ...], taken: int | None, given: int | None) -> Any:
         """Carry an operation out, and record it."""
         inputs = [] if taken is None else _flat(args[taken])

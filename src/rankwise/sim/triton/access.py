@@ -1,5 +1,6 @@
 """Load and store: from pointers and masks to accesses, and from memory's form to values."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,14 @@ from rankwise.sim.triton.memory import (
     Access,
     Buffer,
     Scattered,
-    ScatteredStore,
     Strided,
-    StridedStore,
     Target,
     aligned_index,
     buffers_behind,
     resolve_pattern,
     resolve_scattered,
+    scattered_store,
+    strided_store,
 )
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.shapes import broadcast_to
@@ -91,26 +92,28 @@ def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> t
         data = _read(target, access, mask, other)
     result = tensor(data, element, pointer.shape)
     if execution.observer is not None:
-        _note(execution, "load", result, target, access, (pointer, mask))
+        elements = -(-access.touched // execution.size)
+        operands = pointer, mask
+        result.token = note_access(execution, "load", target, access, elements, operands)
     looks = volatile or (not pointer.shape and (mask is None or mask.data[0]))
     if looks and execution.may_wait:
         execution.probe(buffer, element, pointer.data, data)
     return result
 
 
-def _note(
+def note_access(
     execution: Execution,
     kind: str,
-    result: tensor | None,
     target: Target,
     access: Access,
-    operands: tuple[Any, ...],
+    elements: int,
+    operands: Iterable[Any],
     *,
     changes: bool = True,
-) -> None:
-    elements = -(-access.touched // execution.size)
+) -> Any:
+    """Tell the observer of an access to so many elements by each program; returns its token."""
     lowest, footprint = footprint_of(target, access) if elements else (target.buffer.address, None)
-    token = execution.note(
+    return execution.note(
         Operation(
             kind,
             target.action,
@@ -126,8 +129,6 @@ def _note(
             changes_memory=changes,
         )
     )
-    if result is not None:
-        result.token = token
 
 
 def _plain_other(other: Any, element: dtype) -> Any:
@@ -231,12 +232,12 @@ def _store(
     if execution.launch.computes or not element.is_floating():
         stored = element.encode(value.data)
         if isinstance(access, Scattered):
-            changes = execution.store(ScatteredStore(buffer, element, access, stored))
+            changes = execution.store(scattered_store(buffer, element, access, stored))
         else:
-            changes = execution.store(StridedStore(buffer, access, stored))
+            changes = execution.store(strided_store(buffer, access, stored))
     if execution.observer is not None:
-        operands = pointer, value, mask
-        _note(execution, "store", None, target, access, operands, changes=changes)
+        elements, operands = -(-access.touched // execution.size), (pointer, value, mask)
+        note_access(execution, "store", target, access, elements, operands, changes=changes)
 
 
 def _refuse_read_only(buffer: Buffer) -> None:

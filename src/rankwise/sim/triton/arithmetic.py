@@ -6,7 +6,6 @@ Indices stay symbolic (see `affine`) through sums, products with a number, and t
 quotients that real kernels use to wrap or to swizzle them.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from rankwise.sim.triton.execution import (
     place,
 )
 from rankwise.sim.triton.promotion import combined, converted, to_tensor
-from rankwise.sim.triton.tensor import OPERATORS, broadcast_shape, padded, tensor
+from rankwise.sim.triton.tensor import broadcast_shape, padded, tensor
 
 _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "<": np.less,
@@ -66,20 +65,11 @@ def in_type(operand: tensor, type_: dtype) -> tensor:
     """A numeric tensor in another type."""
     if operand.dtype == type_:
         return operand
+    pattern = None
     if operand.affine is not None and type_.is_int() and type_.primitive_bitwidth >= 32:
-        return (
-            tensor(None, type_, operand.shape, affine=checked(operand).affine, token=operand.token)
-            if checked(operand).affine is not None
-            else tensor(
-                converted(operand.data, operand.dtype, type_),
-                type_,
-                operand.shape,
-                token=operand.token,
-            )
-        )
-    return tensor(
-        converted(operand.data, operand.dtype, type_), type_, operand.shape, token=operand.token
-    )
+        pattern = checked(operand).affine
+    data = None if pattern is not None else converted(operand.data, operand.dtype, type_)
+    return tensor(data, type_, operand.shape, affine=pattern, token=operand.token)
 
 
 def checked(operand: tensor) -> tensor:
@@ -287,10 +277,14 @@ def _keeping_sign(left: Array, right: Array) -> Array:
     return shifted.astype(left.dtype)
 
 
-def logical(name: str, left: Any, right: Any) -> tensor:
-    """`and` and `or` of truth values, element by element."""
-    sides = [compare("!=", side, 0) for side in (left, right)]
-    return bit_and(*sides) if name == "and" else bit_or(*sides)
+def logical_and(left: Any, right: Any) -> tensor:
+    """Where both are true."""
+    return bit_and(compare("!=", left, 0), compare("!=", right, 0))
+
+
+def logical_or(left: Any, right: Any) -> tensor:
+    """Where one of them is true."""
+    return bit_or(compare("!=", left, 0), compare("!=", right, 0))
 
 
 def negative(operand: tensor) -> tensor:
@@ -347,4 +341,28 @@ def extremum(name: str, left: Any, right: Any, *, keeps_nan: bool) -> tensor:
 
 from rankwise.sim.triton import casting, shapes  # noqa: E402 (they build on this module)
 
-OPERATORS.arithmetic = sys.modules[__name__]
+
+def _swapped(function: Callable[[Any, Any], tensor]) -> Callable[[Any, Any], tensor]:
+    return lambda self, other: function(other, self)
+
+
+def _comparing(name: str) -> Callable[[Any, Any], tensor]:
+    return lambda self, other: compare(name, self, other)
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], tensor]] = {
+    "add": add, "sub": sub, "mul": mul, "truediv": truediv, "floordiv": floordiv, "mod": mod,
+    "and": bit_and, "or": bit_or, "xor": bit_xor, "lshift": shift_left, "rshift": shift_right,
+}  # fmt: skip
+_METHODS: dict[str, Callable[..., tensor]] = {
+    "__neg__": negative, "__invert__": invert, "__abs__": absolute,
+    "logical_and": logical_and, "logical_or": logical_or,
+    **{f"__{name}__": function for name, function in _OPERATORS.items()},
+    **{f"__r{name}__": _swapped(function) for name, function in _OPERATORS.items()},
+    **{
+        f"__{name}__": _comparing(sign)
+        for name, sign in zip(("lt", "le", "gt", "ge", "eq", "ne"), _COMPARISONS, strict=True)
+    },
+}  # fmt: skip
+for _name, _method in _METHODS.items():
+    setattr(tensor, _name, _method)

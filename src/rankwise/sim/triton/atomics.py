@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.sim.triton.access import element_of, masked
+from rankwise.sim.triton.access import element_of, masked, note_access
 from rankwise.sim.triton.casting import cast
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import (
@@ -22,14 +22,11 @@ from rankwise.sim.triton.execution import (
     KernelTypeError,
     KernelValueError,
     MustInterleave,
-    Operation,
     active,
     line_of_kernel,
     parts_by,
     place,
-    tokens_of,
 )
-from rankwise.sim.triton.footprints import footprint_of
 from rankwise.sim.triton.memory import Scattered, Target, resolve_scattered
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.shapes import broadcast_to
@@ -256,24 +253,10 @@ def _conclude(
         changed = used if swapped is None else swapped
         launch.races.on_atomic(execution, target, used, changed, order)
     if execution.observer is not None:
-        lowest, footprint = target.buffer.address, None
-        if access.touched:
-            lowest, footprint = footprint_of(target, access)
-        result.token = execution.note(
-            Operation(
-                "atomic",
-                target.action,
-                target.element.name,
-                access.touched,
-                tuple(map(int, execution.programs)),
-                size_bytes=access.touched * target.element.itemsize,
-                footprint=footprint,
-                buffer=target.buffer.name,
-                space=target.buffer.space,
-                address=lowest,
-                after=tokens_of(map(to_tensor, (each for each in operands if each is not None))),
-                changes_memory=launch.memory.changes != changes_before,
-            )
+        after = map(to_tensor, (each for each in operands if each is not None))
+        changes = launch.memory.changes != changes_before
+        result.token = note_access(
+            execution, "atomic", target, access, access.touched, after, changes=changes
         )
         execution.observer.settle()
     if execution.may_wait and (result.numel == 1 or launch.memory.changes == changes_before):

@@ -1,6 +1,5 @@
 """Casts: between numbers, between pointers, and of bits."""
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from rankwise.sim.triton.execution import (
     place,
 )
 from rankwise.sim.triton.promotion import converted, to_tensor
-from rankwise.sim.triton.tensor import OPERATORS, tensor
+from rankwise.sim.triton.tensor import tensor
 
 
 def cast(
@@ -120,6 +119,3 @@ def _toward_zero(source: tensor, target: dtype) -> tensor:
     lower = (bits - step).view(np.float32)
     truncated = np.where(np.abs(nearest) > np.abs(values), lower, nearest)
     return tensor(target.rounded(truncated), t.float32, source.shape, token=source.token)
-
-
-OPERATORS.casting = sys.modules[__name__]

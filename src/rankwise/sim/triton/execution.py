@@ -28,7 +28,7 @@ from rankwise.sim.triton.words import Change, ProgramName, Word
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.courses import Course
-    from rankwise.sim.triton.memory import Buffer, LaunchMemory, Target
+    from rankwise.sim.triton.memory import Buffer, DeferredStore, LaunchMemory, Target
     from rankwise.sim.triton.races import LaunchRaces
     from rankwise.sim.triton.tensor import tensor
 
@@ -143,24 +143,6 @@ class Pacing(Protocol):
         ...
 
 
-class Deferred(Protocol):
-    """A store that has been checked and not yet been made."""
-
-    buffer: "Buffer"
-
-    def changes(self) -> bool:
-        """Whether memory will hold anything else afterwards."""
-        ...
-
-    def make(self) -> None:
-        """Write."""
-        ...
-
-    def make_and_remember(self) -> Callable[[], None]:
-        """Write, and return what takes it back."""
-        ...
-
-
 class Launch:
     """What all executions of one kernel launch share.
 
@@ -183,16 +165,14 @@ class Launch:
         *,
         observer: Observer | None = None,
         races: "LaunchRaces | None" = None,
-        computes: bool = True,
-        prints: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.grid = grid
         self.memory = memory
         self.observer = observer
         self.races = races
-        self.computes = computes
-        self.prints = print if prints is None else prints
+        self.computes = True
+        self.prints: Callable[[str], object] = print
         self.largest_block = 1
         self.channels: Any = None
         self.peers: Any = None
@@ -229,7 +209,7 @@ class Execution:
         self._program_ids: dict[int, Array] = {}
         self._looks: dict[tuple[Any, ...], Look] = {}
         self.work = self.reads = 0
-        self.deferred: list[Deferred] = []
+        self.deferred: list[DeferredStore] = []
         self._undo: list[Callable[[], None]] = []
 
     @property
@@ -261,7 +241,7 @@ class Execution:
         """What messages call the program at a position of the group, as text when it is wanted."""
         return self._name or ProgramName(int(self.programs[position]), self.launch.grid)
 
-    def store(self, store: Deferred) -> bool:
+    def store(self, store: "DeferredStore") -> bool:
         """Make a store, now or when it matters; whether it changes anything, as far as is known."""
         if not self.interleaves:
             self.changed_memory()

@@ -1,33 +1,17 @@
 """Floating-point formats narrower than 32 bits, on float32 arrays.
 
-Each format rounds float32 values to what it can represent, and converts between those and the bits
-in memory. Half precision is done on the bits of the float32 values, several times faster than
-numpy's conversions, which handle one element at a time: scaled by 2^-112, every finite half is a
-float32 whose upper bits are the half's. What that cannot do (infinities, NaN, overflow) is left to
-numpy.
+Each format rounds float32 values to the nearest that it has, ties to even, and converts between
+those and the bits in memory. Half precision is done on the bits of the float32 values, several
+times faster than numpy's conversions, which handle one element at a time: scaled by 2^-112, every
+finite half is a float32 whose upper bits are the half's. What that cannot do (infinities, NaN,
+overflow) is left to numpy.
 """
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-
-
-class Format(Protocol):
-    """A narrow floating-point format."""
-
-    def rounded(self, values: Array) -> Array:
-        """Float32 values, rounded to the nearest that the format has; ties to even."""
-        ...
-
-    def encode(self, values: Array) -> Array:
-        """The bits of values that the format has."""
-        ...
-
-    def decode(self, stored: Array) -> Array:
-        """The values of bits."""
-        ...
 
 
 _SIGN = np.uint32(0x8000_0000)
@@ -138,9 +122,7 @@ class _ByteFloat:
     def __init__(self, exponent_bits: int) -> None:
         self.values = _byte_values(exponent_bits)
         finite = self.values[:128][np.isfinite(self.values[:128])]
-        self.positive = finite
         self.midpoints = (finite[:-1].astype(np.float64) + finite[1:]) / 2
-        self.missing = 0x7F
 
     def encode(self, values: Array) -> Array:
         magnitude = np.abs(values).astype(np.float64)
@@ -148,7 +130,7 @@ class _ByteFloat:
         # A tie lies exactly on a midpoint, below the greater neighbour: the even code takes it.
         at_tie = np.take(self.midpoints, np.minimum(below, len(self.midpoints) - 1)) == magnitude
         codes = (below + (at_tie & (below % 2 == 1))).astype(np.uint8)
-        codes[np.isnan(values)] = self.missing
+        codes[np.isnan(values)] = 0x7F
         signed: Array = codes | (np.signbit(values).astype(np.uint8) << np.uint8(7))
         return signed
 
@@ -160,7 +142,4 @@ class _ByteFloat:
         return self.decode(self.encode(values))
 
 
-HALF: Format = _Half()
-BRAIN: Format = _Brain()
-E5M2: Format = _ByteFloat(5)
-E4M3: Format = _ByteFloat(4)
+HALF, BRAIN, E5M2, E4M3 = _Half(), _Brain(), _ByteFloat(5), _ByteFloat(4)

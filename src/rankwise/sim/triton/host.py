@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
@@ -45,19 +46,22 @@ def typed(values: Any, type_: dtype) -> TypedArray:
     return TypedArray(type_.encode(rounded), type_)
 
 
+@dataclass(eq=False, repr=False)
 class TensorDescriptor:
     """A tensor seen through blocks of one shape, made on the host."""
 
-    def __init__(
-        self,
-        base: Any,
-        shape: list[int],
-        strides: list[int],
-        block_shape: list[int],
-        padding: str = "zero",
-        round_f32_to_tf32: bool = False,
-    ) -> None:
-        del round_f32_to_tf32  # fp32 is multiplied exactly
+    base: Any
+    shape: list[int]
+    strides: list[int]
+    block_shape: list[int]
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+    """Changes nothing: fp32 is multiplied exactly."""
+
+    def __post_init__(self) -> None:
+        shape, strides, block_shape = (
+            list(each) for each in (self.shape, self.strides, self.block_shape)
+        )
         if not len(shape) == len(strides) == len(block_shape):
             raise LocalProtocolError(
                 f"a TensorDescriptor got {len(shape)} sizes, {len(strides)} strides and "
@@ -67,11 +71,7 @@ class TensorDescriptor:
             raise LocalProtocolError(
                 f"the last axis of a TensorDescriptor has stride {strides[-1]}: it must be 1"
             )
-        self.base = base
-        self.shape = list(shape)
-        self.strides = list(strides)
-        self.block_shape = list(block_shape)
-        self.padding = padding
+        self.shape, self.strides, self.block_shape = shape, strides, block_shape
 
     @staticmethod
     def from_tensor(

@@ -1,16 +1,15 @@
 """Messages between processing elements, from inside a kernel: `tl.send` and `tl.recv`.
 
-The queues themselves belong to the launcher: under `KernelRunner` they are the modelled IPCQs
-of the processing elements, with slots and credits; an ordinary launch has none.
+The queues themselves belong to the launcher (`queues`): under `KernelRunner` they are the modelled
+IPCQs of the processing elements, with slots and credits; an ordinary launch has none.
 """
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankwise.sim.triton.arithmetic import in_type
 from rankwise.sim.triton.constants import plain
-from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import (
     Execution,
     KernelTypeError,
@@ -23,30 +22,11 @@ from rankwise.sim.triton.execution import (
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.tensor import plain_shape, tensor
 
-
-class Channels(Protocol):
-    """Queues to and from other processing elements, by direction or by number of the peer."""
-
-    def send(
-        self,
-        execution: Execution,
-        peer: Any,
-        block: tensor,
-        mask: tensor | None,
-        *,
-        releases: bool,
-    ) -> None:
-        """Put a block, or what the mask lets through of it, into the queue to a peer."""
-        ...
-
-    def receive(
-        self, execution: Execution, peer: Any, shape: tuple[int, ...], type_: dtype
-    ) -> tuple[Array, Any]:
-        """Take the next block from a peer; wait until there is one. The block, and its token."""
-        ...
+if TYPE_CHECKING:
+    from rankwise.sim.triton.queues import ProgramQueues
 
 
-def _channels(name: str) -> tuple[Execution, Channels]:
+def _channels(name: str) -> tuple[Execution, "ProgramQueues"]:
     execution = active()
     if execution.launch.channels is None:
         raise Unsupported(

@@ -6,6 +6,7 @@ or the host. If none can come, the simulation itself finds the deadlock, and nam
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -15,7 +16,6 @@ import numpy as np
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
-from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.hardware.memory import SIP_STRIDE
 from rankwise.sim.hardware.memory import Mapping as LentMapping
 from rankwise.sim.hardware.op_log import Operand
@@ -299,11 +299,7 @@ class MachineLaunch:
 
     def _clock(self, number: int, wait: Callable[[Future], Any]) -> ProgramClock:
         pe = self._env.pe_of(number)
-
-        def start_dma(address: int, footprint: Footprint, *, is_load: bool) -> Future:
-            start = self._env.start_load if is_load else self._env.start_store
-            return start(pe, address, footprint)
-
+        start_dma = partial(self._env.start_dma, pe)
         return ProgramClock(self._simulator, pe, start_dma, wait, self._log, self._ahead)
 
     def _wait_for_change(self, change: object) -> None:

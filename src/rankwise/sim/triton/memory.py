@@ -5,6 +5,7 @@ becomes either *strided* (views of regions, one for all programs or one for each
 (one index per element). An access outside its buffer is an error here, not garbage later.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
@@ -172,9 +173,7 @@ def resolve_pattern(target: Target, pattern: Affine, box: Box | None) -> Access 
         low = [int(edge[0][0]) for edge in edges]
         extent = tuple(int(edge[1][0]) - start for edge, start in zip(edges, low, strict=True))
         within = tuple(slice(start, start + size) for start, size in zip(low, extent, strict=True))
-        count = len(base)
-        for length in extent:
-            count *= length
+        count = len(base) * math.prod(extent)
         if count == 0:
             return Strided(len(base), [], 0, 0)
         step = int(base[1] - base[0]) if len(base) > 1 else 0
@@ -186,10 +185,7 @@ def resolve_pattern(target: Target, pattern: Affine, box: Box | None) -> Access 
                 (len(base), *extent), flat.dtype, flat, offset * size, (step * size, *strides)
             )
             return Strided(len(base), [((slice(None), *within), view)], count, max(lowest, 0))
-    elements = 1
-    for length in shape:
-        elements *= length
-    if elements < _ROW_WORTH_A_VIEW:
+    if math.prod(shape) < _ROW_WORTH_A_VIEW:
         return None
     return _view_per_program(pattern, edges, flat, strides)._replace(first=max(lowest, 0))
 
@@ -293,32 +289,38 @@ def _refusal(target: Target, row: int, element: int, at: tuple[int, ...]) -> Out
     )
 
 
-class StridedStore:
-    """A store to views, checked and ready."""
+class DeferredStore:
+    """A store, checked and ready: values for places of arrays."""
 
-    def __init__(self, buffer: Buffer, access: Strided, values: Array) -> None:
+    def __init__(self, buffer: Buffer, pieces: list[tuple[Array, Any, Array]]) -> None:
         self.buffer = buffer
-        self._pieces = [(view, _matching(values, within, view)) for within, view in access.pieces]
+        self._pieces = pieces
 
     def changes(self) -> bool:
         """Whether memory will hold anything else afterwards."""
-        return any((view != values).any() for view, values in self._pieces)
+        return any((array[where] != values).any() for array, where, values in self._pieces)
 
     def make(self) -> None:
-        """Write."""
-        for view, values in self._pieces:
-            view[...] = values
+        """Write; of several values for one element, the last program's stays."""
+        for array, where, values in self._pieces:
+            array[where] = values
 
     def make_and_remember(self) -> Callable[[], None]:
         """Write, and return what takes it back."""
-        before = [(view, view.copy()) for view, _values in self._pieces]
+        before = [(array, where, array[where].copy()) for array, where, _values in self._pieces]
         self.make()
 
         def take_back() -> None:
-            for view, old in reversed(before):
-                view[...] = old
+            for array, where, old in reversed(before):
+                array[where] = old
 
         return take_back
+
+
+def strided_store(buffer: Buffer, access: Strided, values: Array) -> DeferredStore:
+    """A store to views."""
+    pieces = [(view, ..., _matching(values, within, view)) for within, view in access.pieces]
+    return DeferredStore(buffer, pieces)
 
 
 def _matching(values: Array, within: tuple[slice, ...], view: Array) -> Array:
@@ -329,37 +331,17 @@ def _matching(values: Array, within: tuple[slice, ...], view: Array) -> Array:
     return part if len(part) == len(view) else part[-1:]
 
 
-class ScatteredStore:
-    """A store to single elements, checked and ready."""
-
-    def __init__(self, buffer: Buffer, element: dtype, access: Scattered, values: Array) -> None:
-        self.buffer = buffer
-        self._flat = buffer.elements(element)
-        rows = max(len(access.elements), len(values))
-        shape = (rows, *access.elements.shape[1:])
-        index, values = np.broadcast_to(access.elements, shape), np.broadcast_to(values, shape)
-        if access.mask is not None:
-            mask = np.broadcast_to(access.mask, shape)
-            index, values = index[mask], values[mask]
-        self._index, self._values = index, values
-
-    def changes(self) -> bool:
-        """Whether memory will hold anything else afterwards."""
-        return bool((self._flat[self._index] != self._values).any())
-
-    def make(self) -> None:
-        """Write; of several values for one element, the last program's stays."""
-        self._flat[self._index] = self._values
-
-    def make_and_remember(self) -> Callable[[], None]:
-        """Write, and return what takes it back."""
-        before = self._flat[self._index]
-        self.make()
-
-        def take_back() -> None:
-            self._flat[self._index] = before
-
-        return take_back
+def scattered_store(
+    buffer: Buffer, element: dtype, access: Scattered, values: Array
+) -> DeferredStore:
+    """A store to single elements."""
+    rows = max(len(access.elements), len(values))
+    shape = (rows, *access.elements.shape[1:])
+    index, values = np.broadcast_to(access.elements, shape), np.broadcast_to(values, shape)
+    if access.mask is not None:
+        mask = np.broadcast_to(access.mask, shape)
+        index, values = index[mask], values[mask]
+    return DeferredStore(buffer, [(buffer.elements(element), index, values)])
 
 
 def buffers_behind(

@@ -118,44 +118,34 @@ def _indexed_extremum(
     return found, where_
 
 
-def _extremum(
-    name: str, source: Any, axis: Any, return_indices: bool, keep_dims: bool
-) -> tensor | tuple[tensor, tensor]:
-    source = to_tensor(source)
-    if plain(return_indices):
-        return _indexed_extremum(source, axis, keep_dims, name)
-    if source.dtype.is_int() and source.dtype.primitive_bitwidth < 32:
-        source = in_type(source, t.int32 if source.dtype.is_int_signed() else t.uint32)
-    whole = source.dtype.is_int()
-    function = {
-        "max": np.maximum.reduce if whole else np.fmax.reduce,
-        "min": np.minimum.reduce if whole else np.fmin.reduce,
-    }[name]
-    return _along(name, source, axis, keep_dims, function)
+def _extremum(name: str, word: str) -> Callable[..., Any]:
+    def extremum(
+        input: Any,
+        axis: Any = None,
+        return_indices: bool = False,
+        return_indices_tie_break_left: bool = True,
+        keep_dims: bool = False,
+    ) -> tensor | tuple[tensor, tensor]:
+        del return_indices_tie_break_left
+        source = to_tensor(input)
+        if plain(return_indices):
+            return _indexed_extremum(source, axis, keep_dims, name)
+        if source.dtype.is_int() and source.dtype.primitive_bitwidth < 32:
+            source = in_type(source, t.int32 if source.dtype.is_int_signed() else t.uint32)
+        whole = source.dtype.is_int()
+        function = {
+            "max": np.maximum.reduce if whole else np.fmax.reduce,
+            "min": np.minimum.reduce if whole else np.fmin.reduce,
+        }[name]
+        return _along(name, source, axis, keep_dims, function)
+
+    extremum.__name__ = extremum.__qualname__ = name
+    extremum.__doc__ = f"The {word} element along an axis, and on request where it is first."
+    return extremum
 
 
-def max(
-    input: Any,
-    axis: Any = None,
-    return_indices: bool = False,
-    return_indices_tie_break_left: bool = True,
-    keep_dims: bool = False,
-) -> Any:
-    """The greatest element along an axis, and on request where it is first."""
-    del return_indices_tie_break_left
-    return _extremum("max", input, axis, return_indices, keep_dims)
-
-
-def min(
-    input: Any,
-    axis: Any = None,
-    return_indices: bool = False,
-    return_indices_tie_break_left: bool = True,
-    keep_dims: bool = False,
-) -> Any:
-    """The smallest element along an axis, and on request where it is first."""
-    del return_indices_tie_break_left
-    return _extremum("min", input, axis, return_indices, keep_dims)
+max = _extremum("max", "greatest")
+min = _extremum("min", "smallest")
 
 
 def argmax(input: Any, axis: Any, tie_break_left: bool = True, keep_dims: bool = False) -> tensor:

@@ -1,6 +1,6 @@
 """Operations that move elements and change none of them."""
 
-import sys
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, place
 from rankwise.sim.triton.promotion import combined, to_tensor
-from rankwise.sim.triton.tensor import OPERATORS, broadcast_shape, padded, plain_shape, tensor
+from rankwise.sim.triton.tensor import broadcast_shape, padded, plain_shape, tensor
 
 
 def _with_data(source: tensor, data: Array) -> tensor:
@@ -163,10 +163,7 @@ def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> tensor:
     target = plain_shape(shape)
     if target == source.shape:
         return source
-    count = 1
-    for size in target:
-        count *= size
-    if count != source.numel:
+    if math.prod(target) != source.numel:
         raise KernelTypeError(
             f"{place()}: {source.numel} elements of shape {list(source.shape)} cannot be reshaped "
             f"to {list(target)}"
@@ -302,9 +299,6 @@ def _same_space(yes: tensor, no: tensor) -> tuple[tensor, tensor, Any]:
 
 
 from rankwise.sim.triton import casting  # noqa: E402 (they build on each other)
-
-OPERATORS.shapes = sys.modules[__name__]
-
 
 __all__ = [
     "broadcast", "broadcast_to", "cat", "expand_dims", "flip", "gather", "interleave", "join",

@@ -6,8 +6,8 @@ insides find what kernels and launches need; what a compiler or a GPU would have
 refused by name: gluon, profilers, back ends.
 
 torch must not find it: where `import triton` succeeds, torch takes a compiler for granted. So that
-statement fails in torch's own modules. Where there is no GPU, torch's CUDA device is the CPU
-(`torch_on_cpu`).
+statement fails in torch's own modules, and torch's `has_triton` says no to them alone. Where there
+is no GPU, torch's CUDA device is the CPU (`torch_on_cpu`).
 """
 
 import builtins
@@ -134,10 +134,18 @@ _PROFILER: dict[str, Any] = {
     **dict.fromkeys(("activate", "deactivate", "finalize", "start"), _nothing),
     "scope": lambda *_args, **_options: nullcontext(),
 }
+
+
+def _unless_for_torch() -> bool:
+    """Whether there is a Triton, for who asks torch: for its own modules there is none."""
+    return not _is_of_torch(sys._getframe(1).f_globals)  # noqa: SLF001
+
+
 _Questions: TypeAlias = Mapping[str, Mapping[str, Any]]
 _QUESTIONS: _Questions = {
     "torch.cpu": {"set_stream": _nothing},
     "torch.library": {"wrap_triton": lambda kernel: kernel},
+    "torch.utils._triton": dict.fromkeys(("has_triton", "has_triton_package"), _unless_for_torch),
 }
 """By module of torch: functions, and what answers instead."""
 _QUESTIONS_OF_CUDA: _Questions = {"torch": {}, "torch.cuda": ANSWERS}
@@ -222,11 +230,7 @@ def installed(*, models_cuda: bool = True) -> Iterator[None]:
         importer = (args[0] if args else kwargs.get("globals")) or {}
         # torch has modules of that name itself, which it imports relatively: `from .triton import`.
         is_relative = bool(args[3] if args[3:] else kwargs.get("level"))
-        if (
-            _is_triton(name)
-            and not is_relative
-            and str(importer.get("__name__")).startswith("torch.")
-        ):
+        if _is_triton(name) and not is_relative and _is_of_torch(importer):
             raise ModuleNotFoundError(f"No module named {name!r} for torch", name=name)
         module = own_import(name, *args, **kwargs)
         if _is_triton(name) and not is_relative:
@@ -251,6 +255,10 @@ def installed(*, models_cuda: bool = True) -> Iterator[None]:
         for name in [name for name in sys.modules if _is_triton(name)]:
             del sys.modules[name]
         sys.modules.update(before)
+
+
+def _is_of_torch(namespace: Mapping[str, Any]) -> bool:
+    return str(namespace.get("__name__")).startswith("torch.")
 
 
 def _is_triton(name: str) -> bool:

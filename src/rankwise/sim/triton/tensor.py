@@ -7,11 +7,11 @@ a pattern (see `affine`); their array is made when somebody asks for it. Values 
 A pointer is an element offset into its buffer. It is a bare byte address, with no buffer, only
 where it was made from an integer or chosen from different buffers.
 
-The operators are in `arithmetic`, `casting` and `shapes`, which build on this class, and which
-enter themselves into `OPERATORS` when they are imported: the class and its operators need each
-other.
+The operators are in `arithmetic`, which enters them when it is imported, since the class and its
+operators need each other. `language` makes methods of those functions that may be written so.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,17 +24,6 @@ from rankwise.sim.triton.execution import KernelTypeError, active, deciding, pla
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.memory import Buffer
-
-
-class Operators:
-    """The modules that implement what the methods of a tensor promise."""
-
-    arithmetic: Any
-    casting: Any
-    shapes: Any
-
-
-OPERATORS = Operators()
 
 
 class tensor:
@@ -82,10 +71,7 @@ class tensor:
     @property
     def numel(self) -> int:
         """How many elements a program's block has."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
@@ -101,202 +87,37 @@ class tensor:
         """The values with the program axis in front, for debugging; a copy."""
         return np.array(deciding(self.data))
 
-    def to(
-        self, dtype: dtype, fp_downcast_rounding: str | None = None, bitcast: bool = False
-    ) -> "tensor":
-        """The values in another type; with `bitcast`, their bits as if of that type."""
-        result: tensor = OPERATORS.casting.cast(self, dtype, fp_downcast_rounding, bitcast)
-        return result
+    if TYPE_CHECKING:  # `arithmetic` enters its operators, which need this class
 
-    cast = to
+        def _operator(self, other: Any) -> "tensor": ...
 
-    @property
-    def T(self) -> "tensor":
-        """The matrix transposed."""
-        result: tensor = OPERATORS.shapes.trans(self)
-        return result
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _operator
+        __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _operator
+        __mod__ = __rmod__ = __and__ = __rand__ = __or__ = __ror__ = _operator
+        __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _operator
+        __lt__ = __le__ = __gt__ = __ge__ = _operator
 
-    def trans(self, *dims: Any) -> "tensor":
-        """The axes in another order; the last two exchanged by default."""
-        result: tensor = OPERATORS.shapes.trans(self, *dims)
-        return result
+        def __eq__(self, other: object) -> "tensor": ...  # type: ignore[override]
 
-    def permute(self, *dims: Any) -> "tensor":
-        """The axes in another order."""
-        result: tensor = OPERATORS.shapes.permute(self, *dims)
-        return result
+        def __ne__(self, other: object) -> "tensor": ...  # type: ignore[override]
 
-    def reshape(self, *shape: Any) -> "tensor":
-        """The same elements in another shape."""
-        result: tensor = OPERATORS.shapes.reshape(self, *shape)
-        return result
+        def __neg__(self) -> "tensor": ...
 
-    view = reshape
+        def __invert__(self) -> "tensor": ...
 
-    def split(self) -> tuple["tensor", "tensor"]:
-        """Two blocks from a last axis of length two."""
-        result: tuple[tensor, tensor] = OPERATORS.shapes.split(self)
-        return result
+        def __getitem__(self, keys: Any) -> "tensor": ...
+
+    __hash__ = object.__hash__
+
+    def __pos__(self) -> "tensor":
+        return self
 
     def item(self) -> "tensor":
         """The one element of a block, as a number."""
         if self.numel != 1:
             raise KernelTypeError(f"{place()}: item() takes a block of one element, not {self!r}")
-        result: tensor = OPERATORS.shapes.reshape(self, ())
-        return result
-
-    def expand_dims(self, axis: Any) -> "tensor":
-        """With axes of length one put in."""
-        result: tensor = OPERATORS.shapes.expand_dims(self, axis)
-        return result
-
-    def broadcast_to(self, *shape: Any) -> "tensor":
-        """Repeated along axes of length one."""
-        result: tensor = OPERATORS.shapes.broadcast_to(self, *shape)
-        return result
-
-    def __getitem__(self, keys: Any) -> "tensor":
-        result: tensor = OPERATORS.shapes.subscript(self, keys)
-        return result
-
-    def __add__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.add(self, other)
-        return result
-
-    def __radd__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.add(other, self)
-        return result
-
-    def __sub__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.sub(self, other)
-        return result
-
-    def __rsub__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.sub(other, self)
-        return result
-
-    def __mul__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.mul(self, other)
-        return result
-
-    def __rmul__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.mul(other, self)
-        return result
-
-    def __truediv__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.truediv(self, other)
-        return result
-
-    def __rtruediv__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.truediv(other, self)
-        return result
-
-    def __floordiv__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.floordiv(self, other)
-        return result
-
-    def __rfloordiv__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.floordiv(other, self)
-        return result
-
-    def __mod__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.mod(self, other)
-        return result
-
-    def __rmod__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.mod(other, self)
-        return result
-
-    def __and__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.bit_and(self, other)
-        return result
-
-    def __rand__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.bit_and(other, self)
-        return result
-
-    def __or__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.bit_or(self, other)
-        return result
-
-    def __ror__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.bit_or(other, self)
-        return result
-
-    def __xor__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.bit_xor(self, other)
-        return result
-
-    def __rxor__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.bit_xor(other, self)
-        return result
-
-    def __lshift__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.shift_left(self, other)
-        return result
-
-    def __rlshift__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.shift_left(other, self)
-        return result
-
-    def __rshift__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.shift_right(self, other)
-        return result
-
-    def __rrshift__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.shift_right(other, self)
-        return result
-
-    def __neg__(self) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.negative(self)
-        return result
-
-    def __pos__(self) -> "tensor":
-        return self
-
-    def __invert__(self) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.invert(self)
-        return result
-
-    def __abs__(self) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.absolute(self)
-        return result
-
-    def __lt__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.compare("<", self, other)
-        return result
-
-    def __le__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.compare("<=", self, other)
-        return result
-
-    def __gt__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.compare(">", self, other)
-        return result
-
-    def __ge__(self, other: Any) -> "tensor":
-        result: tensor = OPERATORS.arithmetic.compare(">=", self, other)
-        return result
-
-    def __eq__(self, other: object) -> "tensor":  # type: ignore[override]
-        result: tensor = OPERATORS.arithmetic.compare("==", self, other)
-        return result
-
-    def __ne__(self, other: object) -> "tensor":  # type: ignore[override]
-        result: tensor = OPERATORS.arithmetic.compare("!=", self, other)
-        return result
-
-    __hash__ = object.__hash__
-
-    def logical_and(self, other: Any) -> "tensor":
-        """Where both are true."""
-        result: tensor = OPERATORS.arithmetic.logical("and", self, other)
-        return result
-
-    def logical_or(self, other: Any) -> "tensor":
-        """Where one of them is true."""
-        result: tensor = OPERATORS.arithmetic.logical("or", self, other)
-        return result
+        element: tensor = self.reshape(())
+        return element
 
     def __bool__(self) -> bool:
         return bool(self._single("the truth of a block decides nothing: reduce it, or use where"))
@@ -324,21 +145,9 @@ class tensor:
         return f"tensor(shape={list(self.shape)}, dtype={self.dtype})"
 
     def __getattr__(self, name: str) -> Any:
-        """Functions of the language that may be written as methods: `x.sum(0)` for `sum(x, 0)`."""
-        function = METHODS.get(name)
-        if function is None:
-            raise AttributeError(
-                f"{place()}: a tensor has no attribute {name!r} in the emulated kernel language"
-            )
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return function(self, *args, **kwargs)
-
-        return method
-
-
-METHODS: dict[str, Any] = {}
-"""Functions of the language that are methods as well; `language` enters them."""
+        raise AttributeError(
+            f"{place()}: a tensor has no attribute {name!r} in the emulated kernel language"
+        )
 
 
 def scalar(value: Any, type_: dtype) -> tensor:

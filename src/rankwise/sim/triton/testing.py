@@ -6,6 +6,7 @@ The times are those of the emulation, in real milliseconds; on a simulated machi
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -105,34 +106,22 @@ __getattr__ = refusing(
 )
 
 
+@dataclass
 class Benchmark:
-    """What to measure over which parameters."""
+    """What to measure over which parameters; what says how a plot looks is kept and not used."""
 
-    def __init__(
-        self,
-        x_names: list[str],
-        x_vals: list[Any],
-        line_arg: str,
-        line_vals: list[Any],
-        line_names: list[str],
-        plot_name: str,
-        args: dict[str, Any],
-        xlabel: str = "",
-        ylabel: str = "",
-        x_log: bool = False,
-        y_log: bool = False,
-        styles: Any = None,
-    ) -> None:
-        del x_log, y_log, styles  # how a plot looks
-        self.x_names = x_names
-        self.x_vals = x_vals
-        self.line_arg = line_arg
-        self.line_vals = line_vals
-        self.line_names = line_names
-        self.plot_name = plot_name
-        self.args = args
-        self.xlabel = xlabel
-        self.ylabel = ylabel
+    x_names: list[str]
+    x_vals: list[Any]
+    line_arg: str
+    line_vals: list[Any]
+    line_names: list[str]
+    plot_name: str
+    args: dict[str, Any]
+    xlabel: str = ""
+    ylabel: str = ""
+    x_log: bool = False
+    y_log: bool = False
+    styles: Any = None
 
 
 class Mark:

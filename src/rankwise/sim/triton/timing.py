@@ -15,22 +15,13 @@ may read that. Messages to one peer leave in the order in which they were sent.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
-from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.hardware.machine import Pe
 from rankwise.sim.kernel import Future, Simulator, Steps, all_of
 from rankwise.sim.triton.dtypes import SHORT_NAMES
 from rankwise.sim.triton.execution import Operation, leaves
 from rankwise.sim.triton.recording import Recording, Step
-
-
-class StartDma(Protocol):
-    """Begins to move bytes between a virtual address and scratch memory."""
-
-    def __call__(self, address: int, footprint: Footprint, *, is_load: bool) -> Future:
-        """The future happens when they have arrived."""
-        ...
 
 
 class ProgramClock:
@@ -39,7 +30,7 @@ class ProgramClock:
     Args:
         simulator: the simulation.
         pe: the processing element that the program runs on.
-        start_dma: begins to move bytes: lowest address, which ones, whether into scratch memory.
+        start_dma: begins to move bytes: lowest address, which ones, `is_load` into scratch memory.
         wait: leaves the program's greenlet until a future has happened.
         log: takes note of each operation when it ends: where it was, and from when to when.
         ahead: how many operations the program may run ahead.
@@ -53,7 +44,7 @@ class ProgramClock:
         self,
         simulator: Simulator,
         pe: Pe,
-        start_dma: StartDma,
+        start_dma: Callable[..., Future],
         wait: Callable[[Future], Any],
         log: Callable[[Operation, str, int, int], None],
         ahead: int,
@@ -255,9 +246,9 @@ class ProgramClock:
                     yield self._start_dma(operation.address, operation.footprint, is_load=is_load)
             case "dot":
                 assert operation.shape is not None, "a dot has sizes"
-                yield from self._pe.gemm(*operation.shape, dtype)
+                yield self._pe.gemm_engine.request(*operation.shape, dtype)
             case _:
-                yield from self._pe.math(operation.elements, operation.name, dtype)
+                yield self._pe.math_engine.request(operation.elements, operation.name, dtype)
         self._log(operation, self._pe.name, start, self._simulator.now)
 
 

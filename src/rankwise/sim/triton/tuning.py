@@ -15,6 +15,7 @@ have nothing to repair.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,26 +29,20 @@ from rankwise.sim.triton.jit import JITFunction, KernelInterface, launched_on_ho
 _DOES_NOT_COMPILE = (StaticAssertion, KernelTypeError, KernelValueError)
 
 
+@dataclass(eq=False, repr=False)
 class Config:
     """A choice of compile-time parameters, and of options for a compiler."""
 
-    def __init__(
-        self,
-        kwargs: Mapping[str, Any],
-        num_warps: int = 4,
-        num_stages: int = 3,
-        num_ctas: int = 1,
-        maxnreg: int | None = None,
-        pre_hook: Callable[[dict[str, Any]], Any] | None = None,
-        ir_override: str | None = None,
-    ) -> None:
-        self.kwargs = dict(kwargs)
-        self.num_warps = num_warps
-        self.num_stages = num_stages
-        self.num_ctas = num_ctas
-        self.maxnreg = maxnreg
-        self.pre_hook = pre_hook
-        self.ir_override = ir_override
+    kwargs: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    num_ctas: int = 1
+    maxnreg: int | None = None
+    pre_hook: Callable[[dict[str, Any]], Any] | None = None
+    ir_override: str | None = None
+
+    def __post_init__(self) -> None:
+        self.kwargs = dict(self.kwargs)
 
     def all_kwargs(self) -> dict[str, Any]:
         """Parameters and options together."""

@@ -274,6 +274,27 @@ def test_a_failure_after_which_no_restart_is_due_closes_with_its_root_cause(
     assert told in verdict.detail
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_lost_node_ends_an_attempt_without_progress_and_one_that_leaves_does_not(
+    leaves: bool,
+) -> None:
+    """The next leader misses one that has led and left, and does not know how it went."""
+    view = running("a", "b", settings=config(1, 2, policy=RestartPolicy(fruitless_max=1)))
+    if leaves:
+        hear(view, BEGIN, b=record("b", ready=3, ended=2, departure=Departure.LEAVES))
+        follow(view, BEGIN)
+    view.delete("b", BEGIN)
+    if not leaves:
+        follow(view, BEGIN)
+    hear(view, BEGIN, a=record("a", ready=4, ended=3))
+    led_now = led_anew(view, BEGIN)
+
+    following = follow(led_now, BEGIN + SECOND)
+
+    phase = RoundPhase.RUNNING if leaves else RoundPhase.CLOSED
+    assert (following.phase, following.verdict is None) == (phase, leaves)
+
+
 def test_the_root_cause_is_what_failed_first_on_the_leaders_clock() -> None:
     view = running("a", "b", settings=config())
     old = msgspec.structs.replace(failure(0, at=9 * 10**12), age=Duration(10))

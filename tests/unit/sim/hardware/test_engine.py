@@ -199,7 +199,7 @@ class OneFiberPerProgram:
 
 def test_a_kernel_runs_its_programs_at_the_same_time_on_different_pes() -> None:
     def kernel(program: int, env: KernelEnvironment, address: int) -> int:
-        park(env.start_load(env.pe_of(program), address + 4_096 * program, 4_096))
+        park(env.start_dma(env.pe_of(program), address + 4_096 * program, 4_096, is_load=True))
         return env.simulator.now
 
     def end(num_programs: int) -> int:

@@ -17,6 +17,10 @@ def machine(preset: str = "default") -> Machine:
     return Machine(Simulator(), load_topology(preset))
 
 
+def wait(delay: int) -> Steps:
+    yield delay
+
+
 def time_of(machine: Machine, steps: Future | Steps) -> int:
     start = machine.simulator.now
     until = steps if isinstance(steps, Future) else machine.simulator.process(steps)
@@ -99,7 +103,7 @@ def test_a_large_gemm_reaches_the_roofline() -> None:
     model = machine()
     m = n = k = 4_096
 
-    time = time_of(model, model.sip(0).pe(0).gemm(m, n, k, "f16"))
+    time = model.sip(0).pe(0).gemm_engine.request(m, n, k, "f16")
 
     roofline = 2 * m * n * k * 1_000 // 2_048  # 2,048 flops per cycle of a nanosecond
     assert roofline <= time <= 1.05 * roofline
@@ -109,7 +113,7 @@ def test_a_gemm_is_rounded_up_to_tiles_and_pays_its_start_up() -> None:
     model = machine()
     pe = model.sip(0).pe(0)
 
-    time = time_of(model, pe.gemm(1, 17, 1, "f16"))
+    time = pe.gemm_engine.request(1, 17, 1, "f16")
 
     assert time == 32_000 + 2 * 16 * 32 * 16 * 1_000 // 2_048
     assert pe.gemm_engine.flops == 2 * 17
@@ -120,7 +124,7 @@ def test_costly_operations_and_other_dtypes_take_longer() -> None:
     pe = model.sip(0).pe(0)
 
     def cost(operation: str, dtype: str) -> int:
-        return time_of(model, pe.math(64_000, operation, dtype)) - 4_000
+        return pe.math_engine.duration(64_000, operation, dtype) - 4_000
 
     assert cost("add", "f32") == 1_000_000
     assert cost("exp", "f32") == 4_000_000
@@ -136,8 +140,8 @@ def test_engines_work_side_by_side_and_no_resource_is_over_100_percent() -> None
     pe = model.sip(0).pe(0)
     simulator = model.simulator
     for _ in range(3):
-        simulator.process(pe.gemm(64, 64, 64, "f16"))
-        simulator.process(pe.math(4_096, "add", "f16"))
+        simulator.process(wait(pe.gemm_engine.request(64, 64, 64, "f16")))
+        simulator.process(wait(pe.math_engine.request(4_096, "add", "f16")))
         pe.start_dma(1 << 14)
 
     simulator.run()

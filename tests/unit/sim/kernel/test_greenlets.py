@@ -101,16 +101,3 @@ def test_a_deadlock_names_the_line_of_user_code_inside_the_fiber() -> None:
 def test_parking_outside_of_a_fiber_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="outside a fiber"):
         park(3)
-
-
-def test_a_rank_knows_its_number_and_its_line() -> None:
-    def program() -> None:
-        parent = getcurrent().parent
-        assert parent is not None
-        parent.switch()
-
-    rank = RankGreenlet(5, program)
-    rank.switch()
-
-    assert rank.rank == 5
-    assert rank.where.endswith("in program")

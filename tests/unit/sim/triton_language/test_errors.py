@@ -157,8 +157,22 @@ def test_a_name_that_is_not_emulated_says_so() -> None:
 def test_kernels_can_ask_whether_a_name_is_there() -> None:
     """As they do that run under several versions of Triton."""
     assert not hasattr(tl, "atomic_poll")
-    assert getattr(tl, "float8e4b8", None) is None
+    assert getattr(tl, "semantic", None) is None
     assert hasattr(tl, "make_tensor_descriptor")
+
+
+def test_formats_of_other_devices_can_be_named_and_are_refused_when_used() -> None:
+    """Tables of libraries have them beside the others."""
+
+    @triton.jit
+    def kernel(x: Any, T: Any) -> None:
+        tl.store(x, tl.load(x).to(T))
+
+    by_name = {str(each): each for each in (tl.float8e4nv, tl.float8e4b8, tl.float8e5b16)}
+
+    kernel[(1,)](np.ones(1, np.float32), T=by_name["fp8e4nv"])
+    with pytest.raises(triton.Unsupported, match=r"tl\.float8e4b8 is not emulated"):
+        kernel[(1,)](np.ones(1, np.float32), T=by_name["fp8e4b8"])
 
 
 def test_device_assert_names_the_program_and_the_element() -> None:

@@ -5,7 +5,9 @@ The names are Triton's. What a name promises is in the module that implements it
 """
 
 import builtins
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from rankwise.sim.triton import debug as _debug
 from rankwise.sim.triton import descriptors as _descriptors
@@ -55,7 +57,7 @@ from rankwise.sim.triton.random_numbers import *  # noqa: F403
 from rankwise.sim.triton.reductions import *  # noqa: F403
 from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.shapes import *  # noqa: F403
-from rankwise.sim.triton.tensor import METHODS, tensor
+from rankwise.sim.triton.tensor import tensor
 
 slice: Any = builtins.slice
 tuple: Any = builtins.tuple
@@ -63,21 +65,42 @@ TRITON_MAX_TENSOR_NUMEL = 1048576
 
 _METHOD_NAMES = (
     "abs", "advance", "argmax", "argmin", "associative_scan", "atomic_add", "atomic_and",
-    "atomic_cas", "atomic_max", "atomic_min", "atomic_or", "atomic_xchg", "atomic_xor", "cdiv",
-    "ceil", "cos", "cumprod", "cumsum", "erf", "exp", "exp2", "flip", "floor", "gather",
-    "histogram", "log", "log2", "max", "min", "ravel", "reduce", "rsqrt", "sigmoid", "sin",
-    "softmax", "sort", "sqrt", "sqrt_rn", "squeeze", "store", "sum", "unsqueeze", "xor_sum",
+    "atomic_cas", "atomic_max", "atomic_min", "atomic_or", "atomic_xchg", "atomic_xor",
+    "broadcast_to", "cast", "cdiv", "ceil", "cos", "cumprod", "cumsum", "erf", "exp", "exp2",
+    "expand_dims", "flip", "floor", "gather", "histogram", "log", "log2", "max", "min", "permute",
+    "ravel", "reduce", "reshape", "rsqrt", "sigmoid", "sin", "softmax", "sort", "split", "sqrt",
+    "sqrt_rn", "squeeze", "store", "sum", "trans", "unsqueeze", "view", "xor_sum",
 )  # fmt: skip
-METHODS.update({name: globals()[name] for name in _METHOD_NAMES})
+for _name in _METHOD_NAMES:
+    setattr(tensor, _name, globals()[_name])
+for _name, _method in (("to", cast), ("T", property(trans)), ("__getitem__", _shapes.subscript)):  # noqa: F405
+    setattr(tensor, _name, _method)
+
+
+def _of_other_devices(name: str) -> _dtypes.dtype:
+    """A type that tables of libraries have beside others; to compute with it is refused."""
+
+    def refuse(_: Any) -> NoReturn:
+        raise Unsupported(
+            f"{place()}: tl.{name} is not emulated: a format of other devices' own",
+            hint="docs/sim/kernels.md lists what is",
+        )
+
+    type_ = _dtypes.dtype(name.replace("float", "fp"), "f", 8, np.uint8, np.float32)
+    type_._round = type_._decode = type_._encode = refuse  # noqa: SLF001  # as dtypes.py does
+    return type_
+
+
+float8e4b15, float8e4b8, float8e5b16 = map(
+    _of_other_devices, ("float8e4b15", "float8e4b8", "float8e5b16")
+)
 
 _OF_COMPILER = "it describes types to the compiler"
-_OTHER_DEVICE = "a format of other devices' own"
 __getattr__ = refusing(
     "tl",
     {
         "aggregate_replace": "there are no aggregates",
         "atomic_poll": "wait with a `while` over atomic_load",
-        **dict.fromkeys(("float8e4b15", "float8e4b8", "float8e5b16"), _OTHER_DEVICE),
         **dict.fromkeys(
             ("constexpr_type", "semantic", "str_to_ty", "tensor_descriptor_type", "tuple_type"),
             _OF_COMPILER,

@@ -27,33 +27,23 @@ class HealthCheckServer:
     """
 
     def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
-        self._alive_callback = alive_callback
-        self._port = port
-        self._timeout = timeout
+        self.alive_callback = alive_callback
+        self.port = port
+        self.timeout = timeout
         self._server: QuietServer | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def alive_callback(self) -> Callable[[], int]:
-        """What tells the last sign of life."""
-        return self._alive_callback
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return self._port
 
     def start(self) -> None:
         """Begin to answer; a port that cannot be had is logged, since the job matters more."""
         if self._server is not None:
             return
         try:
-            server = QuietServer(("", self._port), _handler_for(self))
+            server = QuietServer(("", self.port), _handler_for(self))
         except OSError as error:
-            log.warning("no health check server on port %s: %s", self._port, error)
+            log.warning("no health check server on port %s: %s", self.port, error)
             return
         self._server = server
-        self._port = server.server_port
+        self.port = server.server_port
         self._thread = threading.Thread(
             target=server.serve_forever, name="rankwise-health", daemon=True
         )
@@ -70,12 +60,7 @@ class HealthCheckServer:
 
     def silence_s(self) -> float:
         """Seconds since the last sign of life."""
-        return max(0.0, time.time() - self._alive_callback())
-
-    @property
-    def timeout(self) -> int:
-        """Seconds of silence that are allowed."""
-        return self._timeout
+        return max(0.0, time.time() - self.alive_callback())
 
 
 def create_healthcheck_server(

@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -70,25 +70,16 @@ class WorkerSpec:
         return str(self.entrypoint.__qualname__)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Worker:
     """One worker's place. `id` is whatever its agent tells it by: the pid, for a local one."""
 
-    __slots__ = ["global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size"]
-
-    def __init__(
-        self,
-        local_rank: int,
-        global_rank: int = -1,
-        role_rank: int = -1,
-        world_size: int = -1,
-        role_world_size: int = -1,
-    ) -> None:
-        self.id: Any = None
-        self.local_rank = local_rank
-        self.global_rank = global_rank
-        self.role_rank = role_rank
-        self.world_size = world_size
-        self.role_world_size = role_world_size
+    id: Any = field(default=None, init=False)
+    local_rank: int
+    global_rank: int = -1
+    role_rank: int = -1
+    world_size: int = -1
+    role_world_size: int = -1
 
     def __str__(self) -> str:
         return (
@@ -120,17 +111,6 @@ class WorkerState(str, Enum):  # noqa: UP042  # str() of a member is torch's, wi
 class WorkerGroup:
     """The workers of one specification on one node, and what their last rendezvous gave them."""
 
-    __slots__ = [
-        "group_rank",
-        "group_world_size",
-        "master_addr",
-        "master_port",
-        "spec",
-        "state",
-        "store",
-        "workers",
-    ]
-
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
         self.workers = [Worker(local_rank=rank) for rank in range(spec.local_world_size)]
@@ -155,20 +135,17 @@ class RunResult:
         return self.state == WorkerState.FAILED
 
 
+@dataclass(eq=False, slots=True)
 class _RoleInstanceInfo:
     """What a node tells the others of its group, so that ranks can be counted."""
 
-    __slots__ = ["local_world_size", "rank", "role"]
-
-    def __init__(self, role: str, rank: int, local_world_size: int) -> None:
-        self.role = role
-        self.rank = rank
-        self.local_world_size = local_world_size
+    role: str
+    rank: int
+    local_world_size: int
 
     def serialize(self) -> bytes:
         """As JSON."""
-        fields = {"role": self.role, "rank": self.rank, "local_world_size": self.local_world_size}
-        return json.dumps(fields).encode()
+        return json.dumps(asdict(self)).encode()
 
     @staticmethod
     def deserialize(data: bytes) -> "_RoleInstanceInfo":
