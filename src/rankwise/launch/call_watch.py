@@ -537,6 +537,8 @@ class CallWatch:
         if link.exit_code == 0:
             return Fate.LEFT
         has_ended = link.process is not None and link.process.has_ended
+        if link.leaving is not None and book.fate is Fate.LEFT:
+            return Fate.DIED  # its exit code tells more than that it is done with a group
         if link.exit_code is None and not (has_ended and book.fate is Fate.LIVES):
             return book.fate
         # The limit of a section is a time-out: the rank waits in its call for ever.

@@ -54,6 +54,18 @@ for step in range(300):
         load()
     dist.all_reduce(x)
 """
+LEAVES = """
+import atexit, sys
+def end_slowly():
+    if hasattr(dist, "destroy_process_group"):
+        dist.destroy_process_group()
+    time.sleep(1)
+dist.all_reduce(x)
+if rank == 1:
+    atexit.register(end_slowly)
+    sys.exit(3)
+dist.all_reduce(x)
+"""
 EARLY = """
 for step in range(201 - (rank == 1)):
     dist.all_reduce(x)
@@ -167,6 +179,17 @@ def test_a_lost_connection_is_the_fault_of_the_rank_that_was_done_too_early(
     assert done.code == 1
     assert root_cause_in(done).startswith(f"rank 1 was done after all_reduce #200 {where}, while ")
     assert root_cause_in(done).endswith(f"in all_reduce #201 {where}")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_lost_connection_is_the_fault_of_the_rank_that_exits_however_slowly(
+    library: str, run_program: RunProgram
+) -> None:
+    done = run_program(library, LEAVES, "--max-restarts=1", "--no-retry=3")
+
+    assert root_cause_in(done) == "rank 1 exited with code 3"
+    assert done.code == 3
+    assert "restarting" not in done.stderr
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -57,6 +57,7 @@ from rankwise.drivers.real.recall_line import (
 from rankwise.drivers.real.report_pipe import (
     CallsBegin,
     ErrorReported,
+    Leaving,
     LedgerOff,
     Ready,
     Recorded,
@@ -82,7 +83,7 @@ PIPE_CHUNK_BYTES = 1 << 18
 SMALL_RESULT_BYTES = 1 << 15
 LARGE_CHUNK_BYTES = 1 << 20
 """What is read at once of a large result, whose pipe is made to hold as much."""
-SIGINT, SIGKILL = 2, 9
+SIGINT, SIGKILL, SIGTERM = 2, 9, 15
 
 
 class RealProcessHost:
@@ -326,6 +327,9 @@ class RealProcessHost:
             for speaker in list(self._current.values()) if code != 0 else ():
                 self._on_said(speaker)
             self._on_over(link)
+            if link.leaving is not None and code in (link.leaving.code, -SIGTERM, -SIGKILL):
+                # Its peers have seen connections close since then, and it may have been told to end.
+                code, ended_at = link.leaving.code, min(ended_at, Instant(link.leaving.at))
             is_ours = link.is_killed and code == -SIGKILL
             exited = WorkerExited(
                 link.local_rank, link.attempt, ExitStatus(code), ended_at, was_killed_by_us=is_ours
@@ -541,6 +545,8 @@ class RealProcessHost:
                     link.recorder_thread = record.thread
                 case Recorded():
                     self._on_recorded(link.local_rank, record)
+                case Leaving():
+                    link.leaving = record
                 case ErrorReported():
                     link.error = link.error or record.error
                     self._deliver(WorkerReported(link.local_rank, link.attempt, record.error))

@@ -80,13 +80,20 @@ class Recorded(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):
     groups: tuple[RecordedGroup, ...]
 
 
+class Leaving(msgspec.Struct, frozen=True, tag_field="kind", tag="leaving"):
+    """The worker's program has ended with a code other than 0, at that monotonic instant."""
+
+    code: int
+    at: int
+
+
 class ErrorReported(msgspec.Struct, frozen=True):
     """The worker is about to die of an exception."""
 
     error: ErrorRecord
 
 
-WorkerReport = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | ErrorReported
+WorkerReport = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | Leaving | ErrorReported
 
 
 class _ErrorLine(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
@@ -99,7 +106,7 @@ class _ErrorLine(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
     wall_ns: int
 
 
-_Line = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | _ErrorLine
+_Line = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | Leaving | _ErrorLine
 _decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
 

@@ -13,7 +13,7 @@ from rankwise.base.failure import ErrorRecord
 from rankwise.base.units import Instant
 from rankwise.drivers.real.logs.pump import StreamPump
 from rankwise.drivers.real.logs.tail import Tail
-from rankwise.drivers.real.report_pipe import ReportPipe
+from rankwise.drivers.real.report_pipe import Leaving, ReportPipe
 from rankwise.drivers.real.worker_process import WorkerProcess
 
 
@@ -104,6 +104,8 @@ class WorkerLink(msgspec.Struct):
     is_ready: bool = False
     recorder_thread: int = 0
     """The thread of ours in it that can be asked for what torch has recorded; 0 without one."""
+    leaving: Leaving | None = None
+    """That its program has ended with another code than 0, though its process may live on."""
     end_seen_at: Instant | None = None
     """When we saw by ourselves that its process had ended."""
     is_over: bool = False

@@ -154,6 +154,15 @@ class Reporter:
         if self._recorded is not None and os.getpid() == self._pid:
             self._tell_recorded(-1, self._recorded)
 
+    def tell_leaving(self, code: int) -> None:
+        """Say that the program ends with this code, before its peers can see connections close.
+
+        Between that and the end of the process torch's threads are ended, which may take seconds.
+        """
+        if self._fd is not None and os.getpid() == self._pid:
+            at = time.monotonic_ns()
+            self._write(f'{{"kind": "leaving", "code": {code}, "at": {at}}}')
+
     def report(self, error: BaseException) -> None:
         """Tell of an exception that nobody has caught; of the same one only once.
 
@@ -315,8 +324,11 @@ def run(
                 descriptors.get(PAYLOAD_VARIABLE), descriptors.get(RESULT_VARIABLE), reporter.report
             )
     except SystemExit as ending:
-        if not ending.code:
+        code = _code_of(ending)
+        if code == 0:
             _enter_end_of_calls()
+        else:
+            reporter.tell_leaving(code)
         raise
     except BaseException as error:
         reporter.report(error)
@@ -750,12 +762,15 @@ def _missing_hook(*error: "Any") -> None:
 
 def _exit_code(ending: SystemExit) -> int:
     """Return the exit code that Python gives to a SystemExit, saying what it says on the way."""
+    if ending.code is not None and not isinstance(ending.code, int):
+        print(ending.code, file=sys.stderr)  # noqa: T201
+    return _code_of(ending)
+
+
+def _code_of(ending: SystemExit) -> int:
     if ending.code is None:
         return 0
-    if isinstance(ending.code, int):
-        return ending.code & 0xFF
-    print(ending.code, file=sys.stderr)  # noqa: T201
-    return 1
+    return ending.code & 0xFF if isinstance(ending.code, int) else 1
 
 
 def _finish() -> bool:
