@@ -47,13 +47,7 @@ from rankwise.drivers.real.hosting.connection import Connection, GuardianConnect
 from rankwise.drivers.real.logs.flow import LogFlow
 from rankwise.drivers.real.logs.pump import open_stream_pipe
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.drivers.real.recall_line import (
-    LINE_VARIABLE,
-    AgentWord,
-    new_line,
-    take_words,
-    tell,
-)
+from rankwise.drivers.real.recall_line import LINE_VARIABLE, AgentWord, new_line, take_words, tell
 from rankwise.drivers.real.report_pipe import (
     CallsBegin,
     ErrorReported,

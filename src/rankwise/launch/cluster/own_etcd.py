@@ -170,9 +170,7 @@ class OwnEtcd:
         )
 
     def _certificate_settings(self) -> dict[str, str]:
-        from rankwise.drivers.real.stores.token_certificate import (  # noqa: PLC0415  # the extra
-            certificate_files,
-        )
+        from rankwise.drivers.real.stores.token_certificate import certificate_files  # noqa: PLC0415  # the extra
 
         hosts = [each.host for each in self._places]
         files = self._stack.enter_context(certificate_files(self._token.encode(), hosts))

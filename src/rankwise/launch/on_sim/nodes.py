@@ -43,13 +43,7 @@ from rankwise.base.root_cause import tells_of_lost_peer
 from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, format_duration
 from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import (
-    AGENT,
-    AgentSpec,
-    Announcement,
-    FinishRun,
-    Stimulus,
-)
+from rankwise.core.agent.vocabulary import AGENT, AgentSpec, Announcement, FinishRun, Stimulus
 from rankwise.core.gang.vocabulary import GangSpec, StopRequested
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
 from rankwise.drivers.agent_dispatch import AgentDispatch

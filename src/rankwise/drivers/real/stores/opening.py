@@ -127,11 +127,7 @@ def _open_etcd(endpoint: str, settings: Mapping[str, str]) -> Store:
 
 
 def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store:
-    from rankwise.drivers.real.stores.embedded import (  # noqa: PLC0415  # sockets take ms
-        EmbeddedConfig,
-        open_embedded,
-        with_encryption,
-    )
+    from rankwise.drivers.real.stores.embedded import EmbeddedConfig, open_embedded, with_encryption  # noqa: PLC0415  # sockets take ms
 
     host, port = split_endpoint(endpoint, EMBEDDED_PORT)
     config = EmbeddedConfig(
@@ -171,12 +167,7 @@ def token_of(settings: Mapping[str, str], run_id: str) -> str:
 
 def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store:
     # torch itself is only imported when the store is opened.
-    from rankwise.drivers.real.stores.c10d import (  # noqa: PLC0415  # takes ms
-        C10dConfig,
-        open_c10d,
-        open_file,
-        require_torch,
-    )
+    from rankwise.drivers.real.stores.c10d import C10dConfig, open_c10d, open_file, require_torch  # noqa: PLC0415  # takes ms
     from rankwise.drivers.real.stores.deferred import DeferredStore  # noqa: PLC0415  # the same
 
     store_type = settings.get("store_type", "tcp").lower()
