@@ -13,6 +13,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.cli.nodes import NodeCounts, check_name, parse_settings
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
+from rankwise.drivers.real.stores.connections import split_endpoint
 from rankwise.drivers.real.stores.encryption import encryption_lack, has_certificates
 from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE, token_of
 from rankwise.launch.cluster.addresses import (
@@ -20,7 +21,6 @@ from rankwise.launch.cluster.addresses import (
     interface_of,
     own_address,
     own_hosts,
-    split_endpoint,
 )
 from rankwise.launch.cluster.plan import MeetingPlan, plan_alone
 from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
@@ -176,8 +176,8 @@ def _check_numbers(options: "RunOptions") -> None:
 
 def _endpoint(options: "RunOptions", *, is_static: bool) -> str:
     if options.rdzv_endpoint:
-        for endpoint in options.rdzv_endpoint.split(","):
-            split_endpoint(endpoint)
+        for endpoint in filter(None, options.rdzv_endpoint.split(",")):
+            split_endpoint(endpoint)  # refuses what is none
         return options.rdzv_endpoint
     if not is_static:
         raise ConfigError(
