@@ -52,7 +52,8 @@ from rankwise.drivers.sim.cluster.plan import Network
 from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
 from rankwise.drivers.sim.streams import stream
 from rankwise.launch.job import Job
-from rankwise.launch.on_sim.ranks import RankRecords, SimulatedRanks, VirtualClock
+from rankwise.launch.on_sim.rank_records import RankRecords
+from rankwise.launch.on_sim.ranks import SimulatedRanks, VirtualClock
 from rankwise.ports.journal import Journal
 from rankwise.sim.faults.vocabulary import KillNode, LateNode
 from rankwise.sim.rehearsal.faults import FaultInjector
