@@ -167,12 +167,7 @@ def kubernetes(
     RUN_WORDS are what would follow `rankwise run`: options, the program, its arguments.
     """
     from rankwise.cli.run import parse  # noqa: PLC0415  # not needed for --help
-    from rankwise.launch.manifests.kubernetes import (  # noqa: PLC0415  # the same
-        Etcd,
-        KubernetesJob,
-        etcd_endpoints,
-        manifests,
-    )
+    from rankwise.launch.manifests.kubernetes import Etcd, KubernetesJob, etcd_endpoints, manifests  # noqa: PLC0415  # the same
 
     options = parse(words, {})
     counts = _node_counts(nodes)

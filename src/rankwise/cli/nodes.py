@@ -88,13 +88,16 @@ def master_address(
     Raises:
         ConfigError: a port is out of range, or the endpoint is not HOST or HOST:PORT.
     """
-    if master_port is not None:
-        _check_port(master_port, "--master-port")
+    if master_port is not None and not 0 <= master_port <= 65535:
+        raise ConfigError(f"--master-port is {master_port}, expected 0 to 65535")
+    host = master_addr.removeprefix("[").removesuffix("]")
+    port = master_port
     if endpoint and backend == "static" and not is_standalone:
-        host, port = _split_endpoint(endpoint)
-        return MasterAddress(_without_brackets(host), port or None)
+        from rankwise.drivers.real.stores.connections import split_endpoint  # noqa: PLC0415  # loads sockets
+
+        host, port = split_endpoint(endpoint)
     # Port 0 is everybody's way of asking for any free port.
-    return MasterAddress(_without_brackets(master_addr), master_port or None)
+    return MasterAddress(host, port or None)
 
 
 def check_name(backend: str, run_id: str) -> None:
@@ -119,26 +122,6 @@ def endpoint_notice(*, backend: str, endpoint: str, is_standalone: bool) -> str 
     if not endpoint or is_used or host in ("localhost", "127.0.0.1", "[::1]"):
         return None
     return f"--rdzv-endpoint {endpoint} is not used: with one node there is no rendezvous"
-
-
-def _split_endpoint(endpoint: str) -> tuple[str, int | None]:
-    host, colon, port = endpoint.rpartition(":")
-    is_ipv6_without_port = endpoint.endswith("]") or (":" in host and not host.endswith("]"))
-    if not colon or is_ipv6_without_port:
-        return endpoint, None
-    if not host or not port.isdecimal():
-        raise ConfigError(f"--rdzv-endpoint is {endpoint!r}, expected HOST or HOST:PORT")
-    _check_port(int(port), "--rdzv-endpoint: port")
-    return host, int(port)
-
-
-def _check_port(port: int, label: str) -> None:
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"{label} is {port}, expected 0 to 65535")
-
-
-def _without_brackets(host: str) -> str:
-    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def _is_number(text: str) -> bool:

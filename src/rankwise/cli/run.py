@@ -324,12 +324,7 @@ def _note_on_options_of_script(options: "RunOptions") -> str | None:
 
 def exit_code(outcome: "Outcome") -> int:
     """The exit code that tells a shell what became of the run."""
-    from rankwise.base.failure import (  # noqa: PLC0415  # not needed for --help
-        TIME_LIMIT_SIGNAL,
-        Absence,
-        FailureCause,
-        OutcomeStatus,
-    )
+    from rankwise.base.failure import TIME_LIMIT_SIGNAL, Absence, FailureCause, OutcomeStatus  # noqa: PLC0415  # not needed for --help
 
     if outcome.absence is Absence.ANOTHER_JOB:
         return EXIT_CODE_OF_ANOTHER_JOB

@@ -26,14 +26,7 @@ from rankwise.cli.run_names import random_run_name
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.launch.cluster.plan import plan_alone
-from rankwise.launch.job import (
-    Executable,
-    Function,
-    Job,
-    LogPlan,
-    Program,
-    StartMethod,
-)
+from rankwise.launch.job import Executable, Function, Job, LogPlan, Program, StartMethod
 from rankwise.launch.limits import (
     check_restarts,
     check_role,
@@ -175,10 +168,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
     policy = _policy(options)
     run_id = _run_id(options)
     if counts.most > 1:
-        from rankwise.cli.several_nodes import (  # noqa: PLC0415  # only for several
-            cluster_plan,
-            interface_environment,
-        )
+        from rankwise.cli.several_nodes import cluster_plan, interface_environment  # noqa: PLC0415  # only for several
 
         cluster = cluster_plan(options, counts, policy)
         environment |= interface_environment(cluster, environ)
@@ -267,10 +257,7 @@ def _size(options: RunOptions, environ: Mapping[str, str]) -> int:
 
 
 def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
-    from rankwise.launch.devices import (  # noqa: PLC0415  # a plain number is the common case
-        device_count_by_torch,
-        visible_gpu_count,
-    )
+    from rankwise.launch.devices import device_count_by_torch, visible_gpu_count  # noqa: PLC0415  # a plain number is the common case
 
     if not kind.isidentifier():
         raise ConfigError(f"{label} is {shown(kind)}, expected {_KINDS}")
@@ -431,9 +418,7 @@ def _check_logs_specs(options: RunOptions) -> None:
 def _check_event_handler(options: RunOptions) -> None:
     if options.event_log_handler == "null":
         return
-    from rankwise.compat.torch.elastic.events.handlers import (  # noqa: PLC0415  # rarely needed
-        get_logging_handler,
-    )
+    from rankwise.compat.torch.elastic.events.handlers import get_logging_handler  # noqa: PLC0415  # rarely needed
 
     try:
         get_logging_handler(options.event_log_handler)

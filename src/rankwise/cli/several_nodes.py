@@ -13,6 +13,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.cli.nodes import NodeCounts, check_name, parse_settings
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
+from rankwise.drivers.real.stores.connections import split_endpoint
 from rankwise.drivers.real.stores.encryption import encryption_lack, has_certificates
 from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE, token_of
 from rankwise.launch.cluster.addresses import (
@@ -20,7 +21,6 @@ from rankwise.launch.cluster.addresses import (
     interface_of,
     own_address,
     own_hosts,
-    split_endpoint,
 )
 from rankwise.launch.cluster.plan import MeetingPlan, plan_alone
 from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
@@ -68,7 +68,9 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolic
     )
     rendezvous = with_timing(rendezvous, settings, label)
     address = options.local_addr and address_of(options.local_addr)
-    names_master = "master_addr" in options.origins
+    master_address = options.master_addr if "master_addr" in options.origins else None
+    if is_static and master_address is None:
+        master_address, _ = split_endpoint(endpoint)  # where rank 0's node is, as all were told
     return MeetingPlan(
         backend=options.rdzv_backend,
         endpoint=endpoint,
@@ -79,7 +81,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolic
         address=address or own_address(endpoint),
         topology=options.node_topology,
         seat=options.node_rank if is_static else None,
-        master_address=options.master_addr if names_master else _static_host(endpoint, is_static),
+        master_address=master_address,
         master_port=_master_port(options, is_static=is_static),
         leaves_alone=options.on_preemption == "leave",
         has_token=has_token(settings.store),
@@ -176,8 +178,8 @@ def _check_numbers(options: "RunOptions") -> None:
 
 def _endpoint(options: "RunOptions", *, is_static: bool) -> str:
     if options.rdzv_endpoint:
-        for endpoint in options.rdzv_endpoint.split(","):
-            split_endpoint(endpoint)
+        for endpoint in filter(None, options.rdzv_endpoint.split(",")):
+            split_endpoint(endpoint)  # refuses what is none
         return options.rdzv_endpoint
     if not is_static:
         raise ConfigError(
@@ -241,11 +243,6 @@ def _fingerprint(options: "RunOptions") -> str:
     from hashlib import sha256  # noqa: PLC0415  # only for long ones
 
     return f"{text[:FINGERPRINT_CHARACTERS]}… {sha256(text.encode()).hexdigest()[:12]}"
-
-
-def _static_host(endpoint: str, is_static: bool) -> str | None:
-    """The static rendezvous is where rank 0's node is, as everybody was told to reach it."""
-    return split_endpoint(endpoint)[0] if is_static else None
 
 
 def _master_port(options: "RunOptions", *, is_static: bool) -> int | None:

@@ -132,7 +132,7 @@ def cluster(
         )
     plan_of = _drawn(is_alone=is_alone) if plan is None else lambda _: plan
     if plan_only:
-        click.echo(_shown_plan(plan_of(seed)))
+        click.echo(msgspec.json.format(msgspec.json.encode(plan_of(seed))))
         return 0
     again = _command(given, is_alone=is_alone, is_random=is_random)
     if seeds > 1:
@@ -221,10 +221,6 @@ def _write_journal(path: str, lines: bytes) -> None:
     except OSError as error:
         raise ConfigError(f"the journal {path} cannot be written: {error.strerror}") from error
     click.echo(f"journal: {path} (rankwise replay {shlex.quote(path)})", err=True)
-
-
-def _shown_plan(plan: "ClusterPlan") -> str:
-    return msgspec.json.format(msgspec.json.encode(plan)).decode()
 
 
 def _summary(plan: "ClusterPlan", run: "ClusterRun", elapsed: float) -> str:

@@ -31,13 +31,7 @@ def watched(engine: "GraphEngine", name: str) -> Iterator[None]:
         yield
         return
     from rich.console import Console  # noqa: PLC0415  # only on a terminal
-    from rich.progress import (  # noqa: PLC0415  # the same
-        Progress,
-        ProgressColumn,
-        SpinnerColumn,
-        Task,
-        TimeElapsedColumn,
-    )
+    from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn  # noqa: PLC0415  # the same
     from rich.text import Text  # noqa: PLC0415  # the same
 
     from rankwise.sim.hardware.quantities import format_picoseconds  # noqa: PLC0415  # the same

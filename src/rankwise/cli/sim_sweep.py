@@ -14,12 +14,7 @@ from rankwise.cli.sim_progress import counted, terminal_width
 from rankwise.cli.sim_workers import simulate_all
 from rankwise.sim.benches.session import Outcome, Settings, check_keys
 from rankwise.sim.hardware.quantities import format_picoseconds
-from rankwise.sim.reporting.results import (
-    BenchResult,
-    as_csv,
-    time_row,
-    times_as_csv,
-)
+from rankwise.sim.reporting.results import BenchResult, as_csv, time_row, times_as_csv
 from rankwise.sim.reporting.table import result_table
 
 Point = Mapping[str, str]

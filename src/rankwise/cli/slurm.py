@@ -274,10 +274,7 @@ def _completed(
 
 def _address_towards(host: str) -> dict[str, str]:
     """The first node's own address: its own name often means the loopback to itself."""
-    from rankwise.launch.cluster.addresses import (  # noqa: PLC0415  # sockets take ms
-        LOOPBACK,
-        own_address,
-    )
+    from rankwise.launch.cluster.addresses import LOOPBACK, own_address  # noqa: PLC0415  # sockets take ms
 
     address = own_address(host)
     return {} if address == LOOPBACK else {"local_addr": address}

@@ -33,12 +33,7 @@ def stop(run: str, *, now: bool, no_wait: bool) -> None:
     suspended is resumed first. Stopping it twice changes nothing; Ctrl-C ends the waiting, and the
     run goes on to its end.
     """
-    from rankwise.launch.control.client import (  # noqa: PLC0415  # not for --help
-        expect_over,
-        is_suspended,
-        listen_to_all,
-        resume,
-    )
+    from rankwise.launch.control.client import expect_over, is_suspended, listen_to_all, resume  # noqa: PLC0415  # not for --help
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
 
     agents = agents_called(run)

@@ -61,9 +61,7 @@ def launch_with_handler(options: "RunOptions") -> int:
         ConfigError: a value cannot be used.
     """
     from rankwise.compat.torch.elastic.multiprocessing import SignalException  # noqa: PLC0415
-    from rankwise.compat.torch.elastic.multiprocessing.errors import (  # noqa: PLC0415
-        ChildFailedError,
-    )
+    from rankwise.compat.torch.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from rankwise.compat.torch.run import run  # noqa: PLC0415  # all three pay for much
 
     for name in ("timeout", "on_failure", "log_size", "report", "trace"):

@@ -30,12 +30,7 @@ row of the phase's buffer, and reads the whole row after the barrier.
 from collections.abc import Callable
 from functools import partial
 
-from rankwise.base.errors import (
-    CollectiveError,
-    CollectiveTimeout,
-    LocalProtocolError,
-    PeerDied,
-)
+from rankwise.base.errors import CollectiveError, CollectiveTimeout, LocalProtocolError, PeerDied
 from rankwise.base.units import Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.collectives import wording

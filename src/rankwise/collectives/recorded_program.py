@@ -8,11 +8,7 @@ import sys
 
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.sim.rehearsal.modules import UserModules
-from rankwise.sim.rehearsal.recording import (
-    begin_recording,
-    note_globals,
-    note_slow_imports,
-)
+from rankwise.sim.rehearsal.recording import begin_recording, note_globals, note_slow_imports
 from rankwise.sim.rehearsal.substitutes import seeds_of
 from rankwise.sim.rehearsal.world import running_rank
 

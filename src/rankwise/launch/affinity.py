@@ -18,7 +18,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.tree.placement import processors_of
-from rankwise.launch.devices import ROOT, nvidia_bus_ids
+from rankwise.launch.devices import ROOT, nvidia_bus_ids, text_of
 
 CpuSet = frozenset[int]
 
@@ -69,7 +69,7 @@ def read_topology(root: Path, allowed: Iterable[int]) -> CpuTopology:
     cpus = frozenset(allowed)
     nodes: dict[int, CpuSet] = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        if members := processors_of(_read(folder / "cpulist")) & cpus:
+        if members := processors_of(text_of(folder / "cpulist")) & cpus:
             nodes[int(folder.name.removeprefix("node"))] = members
     # A kernel built without NUMA has no nodes, and some virtual ones forget CPUs.
     if forgotten := cpus.difference(*nodes.values()):
@@ -79,11 +79,11 @@ def read_topology(root: Path, allowed: Iterable[int]) -> CpuTopology:
     return CpuTopology(
         nodes=dict(sorted(nodes.items())),
         socket_of={
-            cpu: int(_read(folder / "topology/physical_package_id") or 0)
+            cpu: int(text_of(folder / "topology/physical_package_id") or 0)
             for cpu, folder in folders.items()
         },
         core_of={
-            cpu: min(processors_of(_read(folder / "topology/thread_siblings_list")), default=cpu)
+            cpu: min(processors_of(text_of(folder / "topology/thread_siblings_list")), default=cpu)
             for cpu, folder in folders.items()
         },
         complex_of={cpu: _last_level_cache(folder) for cpu, folder in folders.items()},
@@ -93,7 +93,7 @@ def read_topology(root: Path, allowed: Iterable[int]) -> CpuTopology:
 def device_nodes(root: Path = ROOT) -> list[int]:
     """The NUMA node of each NVIDIA device, by device index; a lone node calls itself -1."""
     return [
-        max(0, int(_read(root / "sys/bus/pci/devices" / bus_id / "numa_node") or 0))
+        max(0, int(text_of(root / "sys/bus/pci/devices" / bus_id / "numa_node") or 0))
         for bus_id in nvidia_bus_ids(root)
     ]
 
@@ -175,16 +175,9 @@ def _last_level_cache(cpu_folder: Path) -> int:
     """The lowest CPU behind the same last-level data cache; 0 for all when /sys shows no caches."""
     level_best, lowest = 0, 0
     for cache in (cpu_folder / "cache").glob("index[0-9]*"):
-        if _read(cache / "type") == "Instruction":
+        if text_of(cache / "type") == "Instruction":
             continue
-        level = int(_read(cache / "level") or 0)
-        if level > level_best and (sharers := processors_of(_read(cache / "shared_cpu_list"))):
+        level = int(text_of(cache / "level") or 0)
+        if level > level_best and (sharers := processors_of(text_of(cache / "shared_cpu_list"))):
             level_best, lowest = level, min(sharers)
     return lowest
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -11,14 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from rankwise.base.failure import (
-    NO_RANK,
-    Failure,
-    FailureCause,
-    Outcome,
-    OutcomeStatus,
-    Stood,
-)
+from rankwise.base.failure import NO_RANK, Failure, FailureCause, Outcome, OutcomeStatus, Stood
 from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.worker_link import WorkerLink
@@ -119,9 +112,7 @@ class FailureDecorator:
             error = read_error_file(error_file)
         stderr = [] if link is None else link.stderr.tail.lines(TAIL_LINES)
         if error is None and told is not None:  # it raised that when it was to blame already
-            from rankwise.launch.failure_report.tracebacks import (  # noqa: PLC0415  # rare
-                without_traceback,
-            )
+            from rankwise.launch.failure_report.tracebacks import without_traceback  # noqa: PLC0415  # rare
 
             stderr = without_traceback([*stderr], told.traceback)
         out_of_memory, evidence = self._memory_verdict(failure)

@@ -39,8 +39,8 @@ def nvidia_bus_ids(root: Path = ROOT) -> list[str]:
     return [
         name
         for name in _entries(devices)
-        if _read(devices / name / "vendor") == "0x10de"
-        and _read(devices / name / "class").startswith("0x03")
+        if text_of(devices / name / "vendor") == "0x10de"
+        and text_of(devices / name / "class").startswith("0x03")
     ]
 
 
@@ -103,7 +103,7 @@ def _driver_devices(root: Path) -> list[tuple[str, str]]:
     folder = root / "proc/driver/nvidia/gpus"
     found = []
     for bus_id in _entries(folder):
-        for line in _read(folder / bus_id / "information").splitlines():
+        for line in text_of(folder / bus_id / "information").splitlines():
             key, _, value = line.partition(":")
             if key == "Device Minor":
                 found.append((bus_id, value.strip()))
@@ -119,7 +119,7 @@ def _amd_device_count(root: Path) -> int:
         return 0
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
     # CPUs are nodes too, with the number 0; nodes of other containers cannot be read.
-    return sum(_read(nodes / name / "gpu_id") not in ("", "0") for name in _entries(nodes))
+    return sum(text_of(nodes / name / "gpu_id") not in ("", "0") for name in _entries(nodes))
 
 
 def _entries(folder: Path) -> list[str]:
@@ -129,7 +129,8 @@ def _entries(folder: Path) -> list[str]:
         return []
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What the kernel tells in a small file; empty if it has none of that name."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -300,17 +300,15 @@ def parse_streams(text: str, *, option: str = "--redirects") -> StreamChoice:
 
 
 def log_plan_problems(
-    plan: LogPlan, *, size: int, label: Callable[[str], str] | None = None
+    plan: LogPlan, *, size: int, label: Callable[[str], str]
 ) -> list[ConfigError]:
     """Everything that is wrong with a plan for `size` workers; touches nothing.
 
     Args:
         plan: what to look at.
         size: how many workers there are.
-        label: how messages call an option, from its name in Python (`log_dir`); by default as the
-            command line does.
+        label: how messages call an option, from its name in Python (`log_dir`).
     """
-    label = label or _as_option
     problems = [
         ConfigError(
             f"{name} names local rank {local_rank}, but this node's ranks are 0 to {size - 1}"
@@ -346,10 +344,6 @@ def _directory_problem(directory: str, label: str) -> ConfigError | None:
             hint="choose another place, or /dev/null for no files",
         )
     return None
-
-
-def _as_option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _filtered_path(attempt_directory: str, stream: Streams, needles: Sequence[str]) -> str:

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base.failure import NO_RANK, TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after, between
-from rankwise.core.gang.vocabulary import (
-    StoodStill,
-    StopRequested,
-)
+from rankwise.core.gang.vocabulary import StoodStill, StopRequested
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here

@@ -24,13 +24,7 @@ from rankwise.base.trace_events import (
 )
 from rankwise.core.ledger import Stage
 from rankwise.observe.records import BEGUN_BY_CPP
-from rankwise.observe.timeline import (
-    CallKey,
-    PlacedCall,
-    RankTrack,
-    RunTimeline,
-    clocks_in_words,
-)
+from rankwise.observe.timeline import CallKey, PlacedCall, RankTrack, RunTimeline, clocks_in_words
 
 _WAIT_SHOWN = 20_000
 """Nanoseconds: nobody looks for less."""

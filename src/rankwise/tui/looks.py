@@ -14,12 +14,7 @@ from typing import Any
 import msgspec
 
 from rankwise.base.units import SECOND, Duration, Instant
-from rankwise.drivers.real.process_work import (
-    ProcessWork,
-    Usage,
-    usage_by_session,
-    works_of,
-)
+from rankwise.drivers.real.process_work import ProcessWork, Usage, usage_by_session, works_of
 from rankwise.launch.control.client import RunSummary, RunSuspended, RunUnreachable, ask_all
 from rankwise.launch.rank_status import RankStatus
 

@@ -78,7 +78,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes, gpu_bytes: what is resident, and what it has on GPUs.
         is_folded: whether it stands for ranks that have no rows of their own.
         depth: 1 for a rank below the row of its state.
-        pid: the rank's process; None for several, or none.
         why: how it failed.
     """
 
@@ -94,7 +93,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gpu_bytes: int | None = None
     is_folded: bool = False
     depth: int = 0
-    pid: int | None = None
     why: str = ""
 
     @property
@@ -234,7 +232,6 @@ def _row(
         cpu_percent=_cpu_percent(worker, look, before),
         memory_bytes=None if usage is None else usage.memory_bytes,
         gpu_bytes=None if worker.pid is None else look.gpu_bytes.get(worker.pid),
-        pid=worker.pid,
         why=worker.why,
     )
 

@@ -15,11 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwise.base.errors import TreeValueError
-from rankwise.core.tasks.tensors import (
-    CONTINUOUS_TENSOR_MAX_DIMS,
-    ContinuousTensor,
-    DataType,
-)
+from rankwise.core.tasks.tensors import CONTINUOUS_TENSOR_MAX_DIMS, ContinuousTensor, DataType
 from rankwise.workers.errors import BadPointer
 
 Array = NDArray[Any]

@@ -13,11 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rankwise.base.errors import (
-    LocalProtocolError,
-    TreeError,
-    TreeValueError,
-)
+from rankwise.base.errors import LocalProtocolError, TreeError, TreeValueError
 from rankwise.core.tasks.calls import ChipCallConfig
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import (

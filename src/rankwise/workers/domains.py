@@ -87,16 +87,6 @@ class DomainSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The same domain, with its region at `offset`."""
         return msgspec.structs.replace(self, offset=offset)
 
-    def rank_of(self, tree_rank: int) -> int:
-        """The number in this domain of one whom the tree calls `tree_rank`."""
-        try:
-            return self.ranks.index(tree_rank)
-        except ValueError:
-            raise TreeValueError(
-                f"rank {tree_rank} is not in domain {self.name!r}, whose ranks are "
-                f"{', '.join(map(str, self.ranks))}"
-            ) from None
-
 
 def plan_domain(
     name: str,

@@ -30,19 +30,10 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rankwise.base.errors import (
-    CollectiveTimeout,
-    LocalProtocolError,
-    PeerDied,
-    TreeValueError,
-)
+from rankwise.base.errors import CollectiveTimeout, LocalProtocolError, PeerDied, TreeValueError
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.wording import ranks_in_words
-from rankwise.collectives.communicator import (
-    DEFAULT_TIMEOUT,
-    Communicator,
-    patience_from_seconds,
-)
+from rankwise.collectives.communicator import DEFAULT_TIMEOUT, Communicator, patience_from_seconds
 from rankwise.drivers.real.windows.region import Presence, WindowRegion
 from rankwise.drivers.real.windows.signals import MODULUS, SignalBoard
 from rankwise.workers.domains import DomainSpec
@@ -107,7 +98,6 @@ class Member(Communicator):
         super().__init__(WindowTransport(region, rank, os.getpid()), timeout=spec.timeout)
         self.name = spec.name
         self.region = region
-        self._spec = spec
         self._windows = [Window(region, r, spec) for r in range(region.rank_count)]
         # What the common case of a put needs, without a call: rank 2's "x" is [2]["x"].
         self._arrays = {window.rank: dict(window) for window in self._windows}

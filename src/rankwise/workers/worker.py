@@ -25,17 +25,12 @@ from rankwise.drivers.real.interrupts import came_from_handler, gate_here, unhea
 from rankwise.drivers.real.this_process import mark
 from rankwise.drivers.real.tree.placement import Home
 from rankwise.workers.arguments import TaskArgs
-from rankwise.workers.bootstrap import (
-    ChipBootstrapConfig,
-    ChipContext,
-)
+from rankwise.workers.bootstrap import ChipBootstrapConfig, ChipContext
 from rankwise.workers.callable_table import CallableTable, check_call_runs, check_callable
 from rankwise.workers.child_context import path_here
 from rankwise.workers.communicators import Communicators, inherited
 from rankwise.workers.failures import TaskFailure
-from rankwise.workers.numbers import (
-    checked_patience,
-)
+from rankwise.workers.numbers import checked_patience
 from rankwise.workers.orchestrator import Orchestrator
 from rankwise.workers.recording import RecordedGraph, RecordedProgram, Recorder
 from rankwise.workers.runs import Runs

@@ -449,7 +449,7 @@ def test_a_static_endpoint_is_the_master(
         ("--rdzv-conf a=1,=2 train.py", "--rdzv-conf: '=2' is not KEY=VALUE"),
         ("--rdzv-conf a=1,a=2 train.py", "--rdzv-conf: a is given twice, as 1 and 2"),
         ("--rdzv-conf join_timeout=x train.py", "join_timeout is 'x', expected seconds"),
-        ("--rdzv-endpoint h:99999 train.py", "--rdzv-endpoint: port is 99999, expected 0 to 65535"),
+        ("--rdzv-endpoint h:99999 train.py", "--rdzv-endpoint is 'h:99999', expected HOST or HOST"),
         ("--rdzv-endpoint h:x train.py", "--rdzv-endpoint is 'h:x', expected HOST or HOST:PORT"),
         ("--rdzv-id a/b train.py", "--rdzv-id is 'a/b', expected a name that can be part of"),
         ("--master-port 70000 train.py", "--master-port is 70000, expected 0 to 65535"),

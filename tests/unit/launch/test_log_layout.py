@@ -30,6 +30,10 @@ from rankwise.launch.private_places import remove_abandoned
 NOBODY = 65534
 
 
+def problems_of(plan: LogPlan, *, size: int) -> list[ConfigError]:
+    return log_plan_problems(plan, size=size, label=lambda name: "--" + name.replace("_", "-"))
+
+
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The system's place for temporary files, for this test."""
@@ -196,7 +200,7 @@ def test_the_null_device_means_no_files(temporary: Path) -> None:
     assert places.directory is None
     assert console_streams(plan, 0) == Streams.OUT
     assert list(temporary.iterdir()) == []
-    assert log_plan_problems(plan, size=2) == []
+    assert problems_of(plan, size=2) == []
 
 
 def test_a_directory_that_cannot_be_made_is_a_configuration_error(tmp_path: Path) -> None:
@@ -290,7 +294,7 @@ def test_ranks_that_do_not_exist_are_told_one_by_one() -> None:
         console_ranks=frozenset({-1, 3}),
     )
 
-    assert [str(problem) for problem in log_plan_problems(plan, size=4)] == [
+    assert [str(problem) for problem in problems_of(plan, size=4)] == [
         "--redirects names local rank 4, but this node's ranks are 0 to 3",
         "--tee names local rank 12, but this node's ranks are 0 to 3",
         "--local-ranks-filter names local rank -1, but this node's ranks are 0 to 3",
@@ -301,14 +305,14 @@ def test_a_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     for directory in (tmp_path / "file", tmp_path / "file" / "deeper" / "logs"):
-        (problem,) = log_plan_problems(LogPlan(directory=str(directory)), size=1)
+        (problem,) = problems_of(LogPlan(directory=str(directory)), size=1)
         assert f"--log-dir is {directory}, but {tmp_path}/file is not a directory" in str(problem)
 
 
 def test_a_directory_that_will_be_made_is_no_problem(tmp_path: Path) -> None:
     plan = LogPlan(directory=str(tmp_path / "deep" / "logs"))
 
-    assert log_plan_problems(plan, size=1) == []
+    assert problems_of(plan, size=1) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -327,7 +331,7 @@ def unwritable() -> Iterator[Path]:
 
 
 def test_a_directory_that_is_not_writable_is_told(unwritable: Path) -> None:
-    (problem,) = log_plan_problems(LogPlan(directory=str(unwritable / "logs")), size=1)
+    (problem,) = problems_of(LogPlan(directory=str(unwritable / "logs")), size=1)
 
     assert f"--log-dir is {unwritable}/logs, but nothing can be written in {unwritable}" in str(
         problem

@@ -85,14 +85,6 @@ def test_what_cannot_be_planned_is_named(
         plan_domain(*arguments, **options)
 
 
-def test_a_rank_of_the_tree_has_a_number_in_the_domain() -> None:
-    spec = plan_domain("tp", [4, 2])
-
-    assert (spec.rank_of(4), spec.rank_of(2)) == (0, 1)
-    with pytest.raises(ConfigError, match=r"rank 3 is not in domain 'tp', whose ranks are 4, 2"):
-        spec.rank_of(3)
-
-
 def test_many_domains_are_placed_in_one_memory_and_found_there() -> None:
     left = plan_domain("left", [0, 1], {"x": (10, "f4")}, signals=["go"])
     right = plan_domain("right", [2, 3, 5], {"y": (20, "f8")}).at(left.region_bytes)

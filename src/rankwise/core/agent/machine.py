@@ -39,12 +39,11 @@ they are as good as dead, also while this one is cut off or a spare.
   store, or the way to it: the rendezvous says when the gang must go.
 """
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankwise.base.errors import LocalProtocolError, RemoteProtocolError
+from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import (
     ExitStatus,
     Failure,
@@ -84,7 +83,7 @@ from rankwise.core.gang import vocabulary as gang_words
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.rendezvous import vocabulary as rendezvous_words
-from rankwise.core.rendezvous.records import Departure, LateRank, Trouble, Verdict
+from rankwise.core.rendezvous.records import Departure, Verdict
 from rankwise.core.rendezvous.vocabulary import (
     Answer,
     BooksTold,
@@ -93,7 +92,6 @@ from rankwise.core.rendezvous.vocabulary import (
     Dissolved,
     GangEnded,
     GangFailing,
-    InquiryJudged,
     Joined,
     LeaveSettled,
     Left,
@@ -111,9 +109,8 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from rankwise.core.ledger import Delay, ReceivedTimetable
     from rankwise.core.rendezvous.machine import Rendezvous
 
 SIGTERM = 15
@@ -357,7 +354,7 @@ class Agent:
                     self._refusal = effect
                     self._end_all(now)
                 case SheetsGathered():
-                    self._tell_rendezvous(self._judged(effect, now), now)
+                    self._judge(effect, now)
                 case RanksFound():
                     self._on_ranks_found(effect, now)
                 case LeaveSettled():
@@ -365,43 +362,12 @@ class Agent:
                 case _:
                     self._effects.append(effect)
 
-    def _judged(self, gathered: SheetsGathered, now: Instant) -> InquiryJudged:
-        """Who is to blame that ranks of the job wait, by the books of all nodes that have told."""
-        from rankwise.core import ledger  # noqa: PLC0415  # rare: only where ranks wait
+    def _judge(self, gathered: SheetsGathered, now: Instant) -> None:
+        """Tell who is to blame that ranks of the job wait, as far as nodes have told."""
+        from rankwise.core.agent.judging import judged  # noqa: PLC0415  # rare: only where ranks wait
 
-        world = self.world
-        if world is None:
-            return InquiryJudged(gathered.inquiry)
-        if gathered.trouble is Trouble.DONE:
-            found = ledger.late_over_nodes(self._told_times(gathered), world.size)
-            return InquiryJudged(gathered.inquiry, late=None if found is None else _late(*found))
-        sheets = []
-        for sheet in gathered.sheets.values():
-            with suppress(RemoteProtocolError):  # that node counts as one that has told nothing
-                sheets.append(ledger.unpack(sheet, now))
-        verdict = ledger.judge(
-            ledger.with_all_members((book for each in sheets for book in each.seen), world.size),
-            ledger.with_all_members(
-                (book for each in sheets for book in each.recorded), world.size
-            ),
-            patience_is_over=gathered.trouble in (Trouble.TIMED_OUT, Trouble.WHY),
-        )
-        if verdict is None:
-            return InquiryJudged(gathered.inquiry)
-        return InquiryJudged(gathered.inquiry, verdict.blamed, verdict.text, verdict.is_certain)
-
-    def _told_times(self, gathered: SheetsGathered) -> "Iterator[ReceivedTimetable]":
-        """The timetables of the nodes, each with what is known of its clock."""
-        from rankwise.core import ledger  # noqa: PLC0415  # as above
-
-        for node, sheet in gathered.sheets.items():
-            with suppress(RemoteProtocolError):
-                table = ledger.unpack_times(sheet)
-                is_own = node == self.spec.offer.node_id
-                asked_at = None if is_own else gathered.asked_at
-                yield ledger.ReceivedTimetable(
-                    table, asked_at, None if is_own else gathered.heard_at[node]
-                )
+        size = None if self.world is None else self.world.size
+        self._tell_rendezvous(judged(gathered, size, self.spec.offer.node_id, now), now)
 
     def _on_ranks_found(self, found: RanksFound, now: Instant) -> None:
         """Ranks keep others waiting, and some of them may be of this node."""
@@ -840,7 +806,3 @@ def _rendezvous_of(spec: AgentSpec) -> "Rendezvous | Alone":
     from rankwise.core.rendezvous.machine import Rendezvous  # noqa: PLC0415  # only for several
 
     return Rendezvous(spec.run_id, spec.rendezvous, spec.offer)
-
-
-def _late(delay: "Delay", text: str) -> LateRank:
-    return LateRank(rank=delay.rank, last=delay.last, waited=delay.waited, text=text)

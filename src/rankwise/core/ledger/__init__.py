@@ -1,13 +1,6 @@
 """The ledger of collectives: who has come to which call, and so who keeps the others waiting."""
 
-from rankwise.core.ledger.blame import (
-    Blame,
-    Wait,
-    find_blame,
-    find_disagreement,
-    judge,
-    waits_of,
-)
+from rankwise.core.ledger.blame import Blame, Wait, find_blame, find_disagreement, judge, waits_of
 from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.sampled import Begun, SampledLateness

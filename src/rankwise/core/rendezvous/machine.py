@@ -63,7 +63,6 @@ from rankwise.core.rendezvous.vocabulary import (
     RevokeLease,
     Stimulus,
     TroubleTold,
-    World,
 )
 
 QUIET_FACTS = (LeaseRenewed, DeadlinePassed)
@@ -102,11 +101,6 @@ class Rendezvous:
     def round(self) -> Round | None:
         """The round as this node knows it."""
         return self._node.membership.round
-
-    @property
-    def member_of(self) -> World | None:
-        """The round in which this node has, or had, a gang, until it is ready for another."""
-        return self._node.membership.member_of
 
     @property
     def is_dissolved(self) -> bool:

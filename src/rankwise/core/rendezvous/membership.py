@@ -72,11 +72,6 @@ class Membership:
         """Whether the node was ever ready for a round."""
         return self._own.record.ready >= 0
 
-    @property
-    def is_running(self) -> bool:
-        """Whether this node's gang lives, as far as its agent has told."""
-        return self.member_of is not None and not self.has_ended
-
     def begin_again(self) -> None:
         """The node is ready for another round."""
         self.member_of = None

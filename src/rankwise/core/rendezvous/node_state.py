@@ -17,12 +17,7 @@ from rankwise.core.rendezvous.founding import Succession, forgotten, founder_in
 from rankwise.core.rendezvous.inquiry import NodeInquiry
 from rankwise.core.rendezvous.lead import Lead
 from rankwise.core.rendezvous.membership import Membership, RoundWait
-from rankwise.core.rendezvous.records import (
-    RunKeys,
-    decode_inquiry,
-    decode_round,
-    places_in,
-)
+from rankwise.core.rendezvous.records import RunKeys, decode_inquiry, decode_round, places_in
 from rankwise.core.rendezvous.registration import KeptLease, OwnRecord
 from rankwise.core.rendezvous.requests import Purpose, SharedKeys, StoreRequest, StoreRequests
 from rankwise.core.rendezvous.vocabulary import (

@@ -12,19 +12,8 @@ from enum import IntEnum
 import msgspec
 
 from rankwise.base.errors import ConfigError, MailboxCorrupt, TreeValueError
-from rankwise.core.tasks.frames import (
-    HEADER_BYTES,
-    MAGIC,
-    VERSION,
-    FrameKind,
-    Lane,
-    decode_frame,
-)
-from rankwise.core.tasks.tensors import (
-    ContinuousTensor,
-    decode_numbers,
-    encode_numbers,
-)
+from rankwise.core.tasks.frames import HEADER_BYTES, MAGIC, VERSION, FrameKind, Lane, decode_frame
+from rankwise.core.tasks.tensors import ContinuousTensor, decode_numbers, encode_numbers
 
 _CONFIG = struct.Struct("=4i")
 _COMMAND = struct.Struct("=4Q")

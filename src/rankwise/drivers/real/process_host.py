@@ -19,14 +19,13 @@ offered to be called again, and the failure would end it otherwise.
   has killed the child.
 """
 
-import _socket
 import os
 import select
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fcntl import F_SETPIPE_SZ, fcntl
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankwise.base.failure import ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
@@ -45,15 +44,8 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.drivers.real.hosting.connection import Connection, GuardianConnection
 from rankwise.drivers.real.logs.flow import LogFlow
-from rankwise.drivers.real.logs.pump import open_stream_pipe
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.drivers.real.recall_line import (
-    LINE_VARIABLE,
-    AgentWord,
-    new_line,
-    take_words,
-    tell,
-)
+from rankwise.drivers.real.recall_line import AgentWord, take_words, tell
 from rankwise.drivers.real.report_pipe import (
     CallsBegin,
     ErrorReported,
@@ -66,12 +58,14 @@ from rankwise.drivers.real.report_pipe import (
 )
 from rankwise.drivers.real.stacks_collection import StacksCollection
 from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
-from rankwise.drivers.real.worker_link import WorkerLink, WorkerPlanner, WorkerStream
+from rankwise.drivers.real.worker_link import (
+    WorkerLink,
+    WorkerPlanner,
+    WorkerStream,
+    ordered_worker,
+)
 from rankwise.drivers.real.worker_process import Ends, WorkerProcess
 from rankwise.ports.clock import Clock
-
-if TYPE_CHECKING:
-    import socket
 
 PEER_NOTICE = Duration(50 * MILLISECOND)
 """How long a failure is kept from the ranks that wait for the failed one, see `_tell_peers`."""
@@ -328,7 +322,7 @@ class RealProcessHost:
                 self._on_said(speaker)
             self._on_over(link)
             if link.leaving is not None and code in (link.leaving.code, -SIGTERM, -SIGKILL):
-                # Its peers have seen connections close since then, and it may have been told to end.
+                # Peers have seen connections close since then, and it may have been told to end.
                 code, ended_at = link.leaving.code, min(ended_at, Instant(link.leaving.at))
             is_ours = link.is_killed and code == -SIGKILL
             exited = WorkerExited(
@@ -367,58 +361,16 @@ class RealProcessHost:
         self._deliver(GuardianLost(reason))
 
     def _open_link(self, local_rank: int, attempt: int) -> WorkerLink:
-        plan = self._planner.plan(local_rank, attempt)
-        ours: list[int] = []
-        theirs = [*plan.gives.values()]  # closed here when the worker has copies of them
-        line: socket.socket | None = None
-
-        def keep_one_end(ends: tuple[int, int]) -> tuple[int, int]:
-            ours.append(ends[0])
-            theirs.append(ends[1])
-            return ends
-
-        try:
-            stdout_fd, stdout_end = keep_one_end(open_stream_pipe(plan.stream_count))
-            stderr_fd, stderr_end = keep_one_end(open_stream_pipe(plan.stream_count))
-            descriptors: dict[int | str, int] = {1: stdout_end, 2: stderr_end, **plan.descriptors}
-            descriptors.update(plan.gives)
-            report_fd = result_fd = -1
-            if plan.reports:
-                one, other = _socket.socketpair()  # the agent asks on it, too
-                ends = keep_one_end((one.detach(), other.detach()))
-                report_fd, descriptors["RANKWISE_REPORT_FD"] = ends
-                os.set_blocking(report_fd, False)
-            if plan.returns:
-                result_fd, descriptors["RANKWISE_RESULT_FD"] = keep_one_end(os.pipe2(os.O_CLOEXEC))
-                os.set_blocking(result_fd, False)
-            if plan.recovers:
-                line, end_of_line = new_line()
-                descriptors[LINE_VARIABLE] = end_of_line.detach()
-                theirs.append(descriptors[LINE_VARIABLE])
-            number = self._spawner.next_number()
-            self._spawner.spawn(
-                number, {**plan.order, "fds": list(descriptors)}, list(descriptors.values())
-            )
-            stdout, stderr = self._planner.make_pumps(local_rank, stdout_fd, stderr_fd)
-        except BaseException:
-            for fd in ours:
-                os.close(fd)
-            if line is not None:
-                line.close()
-            raise
-        finally:
-            for fd in theirs:
-                os.close(fd)
-        link = WorkerLink(local_rank, attempt, number, stdout, stderr, report_fd, result_fd, line)
-        self._links[number] = link
+        link = ordered_worker(local_rank, attempt, self._planner, self._spawner)
+        self._links[link.number] = link
         for stream in link.streams:
             self._flow.add(stream.pump, partial(self._on_stream_over, link, stream))
-        if plan.reports:
-            self._reactor.watch_readable(report_fd, partial(self._read_report, link))
-        if plan.returns:
-            self._reactor.watch_readable(result_fd, partial(self._read_result, link))
-        if line is not None:
-            self._reactor.watch_readable(line.fileno(), partial(self._on_said, link))
+        if link.report_fd >= 0:
+            self._reactor.watch_readable(link.report_fd, partial(self._read_report, link))
+        if link.result_fd >= 0:
+            self._reactor.watch_readable(link.result_fd, partial(self._read_result, link))
+        if link.line is not None:
+            self._reactor.watch_readable(link.line.fileno(), partial(self._on_said, link))
         return link
 
     def _on_said(self, link: WorkerLink) -> None:

@@ -22,7 +22,7 @@ there. An agent that dies takes its ranks along, so nobody sleeps for ever.
 
 from collections.abc import Collection
 
-from rankwise.base.units import SECOND, Duration, Instant, after
+from rankwise.base.units import SECOND, Duration, after
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.segments import (
     LEDGER_MOVED_AT,
@@ -96,7 +96,7 @@ class StopWords:
         if phase == 0:
             return False
         while phase == ASKED:
-            self._phase.sleep(ASKED, self._next_look())
+            self._phase.sleep(ASKED, after(self._clock.now(), SLEEP))
             phase = self._phase.look()
         return bool(step >= self._stop_at[0])
 
@@ -105,6 +105,3 @@ class StopWords:
         self._phase.release()
         self._stop_at.release()
         self._ledgers.release()
-
-    def _next_look(self) -> Instant:
-        return after(self._clock.now(), SLEEP)

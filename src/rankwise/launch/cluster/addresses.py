@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.stores.addresses import is_here
+from rankwise.drivers.real.stores.connections import split_endpoint
 from rankwise.drivers.real.stores.names import Address, addresses_of
 
 LOOPBACK = "127.0.0.1"
@@ -26,8 +27,8 @@ def own_address(endpoint: str) -> str:
     host, the others are on this host as well. While nobody knows the endpoint's name, it is the
     address on the way to anywhere else.
     """
-    host, _ = split_endpoint(endpoint.split(",", maxsplit=1)[0])
-    if host in ("", "localhost"):
+    host = split_endpoint(endpoint.split(",", maxsplit=1)[0])[0] if endpoint else "localhost"
+    if host == "localhost":
         return LOOPBACK
     addresses = [(found[0], found[4]) for found in _found(host)]
     # Of an unknown name the store will say so, and where it was sought. It may be known soon.
@@ -44,7 +45,7 @@ def own_address(endpoint: str) -> str:
 
 def own_hosts(endpoints: str) -> tuple[str, ...]:
     """Which hosts of endpoints, with commas in between, are this machine."""
-    hosts = [split_endpoint(one)[0] for one in endpoints.split(",")]
+    hosts = [split_endpoint(one)[0] for one in endpoints.split(",") if one]
     return tuple(filter(is_here, hosts))
 
 
@@ -81,26 +82,6 @@ def interface_of(address: str) -> str | None:
         if address in _addresses_of_interface(name):
             return name
     return None
-
-
-def split_endpoint(endpoint: str) -> tuple[str, int | None]:
-    """Read `HOST`, `HOST:PORT`, `[IPV6]:PORT`, or any of them after `http://` or `https://`.
-
-    Raises:
-        ConfigError: the port is no number from 0 to 65535.
-    """
-    text = endpoint.strip()
-    for scheme in ("http://", "https://"):
-        text = text.removeprefix(scheme)
-    text = text.rstrip("/")
-    if text.count(":") > 1 and not text.startswith("["):
-        return text, None  # an IPv6 address without a port
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        return text.strip("[]"), None
-    if not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"the endpoint {endpoint!r} has no port from 0 to 65535: {port!r}")
-    return host.strip("[]"), int(port)
 
 
 def _address_of_interface(name: str) -> str:

@@ -200,10 +200,7 @@ class AgentRunner:
     def _meet(self, plan: MeetingPlan, parts: RunParts) -> Callable[[Order], None]:
         """Become a client of the store where the nodes meet."""
         from rankwise.drivers.real.store_client import StoreClient  # noqa: PLC0415  # for several
-        from rankwise.drivers.real.stores.opening import (  # noqa: PLC0415  # the same
-            open_store,
-            token_of,
-        )
+        from rankwise.drivers.real.stores.opening import open_store, token_of  # noqa: PLC0415  # the same
 
         settings, run_id = plan.store, parts.job.run_id
         if plan.own_etcd:

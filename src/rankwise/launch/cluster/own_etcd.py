@@ -42,7 +42,7 @@ from rankwise.drivers.real.hosting.signal_shield import ignore_for_good
 from rankwise.drivers.real.stores.encryption import has_certificates
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.names import Names
-from rankwise.drivers.real.stores.opening import ETCD_PORT, open_store, split_endpoint
+from rankwise.drivers.real.stores.opening import ETCD_PORT, host_and_port, open_store
 from rankwise.drivers.real.stores.patience import describe
 from rankwise.launch.cluster.etcd_beginning import PATIENCE_S, MemberAddress, find_beginning
 from rankwise.launch.cluster.etcd_program import check_version, etcd_version
@@ -89,7 +89,7 @@ class OwnEtcd:
         self._token = token
         self._scheme = "https" if has_certificates() else "http"
         self._places = [
-            self._place(number, *split_endpoint(one, ETCD_PORT))
+            self._place(number, *host_and_port(one, ETCD_PORT))
             for number, one in enumerate(endpoints.split(","))
         ]
         if len({each.peer_url for each in self._places}) != MEMBERS or len(self._places) != MEMBERS:
@@ -170,9 +170,7 @@ class OwnEtcd:
         )
 
     def _certificate_settings(self) -> dict[str, str]:
-        from rankwise.drivers.real.stores.token_certificate import (  # noqa: PLC0415  # the extra
-            certificate_files,
-        )
+        from rankwise.drivers.real.stores.token_certificate import certificate_files  # noqa: PLC0415  # the extra
 
         hosts = [each.host for each in self._places]
         files = self._stack.enter_context(certificate_files(self._token.encode(), hosts))

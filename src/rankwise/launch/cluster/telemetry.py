@@ -71,17 +71,10 @@ class Telemetry:
 
     def _set_up(self) -> None:
         try:
-            from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
-                OTLPMetricExporter,
-            )
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
             from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  # see above
-            from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415
-                PeriodicExportingMetricReader,
-            )
-            from opentelemetry.sdk.resources import (  # noqa: PLC0415
-                OTELResourceDetector,
-                Resource,
-            )
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
+            from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
         except ImportError:
             return  # the extra is not installed
         logger = logging.getLogger("opentelemetry")

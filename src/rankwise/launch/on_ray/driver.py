@@ -119,10 +119,7 @@ class _Driver:
 
     def run(self) -> int:
         """Turn until the job is over."""
-        from ray.util.placement_group import (  # noqa: PLC0415  # the extra
-            placement_group,
-            remove_placement_group,
-        )
+        from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415  # the extra
 
         count = len(self._seats.states)
         group = placement_group([self._bundle] * count, strategy="STRICT_SPREAD")
@@ -169,9 +166,7 @@ class _Driver:
 
     def _fill(self, seat: int, group: Any) -> None:
         """Start an agent on a seat, and follow it."""
-        from ray.util.scheduling_strategies import (  # noqa: PLC0415  # the extra
-            PlacementGroupSchedulingStrategy,
-        )
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415  # the extra
 
         named = {"CPU": "num_cpus", "GPU": "num_gpus"}
         others = {name: amount for name, amount in self._bundle.items() if name not in named}
@@ -298,10 +293,7 @@ def _meeting_place(
             settings=job.settings,
             token=token_for_agents(environ),
         )
-    from rankwise.drivers.real.stores.embedded import (  # noqa: PLC0415  # only for several nodes
-        EmbeddedConfig,
-        open_embedded,
-    )
+    from rankwise.drivers.real.stores.embedded import EmbeddedConfig, open_embedded  # noqa: PLC0415  # only for several nodes
 
     address = ray.util.get_node_ip_address()
     token = secrets.token_hex(16)

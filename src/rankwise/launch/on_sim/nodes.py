@@ -43,13 +43,7 @@ from rankwise.base.root_cause import tells_of_lost_peer
 from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, format_duration
 from rankwise.core.agent.alone import spec_alone
 from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import (
-    AGENT,
-    AgentSpec,
-    Announcement,
-    FinishRun,
-    Stimulus,
-)
+from rankwise.core.agent.vocabulary import AGENT, AgentSpec, Announcement, FinishRun, Stimulus
 from rankwise.core.gang.vocabulary import GangSpec, StopRequested
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
 from rankwise.drivers.agent_dispatch import AgentDispatch
@@ -58,7 +52,8 @@ from rankwise.drivers.sim.cluster.plan import Network
 from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
 from rankwise.drivers.sim.streams import stream
 from rankwise.launch.job import Job
-from rankwise.launch.on_sim.ranks import RankRecords, SimulatedRanks, VirtualClock
+from rankwise.launch.on_sim.rank_records import RankRecords
+from rankwise.launch.on_sim.ranks import SimulatedRanks, VirtualClock
 from rankwise.ports.journal import Journal
 from rankwise.sim.faults.vocabulary import KillNode, LateNode
 from rankwise.sim.rehearsal.faults import FaultInjector

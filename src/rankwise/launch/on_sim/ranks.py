@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause, Stood
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.root_cause import may_be_of_others, tells_of_time
 from rankwise.base.units import Duration, Instant, format_duration
 from rankwise.core.agent.vocabulary import (
@@ -39,9 +39,8 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.ledger import Blame, Book, find_blame
+from rankwise.core.ledger import Blame
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
-from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
@@ -51,20 +50,14 @@ from rankwise.launch.environment import (
     worker_environment,
 )
 from rankwise.launch.job import Executable, Function, Job, Module, Script, restarts_allowed
-from rankwise.launch.log_layout import Destinations, LogPlaces
 from rankwise.launch.node_ranks import NodeRanks
-from rankwise.launch.on_sim.books import books_of
-from rankwise.launch.on_sim.output import Output
+from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
-from rankwise.launch.on_sim.time_watch import TimeWatch
 from rankwise.launch.search_path import search_path
 from rankwise.sim.rehearsal.belongings import RankProcess
-from rankwise.sim.rehearsal.meetings import lost
-from rankwise.sim.rehearsal.places import CallSite, owner_of, places_of
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, SimulatedWorld
 
-DEADLOCK = "deadlock: no rank can ever go on"
 _LONG_AGO = Instant(0)
 _ERROR_FILE = bootstrap.ERROR_FILE_VARIABLE
 MASTER_PORT = 29500
@@ -90,161 +83,6 @@ class VirtualClock:
     def wall_ns(self) -> int:
         """The calendar of this machine."""
         return self._wall_ns()
-
-
-class RankRecords:
-    """What a run keeps of the ranks of its present attempt, on whichever node they live.
-
-    Args:
-        job: what each node runs.
-        world: where the ranks live.
-        output: what they write to.
-        places: where their log files go.
-
-    Attributes:
-        results: the result frame of each function rank, by number.
-        errors: what ranks have told to die of, by number.
-        accused: takes the blame of some of the ranks, for each agent.
-        stacks: where hanging ranks stood, and `waits` what for, by number.
-        destinations: the files of the present attempt.
-        nodes: the number of each rank's node.
-        last_alive: when a rank has run last.
-        watch: whether the ranks get on that can go on.
-        hang: what is said of ranks that have hung.
-        when_peers_notice: calls a function when those that wait for a rank see that it has ended.
-    """
-
-    def __init__(self, job: Job, world: SimulatedWorld, output: Output, places: LogPlaces) -> None:
-        self._job = job
-        self._world = world
-        self._output = output
-        self._places = places
-        self._attempt = -1
-        self.results: dict[int, bytes] = {}
-        self.errors: dict[int, ErrorRecord] = {}
-        self.stacks: dict[int, str] = {}
-        self.waits: dict[int, str] = {}
-        self.accused: list[Callable[[Blame], None]] = []
-        self.nodes: dict[int, int] = {}
-        self.destinations = Destinations()
-        self.last_alive = Instant(0)
-        self.watch = TimeWatch(
-            world, job.gang.hang_timeout, SystemClock(), lambda: output.byte_count
-        )
-        self.hang = DEADLOCK
-        self.when_peers_notice: Callable[[Callable[[], None]], None] = _at_once
-
-    def begin_attempt(self, number: int, size: int) -> None:
-        """A node begins an attempt of so many ranks; the first one begins it for all."""
-        if number == self._attempt:
-            return
-        self._attempt = number
-        self.results, self.errors, self.stacks, self.waits, self.nodes = {}, {}, {}, {}, {}
-        self.accused, self.hang = [], DEADLOCK
-        self._world.begin_attempt(size)
-        self.watch.begin_attempt()
-        self.destinations = self._places.prepare(number)
-        self._output.begin_attempt(size, self.destinations, self._job.role, self.local_rank)
-
-    def end_rank(self, number: int, code: int) -> None:
-        """A rank has ended: its output does, and those that wait for it are told."""
-        self._output.end_rank(number)
-        waiting = [group for group in self._world.groups.values() if group.gives_up]
-
-        def lose() -> None:
-            for group in waiting:
-                group.lose(number, lost(number, code))
-
-        if waiting:
-            self.when_peers_notice(lose)
-
-    def judge(self, rank: int | None, *, patience_is_over: bool) -> Blame | None:
-        """Find out who is to blame that ranks wait, and tell all agents.
-
-        Args:
-            rank: who has raised what may be another's doing; None if no rank can ever go on.
-            patience_is_over: whether who may yet come is to blame too.
-        """
-        books = books_of(self._world, self.errors)
-        if rank is not None and not any(book.standing for book in books if book.rank == rank):
-            return None
-        blame = self._find_blame(books, patience_is_over=patience_is_over)
-        if blame is not None:
-            for accuse in self.accused:
-                accuse(blame)
-        return blame
-
-    def _find_blame(self, books: Sequence[Book], *, patience_is_over: bool) -> Blame | None:
-        blame = find_blame(books, patience_is_over=patience_is_over)
-        if blame is not None and any(map(self._waits_for_peers, blame.blamed)):
-            return None  # books have no signals: where each rank stands tells more
-        return blame
-
-    def _waits_for_peers(self, number: int) -> bool:
-        """Whether a rank waits for what another one has to do, and for no call of a group."""
-        rank = self._world.scheduler.ranks.get(number)
-        gate = None if rank is None else rank.waits_for
-        return gate is not None and gate.is_of_peers
-
-    def local_rank(self, rank: int) -> int:
-        """A rank's number on its node."""
-        return rank % self._job.gang.size
-
-    def standstill(self, stuck: Rank | None) -> tuple[str, tuple[Stood, ...]]:
-        """Who keeps others waiting for ever, if anybody does, and where each rank stands now.
-
-        Args:
-            stuck: one that was given up, but runs all the same.
-        """
-        ranks = [
-            rank
-            for rank in self._world.scheduler.ranks.values()
-            if rank is stuck or not rank.is_over
-        ]
-        for rank in ranks:
-            self.note_place(rank)
-            self.note_wait(rank)
-        stood = tuple(
-            Stood(
-                rank=rank.number,
-                waits_for=self.waits.get(rank.number, ""),
-                stacks=self.stacks.get(rank.number, ""),
-            )
-            for rank in ranks
-        )
-        blame = self._find_blame(books_of(self._world, self.errors), patience_is_over=False)
-        return "" if blame is None else blame.text, stood
-
-    def note_place(self, rank: Rank) -> None:
-        """Note the user's part of a rank's stack, in the form that faulthandler has."""
-        places = places_of(rank.stack())
-        if rank.number not in self.errors or any(map(_is_users, places)):
-            self._note_places(rank.number, places)
-
-    def note_origin(self, number: int, error: BaseException) -> None:
-        """Note where a rank has raised: when it is asked where it stands, it has left that."""
-        places: list[CallSite] = []
-        step = error.__traceback__
-        while step is not None:
-            places.append(CallSite(step.tb_frame.f_code, step.tb_lasti))
-            step = step.tb_next
-        self._note_places(number, [place for place in reversed(places) if _is_users(place)])
-
-    def _note_places(self, number: int, places: list[CallSite]) -> None:
-        lines = [
-            f'  File "{place.code.co_filename}", line {place.line} in {place.code.co_name}\n'
-            for place in places
-        ]
-        if lines:
-            head = "Current thread 0x0 (most recent call first):\n"
-            self.stacks[number] = head + "".join(lines)
-
-    def note_wait(self, rank: Rank) -> None:
-        """Note what a rank waits for."""
-        if (gate := rank.waits_for) is not None:
-            self.waits[rank.number] = gate.told()
-        elif not rank.has_begun:
-            self.waits[rank.number] = "its first turn"
 
 
 class SimulatedRanks:
@@ -543,14 +381,6 @@ class SimulatedRanks:
     ) -> int:
         code, _ = bootstrap.run_to_code(program, descriptors, reporter, (RankEnded,))
         return code
-
-
-def _is_users(place: CallSite) -> bool:
-    return owner_of(place.code.co_filename) == "user"
-
-
-def _at_once(function: Callable[[], None]) -> None:
-    function()
 
 
 class _Reporter(bootstrap.Reporter):

@@ -45,7 +45,8 @@ from rankwise.launch.on_sim.announcements import NodesAnnouncements
 from rankwise.launch.on_sim.baton_watch import BatonWatch
 from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Console, Output, write_all
-from rankwise.launch.on_sim.ranks import RankRecords, VirtualClock
+from rankwise.launch.on_sim.rank_records import RankRecords
+from rankwise.launch.on_sim.ranks import VirtualClock
 from rankwise.launch.private_places import remove_abandoned
 from rankwise.launch.run_history import RunHistory
 from rankwise.observe.records import RECORDER

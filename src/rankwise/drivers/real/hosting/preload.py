@@ -26,6 +26,7 @@ from itertools import islice
 from typing import Any
 
 _SITE_DIRECTORIES = ("site-packages", "dist-packages")
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PICKLE_OPCODES_MAX = 100_000
 """Function and globals stand at the beginning of a pickle; a million numbers may follow."""
 
@@ -192,8 +193,4 @@ def _is_foreign(name: str, search_path: list[str]) -> bool:
     places = os.path.dirname(spec.origin).split(os.sep)
     if any(directory in places for directory in _SITE_DIRECTORIES):
         return True
-    return top in sys.stdlib_module_names and spec.origin.startswith(_standard_library() + os.sep)
-
-
-def _standard_library() -> str:
-    return os.path.dirname(os.__file__)
+    return top in sys.stdlib_module_names and spec.origin.startswith(_STANDARD_LIBRARY)

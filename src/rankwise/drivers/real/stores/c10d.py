@@ -30,15 +30,7 @@ from typing import Any, cast
 import msgspec
 
 from rankwise.base.errors import ConfigError, LeaseLost, StoreError, StoreUnavailable
-from rankwise.base.keys import (
-    Change,
-    Committed,
-    Conflict,
-    LeaseId,
-    Revision,
-    Snapshot,
-    Transaction,
-)
+from rankwise.base.keys import Change, Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import SECOND, ZERO, Duration, Instant, after
 from rankwise.drivers.real.stores.addresses import is_here
 from rankwise.drivers.real.stores.c10d_log import (

@@ -1,8 +1,10 @@
-"""Sockets of clients and servers: noticing dead hosts, and waking who waits."""
+"""Sockets of clients and servers: where they are, noticing dead hosts, and waking who waits."""
 
 import socket
 from contextlib import suppress
 from select import POLLIN, poll
+
+from rankwise.base.errors import ConfigError
 
 
 class HungUp(ConnectionResetError):
@@ -37,6 +39,25 @@ def hang_up(sock: socket.socket) -> None:
     """Wake the thread that waits on a connection, beneath TLS: its state belongs to that thread."""
     with suppress(OSError):  # it has been closed already
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int | None]:
+    """Read `HOST`, `HOST:PORT` or `[IPV6]:PORT`, also after `http://` or `https://`.
+
+    Raises:
+        ConfigError: there is no host, or the port is no number from 0 to 65535.
+    """
+    text = endpoint.strip().removeprefix("http://").removeprefix("https://").rstrip("/")
+    is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+    host, colon, port = text.rpartition(":")
+    if is_bare_ipv6 or not colon or text.endswith("]"):
+        host, port = text, "0"
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(
+            f"--rdzv-endpoint is {endpoint!r}, expected HOST or HOST:PORT, the port up to 65535",
+            hint="an IPv6 address needs brackets, as in [fd00::1]:29400",
+        )
+    return host.strip("[]"), None if host == text else int(port)
 
 
 def endpoint_text(host: str, port: int) -> str:

@@ -34,15 +34,7 @@ from rankwise.base.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from rankwise.base.keys import (
-    Change,
-    Committed,
-    Conflict,
-    LeaseId,
-    Revision,
-    Snapshot,
-    Transaction,
-)
+from rankwise.base.keys import Change, Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import SECOND, ZERO, Duration
 from rankwise.drivers.real.stores import embedded_protocol as protocol
 from rankwise.drivers.real.stores.addresses import listen

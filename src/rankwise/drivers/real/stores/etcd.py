@@ -27,15 +27,7 @@ from rankwise.base.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from rankwise.base.keys import (
-    Change,
-    Committed,
-    Conflict,
-    LeaseId,
-    Revision,
-    Snapshot,
-    Transaction,
-)
+from rankwise.base.keys import Change, Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import Duration
 from rankwise.drivers.real.stores.connections import HungUp, hang_up
 from rankwise.drivers.real.stores.etcd_members import (

@@ -10,15 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rankwise.base.keys import (
-    ABSENT,
-    Change,
-    Entry,
-    LeaseId,
-    Put,
-    Revision,
-    Transaction,
-)
+from rankwise.base.keys import ABSENT, Change, Entry, LeaseId, Put, Revision, Transaction
 from rankwise.base.units import SECOND, Duration
 
 T = TypeVar("T")

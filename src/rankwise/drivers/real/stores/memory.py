@@ -10,15 +10,7 @@ It does not survive its process.
 from threading import Condition
 
 from rankwise.base.errors import StoreUnavailable
-from rankwise.base.keys import (
-    Change,
-    Committed,
-    Conflict,
-    LeaseId,
-    Revision,
-    Snapshot,
-    Transaction,
-)
+from rankwise.base.keys import Change, Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.keyspace.machine import HISTORY_MAX, Keyspace
 from rankwise.ports.clock import Clock

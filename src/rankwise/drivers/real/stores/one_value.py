@@ -27,15 +27,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from rankwise.base.errors import StoreRefused, StoreUnavailable
-from rankwise.base.keys import (
-    Change,
-    Committed,
-    Conflict,
-    LeaseId,
-    Revision,
-    Snapshot,
-    Transaction,
-)
+from rankwise.base.keys import Change, Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, format_duration
 from rankwise.core.keyspace.machine import Keyspace, KeyspaceImage
 from rankwise.drivers.real.stores.patience import Patience, closed_error

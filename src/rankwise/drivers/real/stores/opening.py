@@ -21,7 +21,7 @@ from rankwise.base.suggestions import hint_on_name
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.stores.addresses import is_literal
-from rankwise.drivers.real.stores.connections import endpoint_text
+from rankwise.drivers.real.stores.connections import endpoint_text, split_endpoint
 from rankwise.ports.store import Store
 
 if TYPE_CHECKING:
@@ -76,31 +76,17 @@ def open_store(backend: str, endpoint: str, settings: Mapping[str, str], *, run_
             return _plugged_in(backend)(backend, endpoint, settings, run_id=run_id)
 
 
-def split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
-    """Read `HOST`, `HOST:PORT` or `[IPV6]:PORT`, also after `http://` or `https://`.
-
-    Raises:
-        ConfigError: there is no host, or the port is no number from 0 to 65535.
-    """
-    text = endpoint.strip().removeprefix("http://").removeprefix("https://").rstrip("/")
-    is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
-    host, colon, port_text = text.rpartition(":")
-    if is_bare_ipv6 or not colon or text.endswith("]"):
-        host, port_text = text, str(default_port)
-    host = host.strip("[]")
-    if not host or not port_text.isdecimal() or int(port_text) > 65535:
-        raise ConfigError(
-            f"the rendezvous endpoint is {endpoint!r}, expected HOST or HOST:PORT",
-            hint="an IPv6 address needs brackets, as in [fd00::1]:29400",
-        )
-    return host, int(port_text)
+def host_and_port(endpoint: str, default_port: int) -> tuple[str, int]:
+    """The host and the port of an endpoint; see `split_endpoint`."""
+    host, port = split_endpoint(endpoint)
+    return host, default_port if port is None else port
 
 
 def _open_etcd(endpoint: str, settings: Mapping[str, str]) -> Store:
     from rankwise.drivers.real.stores.etcd import EtcdStore  # noqa: PLC0415  # http takes ms
     from rankwise.drivers.real.stores.etcd_members import EtcdConfig  # noqa: PLC0415  # the same
 
-    endpoints = tuple(split_endpoint(one, ETCD_PORT) for one in endpoint.split(",") if one.strip())
+    endpoints = tuple(host_and_port(one, ETCD_PORT) for one in endpoint.split(",") if one.strip())
     if not endpoints:
         raise ConfigError(
             "etcd has no endpoint",
@@ -127,13 +113,9 @@ def _open_etcd(endpoint: str, settings: Mapping[str, str]) -> Store:
 
 
 def _open_embedded(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store:
-    from rankwise.drivers.real.stores.embedded import (  # noqa: PLC0415  # sockets take ms
-        EmbeddedConfig,
-        open_embedded,
-        with_encryption,
-    )
+    from rankwise.drivers.real.stores.embedded import EmbeddedConfig, open_embedded, with_encryption  # noqa: PLC0415  # sockets take ms
 
-    host, port = split_endpoint(endpoint, EMBEDDED_PORT)
+    host, port = host_and_port(endpoint, EMBEDDED_PORT)
     config = EmbeddedConfig(
         host=host,
         port=port,
@@ -171,12 +153,7 @@ def token_of(settings: Mapping[str, str], run_id: str) -> str:
 
 def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store:
     # torch itself is only imported when the store is opened.
-    from rankwise.drivers.real.stores.c10d import (  # noqa: PLC0415  # takes ms
-        C10dConfig,
-        open_c10d,
-        open_file,
-        require_torch,
-    )
+    from rankwise.drivers.real.stores.c10d import C10dConfig, open_c10d, open_file, require_torch  # noqa: PLC0415  # takes ms
     from rankwise.drivers.real.stores.deferred import DeferredStore  # noqa: PLC0415  # the same
 
     store_type = settings.get("store_type", "tcp").lower()
@@ -184,7 +161,7 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
         return open_file(endpoint, run_id, SystemClock())
     if store_type != "tcp":
         raise ConfigError(f"--rdzv-conf: store_type is {store_type!r}, expected tcp or file")
-    host, port = split_endpoint(endpoint, C10D_PORT)
+    host, port = host_and_port(endpoint, C10D_PORT)
     config = C10dConfig(host=host, port=port, namespace=run_id, is_host=_truth(settings, "is_host"))
     if (timeout := _seconds(settings, "read_timeout")) is not None:
         config = msgspec.structs.replace(config, connect_timeout=timeout)

@@ -115,9 +115,7 @@ def _context(protocol: int, token: bytes) -> ssl.SSLContext:
 
 
 def _show_certificate(context: ssl.SSLContext, token: bytes) -> None:
-    from rankwise.drivers.real.stores.token_certificate import (  # noqa: PLC0415  # takes long
-        certificate_of,
-    )
+    from rankwise.drivers.real.stores.token_certificate import certificate_of  # noqa: PLC0415  # takes long
 
     own = certificate_of(token)
     context.load_verify_locations(cadata=own.certificate.decode())

@@ -61,13 +61,7 @@ from rankwise.drivers.real.tree.arena import Arena
 from rankwise.drivers.real.tree.child import CUT_OFF, ChildEnds, Role, live
 from rankwise.drivers.real.tree.fork_server import CompletionWriter, flush_output, serve_tree
 from rankwise.drivers.real.tree.forking import fork_from_new_thread, named_native_threads
-from rankwise.drivers.real.tree.reports import (
-    EXIT_REPORT,
-    UNTOLD,
-    Report,
-    ReportFile,
-    exception_of,
-)
+from rankwise.drivers.real.tree.reports import EXIT_REPORT, UNTOLD, Report, ReportFile, exception_of
 from rankwise.drivers.real.tree.words import (
     ENDED,
     FIELD_MASK,

@@ -13,13 +13,7 @@ from typing import Any
 
 from rankwise.base.errors import MailboxCorrupt, RemoteProtocolError, TreeValueError
 from rankwise.base.units import format_bytes
-from rankwise.core.tasks.frames import (
-    HEADER_BYTES,
-    Frame,
-    FrameKind,
-    decode_frame,
-    encode_frame,
-)
+from rankwise.core.tasks.frames import HEADER_BYTES, Frame, FrameKind, decode_frame, encode_frame
 from rankwise.core.tasks.request import (
     AnswerArrived,
     Called,

@@ -96,11 +96,6 @@ class ClusterChecker:
         """The rounds of the last run."""
         return self.runs[-1].rounds if self.runs else {}
 
-    @property
-    def round(self) -> Round | None:
-        """The round that lies in the store."""
-        return None if self._run is None else self._run.round
-
     # The store
 
     def store_emptied(self) -> None:

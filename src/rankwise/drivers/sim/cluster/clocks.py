@@ -20,13 +20,13 @@ class SkewedClock:
     """
 
     def __init__(self, truth: VirtualClock, offset: Duration, drift_ppm: int) -> None:
-        self._truth = truth
+        self.truth = truth
         self._offset = offset
         self._drift_ppm = drift_ppm
 
     def now(self) -> Instant:
         """What the clock shows."""
-        true = self._truth.now()  # as `shown_at`, for a clock that is looked at all the time
+        true = self.truth.now()  # as `shown_at`, for a clock that is looked at all the time
         return Instant(self._offset + true + true * self._drift_ppm // MILLION)
 
     def wall_ns(self) -> int:

@@ -1,10 +1,6 @@
 """The workers of a simulated node and their guardian, in virtual time.
 
-Between the agent and its workers stands a guardian, as on a real machine: orders travel to it, and
-news travel back, each with a latency of its own. Orders stay in order; so do the news of one
-worker, because a real worker's report pipe is drained before its end is told. News of different
-workers, which travel through different pipes, may overtake each other.
-
+Between the agent and its workers stands a guardian, as on a real machine (`guardian_line`).
 The host knows the truth about every process, which the agent only hears of. The checkers compare
 the two.
 """
@@ -16,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
-from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, after, between
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     LeaveRequested,
@@ -38,19 +34,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
-from rankwise.core.ledger import (
-    CALLS_MAX,
-    Arrival,
-    Book,
-    Call,
-    Fate,
-    Group,
-    RankTimes,
-    Sheet,
-    Timetable,
-    pack,
-    pack_times,
-)
+from rankwise.core.ledger import Group, Sheet, pack
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.vocabulary import (
     BooksTold,
@@ -61,7 +45,9 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 from rankwise.drivers.sim.agenda import VIRTUAL_EPOCH_NS, Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.guardian_line import GUARDIAN, Channel, GuardianLine
 from rankwise.drivers.sim.cluster.plan import Guardian, Workers
+from rankwise.drivers.sim.cluster.told_calls import book_of, packed_times
 from rankwise.drivers.sim.cluster.worker import SimulatedWorker, Witness
 from rankwise.drivers.sim.programs import (
     Dies,
@@ -85,20 +71,11 @@ KILL_TAKES = Duration(20 * MILLISECOND)
 """At most, from SIGKILL to the end of a process that has no program of its own."""
 LOOK_TAKES = Duration(100 * MILLISECOND)
 """How much later than another node one notices, at most, that its ranks stand in a call."""
-ALL = "all"
-"""The group of all ranks."""
-CALL_EVERY = Duration(100 * MILLISECOND)
-"""How often all ranks make a call, where one is late to it."""
 GOING_TAKES = Duration(100 * MILLISECOND)
 """At most, from the success of a node's last worker until its agent goes, if it does."""
 RECALL_PATIENCE = Duration(2 * SECOND)
 """How long a worker may take to leave a function that can be called again."""
 BLAME = "has not come to all_reduce #1"
-
-Channel = str | tuple[int, int]
-"""What keeps its order on the way: the orders, the guardian's own news, the news of one worker."""
-ORDERS = "orders"
-GUARDIAN = "guardian"
 
 
 class SimulatedHost:
@@ -134,7 +111,6 @@ class SimulatedHost:
         self.waiting: dict[int, SimulatedWorker] = {}
         """Processes that have left their functions and wait to be called again, by local rank."""
         self.refuses_until = Instant(0)
-        self.guardian_is_lost = False
         self._node = node
         self._agenda = agenda
         self.clock = clock
@@ -144,12 +120,11 @@ class SimulatedHost:
         self._chance = chance
         self._deliver = deliver
         self._witness = witness
-        self._life = 0
+        self._line = GuardianLine(agenda, guardian, chance)
         self._world: World | None = None
         self._pids_given = 0
         self._unspawned: set[tuple[int, int]] = set()
         self._strays: list[SimulatedWorker] = []
-        self._last_arrival: dict[Channel, Instant] = {}
         self._asked_in = -1
         self._held: list[WorkerExited] = []
         """Successes of the node's last workers, until it is known who made others wait."""
@@ -164,14 +139,14 @@ class SimulatedHost:
 
     def begin_life(self) -> None:
         """Another agent has begun; nothing that was ordered or told before concerns it."""
-        self._life += 1
+        self._line.life += 1
         self._unspawned.clear()
         self._held = []
-        self.guardian_is_lost = False
+        self._line.is_lost = False
 
     def end_life(self, *, kills: bool) -> None:
         """The agent has gone. If it was killed, its guardian kills the workers."""
-        self._life += 1
+        self._line.life += 1
         self._unspawned.clear()
         if kills:
             for worker in self.processes():
@@ -179,9 +154,9 @@ class SimulatedHost:
 
     def lose_guardian(self) -> None:
         """The guardian is killed: its workers die with it, and nothing more is heard of them."""
-        if self.guardian_is_lost:
+        if self._line.is_lost:
             return
-        self.guardian_is_lost = True
+        self._line.is_lost = True
         self._unspawned.clear()
         for worker in self.processes():
             if self._habits.lives:
@@ -237,13 +212,14 @@ class SimulatedHost:
         takes, asked_at = self._up_to(LOOK_TAKES), self.clock.now()
 
         def tell_times() -> None:
-            sheet = self._timetable(workers, group, asked_at)
+            late = self._habits.late
+            sheet = packed_times(workers, group, self.clock, late=late, asked_at=asked_at)
             self._deliver(BooksTold(wanted.inquiry, sheet))
 
         if wanted.trouble is Trouble.DONE:
-            self._in_this_life(takes, tell_times)
+            self._line.later(takes, tell_times)
             return
-        books = tuple(self._book(worker, group) for worker in workers)
+        books = tuple(book_of(worker, group, self.clock) for worker in workers)
         self._later(takes, BooksTold(wanted.inquiry, pack(Sheet(books), asked_at)))
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
@@ -260,11 +236,11 @@ class SimulatedHost:
             self._tell((attempt, local_rank), refused)
             return
         self._unspawned.add((attempt, local_rank))
-        self._order(partial(self._begin_start, local_rank, attempt))
+        self._line.order(partial(self._begin_start, local_rank, attempt))
 
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
         """Send a signal to a worker; its strays have sessions of their own and do not get it."""
-        self._order(partial(self._pass_signal, (attempt, local_rank), signal))
+        self._line.order(partial(self._pass_signal, (attempt, local_rank), signal))
 
     def look_for_progress(self, attempt: int) -> None:
         """Answer with the last sign of life of any living worker."""
@@ -279,11 +255,11 @@ class SimulatedHost:
     def dump_stacks(self, attempt: int) -> None:
         """Let the workers print their stacks, which takes them a while."""
         told = partial(self._tell, GUARDIAN, StacksDumped(attempt))
-        self._order(lambda: self._in_this_life(self._guardian.stacks_take, told))
+        self._line.order(lambda: self._line.later(self._guardian.stacks_take, told))
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill what is left of a round, and let nothing more come of it."""
-        self._order(partial(self._begin_sweep, attempt, tuple(spares)))
+        self._line.order(partial(self._begin_sweep, attempt, tuple(spares)))
 
     def tell(self, local_rank: int, attempt: int, word: str) -> None:
         """Say a word to a worker that can be called again, if it is still there."""
@@ -343,7 +319,7 @@ class SimulatedHost:
         if standing:
             self._later(self._up_to(LOOK_TAKES), TroubleTold(absent.round, Trouble.STANDS))
             over = Duration(patience + self._up_to(LOOK_TAKES))
-            self._in_this_life(over, partial(self._time_out, absent.round))
+            self._line.later(over, partial(self._time_out, absent.round))
 
     def _time_out(self, round_number: int) -> None:
         """A rank has waited for too long: hold that back until the other nodes have been asked."""
@@ -360,46 +336,6 @@ class SimulatedHost:
             if worker.stands_since is not None and may_raise:
                 timed_out = Raises("the connection timed out", "TimeoutError", KILL_TAKES)
                 self._raise_or_hold(worker, timed_out)
-
-    def _book(self, worker: SimulatedWorker, group: Group) -> Book:
-        since = worker.stands_since
-        fate = Fate.LIVES if worker.is_alive else Fate.LEFT if worker.succeeded else Fate.DIED
-        begun_at = Instant(0) if since is None else self.clock.shown_at(since)
-        call = Call(group=ALL, number=1, text="all_reduce #?", begun_at=begun_at)
-        return Book(
-            rank=worker.rank,
-            groups={ALL: group},
-            counts={ALL: int(since is not None)},
-            calls=() if since is None else (call,),
-            fate=fate,
-        )
-
-    def _timetable(
-        self, workers: Sequence[SimulatedWorker], group: Group, asked_at: Instant
-    ) -> bytes:
-        """When the ranks came to the call that all make every `CALL_EVERY`, by this clock."""
-        now = self.clock.now()
-        ranks = tuple(
-            RankTimes(rank=each.rank, groups={ALL: group}, arrivals=self._arrivals(each, group))
-            for each in workers
-        )
-        lasted = between(min((each.born_at for each in workers), default=now), now)
-        return pack_times(Timetable(ranks=ranks, lasted=lasted, asked_at=asked_at, told_at=now))
-
-    def _arrivals(self, worker: SimulatedWorker, group: Group) -> tuple[Arrival, ...]:
-        late = self._habits.late if worker.rank == group.size - 1 else ZERO
-        first = self.clock.truth_of(worker.born_at) // CALL_EVERY + 1
-        last = (worker.ended_at or self._agenda.now()) // CALL_EVERY
-        shown_at = self.clock.shown_at
-        return tuple(
-            Arrival(
-                ALL,
-                number,
-                shown_at(Instant(number * CALL_EVERY + late)),
-                shown_at(Instant(number * CALL_EVERY + self._habits.late)),
-            )
-            for number in range(max(first, last - CALLS_MAX), last)
-        )
 
     def signal_ranks(self) -> None:
         """Send the living ranks SIGTERM, as somebody who signals every process."""
@@ -423,7 +359,7 @@ class SimulatedHost:
     def _begin_start(self, local_rank: int, attempt: int) -> None:
         program = program_of(self._lives, local_rank, attempt)
         start = partial(self._start_process, local_rank, attempt, program)
-        self._in_this_life(self._takes(program.start_takes), start)
+        self._line.later(self._takes(program.start_takes), start)
 
     def _start_process(self, local_rank: int, attempt: int, program: Program) -> None:
         key = (attempt, local_rank)
@@ -453,7 +389,9 @@ class SimulatedHost:
         pid = FIRST_PID + self._pids_given
         self._pids_given += 1
         now = self.clock.now()
-        return SimulatedWorker(self._node, attempt, local_rank, rank, pid, program, now, self._life)
+        return SimulatedWorker(
+            self._node, attempt, local_rank, rank, pid, program, now, self._line.life
+        )
 
     def _begin(self, worker: SimulatedWorker) -> None:
         """A process is a rank of a round: it was made for it, or is called again in it."""
@@ -499,7 +437,7 @@ class SimulatedHost:
         if habits.leaves_when_done and happens(self._chance, habits.leaves_when_done):
             self._later(self._up_to(GOING_TAKES), LeaveRequested())
         if habits.dies_when_done and happens(self._chance, habits.dies_when_done):
-            self._in_this_life(self._up_to(GOING_TAKES), self._node.kill_agent)
+            self._line.later(self._up_to(GOING_TAKES), self._node.kill_agent)
 
     def _is_done(self, round_number: int) -> bool:
         """Whether all workers of this node have succeeded in that round."""
@@ -561,7 +499,7 @@ class SimulatedHost:
             return
         if worker.is_rank:
             self._give_up_rank(worker)
-        if not self.guardian_is_lost:
+        if not self._line.is_lost:
             exited = partial(self._tell_exit, worker, ExitStatus(code), self.clock.now())
             self._tell_of(worker, exited)
 
@@ -598,10 +536,10 @@ class SimulatedHost:
         takes = self._guardian.sweep_takes
         if takes is None:
             takes = KILL_TAKES if doomed else self._guardian.latency_min
-        self._in_this_life(takes, partial(self._end_sweep, attempt, spares))
+        self._line.later(takes, partial(self._end_sweep, attempt, spares))
 
     def _end_sweep(self, attempt: int, spares: tuple[int, ...]) -> None:
-        if not self.guardian_is_lost:
+        if not self._line.is_lost:
             survivors = sorted(worker.pid for worker in self._left_of(attempt, spares))
             self._tell(GUARDIAN, Swept(attempt, tuple(survivors), spares))
 
@@ -645,7 +583,7 @@ class SimulatedHost:
             before.pid,
             before.program,
             self.clock.now(),
-            self._life,
+            self._line.life,
         )
         worker.recovers, worker.is_told_to_die = True, before.is_told_to_die
         before.called_again_as = worker
@@ -661,20 +599,13 @@ class SimulatedHost:
 
     # On the way to the guardian and back
 
-    def _order(self, action: Callable[[], None]) -> None:
-        """Carry an order to the guardian, which obeys while it lives."""
-        if self._guardian.delays_orders:
-            self._travel(ORDERS, lambda: None if self.guardian_is_lost else action())
-        elif not self.guardian_is_lost:
-            action()
-
     def _tell(self, channel: Channel, stimulus: Stimulus) -> None:
-        self._travel(channel, partial(self._deliver, stimulus))
+        self._line.send(channel, partial(self._deliver, stimulus))
 
     def _tell_of(self, worker: SimulatedWorker, tell: Callable[[], None]) -> None:
         """Send news of a worker on their way, if the agent lives that it was made for."""
-        if worker.life == self._life:
-            self._travel((worker.round, worker.local_rank), tell)
+        if worker.life == self._line.life:
+            self._line.send((worker.round, worker.local_rank), tell)
 
     def _tell_after(self, delay: Duration, stimulus: Stimulus) -> None:
         """Tell it within that time at most; if it takes none, from within the order."""
@@ -684,23 +615,7 @@ class SimulatedHost:
             self._deliver(stimulus)
 
     def _later(self, delay: Duration, stimulus: Stimulus) -> None:
-        self._in_this_life(delay, partial(self._deliver, stimulus))
-
-    def _travel(self, channel: Channel, action: Callable[[], None]) -> None:
-        least, most = self._guardian.latency_min, self._guardian.latency_max
-        if least == most:  # then it stays in order by itself
-            self._in_this_life(least, action)
-            return
-        now = self._agenda.now()
-        arrival = after(now, Duration(self._chance.randint(least, most)))
-        arrival = max(arrival, self._last_arrival.get(channel, arrival))
-        self._last_arrival[channel] = arrival
-        self._in_this_life(Duration(arrival - now), action)
-
-    def _in_this_life(self, delay: Duration, action: Callable[[], None]) -> None:
-        """Let it happen later, unless the agent has gone; a later agent never hears of it."""
-        life = self._life
-        self._agenda.after(delay, lambda: action() if life == self._life else None)
+        self._line.later(delay, partial(self._deliver, stimulus))
 
     def _takes(self, told: Duration) -> Duration:
         """Exactly so long if programs say it; where habits do, that long at most."""

@@ -6,13 +6,7 @@ from random import Random
 
 from rankwise.base.units import Instant
 from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import (
-    AGENT,
-    AgentSpec,
-    Announcement,
-    LeaveRequested,
-    Stimulus,
-)
+from rankwise.core.agent.vocabulary import AGENT, AgentSpec, Announcement, LeaveRequested, Stimulus
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import RecallRequested, Resumed, Started, StopRequested
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus

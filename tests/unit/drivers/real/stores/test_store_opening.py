@@ -14,7 +14,7 @@ from rankwise.drivers.real.stores.encryption import encryption_lack
 from rankwise.drivers.real.stores.etcd import EtcdStore
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
 from rankwise.drivers.real.stores.memory import MemoryClient
-from rankwise.drivers.real.stores.opening import open_store, split_endpoint
+from rankwise.drivers.real.stores.opening import host_and_port, open_store
 
 
 def etcd_config(endpoint: str, **settings: str) -> EtcdConfig:
@@ -44,13 +44,13 @@ def certificate(tmp_path: Path) -> str:
     ],
 )
 def test_an_endpoint_is_a_host_and_perhaps_a_port(endpoint: str, expected: tuple[str, int]) -> None:
-    assert split_endpoint(endpoint, 7) == expected
+    assert host_and_port(endpoint, 7) == expected
 
 
 @pytest.mark.parametrize("endpoint", ["", ":1", "host:", "host:x", "host:65536", "host:-1"])
 def test_what_is_no_endpoint_is_shown(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST or HOST:PORT"):
-        split_endpoint(endpoint, 7)
+        host_and_port(endpoint, 7)
 
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])

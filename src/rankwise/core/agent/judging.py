@@ -1,0 +1,52 @@
+"""Who is to blame that ranks of the job wait, by the books of all nodes that have told."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from rankwise.base.errors import RemoteProtocolError
+from rankwise.base.units import Instant
+from rankwise.core import ledger
+from rankwise.core.rendezvous.records import LateRank, Trouble
+from rankwise.core.rendezvous.vocabulary import InquiryJudged, SheetsGathered
+
+
+def judged(gathered: SheetsGathered, size: int | None, own_id: str, now: Instant) -> InquiryJudged:
+    """Judge what was gathered. A node whose sheet cannot be read counts as one that told nothing.
+
+    Args:
+        gathered: what the nodes have told.
+        size: how many ranks the job has; None if this node is in no round any more.
+        own_id: this node, whose clock is ours.
+        now: by this node's clock.
+    """
+    if size is None:
+        return InquiryJudged(gathered.inquiry)
+    if gathered.trouble is Trouble.DONE:
+        found = ledger.late_over_nodes(_timetables(gathered, own_id), size)
+        return InquiryJudged(gathered.inquiry, late=None if found is None else _late(*found))
+    sheets = []
+    for sheet in gathered.sheets.values():
+        with suppress(RemoteProtocolError):
+            sheets.append(ledger.unpack(sheet, now))
+    verdict = ledger.judge(
+        ledger.with_all_members((book for each in sheets for book in each.seen), size),
+        ledger.with_all_members((book for each in sheets for book in each.recorded), size),
+        patience_is_over=gathered.trouble in (Trouble.TIMED_OUT, Trouble.WHY),
+    )
+    if verdict is None:
+        return InquiryJudged(gathered.inquiry)
+    return InquiryJudged(gathered.inquiry, verdict.blamed, verdict.text, verdict.is_certain)
+
+
+def _timetables(gathered: SheetsGathered, own_id: str) -> Iterator[ledger.ReceivedTimetable]:
+    """Those of the nodes, each with what is known of its clock."""
+    for node, sheet in gathered.sheets.items():
+        is_own = node == own_id
+        asked_at = None if is_own else gathered.asked_at
+        heard_at = None if is_own else gathered.heard_at[node]
+        with suppress(RemoteProtocolError):
+            yield ledger.ReceivedTimetable(ledger.unpack_times(sheet), asked_at, heard_at)
+
+
+def _late(delay: ledger.Delay, text: str) -> LateRank:
+    return LateRank(rank=delay.rank, last=delay.last, waited=delay.waited, text=text)
