@@ -62,6 +62,8 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
         folder = Path(place)
         codes = [_run(way, folder, nproc_per_node, words) for way in _WAYS]
         simulated, real = (comparison.read_events(folder / way, nproc_per_node) for way in _WAYS)
+        if all(codes):
+            simulated, real = comparison.events_in_both(simulated, real)
         difference = comparison.first_difference(simulated, real)
         _show_losses(simulated, real)
         if difference is None:

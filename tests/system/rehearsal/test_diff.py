@@ -1,6 +1,7 @@
 """`rankwise diff`: the same program simulated and as processes, and the first bit that differs."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from functools import cache
@@ -89,6 +90,19 @@ def test_a_run_that_fails_is_shown(tmp_path: Path) -> None:
     assert finished.code == 1
     assert "ValueError: broken" in finished.stderr
     assert "the run on processes failed with exit code 1" in finished.stderr
+
+
+def test_runs_that_fail_alike_are_equal_until_then(tmp_path: Path) -> None:
+    finished = compare(
+        NUMPY + "for _ in range(3):\n    collectives.all_reduce(weights)\n"
+        "if rank == 1: raise ValueError('broken')\ncollectives.barrier()\n",
+        tmp_path,
+    )
+
+    assert finished.code == 1
+    equal = re.search(r"until they failed, both runs are equal: (\d+) events", finished.stdout)
+    assert equal, finished.stdout
+    assert int(equal[1]) >= 10  # the last operation may not be over on a rank when the other fails
 
 
 def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def read_events(folder: Path, size: int) -> Events:
     return [decoder.decode_lines(file.read_bytes()) if file.exists() else [] for file in files]
 
 
+def events_in_both(simulated: Events, real: Events) -> tuple[Events, Events]:
+    """What each rank did in both runs, of two that failed: when the others end, differs."""
+    counts = [min(map(len, both)) for both in zip(simulated, real, strict=True)]
+    one, other = (
+        [events[:count] for events, count in zip(run, counts, strict=True)]
+        for run in (simulated, real)
+    )
+    return one, other
+
+
 def first_difference(simulated: Events, real: Events) -> Difference | None:
     """The difference that came first in the simulated run."""
     found = [

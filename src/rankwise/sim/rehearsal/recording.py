@@ -52,7 +52,7 @@ class Recorder:
     def __init__(self, folder: Path, rank: int, captured: tuple[int, int] | None) -> None:
         self.folder = folder
         self.rank = rank
-        self._file = (folder / f"{rank}.jsonl").open("w")
+        self._file = (folder / f"{rank}.jsonl").open("w", buffering=1)  # it may die at any moment
         self._captured = captured
         self._path = folder / "captured.json"
         self._events = 0
