@@ -288,7 +288,10 @@ def _make_group(options: Any, _backend_options: Any) -> Any:
         group.label = ""
     world, rank = present_world(), running_rank()
     clock = None if rank is None or world.prediction is None else world.prediction.clock_of(rank)
-    made = RehearsedProcessGroup(options.group_rank, group, _asked_for, clock)
+    is_of_gloo = "gloo" in _asked_for and not torch.cuda.is_available()
+    made = RehearsedProcessGroup(
+        options.group_rank, group, _asked_for, clock, compares_shapes=is_of_gloo
+    )
     return recorded(made, _asked_for, told)
 
 
