@@ -67,9 +67,13 @@ _OF_EVERY_MODULE = {
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
 _PACKAGE = os.path.dirname(os.path.dirname(_OUR_DIRECTORY))
+_SUBSTITUTING = ("first_import", "rank_time", "signals", "substitutes")
 _CARRYING_OUT = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("collectives", "sim"))
 """Where collectives are carried out, those of simulated ranks too."""
-_ENTERING = os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py")
+_ENTERING = (
+    os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py"),
+    *(os.path.join(_PACKAGE, "sim", "rehearsal", f"{name}.py") for name in _SUBSTITUTING),
+)
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
     *(
@@ -514,11 +518,11 @@ def _end_at_the_call(error: BaseException) -> None:
 
 
 def _leave_out_entering(error: BaseException) -> None:
-    """Take the frames of `torch_calls` out of a traceback: the program called torch."""
+    """Take what stands between out of a traceback: the program called torch, or Python."""
     frame = error.__traceback__
     while frame is not None:
         following = frame.tb_next
-        if following is not None and following.tb_frame.f_code.co_filename == _ENTERING:
+        if following is not None and following.tb_frame.f_code.co_filename in _ENTERING:
             frame.tb_next = following.tb_next
         else:
             frame = following
