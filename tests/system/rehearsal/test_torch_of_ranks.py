@@ -138,3 +138,17 @@ def test_tensors_that_torch_negates_when_they_are_read_are_written_as_meant(
         f"0 {written} [-1.0, -1.0] True",
         f"1 {written} [1.0, 1.0] True",
     ]
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_calls_of_functions_of_other_ranks_are_refused(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    text = "import torch.distributed.rpc as rpc\nrpc.init_rpc('me', rank=0, world_size=1)\n"
+    program = str(write_program(tmp_path, text))
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=1", program)
+
+    assert finished.code == 1
+    assert "torch.distributed.rpc needs processes" in finished.stderr
