@@ -499,6 +499,38 @@ def test_ctrl_c_ends_the_run(tmp_path: Path) -> None:
     assert "stopped by SIGINT" in finished.stderr
 
 
+def test_ranks_that_wait_are_interrupted_by_ctrl_c_as_python_is(tmp_path: Path) -> None:
+    program = write_program(
+        tmp_path,
+        "import rankwise\nprint('begun', flush=True)\ntry:\n"
+        "    while True: rankwise.collectives.barrier()\n"
+        "except KeyboardInterrupt:\n    print('saved')\n    raise\n",
+    )
+
+    with start("run", "--on", "sim", "--nproc-per-node=2", program) as running:
+        running.wait_for("[default1]:begun")
+        running.signal(signal.SIGINT)
+        finished = running.finish()
+
+    assert finished.code == 130
+    assert {"[default0]:saved", "[default1]:saved"} <= set(finished.lines)
+    assert "[default0]:KeyboardInterrupt in <module>" in finished.stderr
+    assert "program.py:4" in finished.stderr
+    assert "stopped by SIGINT" in finished.stderr
+
+
+def test_ctrl_c_before_a_rank_has_begun_ends_the_run_with_a_word(tmp_path: Path) -> None:
+    program = write_program(tmp_path, "print('begun', flush=True)\nwhile True:\n    pass\n")
+
+    with start("run", "--on", "sim", "--nproc-per-node=2", program) as running:
+        running.wait_for("[default0]:begun")
+        running.signal(signal.SIGINT)
+        finished = running.finish()
+
+    assert finished.code == 130
+    assert "stopped by SIGINT" in finished.stderr
+
+
 def test_a_rank_that_keeps_a_stop_waiting_is_named_soon(tmp_path: Path) -> None:
     program = write_program(
         tmp_path,

@@ -501,12 +501,13 @@ def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | No
 
 
 def _end_at_the_call(error: BaseException) -> None:
-    """Let the traceback of an error from a collective, or a fault, end where the program called.
+    """Let a traceback from a collective, a fault or Ctrl-C end where the program called.
 
     When a node dies, every rank elsewhere fails in one: how that came to know tells users nothing.
     """
     is_ours = type(error).__module__ == "rankwise.base.errors"
-    if not is_ours and not hasattr(error, "_rankwise_is_of_a_fault"):
+    is_sent = isinstance(error, KeyboardInterrupt) or hasattr(error, "_rankwise_is_of_a_fault")
+    if not is_ours and not is_sent:
         return
     call = frame = error.__traceback__
     while frame is not None:
