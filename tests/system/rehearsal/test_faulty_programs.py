@@ -264,6 +264,7 @@ for call in (
     lambda: dist.all_to_all([x], [x, x]),
     lambda: dist.all_gather_into_tensor(torch.ones(5), x),
     lambda: dist.reduce_scatter_tensor(x, torch.ones(10)),
+    lambda: dist.scatter(x, [x, x.view(2, 2)], src=0),
     lambda: dist.all_to_all_single(torch.ones(4), x, [2, 2], [1, 2]),
     lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)),
     lambda: group.send([x], 7, 0),
@@ -285,6 +286,8 @@ def test_arguments_that_do_not_fit_the_group_are_refused_where_they_are_given(
 
     assert finished.code == 0, finished.stderr
     one_each = "expected one for each of the 2 ranks of the group"
+    of_rank_0, alike = "rank 0 is", "(4,) float32; gloo wants equal shapes"
+    wanted = "(4,) float32; for 2 ranks gloo wants (8,) float32"
     splits = "the input has 4 rows and splits [1, 2]; expected 2 splits with this sum"
     division = "the 3 rows of the output cannot be divided by the 2 ranks of the group"
     assert finished.lines == [
@@ -293,8 +296,9 @@ def test_arguments_that_do_not_fit_the_group_are_refused_where_they_are_given(
         f"scatter: 1 input tensors; {one_each}",
         f"reduce_scatter: 1 input tensors; {one_each}",
         f"all_to_all: 1 output tensors; {one_each}",
-        "all_gather_single: the output has 5 elements; expected 2 times the 4 of the input",
-        "reduce_scatter_single: the input has 10 elements; expected 2 times the 4 of the output",
+        f"all_gather_single: the output of {of_rank_0} (5,) float32, and the input {wanted}",
+        f"reduce_scatter_single: the input of {of_rank_0} (10,) float32, and the output {wanted}",
+        f"scatter: input tensor 1 of {of_rank_0} (2, 2) float32, and the output {alike}",
         f"all_to_all_single: {splits}",
         f"all_to_all_single: {division}; give splits",
         "send: rank 7 is not in the group, which has ranks 0 to 1",
@@ -549,14 +553,16 @@ def test_a_look_in_each_step_takes_next_to_no_time(tmp_path: Path) -> None:
     assert finished.code == 0, finished.stderr
 
 
-def test_ranks_that_only_sleep_hang_as_real_ones_do(tmp_path: Path) -> None:
-    text = "import time\nwhile True:\n    time.sleep(1)\n"
+@pytest.mark.parametrize("limit", ["400ms", "20s", "2m"])
+def test_ranks_that_only_sleep_hang_as_real_ones_do(limit: str, tmp_path: Path) -> None:
+    text = "import time\nwhile True:\n    time.sleep(0.1)\n"
 
-    finished = simulate(text, tmp_path, "--hang-timeout=2m", nprocs=2)
+    finished = simulate(text, tmp_path, f"--hang-timeout={limit}", nprocs=2)
 
     assert finished.code == 124
-    assert "root cause: the gang hung: no progress for " in finished.stderr
-    assert "of virtual time: ranks sleep, poll or wait" in finished.stderr
+    told = limit.replace("ms", " ms").replace("0s", "0 s").replace("2m", "2 min")
+    assert f"root cause: the gang hung: no progress for {told} of virtual" in finished.stderr
+    assert "time: ranks sleep, poll or wait" in finished.stderr
     assert 'program.py", line 3 in <module>' in finished.stderr
 
 

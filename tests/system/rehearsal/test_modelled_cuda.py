@@ -49,6 +49,20 @@ dist.barrier(device_ids=[local_rank])
 print(total.tolist(), objects, torch.cuda.device_count(), dist.get_backend(), device)
 """
 
+OF_NCCL = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+stacked, flat = torch.zeros(2, 3, device="cuda"), torch.zeros(2, device="cuda")
+dist.all_gather_into_tensor(stacked, torch.full((3,), 1.0 + rank, device="cuda"))
+dist.reduce_scatter_tensor(flat, torch.ones(2, 2, 1, device="cuda"))
+parts = [torch.zeros(1 + of, device="cuda") for of in range(2)]
+dist.all_gather(parts, torch.ones(1 + rank, device="cuda"))
+print(stacked.tolist(), flat.tolist(), [part.tolist() for part in parts])
+"""
+
 WAYS = """\
 import io
 import torch
@@ -107,6 +121,16 @@ def test_a_training_for_cuda_runs_on_modelled_devices(tmp_path: Path) -> None:
         f"[6.0, 6.0] [0, 1, 0, 1] 2 nccl cuda:{rank % 2}" for rank in range(4)
     )
     assert finished.stderr == ""
+
+
+def test_shapes_that_nccl_takes_need_no_more_than_the_right_size(tmp_path: Path) -> None:
+    program = str(write_program(tmp_path, OF_NCCL))
+
+    finished = run("run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    told = "[[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]] [2.0, 2.0] [[1.0], [1.0, 1.0]]"
+    assert finished.lines == [told, told]
 
 
 @pytest.mark.parametrize("where", ["sim", "sim:pod64"])

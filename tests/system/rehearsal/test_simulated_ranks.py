@@ -324,6 +324,38 @@ def test_one_rank_ends_alone_and_ends_the_run(end: str, code: int, tmp_path: Pat
     assert "root cause: rank 2" in finished.stderr
 
 
+def test_an_uncaught_keyboard_interrupt_of_a_rank_ends_it_as_sigint_does(tmp_path: Path) -> None:
+    finished = simulate("raise KeyboardInterrupt\n", tmp_path)
+
+    assert finished.code == 130
+    assert "ended: signal 2: SIGINT" in finished.stderr
+
+
+def test_an_exit_function_that_raises_is_told_and_changes_nothing(tmp_path: Path) -> None:
+    text = "import atexit\natexit.register(print, 'last')\natexit.register(lambda: 1 / 0)\n"
+
+    finished = simulate(text, tmp_path, "--no-prefix")
+
+    assert finished.code == 0, finished.stderr
+    assert set(finished.lines) == {"last"}
+    assert "Exception ignored in atexit callback: <function <lambda>" in finished.stderr
+    assert "ZeroDivisionError: division by zero" in finished.stderr
+    assert "rehearsal" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["import nothing_of_this_name", "open('/nowhere')", "import time; time.sleep(-1)"]
+)
+def test_tracebacks_have_no_frames_of_what_stands_for_pythons_functions(
+    text: str, tmp_path: Path
+) -> None:
+    finished = simulate(text + "\n", tmp_path, "--schedule=random")
+
+    assert finished.code == 1
+    assert "line 1, in <module>" in finished.stderr
+    assert "rehearsal" not in finished.stderr
+
+
 def test_a_function_that_raises_is_told_as_on_real_processes() -> None:
     def fail() -> None:
         if rankwise.rank() == 1:
@@ -457,6 +489,38 @@ def test_ctrl_c_ends_the_run(tmp_path: Path) -> None:
         tmp_path,
         "import rankwise\nprint('begun', flush=True)\nwhile True: rankwise.collectives.barrier()\n",
     )
+
+    with start("run", "--on", "sim", "--nproc-per-node=2", program) as running:
+        running.wait_for("[default0]:begun")
+        running.signal(signal.SIGINT)
+        finished = running.finish()
+
+    assert finished.code == 130
+    assert "stopped by SIGINT" in finished.stderr
+
+
+def test_ranks_that_wait_are_interrupted_by_ctrl_c_as_python_is(tmp_path: Path) -> None:
+    program = write_program(
+        tmp_path,
+        "import rankwise\nprint('begun', flush=True)\ntry:\n"
+        "    while True: rankwise.collectives.barrier()\n"
+        "except KeyboardInterrupt:\n    print('saved')\n    raise\n",
+    )
+
+    with start("run", "--on", "sim", "--nproc-per-node=2", program) as running:
+        running.wait_for("[default1]:begun")
+        running.signal(signal.SIGINT)
+        finished = running.finish()
+
+    assert finished.code == 130
+    assert {"[default0]:saved", "[default1]:saved"} <= set(finished.lines)
+    assert "[default0]:KeyboardInterrupt in <module>" in finished.stderr
+    assert "program.py:4" in finished.stderr
+    assert "stopped by SIGINT" in finished.stderr
+
+
+def test_ctrl_c_before_a_rank_has_begun_ends_the_run_with_a_word(tmp_path: Path) -> None:
+    program = write_program(tmp_path, "print('begun', flush=True)\nwhile True:\n    pass\n")
 
     with start("run", "--on", "sim", "--nproc-per-node=2", program) as running:
         running.wait_for("[default0]:begun")

@@ -22,6 +22,32 @@ for network in (parallel, compiled):
     model.zero_grad()
 """
 
+NEGATED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+
+def negated():
+    return torch.full((2,), 1 + (rank + 1) * 1j).conj().imag
+
+
+summed, given, gathered = negated(), negated(), [negated(), negated()]
+assert summed.is_neg()
+dist.all_reduce(summed)
+dist.broadcast(given, 0)
+dist.all_gather(gathered, negated())
+received = negated()
+if rank == 0:
+    dist.send(torch.ones(2), 1)
+else:
+    dist.recv(received, 0)
+told = (summed, given, *gathered, received)
+print(rank, *(each.tolist() for each in told), all(each.is_neg() for each in told))
+"""
+
 OPERATORS = """
 from concurrent.futures import ThreadPoolExecutor
 
@@ -95,3 +121,34 @@ def test_a_compiled_ddp_trains_like_one_that_is_not(preloaded: Preloaded, tmp_pa
 
     assert finished.code == 0, finished.stderr
     assert finished.lines == ["36.0"] * 4
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_tensors_that_torch_negates_when_they_are_read_are_written_as_meant(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = str(write_program(tmp_path, NEGATED))
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=2", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    written = "[-3.0, -3.0] [-1.0, -1.0] [-1.0, -1.0] [-2.0, -2.0]"
+    assert sorted(finished.lines) == [
+        f"0 {written} [-1.0, -1.0] True",
+        f"1 {written} [1.0, 1.0] True",
+    ]
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_calls_of_functions_of_other_ranks_are_refused(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    text = "import torch.distributed.rpc as rpc\nrpc.init_rpc('me', rank=0, world_size=1)\n"
+    program = str(write_program(tmp_path, text))
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=1", program)
+
+    assert finished.code == 1
+    assert "torch.distributed.rpc needs processes" in finished.stderr

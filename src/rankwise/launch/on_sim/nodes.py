@@ -29,7 +29,8 @@ A hang
 
 When no rank can go on, ever, the agents' timers are all that is left. A death that has not been
 noticed yet, or a node that joins, ends the round within `_patience_of` the agents. If it is not
-over by then it has hung.
+over by then it has hung. Where ranks can go on, but with a limit to how long without progress, the
+gangs look more often than that: `records.look_interval` is theirs, `records.patience` the world's.
 """
 
 from collections.abc import Callable, Sequence
@@ -262,7 +263,10 @@ class SimulatedNodes:
         self._is_alone = rendezvous is None
         clock = _WorldTime(setting.clock, self._world.scheduler)
         self._agenda = _HasteningAgenda(clock, self._world.scheduler)
-        gang = msgspec.structs.replace(gang, hang_timeout=_patience_of(rendezvous))
+        records, patience = setting.records, _patience_of(rendezvous)
+        records.look_interval = min(records.watch.look_interval, patience)
+        records.patience = patience
+        gang = msgspec.structs.replace(gang, hang_timeout=records.look_interval)
         if rendezvous is None:
             whole = msgspec.structs.replace(gang, size=node_count * gang.size)
             spec = spec_alone(whole, policy, run_id=setting.job.run_id)

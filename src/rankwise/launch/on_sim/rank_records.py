@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from rankwise.base.failure import ErrorRecord, Stood
-from rankwise.base.units import Instant
+from rankwise.base.units import Duration, Instant
 from rankwise.core.ledger import Blame, Book, find_blame
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.launch.job import Job
@@ -37,6 +37,8 @@ class RankRecords:
         nodes: the number of each rank's node.
         last_alive: when a rank has run last.
         watch: whether the ranks get on that can go on.
+        look_interval: how often gangs ask that, in virtual time; for them it is a time-out.
+        patience: how long no rank can go on before that is a hang; not less than `look_interval`.
         hang: what is said of ranks that have hung.
         when_peers_notice: calls a function when those that wait for a rank see that it has ended.
     """
@@ -58,6 +60,7 @@ class RankRecords:
         self.watch = TimeWatch(
             world, job.gang.hang_timeout, SystemClock(), lambda: output.byte_count
         )
+        self.look_interval = self.patience = Duration(0)
         self.hang = DEADLOCK
         self.when_peers_notice: Callable[[Callable[[], None]], None] = _at_once
 

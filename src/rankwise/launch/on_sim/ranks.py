@@ -13,13 +13,14 @@ has done; only where it cannot tell the gangs have hung.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from signal import SIGINT
 
 import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.root_cause import may_be_of_others, tells_of_time
-from rankwise.base.units import Duration, Instant, format_duration
+from rankwise.base.units import MICROSECOND, Duration, Instant, after, between, format_duration
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     RanksStood,
@@ -240,17 +241,19 @@ class SimulatedRanks:
 
     def look_for_progress(self, attempt: int) -> None:
         """If no rank can go on, or none gets on, they have hung, and perhaps one is to blame."""
-        now, scheduler = self._clock.now(), self._world.scheduler
-        last_progress = now
-        if scheduler.next_instant is None:
-            last_progress = self._records.last_alive
-        elif (still := self._records.watch.hung_for(now)) is not None:
+        now, records = self._clock.now(), self._records
+        # The gang asks again when its time-out has passed since.
+        last_progress = after(now, Duration(records.watch.look_interval - records.look_interval))
+        if self._world.scheduler.next_instant is None:
+            spare = Duration(records.patience - records.look_interval)
+            last_progress = after(records.last_alive, spare)
+        elif (still := records.watch.hung_for(now)) is not None:
             told = format_duration(still)
-            self._records.hang = (
-                f"no progress for {told} of virtual time: ranks sleep, poll or wait"
-            )
+            records.hang = f"no progress for {told} of virtual time: ranks sleep, poll or wait"
             last_progress = _LONG_AGO
-        if last_progress < now and self._records.judge(None, patience_is_over=True) is not None:
+        # The gang compares a bit later: then it must not be first to find that time is over.
+        is_over = between(last_progress, now) + MICROSECOND >= records.look_interval
+        if is_over and records.judge(None, patience_is_over=True) is not None:
             return  # the agents of those that are to blame have heard it
         self._deliver(ProgressLooked(attempt, last_progress))
 
@@ -379,8 +382,8 @@ class SimulatedRanks:
     def _run(
         program: "bootstrap.Program", descriptors: Mapping[str, int], reporter: "_Reporter"
     ) -> int:
-        code, _ = bootstrap.run_to_code(program, descriptors, reporter, (RankEnded,))
-        return code
+        code, uncaught = bootstrap.run_to_code(program, descriptors, reporter, (RankEnded,))
+        return -SIGINT if isinstance(uncaught, KeyboardInterrupt) else code
 
 
 class _Reporter(bootstrap.Reporter):

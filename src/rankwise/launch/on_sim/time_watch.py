@@ -6,10 +6,10 @@ pass, so no deadlock stops the world. What counts as progress is the same as on 
 compute, read or write enough for the virtual time that has passed. What a look in vain costs is
 the simulation's doing, and no progress.
 
-With `--hang-timeout` that much virtual time without progress is a hang. Without, nobody has said
-how long ranks may rest, and a program may sleep for days on purpose: only ranks have hung that let
-another one wait in an operation for longer than the time-outs of torch would, and that have woken
-up so often meanwhile that a real minute has passed.
+With `--hang-timeout` that much virtual time without progress is a hang, found at most a quarter of
+it late. Without, nobody has said how long ranks may rest, and a program may sleep for days on
+purpose: only ranks have hung that let another one wait in an operation for longer than the
+time-outs of torch would, and that have woken up so often meanwhile that a real minute has passed.
 
 What a rank has started, threads and processes, lives in real time: as long as there is any, ranks
 may wait for it in a loop, and only real time counts, or without a time-out none.
@@ -71,6 +71,12 @@ class TimeWatch:
         self._others: ProgressWatch | None = None
         self._began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
+    @property
+    def look_interval(self) -> Duration:
+        """How often to ask, in virtual time."""
+        limit = self._hang_timeout or UNASKED
+        return max(Duration(limit // LOOKS_PER_PATIENCE), LEAST_INTERVAL)
+
     def begin_attempt(self) -> None:
         """Other ranks begin, which is progress, though as many of them may do nothing again."""
         self._marks = ()
@@ -97,12 +103,13 @@ class TimeWatch:
         # That of the calling thread is no rank's.
         computed = time.process_time_ns() - time.thread_time_ns() - looks
         byte_count = bytes_of_this_process() - self._printed()
+        # Where nobody has set a limit, a quarter of the time is enough in which a rank computes.
+        share = CPU_SHARE if self._hang_timeout else CPU_SHARE * LOOKS_PER_PATIENCE
         did, moved = computed - self._computed, byte_count - self._bytes
         self._marks, self._computed, self._bytes = marks, computed, byte_count
         return (
             marks != marks_before
-            # Of a patience, a quarter is enough in which a rank computes.
-            or did * CPU_SHARE * LOOKS_PER_PATIENCE >= elapsed
+            or did * share >= elapsed
             or moved >= max(BYTES_MIN, BYTES_PER_SECOND * elapsed // SECOND)
         )
 

@@ -43,6 +43,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from heapq import heappop, heappush
+from signal import SIGINT, default_int_handler
 from types import FrameType
 from typing import Any, Protocol, Self
 
@@ -241,7 +242,9 @@ class Rank:
             number = self.take_pending(lambda number: number not in self.blocked)
             if number is None:
                 break
-            handler = self.handlers.get(number, _DEFAULT)
+            # As Python, which raises KeyboardInterrupt where nobody has said otherwise.
+            default = default_int_handler if number == SIGINT else _DEFAULT
+            handler = self.handlers.get(number, default)
             if callable(handler):
                 self.signals_handled += 1
                 handler(number, sys._getframe(1))  # noqa: SLF001  # as Python gives it
@@ -285,6 +288,8 @@ class Rank:
             code = self._program()
         except RankEnded as end:
             code = end.code
+        except KeyboardInterrupt:  # before the first line of the program, or after its last one
+            code = -SIGINT
         except BaseException as problem:  # noqa: BLE001  # ours: the conductor raises it
             scheduler.broken_by = problem
         finally:

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
 from types import FrameType, MappingProxyType
@@ -34,7 +35,7 @@ from rankwise.sim.rehearsal import rank_time, signals
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.rank_time import PICOSECONDS, RankTime
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, set_affinity
+from rankwise.sim.rehearsal.scheduler import Rank, RankEnded, Scheduler, set_affinity
 
 Replaced = tuple[Any, str, Any]
 _CALENDAR = (time.time, time.time_ns)
@@ -157,11 +158,25 @@ class Substitutes:
         return seeds_of(rank.number, self._seed)[2]
 
     def run_exit_functions(self, rank: Rank) -> None:
-        """Call what the rank's program has registered with `atexit`, the last one first."""
+        """Call what the rank's program has registered with `atexit`, the last one first.
+
+        One that raises is told as Python tells of it, and changes no exit code.
+        """
         functions = rank.belongings.pop(_EXITS, [])
         while functions:
             function, args, kwargs = functions.pop()
-            function(*args, **kwargs)
+            try:
+                function(*args, **kwargs)
+            except RankEnded:
+                raise
+            except BaseException as error:  # noqa: BLE001  # Python goes on after any
+                step = error.__traceback__
+                told = traceback.format_exception(error.with_traceback(step and step.tb_next))
+                print(  # noqa: T201  # into the output of the rank
+                    f"Exception ignored in atexit callback: {function!r}\n{''.join(told)}",
+                    end="",
+                    file=sys.stderr,
+                )
 
     def unpin(self) -> None:
         """Let the calling thread run where the rank wants to again; see `Scheduler.pin`."""

@@ -14,6 +14,7 @@ What is touched:
   `PrefixStore` around one of those, here and in `distributed_c10d`.
 - `ProcessGroup._register_backend` and its siblings, to make the groups of gloo that are recorded.
 - `distributed_c10d._get_default_timeout`: is told that all backends are gloo.
+- `torch.distributed.rpc.init_rpc`: is refused.
 - `distributed_c10d.rendezvous`: gives the store of the simulated world.
 - `torch._C._DisableTorchDispatch` and `_ExcludeDispatchKeyGuard`: operations compute below modes
   and autograd, as a backend in C++ does (`arithmetic`).
@@ -97,6 +98,8 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
     replace("rendezvous", _rendezvous)
     replace("_get_default_timeout", _of_gloo)
+    if (rpc := import_module("torch.distributed.rpc")).is_available():
+        replace("init_rpc", _refused_to_ranks, rpc)
     for name in ("_prepare_profiler", "_enable_profiler"):
         replace(name, _of_one_rank, torch.autograd.profiler)
     stack.callback(follow_steps())
@@ -273,7 +276,10 @@ def _make_group(options: Any, _backend_options: Any) -> Any:
         group.label = ""
     world, rank = present_world(), running_rank()
     clock = None if rank is None or world.prediction is None else world.prediction.clock_of(rank)
-    made = RehearsedProcessGroup(options.group_rank, group, _asked_for, clock)
+    is_of_gloo = "gloo" in _asked_for and not torch.cuda.is_available()
+    made = RehearsedProcessGroup(
+        options.group_rank, group, _asked_for, clock, compares_shapes=is_of_gloo
+    )
     return recorded(made, _asked_for, told)
 
 
@@ -375,6 +381,20 @@ def _forget_groups(rank: Rank) -> None:
     for name in names:
         with suppress(RuntimeError):  # the program has destroyed it
             c10d._unregister_process_group(name)  # noqa: SLF001  # see the module's text
+
+
+def _refused_to_ranks(original: Callable[..., None]) -> Callable[..., None]:
+    """`init_rpc`, which would wait in C++ for ranks that are threads of the same process."""
+
+    def init_rpc(*args: Any, **kwargs: Any) -> None:
+        if running_rank() is not None:
+            raise NotImplementedError(
+                "torch.distributed.rpc needs processes, and simulated ranks are threads of one: run"
+                " the program without --on sim"
+            )
+        original(*args, **kwargs)
+
+    return init_rpc
 
 
 def _of_gloo(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -77,5 +77,13 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         source if source.shape == target.shape else source.reshape(target.shape)
         for target, source in pairs
     ]
-    if targets:
-        torch._foreach_copy_([data_of(target) for target in targets], fitting)
+    write_all([data_of(target) for target in targets], fitting)
+
+
+def write_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Write each source into its target, of equal shape."""
+    if any(map(Tensor.is_neg, targets)):  # as `x.conj().imag`: not taken in lists
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+    elif targets:
+        torch._foreach_copy_(targets, sources)

@@ -37,9 +37,17 @@ from rankwise.sim.torch.loads import (
     joined,
     spread,
     tensors_of,
+    write_all,
 )
 from rankwise.sim.torch.named_group import NamedProcessGroup
-from rankwise.sim.torch.words import called, check_dtype, reducing, told_dtype, told_shapes
+from rankwise.sim.torch.words import (
+    called,
+    check_dtype,
+    reducing,
+    told_dtype,
+    told_shape,
+    told_shapes,
+)
 from rankwise.sim.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone
 
 if TYPE_CHECKING:
@@ -78,13 +86,21 @@ class RehearsedProcessGroup(NamedProcessGroup):
         group: where its members meet.
         backend: the backend that the program has asked for.
         clock: the rank's clock on a modelled machine; None if none is.
+        compares_shapes: whether the backend refuses tensors that have the right size alone.
     """
 
-    def __init__(
-        self, rank: int, group: Group, backend: str, clock: "RankClock | None" = None
+    def __init__(  # what there is to say of a rank's end
+        self,
+        rank: int,
+        group: Group,
+        backend: str,
+        clock: "RankClock | None" = None,
+        *,
+        compares_shapes: bool,
     ) -> None:
         super().__init__(rank, len(group.ranks), backend)
         self._clock = clock
+        self._compares_shapes = compares_shapes
         self._number = group.ranks[rank]
         self._meetings = group
         group.compares_sizes = True
@@ -152,13 +168,17 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
         """Every rank gets everybody's tensor."""
-        self._check_count("all_gather", "output", outputs[0])
+        (gathered,), (own,) = outputs, inputs
+        self._check_count("all_gather", "output", gathered)
+        alike = [own] if self._compares_shapes else _alike(own, gathered)
+        if len(alike) == 1:
+            self._check_parts("all_gather", ("output", gathered), ("input", own))
 
         def carry_out(loads: Loads) -> None:
             for (gathered,), _ in loads:
                 copy_all(gathered, [own for _, (own,) in loads])
 
-        return self._meet("all_gather #?", inputs, (outputs, inputs), carry_out, outputs, opts=opts)
+        return self._meet("all_gather #?", alike, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RehearsedWork:
         """Every rank gets everybody's tensor, one after the other."""
@@ -178,6 +198,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
         """Every rank gets everybody's tensors."""
+        for row in outputs:
+            for output, own in zip(row, inputs, strict=True):
+                self._check_parts("all_gather_coalesced", ("output", [output]), ("input", own))
 
         def carry_out(loads: Loads) -> None:
             for gathered, _ in loads:
@@ -192,7 +215,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, name: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> RehearsedWork:
         for output, own in zip(outputs, inputs, strict=True):
-            self._check_size(name, ("output", output), ("input", own))
+            self._check_joined(name, ("output", output), ("input", own))
 
         def carry_out(loads: Loads) -> None:
             for position in range(len(inputs)):
@@ -207,6 +230,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root = opts.rootRank
         if root == self.rank():
             self._check_count("gather", "output", outputs[0])
+            of_root = ("output", outputs[0])
+            self._check_parts("gather", of_root, ("input", inputs[0]), is_exact=True)
 
         def carry_out(loads: Loads) -> None:
             (gathered,), _ = loads[root]
@@ -222,6 +247,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root = opts.rootRank
         if root == self.rank():
             self._check_count("scatter", "input", inputs[0])
+            of_root = ("input", inputs[0])
+            self._check_parts("scatter", of_root, ("output", outputs[0]), is_exact=True)
 
         def carry_out(loads: Loads) -> None:
             _, (scattered,) = loads[root]
@@ -237,8 +264,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> RehearsedWork:
         """Every rank gets its part of the reduction; gloo reduces each part by itself."""
-        op = _reduction(opts)
-        self._check_count("reduce_scatter", "input", inputs[0])
+        op, (own,), (parts,) = _reduction(opts), outputs, inputs
+        self._check_count("reduce_scatter", "input", parts)
+        part = parts[self.rank()]
+        self._check_parts("reduce_scatter", ("input", [part]), ("output", own))
 
         def carry_out(loads: Loads) -> None:
             results = [
@@ -248,8 +277,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
             for ((own,), _), result in zip(loads, results, strict=True):
                 fill(own, result)
 
-        call = f"reduce_scatter #? ({op_name(op)})"
-        return self._meet(call, outputs, (outputs, inputs), carry_out, outputs, opts=opts)
+        call, alike = f"reduce_scatter #? ({op_name(op)})", _alike(own, parts)
+        return self._meet(call, alike, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def reduce_scatter_single(
         self, output: Tensor, whole: Tensor, opts: Any = None
@@ -265,7 +294,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """The same for several tensors."""
         op = _reduction(opts)
         for own, whole in zip(outputs, inputs, strict=True):
-            self._check_size("reduce_scatter_single", ("input", whole), ("output", own))
+            self._check_joined("reduce_scatter_single", ("input", whole), ("output", own))
 
         def carry_out(loads: Loads) -> None:
             for position in range(len(inputs)):
@@ -284,6 +313,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """Rank i's j-th tensor goes to rank j's i-th place."""
         self._check_count("all_to_all", "output", outputs)
         self._check_count("all_to_all", "input", inputs)
+        if self._compares_shapes:
+            self._check_parts("all_to_all", ("output", outputs), ("input tensor 0", inputs[0]))
+            self._check_parts("all_to_all", ("input", inputs), ("input tensor 0", inputs[0]))
 
         def carry_out(loads: Loads) -> None:
             sent = [[flat_of(each).clone() for each in own] for _, own in loads]
@@ -303,7 +335,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
             ("output", output, output_splits),
             ("input", own, input_splits),
         ):
-            rows = whole.shape[0] if whole.dim() else 0
+            if not whole.dim():
+                raise RuntimeError(f"all_to_all_single: the {side} is a number, which has no rows")
+            rows = whole.shape[0]
             if splits and (len(splits) != count or sum(splits) != rows):
                 raise RuntimeError(
                     f"all_to_all_single: the {side} has {rows} rows and splits {list(splits)};"
@@ -421,6 +455,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> tuple[Meeting, Sequence[Timed]]:
         """Come to the next operation; `alike` must have the same shapes and dtypes everywhere."""
         if len(alike) == 1:
+            if alike[0].is_sparse and not call.startswith("all_reduce"):
+                raise NotImplementedError(f"{call.partition(' ')[0]} takes no sparse tensors")
             words = called(call, alike[0].shape, alike[0].dtype, self._backend_name)
         else:
             for tensor in alike:
@@ -486,13 +522,49 @@ class RehearsedProcessGroup(NamedProcessGroup):
                     )
                 fill(place, part)
 
-    def _check_size(self, name: str, whole: tuple[str, Tensor], part: tuple[str, Tensor]) -> None:
+    def _check_joined(self, name: str, whole: tuple[str, Tensor], part: tuple[str, Tensor]) -> None:
+        """Refuse a tensor that does not hold one part for each rank, one after the other."""
         (side, tensor), (other, own) = whole, part
-        if tensor.numel() != self._count * own.numel():
+        wanted = (self._count * (own.shape[0] if own.dim() else 1), *own.shape[1:])
+        if self._compares_shapes:
+            fits = tensor.shape == wanted and own.dim() > 0
+        else:
+            fits = tensor.numel() == self._count * own.numel()
+        if not fits or tensor.dtype != own.dtype:
+            expected = told_shape(wanted, own.dtype) if own.dim() else "rows, and a number has none"
             raise RuntimeError(
-                f"{name}: the {side} has {tensor.numel()} elements; expected {self._count}"
-                f" times the {own.numel()} of the {other}"
+                f"{name}: the {side} of {self._told(self.rank())} is {told_shapes([tensor])}, and"
+                f" the {other} {told_shapes([own])}; for {self._count} ranks {self._backend_name}"
+                f" wants {expected}"
             )
+
+    def _check_parts(
+        self,
+        name: str,
+        parts: tuple[str, Sequence[Tensor]],
+        single: tuple[str, Tensor],
+        *,
+        is_exact: bool = False,
+    ) -> None:
+        """Refuse a list in which a tensor is not like the single one.
+
+        Args:
+            name: the operation.
+            parts: what the list is called, and its tensors.
+            single: the same of the single one.
+            is_exact: whether every backend compares shapes here.
+        """
+        (side, tensors), (other, own) = parts, single
+        shape, size, dtype = own.shape, own.numel(), own.dtype
+        is_exact = is_exact or self._compares_shapes
+        for index, each in enumerate(tensors):
+            fits = each.shape == shape if is_exact else each.numel() == size
+            if not fits or each.dtype != dtype:
+                raise RuntimeError(
+                    f"{name}: {side} tensor {index} of {self._told(self.rank())} is"
+                    f" {told_shapes([each])}, and the {other} {told_shapes([own])};"
+                    f" {self._backend_name} wants equal shapes"
+                )
 
     def _check_count(self, name: str, side: str, tensors: Sequence[Tensor]) -> None:
         if len(tensors) != self._count:
@@ -544,7 +616,13 @@ def _reduce_for_all(op: Any, group: Group, loads: Loads) -> None:
     else:
         own = list(in_memory_order([tensor for (tensor,) in loads]))
         result = ring_reduced(own, op).view(own[0].shape)
-        torch._foreach_copy_(own, [result] * len(own))
+        write_all(own, [result] * len(own))
+
+
+def _alike(own: Tensor, parts: list[Tensor]) -> list[Tensor]:
+    """What must be equal on all ranks: of parts of several sizes, the whole list."""
+    size = own.numel()
+    return parts if any(each.numel() != size for each in parts) else [own]
 
 
 def _reduction(opts: Any) -> Any:

@@ -16,7 +16,7 @@ from rankwise.sim.torch.arithmetic import name_of_reduction
 
 def told_shapes(tensors: Sequence[Tensor]) -> str:
     """Tell them as `(4, 3) float32`; several are joined, many are counted."""
-    told = [_shape(tensor.shape, tensor.dtype) for tensor in tensors[:4]]
+    told = [told_shape(tensor.shape, tensor.dtype) for tensor in tensors[:4]]
     more = f" and {len(tensors) - 4} more" if len(tensors) > 4 else ""
     return ", ".join(told) + more
 
@@ -38,7 +38,7 @@ def called(call: str, shape: Any, dtype: Any, backend: str) -> str:
         RuntimeError: the backend takes no such tensors.
     """
     check_dtype(call, dtype, backend)
-    return f"{call} of {_shape(shape, dtype)}"
+    return f"{call} of {told_shape(shape, dtype)}"
 
 
 @lru_cache(maxsize=1024)
@@ -71,7 +71,8 @@ def told_dtype(tensor: Tensor) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _shape(shape: Any, dtype: Any) -> str:
+def told_shape(shape: Any, dtype: Any) -> str:
+    """A tensor, by its shape and dtype: `(4, 3) float32`."""
     return f"{tuple(shape)} {_name(dtype)}"
 
 

@@ -68,9 +68,13 @@ _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
 _PACKAGE = os.path.dirname(os.path.dirname(_OUR_DIRECTORY))
 _OUR_PACKAGE = os.path.join(_PACKAGE, "")
+_SUBSTITUTING = ("first_import", "rank_time", "signals", "substitutes")
 _CARRYING_OUT = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("collectives", "sim"))
 """Where collectives are carried out, those of simulated ranks too."""
-_ENTERING = os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py")
+_ENTERING = (
+    os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py"),
+    *(os.path.join(_PACKAGE, "sim", "rehearsal", f"{name}.py") for name in _SUBSTITUTING),
+)
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
     *(
@@ -511,12 +515,13 @@ def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | No
 
 
 def _end_at_the_call(error: BaseException) -> None:
-    """Let the traceback of an error from a collective, or a fault, end where the program called.
+    """Let a traceback from a collective, a fault or Ctrl-C end where the program called.
 
     When a node dies, every rank elsewhere fails in one: how that came to know tells users nothing.
     """
     is_ours = type(error).__module__ == "rankwise.base.errors"
-    if not is_ours and not hasattr(error, "_rankwise_is_of_a_fault"):
+    is_sent = isinstance(error, KeyboardInterrupt) or hasattr(error, "_rankwise_is_of_a_fault")
+    if not is_ours and not is_sent:
         return
     call = frame = error.__traceback__
     while frame is not None:
@@ -528,11 +533,11 @@ def _end_at_the_call(error: BaseException) -> None:
 
 
 def _leave_out_entering(error: BaseException) -> None:
-    """Take the frames of `torch_calls` out of a traceback: the program called torch."""
+    """Take what stands between out of a traceback: the program called torch, or Python."""
     frame = error.__traceback__
     while frame is not None:
         following = frame.tb_next
-        if following is not None and following.tb_frame.f_code.co_filename == _ENTERING:
+        if following is not None and following.tb_frame.f_code.co_filename in _ENTERING:
             frame.tb_next = following.tb_next
         else:
             frame = following
