@@ -343,6 +343,15 @@ def test_an_exit_function_that_raises_is_told_and_changes_nothing(tmp_path: Path
     assert "rehearsal" not in finished.stderr
 
 
+def test_half_a_character_in_an_exception_is_told_as_what_it_is(tmp_path: Path) -> None:
+    script = write_program(tmp_path, "raise ValueError('of \\ud800 alone')\n")
+
+    finished = run("run", "--on=sim", "--nproc-per-node=2", script)
+
+    assert finished.code == 1
+    assert "root cause: rank 0 failed: ValueError: of \\ud800 alone" in finished.stderr
+
+
 @pytest.mark.parametrize(
     "text", ["import nothing_of_this_name", "open('/nowhere')", "import time; time.sleep(-1)"]
 )

@@ -43,6 +43,7 @@ from rankwise.core.gang.vocabulary import (
 from rankwise.core.ledger import Blame
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
 from rankwise.drivers.real.recall_line import AgentWord
+from rankwise.drivers.real.report_pipe import ErrorReported, ReportPipe
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.environment import (
@@ -406,5 +407,10 @@ class _Reporter(bootstrap.Reporter):
     def announce(self) -> None:
         """Nobody asks a thread for its stacks."""
 
+    def tell_leaving(self, code: int) -> None:
+        """A simulated rank is over at once."""
+
     def _write(self, record: str) -> None:
-        self._on_error(msgspec.json.decode(record, type=ErrorRecord))
+        for report in ReportPipe().feed(f"\x1e{record}\n".encode("ascii")):
+            if isinstance(report, ErrorReported):
+                self._on_error(report.error)
