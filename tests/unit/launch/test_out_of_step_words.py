@@ -89,6 +89,10 @@ def test_of_a_circle_of_messages_the_hint_is_about_messages() -> None:
     assert "batch_isend_irecv" in hint_for(told)
     receivers = replace(told, detail=told.detail.replace("send", "recv"))
     assert hint_for(receivers) == "all of them receive: let one of these ranks send first"
+    mixed = replace(told, detail=told.detail.replace("rank 1 in send", "rank 1 in recv"))
+    assert "a receive takes what was sent with its tag" in hint_for(mixed)
+    another = replace(told, detail=told.detail.replace("in send", "in all_reduce"))
+    assert "look for a branch" in hint_for(another)
     assert "look for a branch" in hint_for(replace(told, detail=TIE))
 
 

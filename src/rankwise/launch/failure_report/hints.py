@@ -96,15 +96,27 @@ _SAME_CALLS = (
     "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
     "that {} takes otherwise"
 )
-_SEND, _RECEIVE = re.compile(r" in send\b"), re.compile(r" in recv\b")
+_STANDS = re.compile(r"rank \d+ in (\w+)")
+
+
+def _calls_of_circle(failure: Failure) -> list[str]:
+    """What each of those calls that wait for each other: `send`, `recv`, or an operation."""
+    return _STANDS.findall(failure.detail) if failure.is_shared else []
+
+
 _CATALOGUE: Sequence[_Hint] = (
     _Hint(
-        lambda failure: failure.is_shared and bool(_SEND.search(failure.detail)),
+        lambda failure: sorted(_calls_of_circle(failure)) == ["recv", "send"],
+        "a receive takes what was sent with its tag, in the order of the sends, and as much: "
+        "compare both calls",
+    ),
+    _Hint(
+        lambda failure: "send" in _calls_of_circle(failure),
         "a send may wait for its receive: let one of these ranks receive first, or give both to "
         "batch_isend_irecv",
     ),
     _Hint(
-        lambda failure: failure.is_shared and bool(_RECEIVE.search(failure.detail)),
+        lambda failure: {*_calls_of_circle(failure)} == {"recv"},
         "all of them receive: let one of these ranks send first",
     ),
     _Hint(
