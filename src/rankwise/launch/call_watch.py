@@ -47,6 +47,7 @@ from rankwise.core.ledger import (
     Sheet,
     find_blame,
     find_disagreement,
+    find_past_disagreement,
     judge,
     pack,
     wait_in_words,
@@ -128,6 +129,7 @@ class CallWatch:
         self._questions = RecorderQuestions(host, reactor, clock)
         self._told = ""
         self._stuck: set[int] = set()
+        self._doubts_from, self._doubt_pause = clock.now(), INTERVAL
         self._asked_at: Instant | None = None
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
@@ -142,6 +144,7 @@ class CallWatch:
         self._looks_at = self._attempt
         self._begun, self._suspicion, self._told = {}, "", ""
         self._standing, self._stuck = {}, set()
+        self._doubts_from, self._doubt_pause = self._clock.now(), INTERVAL
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
         self._has_held, self._of_a_part = False, None
         self.lateness.begin()
@@ -279,6 +282,10 @@ class CallWatch:
         """
         if self._is_holding:
             return False
+        if exit_status.ok and all(link.is_over for link in self._host.links.values()):
+            self.lateness.see_arrivals()
+            if self.lateness.differ:
+                self._judge_past()  # by what the ranks have told at their ends
         if not exit_status.ok and self._is_stuck_in_section(local_rank):
             is_open = partial(self._judge_section, local_rank)
             return self._hold(local_rank, Trouble.TIMED_OUT, is_open, on_answers)
@@ -362,6 +369,7 @@ class CallWatch:
         self.lateness.see_cpu_waits()
         blame = self._certain_blame() if self._is_somebody_standing() else None
         self._suspect()
+        self._doubt_past()
         text = "" if blame is None or not blame.is_certain else blame.text
         if blame is not None and text and text == self._suspicion and self._is_checked:
             self._accuse(blame)
@@ -463,6 +471,20 @@ class CallWatch:
             self._accuse(blame)
         else:
             self._told = blame.text
+
+    def _doubt_past(self) -> None:
+        """Ask what a call was that ranks seem to differ in, and less often if they agreed."""
+        now = self._clock.now()
+        if self.lateness.differ and not self._is_holding and now >= self._doubts_from:
+            self._doubts_from = after(now, self._doubt_pause)
+            self._doubt_pause = min(Duration(2 * self._doubt_pause), SAMPLE_PAUSE)
+            self._questions.ask(self._judge_past)
+
+    def _judge_past(self) -> None:
+        """Accuse who has called something else in a call that was carried out all the same."""
+        blame = None if self._is_holding else find_past_disagreement(self._books())
+        if blame is not None:
+            self._accuse(blame)
 
     def _judge_error(self, local_rank: int, patience_is_over: bool) -> bool:  # by `partial`
         """Accuse who is to blame for an exception; whether only other nodes can tell who."""

@@ -54,6 +54,7 @@ class LatenessWatch:
 
     Attributes:
         has_cpp_calls: whether that was so.
+        differ: whether ranks have entered different things under one number, of late.
         readers: of the ranks' books, by local rank.
     """
 
@@ -70,6 +71,9 @@ class LatenessWatch:
         self._on_cpp_calls = on_cpp_calls
         self.has_cpp_calls = False
         self.readers: dict[int, ArrivalReader] = {}
+        self.differ = False
+        self._matches: dict[tuple[str, int], int] = {}
+        """Of the calls seen in the last two looks."""
         self._began_at = clock.now()
         self._first_call_at: Instant | None = None
         self._lateness = Lateness(())
@@ -98,7 +102,7 @@ class LatenessWatch:
         self._sampled_lateness = SampledLateness()
         self._begun_by_cpp, self._late = {}, None
         self._are_all_compared = self._has_asked_who_is_late = False
-        self._cpu_waits = {}
+        self._cpu_waits, self._matches, self.differ = {}, {}, False
         self.see_cpu_waits()
         if self._lateness.ranks != ranks:
             self._lateness, self._first_call_at = Lateness(ranks), None
@@ -124,10 +128,14 @@ class LatenessWatch:
         if not self.reads_this_attempt:
             return
         most = max(_ARRIVALS_MIN, _ARRIVALS_MAX // len(self.readers))
+        before, self._matches, self.differ = self._matches, {}, False
         for rank, reader in zip(self._lateness.ranks, self.readers.values(), strict=True):
             arrivals = reader.read(most)
             self._note_first(arrivals)
             self._lateness.see(rank, reader.groups, arrivals)
+            for call, match in reader.matches.items():
+                others = before.get(call, match)
+                self.differ |= self._matches.setdefault(call, others) != match
 
     def see_cpu_waits(self) -> None:
         """See for how long ranks had no CPU: who is late by that is not to blame.

@@ -66,6 +66,13 @@ if rank == 1:
     sys.exit(3)
 dist.all_reduce(x)
 """
+LARGEST = """
+sums = dist.ReduceOp.SUM
+for step in range(STEPS):
+    x.fill_(1)
+    dist.all_reduce(x, op=dist.ReduceOp.MAX if rank == 1 and step == 4 else sums)
+    time.sleep(0.05 * (STEPS > 10))
+"""
 EARLY = """
 for step in range(201 - (rank == 1)):
     dist.all_reduce(x)
@@ -179,6 +186,19 @@ def test_a_lost_connection_is_the_fault_of_the_rank_that_was_done_too_early(
     assert done.code == 1
     assert root_cause_in(done).startswith(f"rank 1 was done after all_reduce #200 {where}, while ")
     assert root_cause_in(done).endswith(f"in all_reduce #201 {where}")
+
+
+@pytest.mark.parametrize("steps", [6, 2_000])
+def test_another_reduction_that_gloo_carries_out_is_told(
+    steps: int, run_program: RunProgram
+) -> None:
+    done = run_program("torch", LARGEST.replace("STEPS", str(steps)))
+
+    line = f"of (4096,) float32 (train.py:{line_of(LARGEST, 'dist.all_reduce', 'torch')})"
+    assert done.code == 1
+    assert root_cause_in(done).startswith(
+        f"call #5: rank 1 called all_reduce (max) {line}, ranks 0, 2 called all_reduce (sum) {line}"
+    )
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

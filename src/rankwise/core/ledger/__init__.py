@@ -1,6 +1,14 @@
 """The ledger of collectives: who has come to which call, and so who keeps the others waiting."""
 
-from rankwise.core.ledger.blame import Blame, Wait, find_blame, find_disagreement, judge, waits_of
+from rankwise.core.ledger.blame import (
+    Blame,
+    Wait,
+    find_blame,
+    find_disagreement,
+    find_past_disagreement,
+    judge,
+    waits_of,
+)
 from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.sampled import Begun, SampledLateness
@@ -46,6 +54,7 @@ __all__ = [
     "delay_in_words",
     "find_blame",
     "find_disagreement",
+    "find_past_disagreement",
     "judge",
     "late_over_nodes",
     "number_text",

@@ -161,6 +161,28 @@ def find_disagreement(books: Iterable[Book], rank: int, at: Call | None = None) 
     return _disagreement(Wait(rank, calls[0], ()), by_rank) if calls else None
 
 
+def find_past_disagreement(books: Iterable[Book]) -> Blame | None:
+    """Tell who has called something else in a call that is over on all members.
+
+    gloo adds for one rank what it takes the largest of for another, and tells nobody. Only calls
+    whose numbers the library has told are compared.
+    """
+    by_rank: dict[int, Book] = {}
+    matches: dict[tuple[str, int], set[int]] = {}
+    for book in books:
+        told = [call for call in book.calls if call.library_number and not call.of_handle]
+        by_rank[book.rank] = msgspec.structs.replace(book, calls=tuple(told))
+        for call in told:
+            matches.setdefault((call.group, call.library_number), set()).add(call.match)
+    for book in by_rank.values():
+        for call in book.calls:
+            if len(matches[call.group, call.library_number]) > 1:
+                blame = _disagreement(Wait(book.rank, call, ()), by_rank)
+                if blame is not None and blame.is_certain:
+                    return blame
+    return None
+
+
 def _awaited(book: Book, call: Call, books: Mapping[int, Book]) -> tuple[int, ...]:
     if not call.group:
         return (call.peer,) if call.peer != NO_PEER and call.peer in books else ()

@@ -77,7 +77,7 @@ class SeenCall(NamedTuple):
     """A call as it stands in a ring: `words` are its text and place, as the rank has fitted them.
 
     `slot` is that of its group, -1 for a message; `ended_at` is 0 while the rank is in it; a wait
-    for an issued call is `of_handle`.
+    for an issued call is `of_handle`; `match` is equal where members agree.
     """
 
     slot: int
@@ -87,6 +87,7 @@ class SeenCall(NamedTuple):
     stage: int
     words: bytes
     of_handle: bool
+    match: int
 
 
 class CallReader:
@@ -126,7 +127,7 @@ class CallReader:
         first = max(self._seen, last - min(most, SAFE_ENTRIES)) + 1
         lost, calls = first - self._seen - 1, []
         for sequence, entry in self._entries(first, last):
-            found, number, begun_at, end, slot, *_, flags = ENTRY_HEAD.unpack_from(entry)
+            found, number, begun_at, end, slot, match, _, flags = ENTRY_HEAD.unpack_from(entry)
             if found == sequence and not end and not is_last:
                 break  # the rank is in it: read on from here the next time
             self._seen = sequence
@@ -134,7 +135,9 @@ class CallReader:
                 ended_at, stage = end >> STAGE_BITS, end & _STAGE_MASK
                 words = entry[ENTRY_HEAD.size :]
                 of_handle = bool(flags & OF_HANDLE)
-                calls.append(SeenCall(slot, number, begun_at, ended_at, stage, words, of_handle))
+                calls.append(
+                    SeenCall(slot, number, begun_at, ended_at, stage, words, of_handle, match)
+                )
         return calls, lost
 
     def _entries(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
@@ -151,7 +154,13 @@ class CallReader:
 
 
 class ArrivalReader(CallReader):
-    """Reads the calls of one worker as lateness needs them, each once."""
+    """Reads the calls of one worker as lateness needs them, each once.
+
+    Attributes:
+        matches: of the calls read last, by group and number, what is equal where members agree.
+    """
+
+    matches: dict[tuple[str, int], int]
 
     @property
     def is_standing(self) -> bool:
@@ -165,6 +174,11 @@ class ArrivalReader(CallReader):
     def read(self, most: int) -> list[Arrival]:
         """Its calls in groups since the last look as far as they have ended, of many the latest."""
         calls, _ = self.read_calls(most)
+        self.matches = {
+            (self.keys[call.slot], call.number): call.match
+            for call in calls
+            if call.slot >= 0 and not call.of_handle
+        }
         return [
             Arrival(self.keys[call.slot], call.number, call.begun_at, call.ended_at, call.of_handle)
             for call in calls

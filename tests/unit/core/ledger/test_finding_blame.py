@@ -17,6 +17,7 @@ from rankwise.core.ledger import (
     Stage,
     find_blame,
     find_disagreement,
+    find_past_disagreement,
     waits_of,
 )
 from rankwise.core.ledger.words import wait_in_words
@@ -442,3 +443,26 @@ def test_whoever_swaps_two_calls_of_overlapping_groups_is_found_out(
     if verdict is not None:
         assert verdict.is_certain
         assert culprit in {*verdict.blamed, *verdict.waiting}
+
+
+def carried_out(number: int, **changes: object) -> Call:
+    return call(number, Stage.DONE, **{"library_number": number, **changes})
+
+
+def test_a_call_that_is_over_is_compared_where_the_library_has_told_its_number() -> None:
+    books = [book(rank, carried_out(1), carried_out(2, match=1 + rank // 2)) for rank in range(3)]
+
+    blame = find_past_disagreement(books)
+
+    assert blame is not None
+    assert blame.blamed == (2,)
+    assert blame.text.startswith("call #2: rank 2 called all_reduce")
+
+
+def test_calls_that_are_over_are_not_compared_by_the_numbers_of_ranks_alone() -> None:
+    shifted = [book(0, carried_out(1), carried_out(2, match=9, library_number=3))]
+    shifted += [book(1, carried_out(1), carried_out(2), carried_out(3, match=9))]
+    unknown = [book(rank, carried_out(1, match=rank, library_number=0)) for rank in range(3)]
+
+    assert find_past_disagreement(shifted) is None
+    assert find_past_disagreement(unknown) is None
