@@ -476,6 +476,7 @@ class CallWatch:
         """Ask what a call was that ranks seem to differ in, and less often if they agreed."""
         now = self._clock.now()
         if self.lateness.differ and not self._is_holding and now >= self._doubts_from:
+            self.lateness.differ = False
             self._doubts_from = after(now, self._doubt_pause)
             self._doubt_pause = min(Duration(2 * self._doubt_pause), SAMPLE_PAUSE)
             self._questions.ask(self._judge_past)
@@ -559,7 +560,7 @@ class CallWatch:
         if link.exit_code == 0:
             return Fate.LEFT
         has_ended = link.process is not None and link.process.has_ended
-        if link.leaving is not None and book.fate is Fate.LEFT:
+        if link.exiting is not None and book.fate is Fate.LEFT:
             return Fate.DIED  # its exit code tells more than that it is done with a group
         if link.exit_code is None and not (has_ended and book.fate is Fate.LIVES):
             return book.fate

@@ -54,7 +54,7 @@ class LatenessWatch:
 
     Attributes:
         has_cpp_calls: whether that was so.
-        differ: whether ranks have entered different things under one number, of late.
+        differ: whether ranks have entered different things under one number; set back by who asks.
         readers: of the ranks' books, by local rank.
     """
 
@@ -128,7 +128,7 @@ class LatenessWatch:
         if not self.reads_this_attempt:
             return
         most = max(_ARRIVALS_MIN, _ARRIVALS_MAX // len(self.readers))
-        before, self._matches, self.differ = self._matches, {}, False
+        before, self._matches = self._matches, {}
         for rank, reader in zip(self._lateness.ranks, self.readers.values(), strict=True):
             arrivals = reader.read(most)
             self._note_first(arrivals)

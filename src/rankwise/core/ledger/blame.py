@@ -32,6 +32,7 @@ a way that ends at a rank which stands in a call that all have come to (its data
 somebody elsewhere is late) blames nobody.
 """
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -162,25 +163,43 @@ def find_disagreement(books: Iterable[Book], rank: int, at: Call | None = None) 
 
 
 def find_past_disagreement(books: Iterable[Book]) -> Blame | None:
-    """Tell who has called something else in a call that is over on all members.
+    """Tell who has called something else in a call that is over: another operation or reduction.
 
-    gloo adds for one rank what it takes the largest of for another, and tells nobody. Only calls
-    whose numbers the library has told are compared.
+    gloo adds for one rank what it takes the largest of for another, and tells nobody. Compared are
+    calls to which all known members have come at one time, under a number that the library has
+    told. Sizes and types are not: an operation that only moves bytes may be right all the same.
     """
     by_rank: dict[int, Book] = {}
-    matches: dict[tuple[str, int], set[int]] = {}
+    together: dict[tuple[str, int], dict[int, Call]] = {}
     for book in books:
-        told = [call for call in book.calls if call.library_number and not call.of_handle]
-        by_rank[book.rank] = msgspec.structs.replace(book, calls=tuple(told))
-        for call in told:
-            matches.setdefault((call.group, call.library_number), set()).add(call.match)
-    for book in by_rank.values():
-        for call in book.calls:
-            if len(matches[call.group, call.library_number]) > 1:
-                blame = _disagreement(Wait(book.rank, call, ()), by_rank)
-                if blame is not None and blame.is_certain:
-                    return blame
+        over = [_by_operation(call) for call in book.calls if _is_known_to_be_over(call)]
+        by_rank[book.rank] = msgspec.structs.replace(book, calls=tuple(over))
+        for call in over:
+            together.setdefault((call.group, call.library_number), {})[book.rank] = call
+    for (group, _), calls in together.items():
+        rank, call = next(iter(calls.items()))
+        members = [each for each in by_rank[rank].groups[group].members if each in by_rank]
+        if len(calls) < len(members) or len({each.match for each in calls.values()}) < 2:
+            continue
+        if max(each.begun_at for each in calls.values()) > min(
+            each.ended_at for each in calls.values()
+        ):
+            continue  # nobody is done before all have come: they are not one call
+        blame = _disagreement(Wait(rank, call, ()), by_rank)
+        if blame is not None and blame.is_certain:
+            return blame
     return None
+
+
+def _is_known_to_be_over(call: Call) -> bool:
+    """Whether the program has waited for it at once, and the library has told its number."""
+    return call.stage is Stage.DONE and bool(call.library_number) and not call.of_handle
+
+
+def _by_operation(call: Call) -> Call:
+    """The call, with what its members must agree on without sizes and types."""
+    operation = call.text.partition(" of ")[0]
+    return msgspec.structs.replace(call, match=zlib.crc32(operation.encode()))
 
 
 def _awaited(book: Book, call: Call, books: Mapping[int, Book]) -> tuple[int, ...]:

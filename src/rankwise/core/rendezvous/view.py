@@ -355,8 +355,8 @@ def judge(view: View, ended: Round) -> Judgement:
     ]
     best_step = max([*steps, *([] if ended.best_step is None else [ended.best_step])], default=None)
     fruitless = ended.fruitless
-    # Who vanishes when others have left or joined did not end the round: a leader that leaves is
-    # missing to the next one, though it had told.
+    # Nodes lost after a round that ended for another reason did not end it: a leader that has left
+    # looks lost to the next one, though it had said that it leaves.
     if ended.is_failure or (ended.gone and view.lost):
         ran = [heard.record.ran for _, heard in view.last_words() if heard.record is not None]
         progressed = has_progressed(

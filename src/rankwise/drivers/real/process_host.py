@@ -49,7 +49,7 @@ from rankwise.drivers.real.recall_line import AgentWord, take_words, tell
 from rankwise.drivers.real.report_pipe import (
     CallsBegin,
     ErrorReported,
-    Leaving,
+    Exiting,
     LedgerOff,
     Ready,
     Recorded,
@@ -321,15 +321,27 @@ class RealProcessHost:
             for speaker in list(self._current.values()) if code != 0 else ():
                 self._on_said(speaker)
             self._on_over(link)
-            if link.leaving is not None and code in (link.leaving.code, -SIGTERM, -SIGKILL):
-                # Peers have seen connections close since then, and it may have been told to end.
-                code, ended_at = link.leaving.code, min(ended_at, Instant(link.leaving.at))
+            exiting = self._word_of_exit(link, code)
+            if exiting is not None:
+                code, ended_at = exiting.code, min(ended_at, Instant(exiting.at))
             is_ours = link.is_killed and code == -SIGKILL
             exited = WorkerExited(
                 link.local_rank, link.attempt, ExitStatus(code), ended_at, was_killed_by_us=is_ours
             )
             self._deliver(exited)
             self._tell_peers(link, has_failed=code != 0)
+
+    def _word_of_exit(self, link: WorkerLink, code: int) -> Exiting | None:
+        """When and how a worker's program ended, if that explains more than its process's end.
+
+        Peers saw its connections close then, and it may have been told to stop since. But where
+        another one has died without a word, it may have ended because of that.
+        """
+        exiting, ours = link.exiting, (-SIGTERM, -SIGKILL) if link.is_killed else (-SIGTERM,)
+        if exiting is None or code not in (exiting.code, *ours):
+            return None
+        others = (other for other in self._current.values() if other is not link)
+        return None if any(other.has_died_in_silence for other in others) else exiting
 
     def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:
         """Nothing is left of an attempt, but perhaps for processes stuck in the kernel."""
@@ -497,8 +509,8 @@ class RealProcessHost:
                     link.recorder_thread = record.thread
                 case Recorded():
                     self._on_recorded(link.local_rank, record)
-                case Leaving():
-                    link.leaving = record
+                case Exiting():
+                    link.exiting = record
                 case ErrorReported():
                     link.error = link.error or record.error
                     self._deliver(WorkerReported(link.local_rank, link.attempt, record.error))

@@ -62,10 +62,12 @@ def with_library_numbers(book: Book, recorded: Recorded) -> Book:
 
 def _number_in(group: RecordedGroup, call: Call) -> int:
     operation = _operation_in(call.text)
-    for number, begun_at, text in group.sample:
-        if _is_in(call, begun_at) and _operation_in(group.texts[text]) == operation:
-            return number
-    return 0
+    numbers = [
+        (begun_at < call.begun_at, number)  # then it may be the call before
+        for number, begun_at, text in group.sample
+        if _is_in(call, begun_at) and _operation_in(group.texts[text]) == operation
+    ]
+    return min(numbers, default=(False, 0))[1]
 
 
 def begun_by_cpp(recorded: Recorded, seen: Book) -> list[Begun]:

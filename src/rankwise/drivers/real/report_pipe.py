@@ -80,7 +80,7 @@ class Recorded(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):
     groups: tuple[RecordedGroup, ...]
 
 
-class Leaving(msgspec.Struct, frozen=True, tag_field="kind", tag="leaving"):
+class Exiting(msgspec.Struct, frozen=True, tag_field="kind", tag="exiting"):
     """The worker's program has ended with a code other than 0, at that monotonic instant."""
 
     code: int
@@ -93,7 +93,7 @@ class ErrorReported(msgspec.Struct, frozen=True):
     error: ErrorRecord
 
 
-WorkerReport = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | Leaving | ErrorReported
+WorkerReport = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | Exiting | ErrorReported
 
 
 class _ErrorLine(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
@@ -106,7 +106,7 @@ class _ErrorLine(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
     wall_ns: int
 
 
-_Line = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | Leaving | _ErrorLine
+_Line = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | Exiting | _ErrorLine
 _decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
 

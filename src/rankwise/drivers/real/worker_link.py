@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from rankwise.base.failure import ErrorRecord
+from rankwise.base.root_cause import SELF_INFLICTED_SIGNALS
 from rankwise.base.units import Instant
 from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
 from rankwise.drivers.real.logs.tail import Tail
 from rankwise.drivers.real.recall_line import LINE_VARIABLE, new_line
-from rankwise.drivers.real.report_pipe import Leaving, ReportPipe
+from rankwise.drivers.real.report_pipe import Exiting, ReportPipe
 from rankwise.drivers.real.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.hosting.connection import Connection
+
+
+SIGTERM = 15
 
 
 class WorkerPlan(msgspec.Struct, kw_only=True):
@@ -110,7 +114,7 @@ class WorkerLink(msgspec.Struct):
     is_ready: bool = False
     recorder_thread: int = 0
     """The thread of ours in it that can be asked for what torch has recorded; 0 without one."""
-    leaving: Leaving | None = None
+    exiting: Exiting | None = None
     """That its program has ended with another code than 0, though its process may live on."""
     end_seen_at: Instant | None = None
     """When we saw by ourselves that its process had ended."""
@@ -127,6 +131,16 @@ class WorkerLink(msgspec.Struct):
     def streams(self) -> tuple[WorkerStream, WorkerStream]:
         """Both output streams."""
         return self.stdout, self.stderr
+
+    @property
+    def has_died_in_silence(self) -> bool:
+        """Whether it has failed, told of nothing, and was not told to stop either.
+
+        By SIGABRT and SIGPIPE native code dies of a closed connection.
+        """
+        ours = (None, 0, -SIGTERM, *(-signum for signum in SELF_INFLICTED_SIGNALS))
+        has_told = self.error is not None or self.exiting is not None
+        return self.exit_code not in ours and not has_told and not self.is_killed
 
     @property
     def is_read(self) -> bool:

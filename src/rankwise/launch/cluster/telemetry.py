@@ -7,7 +7,7 @@ program alone. It is sent as protobuf over HTTP.
 
 Importing takes longer than the start of a run, so a thread does it, and reads the metrics from then
 on in intervals through the `Probe`. At the end of the run the last values are sent, also of a run
-that is shorter than the importing; a collector that does not answer is not waited for long.
+that is shorter than the importing: 10 s are waited for that, and 3 s for the collector.
 """
 
 import logging

@@ -68,7 +68,7 @@ def read_events(folder: Path, size: int) -> Events:
 
 
 def events_in_both(simulated: Events, real: Events) -> tuple[Events, Events]:
-    """What each rank did in both runs, of two that failed: when the others end, differs."""
+    """What each rank did in both of two runs that failed; how soon others end then differs."""
     counts = [min(map(len, both)) for both in zip(simulated, real, strict=True)]
     one, other = (
         [events[:count] for events, count in zip(run, counts, strict=True)]

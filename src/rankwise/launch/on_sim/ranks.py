@@ -243,7 +243,7 @@ class SimulatedRanks:
     def look_for_progress(self, attempt: int) -> None:
         """If no rank can go on, or none gets on, they have hung, and perhaps one is to blame."""
         now, records = self._clock.now(), self._records
-        # The gang asks again when its time-out has passed since.
+        # The gang asks again when its time-out, the records' interval, has passed since.
         last_progress = after(now, Duration(records.watch.look_interval - records.look_interval))
         if self._world.scheduler.next_instant is None:
             spare = Duration(records.patience - records.look_interval)
@@ -407,7 +407,7 @@ class _Reporter(bootstrap.Reporter):
     def announce(self) -> None:
         """Nobody asks a thread for its stacks."""
 
-    def tell_leaving(self, code: int) -> None:
+    def tell_exiting(self, code: int) -> None:
         """A simulated rank is over at once."""
 
     def _write(self, record: str) -> None:

@@ -445,12 +445,17 @@ def test_whoever_swaps_two_calls_of_overlapping_groups_is_found_out(
         assert culprit in {*verdict.blamed, *verdict.waiting}
 
 
+LARGEST = {"text": "all_reduce #? (max) of (4,) float32", "match": 2}
+
+
 def carried_out(number: int, **changes: object) -> Call:
-    return call(number, Stage.DONE, **{"library_number": number, **changes})
+    told = {"library_number": number, "ended_at": Instant(number), **changes}
+    return call(number, Stage.DONE, **told)
 
 
 def test_a_call_that_is_over_is_compared_where_the_library_has_told_its_number() -> None:
-    books = [book(rank, carried_out(1), carried_out(2, match=1 + rank // 2)) for rank in range(3)]
+    books = [book(rank, carried_out(1), carried_out(2)) for rank in range(2)]
+    books.append(book(2, carried_out(1), carried_out(2, **LARGEST)))
 
     blame = find_past_disagreement(books)
 
@@ -460,9 +465,25 @@ def test_a_call_that_is_over_is_compared_where_the_library_has_told_its_number()
 
 
 def test_calls_that_are_over_are_not_compared_by_the_numbers_of_ranks_alone() -> None:
-    shifted = [book(0, carried_out(1), carried_out(2, match=9, library_number=3))]
-    shifted += [book(1, carried_out(1), carried_out(2), carried_out(3, match=9))]
-    unknown = [book(rank, carried_out(1, match=rank, library_number=0)) for rank in range(3)]
+    shifted = [book(0, carried_out(1), carried_out(2, library_number=3, **LARGEST), size=2)]
+    shifted += [book(1, carried_out(1), carried_out(2), carried_out(3, **LARGEST), size=2)]
+    unknown = [book(0, carried_out(1, library_number=0)), book(1, carried_out(1, **LARGEST))]
 
     assert find_past_disagreement(shifted) is None
     assert find_past_disagreement(unknown) is None
+
+
+def test_what_only_moves_bytes_may_have_another_type_on_each_member() -> None:
+    moved = {"text": "broadcast #? from rank 0 of (4,) uint8", "match": 2}
+    books = [book(0, carried_out(1, text="broadcast #? from rank 0 of (4,) bool"), size=2)]
+    books.append(book(1, carried_out(1, **moved), size=2))
+
+    assert find_past_disagreement(books) is None
+
+
+def test_what_did_not_happen_at_one_time_or_not_on_all_known_members_is_not_one_call() -> None:
+    before = book(0, carried_out(1))
+    after = book(1, carried_out(1, begun_at=Instant(2), ended_at=Instant(3), **LARGEST))
+
+    assert find_past_disagreement([before, after]) is None
+    assert find_past_disagreement([before, book(1, carried_out(1, **LARGEST)), book(2)]) is None

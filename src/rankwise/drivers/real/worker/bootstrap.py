@@ -158,14 +158,14 @@ class Reporter:
         if self._recorded is not None and os.getpid() == self._pid:
             self._tell_recorded(-1, self._recorded)
 
-    def tell_leaving(self, code: int) -> None:
+    def tell_exiting(self, code: int) -> None:
         """Say that the program ends with this code, before its peers can see connections close.
 
         Between that and the end of the process torch's threads are ended, which may take seconds.
         """
         if self._fd is not None and os.getpid() == self._pid:
             at = time.monotonic_ns()
-            self._write(f'{{"kind": "leaving", "code": {code}, "at": {at}}}')
+            self._write(f'{{"kind": "exiting", "code": {code}, "at": {at}}}')
 
     def report(self, error: BaseException) -> None:
         """Tell of an exception that nobody has caught; of the same one only once.
@@ -332,7 +332,7 @@ def run(
         if code == 0:
             _enter_end_of_calls()
         else:
-            reporter.tell_leaving(code)
+            reporter.tell_exiting(code)
         raise
     except BaseException as error:
         reporter.report(error)
