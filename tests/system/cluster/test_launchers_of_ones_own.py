@@ -41,29 +41,31 @@ class FileBackend(RendezvousBackend):
         return "file"
 
     def get_state(self):
-        with self._opened() as file:
-            return self._there(file)
+        with self._locked():
+            return self._there()
 
     def set_state(self, state, token=None):
-        with self._opened() as file:
-            there = self._there(file)
+        with self._locked():
+            there = self._there()
             if token != (there and there[1]):
                 return there and (*there, False)
-            file.seek(0)
-            file.truncate()
-            file.write(state)
-            file.flush()
-            return (*self._there(file), True)
+            # Whole or not at all: an agent may be killed in the midst of it.
+            with open(self._path + ".new", "wb") as file:
+                file.write(state)
+            os.replace(self._path + ".new", self._path)
+            return (*self._there(), True)
 
-    def _opened(self):
-        file = open(self._path, "a+b")
+    def _locked(self):
+        file = open(self._path + ".lock", "ab")
         fcntl.flock(file, fcntl.LOCK_EX)
         return file
 
-    def _there(self, file):
-        file.seek(0)
-        state = file.read()
-        return (state, hashlib.sha256(state).digest()) if state else None
+    def _there(self):
+        if not os.path.exists(self._path):
+            return None
+        with open(self._path, "rb") as file:
+            state = file.read()
+        return state, hashlib.sha256(state).digest()
 
 
 place, name, worker, *arguments = sys.argv[1:]
