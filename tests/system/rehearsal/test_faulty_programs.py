@@ -222,6 +222,15 @@ CASES = {
         0,
         ["rank 2 called all_reduce #1 (sum)", "and ranks 0-1, 3 never did"],
     ),
+    "a monitored barrier without two ranks": (
+        TORCH + "import time\nfrom datetime import timedelta\nif rank in (1, 2):\n"
+        "    time.sleep(9)\ndist.monitored_barrier(timeout=timedelta(seconds=2))\n",
+        1,
+        [
+            "RuntimeError: Ranks 1-2 failed to pass monitoredBarrier in 2000 ms: timed out",
+            "ranks 1-2 have not come to monitored_barrier #1 (program.py:9), in which ranks 0, 3",
+        ],
+    ),
     "a key that nobody sets": (
         TORCH + "if rank == 0:\n    dist.distributed_c10d._get_default_store().get('never')\n",
         124,

@@ -370,10 +370,13 @@ class Meeting(Gate):
 
     def miss(self, rank: int, error: CollectiveError) -> None:
         """Fail, since a member will never come."""
-        self.error = type(error)(
-            f"{self._named()} cannot be completed: {error.message}", hint=error.hint
-        )
         del rank
+        text = f"{self._named()} cannot be completed: {error.message}"
+        self.fail(type(error)(text, hint=error.hint))
+
+    def fail(self, error: Exception) -> None:
+        """Let all members that come raise this."""
+        self.error = error
         self.open()
 
     def told(self) -> str:

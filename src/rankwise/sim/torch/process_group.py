@@ -358,14 +358,12 @@ class RehearsedProcessGroup(NamedProcessGroup):
         del wait_all_ranks
         meeting, passages = self._come("monitored_barrier #?", [], None, _nothing)
         patience = Duration(round(timeout.total_seconds() * SECOND)) or None
-        if self._meetings.wait(meeting, patience):
-            self._wait(meeting, passages)
-        else:
-            missing = [rank for rank in self._meetings.ranks if rank not in meeting.arrivals]
-            raise RuntimeError(
-                f"{ranks_in_words(missing)} failed to pass monitoredBarrier in "
-                f"{round(timeout.total_seconds() * 1000)} ms"
-            )
+        if not self._meetings.wait(meeting, patience):
+            missing = ranks_in_words(meeting.missing()).capitalize()  # as gloo says it
+            time = f"{round(timeout.total_seconds() * 1000)} ms"
+            error = f"{missing} failed to pass monitoredBarrier in {time}: timed out"
+            meeting.fail(RuntimeError(error))
+        self._wait(meeting, passages)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> RehearsedWork:
         """Send tensors to a rank of the group; it is over when they are received."""
