@@ -74,10 +74,12 @@ _CARRYING_OUT = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("collect
 _ENTERING = (
     os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py"),
     os.path.join(_PACKAGE, "launch", "on_sim", "output.py"),
+    os.path.join(_PACKAGE, "sim", "torch", "recording.py"),
     *(os.path.join(_PACKAGE, "sim", "rehearsal", f"{name}.py") for name in _SUBSTITUTING),
 )
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
+    os.path.join(_PACKAGE, "collectives", "recorded_program.py"),
     *(
         os.path.join(_OUR_DIRECTORY, *parts)
         for parts in (
