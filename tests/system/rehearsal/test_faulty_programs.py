@@ -222,6 +222,13 @@ CASES = {
         0,
         ["rank 2 called all_reduce #1 (sum)", "and ranks 0-1, 3 never did"],
     ),
+    "a rank that leaves before the others": (
+        NUMPY + "if rank == 1:\n    raise SystemExit\ncollectives.barrier()\n",
+        1,
+        [
+            "rank 1 was done without a call of that group, while ranks 0, 2-3 wait in barrier #1",
+        ],
+    ),
     "a monitored barrier without two ranks": (
         TORCH + "import time\nfrom datetime import timedelta\nif rank in (1, 2):\n"
         "    time.sleep(9)\ndist.monitored_barrier(timeout=timedelta(seconds=2))\n",

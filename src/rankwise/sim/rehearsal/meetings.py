@@ -240,6 +240,8 @@ class Group:
                 assert waiter is not None, "a rank has waited"
                 self._conditions.waits.note(waiter.number, gate.last, took, gate.named)
         if gate.error is not None:
+            if isinstance(gate, Meeting) and gate.missing():
+                self._scheduler.yield_to_others()  # who come now are to be told of, too
             raise _own(gate.error)
         return True
 
