@@ -222,6 +222,14 @@ CASES = {
         0,
         ["rank 2 called all_reduce #1 (sum)", "and ranks 0-1, 3 never did"],
     ),
+    "a group that a member does not make": (
+        TORCH + "if rank != 1:\n    dist.new_group([0, 1])\ndist.all_reduce(torch.ones(2))\n",
+        124,
+        [
+            "waits for the group of ranks 0-1, not made by rank 1",
+            "in group default (ranks 0-3), not called by rank 0",
+        ],
+    ),
     "a rank that leaves before the others": (
         NUMPY + "if rank == 1:\n    raise SystemExit\ncollectives.barrier()\n",
         1,

@@ -143,6 +143,17 @@ class Group:
         self._latest_posts: dict[int, Post] = {}
         self._posted = dict.fromkeys(ranks, 0)
         self._conditions = conditions or Conditions()
+        self._creation = _Creation(self)
+
+    def wait_for_creation(self, rank: int) -> None:
+        """A member has made the group: wait until all have. No operation, and takes no time."""
+        creation = self._creation
+        creation.makers.add(rank)
+        if len(creation.makers) == len(self.ranks):
+            self._creation = _Creation(self)  # they may make it anew
+            creation.open()
+        else:
+            self._scheduler.wait(creation)
 
     def meet(self, rank: int, call: str, load: Any, carry_out: CarryOut) -> "Meeting":
         """Come to this member's next operation; returns at once, the meeting's gate may be shut.
@@ -321,6 +332,26 @@ class Group:
     def told(self) -> str:
         """Name the group and its members."""
         return f"{self.name} ({ranks_in_words(self.ranks)})"
+
+
+class _Creation(Gate):
+    """All members have made a group; `makers` are those who have."""
+
+    is_of_peers = True
+
+    __slots__ = ("_group", "makers")
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+        self.makers: set[int] = set()
+
+    def told(self) -> str:
+        """Say what is waited for, and for whom."""
+        missing = [rank for rank in self._group.ranks if rank not in self.makers]
+        members = ranks_in_words(self._group.ranks)
+        text = f"the group of {members}, not made by {ranks_in_words(missing)}"
+        return text + "".join(f"; {error.message}" for error in self._group.ended(missing))
 
 
 class Meeting(Gate):
