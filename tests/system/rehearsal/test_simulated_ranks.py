@@ -395,6 +395,36 @@ def test_a_rank_redirects_its_own_output(tmp_path: Path) -> None:
     assert (tmp_path / "own.txt").read_text() == "into the file\nfrom descriptor 1\n"
 
 
+PRINTING_MEANWHILE = """
+import os, threading, time
+rank = os.environ["RANK"]
+if rank == "0":
+    def write():
+        open("go").read()
+        print("from a thread")
+        open("done", "w").close()
+    os.mkfifo("go")
+    os.mkfifo("done")
+    thread = threading.Thread(target=write)
+    thread.start()
+    time.sleep(2)
+    thread.join()
+else:
+    time.sleep(1)
+    os.dup2(os.open("own.txt", os.O_WRONLY | os.O_CREAT), 1)
+    open("go", "w").close()
+    open("done").read()
+"""
+
+
+def test_what_a_thread_prints_goes_to_no_file_of_another_rank(tmp_path: Path) -> None:
+    finished = simulate(PRINTING_MEANWHILE, tmp_path, "--nproc-per-node=2")
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["[default0]:from a thread"]
+    assert not (tmp_path / "own.txt").read_text()
+
+
 CLOSING = """
 import os, subprocess, sys, time
 rank = os.environ["RANK"]

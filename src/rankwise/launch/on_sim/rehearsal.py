@@ -190,7 +190,7 @@ class Rehearsal:
         )
 
         def is_own(number: int) -> bool:
-            return world.descriptors.is_own(number)
+            return world.descriptors.is_own(rank_of_thread(), number)
 
         output = Output(
             self.job.logs,

@@ -43,9 +43,12 @@ class RankDescriptors:
             (os, "dup2", self._replace),
         )
 
-    def is_own(self, number: int) -> bool:
-        """Whether the rank that runs has another file there than the process."""
-        return self._present is not None and number in self._present.belongings[self]
+    def is_own(self, rank: Rank | None, number: int) -> bool:
+        """Whether this rank has another file there now than the process; any thread may ask."""
+        present = self._present
+        if rank is None or present is None or rank.number != present.number:
+            return False
+        return number in present.belongings.get(self, ())
 
     def move_in(self, rank: Rank) -> None:
         """Put a rank's descriptors in their places."""
