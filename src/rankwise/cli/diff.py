@@ -128,7 +128,8 @@ def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "")
         raise
     if child.returncode and not capture:
         sys.stderr.flush()
-        sys.stderr.buffer.write(told)
+        name = f"-m {words[1]}" if words[0] == "module" else words[1]
+        sys.stderr.buffer.write(told.replace(os.fsencode(_PROGRAM), os.fsencode(name)))
         click.echo(f"the run on {way} failed with exit code {child.returncode}", err=True)
     return child.returncode
 

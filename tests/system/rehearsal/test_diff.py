@@ -90,6 +90,32 @@ def test_a_run_that_fails_is_shown(tmp_path: Path) -> None:
     assert finished.code == 1
     assert "ValueError: broken" in finished.stderr
     assert "the run on processes failed with exit code 1" in finished.stderr
+    assert "/rankwise/" not in finished.stderr
+
+
+@pytest.mark.parametrize(("option", "name"), [((), "program.py"), (("-m",), "-m program")])
+def test_a_report_names_the_program_that_was_compared(
+    option: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    write_program(tmp_path, "raise ValueError('broken')\n")
+
+    finished = run("diff", *option, name.removeprefix("-m "), cwd=tmp_path)
+
+    assert finished.code == 1
+    assert f"\n{name} failed after" in finished.stderr
+    assert "/rankwise/" not in finished.stderr
+
+
+@pytest.mark.torch
+def test_the_stack_of_a_call_that_fails_has_nothing_of_the_recording(tmp_path: Path) -> None:
+    text = "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    refused = "dist.all_gather([torch.ones(3)], torch.ones(3))\n"
+
+    finished = compare(text + refused, tmp_path)
+
+    assert finished.code == 1
+    assert "line 4, in <module>" in finished.stderr
+    assert "recording.py" not in finished.stderr
 
 
 def test_runs_that_fail_alike_are_equal_until_then(tmp_path: Path) -> None:

@@ -222,6 +222,30 @@ CASES = {
         0,
         ["rank 2 called all_reduce #1 (sum)", "and ranks 0-1, 3 never did"],
     ),
+    "a group that a member does not make": (
+        TORCH + "if rank != 1:\n    dist.new_group([0, 1])\ndist.all_reduce(torch.ones(2))\n",
+        124,
+        [
+            "waits for the group of ranks 0-1, not made by rank 1",
+            "in group default (ranks 0-3), not called by rank 0",
+        ],
+    ),
+    "a rank that leaves before the others": (
+        NUMPY + "if rank == 1:\n    raise SystemExit\ncollectives.barrier()\n",
+        1,
+        [
+            "rank 1 was done without a call of that group, while ranks 0, 2-3 wait in barrier #1",
+        ],
+    ),
+    "a monitored barrier without two ranks": (
+        TORCH + "import time\nfrom datetime import timedelta\nif rank in (1, 2):\n"
+        "    time.sleep(9)\ndist.monitored_barrier(timeout=timedelta(seconds=2))\n",
+        1,
+        [
+            "RuntimeError: Ranks 1-2 failed to pass monitoredBarrier in 2000 ms: timed out",
+            "ranks 1-2 have not come to monitored_barrier #1 (program.py:9), in which ranks 0, 3",
+        ],
+    ),
     "a key that nobody sets": (
         TORCH + "if rank == 0:\n    dist.distributed_c10d._get_default_store().get('never')\n",
         124,

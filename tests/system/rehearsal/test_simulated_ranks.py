@@ -353,7 +353,14 @@ def test_half_a_character_in_an_exception_is_told_as_what_it_is(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "text", ["import nothing_of_this_name", "open('/nowhere')", "import time; time.sleep(-1)"]
+    "text",
+    [
+        "import nothing_of_this_name",
+        "open('/nowhere')",
+        "import time; time.sleep(-1)",
+        "import os; os.close(1); os.close(1)",
+        "import os; os.close(1); print('lost')",
+    ],
 )
 def test_tracebacks_have_no_frames_of_what_stands_for_pythons_functions(
     text: str, tmp_path: Path
@@ -362,7 +369,90 @@ def test_tracebacks_have_no_frames_of_what_stands_for_pythons_functions(
 
     assert finished.code == 1
     assert "line 1, in <module>" in finished.stderr
-    assert "rehearsal" not in finished.stderr
+    assert "/rankwise/" not in finished.stderr
+
+
+REDIRECTING = """
+import os, sys, time
+rank = os.environ["RANK"]
+if rank == "1":
+    saved, file = os.dup(1), os.open("own.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, sys.stdout.fileno())
+    print("into the file")
+time.sleep(2)
+os.write(1, b"from descriptor 1\\n")
+if rank == "1":
+    os.dup2(saved, 1)
+    print("back")
+"""
+
+
+def test_a_rank_redirects_its_own_output(tmp_path: Path) -> None:
+    finished = simulate(REDIRECTING, tmp_path, "--nproc-per-node=2")
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["from descriptor 1", "[default1]:back"]
+    assert (tmp_path / "own.txt").read_text() == "into the file\nfrom descriptor 1\n"
+
+
+PRINTING_MEANWHILE = """
+import os, threading, time
+rank = os.environ["RANK"]
+if rank == "0":
+    def write():
+        open("go").read()
+        print("from a thread")
+        open("done", "w").close()
+    os.mkfifo("go")
+    os.mkfifo("done")
+    thread = threading.Thread(target=write)
+    thread.start()
+    time.sleep(2)
+    thread.join()
+else:
+    time.sleep(1)
+    os.dup2(os.open("own.txt", os.O_WRONLY | os.O_CREAT), 1)
+    open("go", "w").close()
+    open("done").read()
+"""
+
+
+def test_what_a_thread_prints_goes_to_no_file_of_another_rank(tmp_path: Path) -> None:
+    finished = simulate(PRINTING_MEANWHILE, tmp_path, "--nproc-per-node=2")
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["[default0]:from a thread"]
+    assert not (tmp_path / "own.txt").read_text()
+
+
+CLOSING = """
+import os, subprocess, sys, time
+rank = os.environ["RANK"]
+if rank == "1":
+    HOW
+    for write in print, lambda: os.write(1, b"lost"):
+        try:
+            write()
+        except OSError as error:
+            assert error.errno == 9, error
+        else:
+            raise AssertionError("written")
+time.sleep(2)
+if rank == "0":
+    print(os.read(0, 10), file=sys.stderr)
+    subprocess.run(["echo", "child"], check=True)
+assert rank == "0", "this is told"
+"""
+
+
+@pytest.mark.parametrize("how", ["os.close(0); os.close(1); os.close(2)", "os.closerange(0, 99)"])
+def test_a_rank_that_closes_its_streams_takes_none_of_the_others(how: str, tmp_path: Path) -> None:
+    finished = simulate(CLOSING.replace("HOW", how), tmp_path, "--nproc-per-node=2")
+
+    assert finished.code == 1
+    assert finished.lines == ["child"]
+    assert "[default0]:b''" in finished.stderr
+    assert "root cause: rank 1 failed: AssertionError: this is told" in finished.stderr
 
 
 def test_a_function_that_raises_is_told_as_on_real_processes() -> None:

@@ -29,15 +29,19 @@ class Console:
 
     Args:
         fd: the descriptor.
+        outlet: another one for the same, which the ranks do not know: they may replace `fd`.
         name: for complaints.
         say: tells the user, once, that nothing can be written there.
 
     Attributes:
+        fd: the same; what a process that a rank has forked writes to.
         byte_count: how much was to be written so far.
     """
 
-    def __init__(self, fd: int, name: str, say: Callable[[str], None]) -> None:
+    def __init__(self, fd: int, outlet: int, name: str, say: Callable[[str], None]) -> None:
         self.fd = fd
+        self._outlet = outlet
+        self._pid = os.getpid()
         self.byte_count = 0
         self._name = name
         self._say: Callable[[str], None] | None = say
@@ -46,7 +50,7 @@ class Console:
         """Write all of it; a reader that is gone does not want to hear."""
         self.byte_count += len(data)
         try:
-            _write(self.fd, data)
+            _write(self._outlet if os.getpid() == self._pid else self.fd, data)
         except OSError as error:
             say, self._say = self._say, None
             if say is not None and error.errno not in (EPIPE, EBADF):
@@ -126,6 +130,7 @@ class Output:
         consoles: standard output and standard error.
         whose: the number of the rank that writes; None if it belongs to none.
         is_dropped: whether what is written now is of a rank that is over.
+        is_own: whether the rank that runs has another file than the console at a descriptor.
 
     Attributes:
         stdout, stderr: what ranks find as `sys.stdout` and `sys.stderr`.
@@ -138,6 +143,8 @@ class Output:
         complaints: DiskComplaints,
         whose: Callable[[], int | None],
         is_dropped: Callable[[], bool],
+        *,
+        is_own: Callable[[int], bool],
     ) -> None:
         self._plan = plan
         self._consoles = consoles
@@ -146,7 +153,10 @@ class Output:
         self._streams: dict[tuple[int, Streams], RankStream] = {}
         self.stdout, self.stderr = (
             io.TextIOWrapper(
-                cast("BinaryIO", _Dispatching(self._streams, stream, console, whose, is_dropped)),
+                cast(
+                    "BinaryIO",
+                    _Dispatching(self._streams, stream, console, whose, is_dropped, is_own=is_own),
+                ),
                 encoding="utf-8",
                 errors="surrogateescape" if stream is Streams.OUT else "backslashreplace",
                 line_buffering=True,
@@ -225,8 +235,11 @@ class _Dispatching(io.RawIOBase):
         console: Console,
         whose: Callable[[], int | None],
         is_dropped: Callable[[], bool],
+        *,
+        is_own: Callable[[int], bool],
     ) -> None:
         super().__init__()
+        self._is_own = is_own
         self._streams = streams
         self._stream = stream
         self._console = console
@@ -248,6 +261,9 @@ class _Dispatching(io.RawIOBase):
     def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
         data = bytes(data)
         if self._is_dropped():
+            return len(data)
+        if self._is_own(self._console.fd):
+            _write(self._console.fd, data)
             return len(data)
         rank = self._whose()
         stream = None if rank is None else self._streams.get((rank, self._stream))

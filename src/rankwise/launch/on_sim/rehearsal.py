@@ -51,6 +51,7 @@ from rankwise.launch.private_places import remove_abandoned
 from rankwise.launch.run_history import RunHistory
 from rankwise.observe.records import RECORDER
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
+from rankwise.sim.rehearsal.descriptors import STANDARD
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.first_import import FirstImport
 from rankwise.sim.rehearsal.places import place_of, places_of
@@ -148,7 +149,7 @@ class Rehearsal:
             self._rendezvous = RendezvousConfig(
                 nodes_min=node_count, nodes_max=node_count, policy=plan_of(job).rendezvous.policy
             )
-        self._console_fds = console_fds
+        self._console_fds = self._outlets = console_fds
         self._seed = seed
         self._schedule = schedule
         self._device = device
@@ -170,6 +171,9 @@ class Rehearsal:
         """Run the job to its end, in this thread and those of the ranks."""
         ensure_open_files(_DESCRIPTORS_PER_RANK * self.size + _OTHER_DESCRIPTORS)
         with ExitStack() as stack:
+            stdout, stderr = self._console_fds
+            self._outlets = _copy(stdout, stack), _copy(stderr, stack)
+            stack.callback(setattr, self, "_outlets", self._console_fds)
             stack.callback(self.places.discard)
             return self._run(stack)
 
@@ -181,10 +185,21 @@ class Rehearsal:
         complaints = DiskComplaints(self._say)
         stdout, stderr = self._console_fds
         consoles = (
-            Console(stdout, "standard output", self._say),
-            Console(stderr, "standard error", self._say),
+            Console(stdout, self._outlets[0], "standard output", self._say),
+            Console(stderr, self._outlets[1], "standard error", self._say),
         )
-        output = Output(self.job.logs, consoles, complaints, _number_of_the_moment, _is_dropped)
+
+        def is_own(number: int) -> bool:
+            return world.descriptors.is_own(rank_of_thread(), number)
+
+        output = Output(
+            self.job.logs,
+            consoles,
+            complaints,
+            _number_of_the_moment,
+            _is_dropped,
+            is_own=is_own,
+        )
         stack.callback(output.end_attempt)
         world = stack.enter_context(
             SimulatedWorld(
@@ -204,6 +219,7 @@ class Rehearsal:
                 prediction=self.prediction,
                 packages=self._packages,
                 has_virtual_clock=self._has_virtual_clock,
+                standard=STANDARD.union(self._console_fds),
             )
         )
         self._watch_for_triton(world, stack)
@@ -438,7 +454,7 @@ class Rehearsal:
     def _say(self, message: str, event: str = "notice", **fields: Any) -> None:
         if self.job.console:
             line = notice(self.job, message, event, **fields)
-            write_all(self._console_fds[1], line.encode("utf-8", "replace"))
+            write_all(self._outlets[1], line.encode("utf-8", "replace"))
 
 
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:
@@ -461,6 +477,16 @@ def _where_it_is(rank: Rank) -> str:
     function = place.code.co_name
     inside = "" if function == "<module>" else f", in {function}"
     return f": it is at {os.path.basename(place.code.co_filename)}:{place.line}{inside}"
+
+
+def _copy(descriptor: int, stack: ExitStack) -> int:
+    """Another descriptor for the same file, which no rank can know; itself if it is closed."""
+    try:
+        outlet = os.dup(descriptor)
+    except OSError:
+        return descriptor
+    stack.callback(os.close, outlet)
+    return outlet
 
 
 def _number_of_the_moment() -> int | None:

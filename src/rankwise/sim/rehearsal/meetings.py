@@ -143,6 +143,17 @@ class Group:
         self._latest_posts: dict[int, Post] = {}
         self._posted = dict.fromkeys(ranks, 0)
         self._conditions = conditions or Conditions()
+        self._creation = _Creation(self)
+
+    def wait_for_creation(self, rank: int) -> None:
+        """A member has made the group: wait until all have. No operation, and takes no time."""
+        creation = self._creation
+        creation.makers.add(rank)
+        if len(creation.makers) == len(self.ranks):
+            self._creation = _Creation(self)  # they may make it anew
+            creation.open()
+        else:
+            self._scheduler.wait(creation)
 
     def meet(self, rank: int, call: str, load: Any, carry_out: CarryOut) -> "Meeting":
         """Come to this member's next operation; returns at once, the meeting's gate may be shut.
@@ -240,6 +251,8 @@ class Group:
                 assert waiter is not None, "a rank has waited"
                 self._conditions.waits.note(waiter.number, gate.last, took, gate.named)
         if gate.error is not None:
+            if isinstance(gate, Meeting) and gate.missing():
+                self._scheduler.yield_to_others()  # who come now are to be told of, too
             raise _own(gate.error)
         return True
 
@@ -321,6 +334,26 @@ class Group:
         return f"{self.name} ({ranks_in_words(self.ranks)})"
 
 
+class _Creation(Gate):
+    """All members have made a group; `makers` are those who have."""
+
+    is_of_peers = True
+
+    __slots__ = ("_group", "makers")
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+        self.makers: set[int] = set()
+
+    def told(self) -> str:
+        """Say what is waited for, and for whom."""
+        missing = [rank for rank in self._group.ranks if rank not in self.makers]
+        members = ranks_in_words(self._group.ranks)
+        text = f"the group of {members}, not made by {ranks_in_words(missing)}"
+        return text + "".join(f"; {error.message}" for error in self._group.ended(missing))
+
+
 class Meeting(Gate):
     """One collective operation of a group.
 
@@ -370,10 +403,13 @@ class Meeting(Gate):
 
     def miss(self, rank: int, error: CollectiveError) -> None:
         """Fail, since a member will never come."""
-        self.error = type(error)(
-            f"{self._named()} cannot be completed: {error.message}", hint=error.hint
-        )
         del rank
+        text = f"{self._named()} cannot be completed: {error.message}"
+        self.fail(type(error)(text, hint=error.hint))
+
+    def fail(self, error: Exception) -> None:
+        """Let all members that come raise this."""
+        self.error = error
         self.open()
 
     def told(self) -> str:

@@ -90,14 +90,15 @@ class Substitutes:
         """The rank that has started the calling thread, itself or by another one of its threads."""
         return getattr(self._threads, "rank", None)
 
-    def install(self) -> None:
-        """Replace everything."""
+    def install(self, *more: tuple[Any, str, Callable[..., Any]]) -> None:
+        """Replace everything, and `more`: of an object, by name, what serves a rank instead."""
         self._environment = dict(os.environb)
         self._first_recursion_limit = self._highest_recursion_limit = sys.getrecursionlimit()
         of_ranks: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
             *rank_time.FUNCTIONS,
             (time, "sleep", self._time.sleep_for),
             *signals.FUNCTIONS,
+            *more,
             (os, "chdir", self._chdir),
             (os, "sched_getaffinity", self._affinity),
             (os, "sched_setaffinity", self._set_affinity),

@@ -19,6 +19,7 @@ from typing import Any, Self, TextIO
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.changes import Changes
+from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.meetings import Conditions, Group
 from rankwise.sim.rehearsal.rank_time import RankTime
@@ -48,11 +49,13 @@ class SimulatedWorld:
         packages: installed packages that each rank imports for itself, beside
             `modules.PACKAGES_OF_RANKS`.
         has_virtual_clock: whether the functions of `time` tell a rank nothing but virtual time.
+        standard: the numbers of the descriptors that a rank may replace for itself.
 
     Attributes:
         scheduler: runs the ranks.
         belongings: what each rank has for itself.
         substitutes: what the process's functions do meanwhile.
+        descriptors: which standard ones ranks have replaced.
         size: how many ranks the present attempt has.
         steps: how many steps each rank has begun that counts them.
         sections: how many sections ranks have begun or ended.
@@ -74,6 +77,7 @@ class SimulatedWorld:
         prediction: Any = None,
         packages: Sequence[str] = (),
         has_virtual_clock: bool = False,
+        standard: frozenset[int] = STANDARD,
     ) -> None:
         cpus = os.sched_getaffinity(0)
         self._extensions = {
@@ -93,6 +97,7 @@ class SimulatedWorld:
         self.prediction = prediction
         self.has_virtual_clock = has_virtual_clock
         time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
+        self.descriptors = RankDescriptors(self.belongings, standard)
         self.substitutes = Substitutes(self.scheduler, self.belongings, seed, cpus, time)
         self._conditions = Conditions(schedule, faults)
         if faults is not None:
@@ -104,7 +109,7 @@ class SimulatedWorld:
         self.handlers_before: Mapping[int, Any] = {}
         self.shared: dict[str, Any] = {}
         self.changes = Changes()
-        self._at_end_of_ranks: list[Callable[[Rank], None]] = []
+        self._at_end_of_ranks: list[Callable[[Rank], None]] = [self.descriptors.give_back]
         self._collection = gc.get_threshold()
         self._stack = ExitStack()
 
@@ -121,8 +126,9 @@ class SimulatedWorld:
         self._stack.enter_context(self.scheduler)
         self.belongings.begin()
         self._stack.callback(self.belongings.end)
-        self.substitutes.install()
+        self.substitutes.install(*self.descriptors.functions)
         self._stack.callback(self.substitutes.uninstall)
+        self._stack.callback(self.descriptors.end)
         if self._conditions.schedule is not None:
             self.scheduler.at_rest = self._match_messages
             self.substitutes.yield_at_files()

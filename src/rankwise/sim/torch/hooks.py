@@ -280,7 +280,10 @@ def _make_group(options: Any, _backend_options: Any) -> Any:
     made = RehearsedProcessGroup(
         options.group_rank, group, _asked_for, clock, compares_shapes=is_of_gloo
     )
-    return recorded(made, _asked_for, told)
+    ended = recorded(made, _asked_for, told)
+    if rank is not None and "gloo" in _asked_for and options.global_ranks_in_group:
+        group.wait_for_creation(rank.number)  # gloo connects all members; others run meanwhile
+    return ended
 
 
 def _gloo_group(options: Any) -> ProcessGroup:
@@ -339,13 +342,13 @@ def _with_our_backend(original: Callable[..., Any]) -> Callable[..., Any]:
         global _asked_for  # noqa: PLW0603  # see there
         if running_rank() is None and present_recorder() is None:
             return original(size, group_rank, ranks, backend, *args, **kwargs)
-        asked = str(backend)
-        _asked_for = "gloo" if asked == "undefined" else asked
+        asked = "gloo" if str(backend) == "undefined" else str(backend)
+        _asked_for = asked
         made = original(size, group_rank, ranks, Backend(BACKEND), *args, **kwargs)
         group, store = made
         if store is not None:
-            c10d._world.pg_map[group] = (Backend(_asked_for), store)  # noqa: SLF001  # see the module's text
-            c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(Backend(_asked_for)))  # noqa: SLF001  # the same
+            c10d._world.pg_map[group] = (Backend(asked), store)  # noqa: SLF001  # see the module's text
+            c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(Backend(asked)))  # noqa: SLF001  # the same
         return made
 
     return new_process_group_helper

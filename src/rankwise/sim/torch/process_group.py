@@ -40,14 +40,8 @@ from rankwise.sim.torch.loads import (
     write_all,
 )
 from rankwise.sim.torch.named_group import NamedProcessGroup
-from rankwise.sim.torch.words import (
-    called,
-    check_dtype,
-    reducing,
-    told_dtype,
-    told_shape,
-    told_shapes,
-)
+from rankwise.sim.torch.shape_rules import ShapeRules
+from rankwise.sim.torch.words import called, check_dtype, reducing, told_dtype, told_shapes
 from rankwise.sim.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone
 
 if TYPE_CHECKING:
@@ -100,8 +94,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> None:
         super().__init__(rank, len(group.ranks), backend)
         self._clock = clock
-        self._compares_shapes = compares_shapes
         self._number = group.ranks[rank]
+        self._rules = ShapeRules(self._number, len(group.ranks), backend, compares_shapes)
         self._meetings = group
         group.compares_sizes = True
         self._count = len(group.ranks)
@@ -169,10 +163,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> RehearsedWork:
         """Every rank gets everybody's tensor."""
         (gathered,), (own,) = outputs, inputs
-        self._check_count("all_gather", "output", gathered)
-        alike = [own] if self._compares_shapes else _alike(own, gathered)
+        self._rules.check_count("all_gather", "output", gathered)
+        alike = [own] if self._rules.compares_shapes else _alike(own, gathered)
         if len(alike) == 1:
-            self._check_parts("all_gather", ("output", gathered), ("input", own))
+            self._rules.check_parts("all_gather", ("output", gathered), ("input", own))
 
         def carry_out(loads: Loads) -> None:
             for (gathered,), _ in loads:
@@ -200,7 +194,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """Every rank gets everybody's tensors."""
         for row in outputs:
             for output, own in zip(row, inputs, strict=True):
-                self._check_parts("all_gather_coalesced", ("output", [output]), ("input", own))
+                self._rules.check_parts(
+                    "all_gather_coalesced", ("output", [output]), ("input", own)
+                )
 
         def carry_out(loads: Loads) -> None:
             for gathered, _ in loads:
@@ -215,7 +211,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, name: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> RehearsedWork:
         for output, own in zip(outputs, inputs, strict=True):
-            self._check_joined(name, ("output", output), ("input", own))
+            self._rules.check_joined(name, ("output", output), ("input", own))
 
         def carry_out(loads: Loads) -> None:
             for position in range(len(inputs)):
@@ -229,9 +225,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """The root gets everybody's tensor."""
         root = opts.rootRank
         if root == self.rank():
-            self._check_count("gather", "output", outputs[0])
+            self._rules.check_count("gather", "output", outputs[0])
             of_root = ("output", outputs[0])
-            self._check_parts("gather", of_root, ("input", inputs[0]), is_exact=True)
+            self._rules.check_parts("gather", of_root, ("input", inputs[0]), is_exact=True)
 
         def carry_out(loads: Loads) -> None:
             (gathered,), _ = loads[root]
@@ -246,9 +242,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """Every rank gets its tensor from the root."""
         root = opts.rootRank
         if root == self.rank():
-            self._check_count("scatter", "input", inputs[0])
+            self._rules.check_count("scatter", "input", inputs[0])
             of_root = ("input", inputs[0])
-            self._check_parts("scatter", of_root, ("output", outputs[0]), is_exact=True)
+            self._rules.check_parts("scatter", of_root, ("output", outputs[0]), is_exact=True)
 
         def carry_out(loads: Loads) -> None:
             _, (scattered,) = loads[root]
@@ -265,9 +261,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> RehearsedWork:
         """Every rank gets its part of the reduction; gloo reduces each part by itself."""
         op, (own,), (parts,) = _reduction(opts), outputs, inputs
-        self._check_count("reduce_scatter", "input", parts)
+        self._rules.check_count("reduce_scatter", "input", parts)
         part = parts[self.rank()]
-        self._check_parts("reduce_scatter", ("input", [part]), ("output", own))
+        self._rules.check_parts("reduce_scatter", ("input", [part]), ("output", own))
 
         def carry_out(loads: Loads) -> None:
             results = [
@@ -294,7 +290,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """The same for several tensors."""
         op = _reduction(opts)
         for own, whole in zip(outputs, inputs, strict=True):
-            self._check_joined("reduce_scatter_single", ("input", whole), ("output", own))
+            self._rules.check_joined("reduce_scatter_single", ("input", whole), ("output", own))
 
         def carry_out(loads: Loads) -> None:
             for position in range(len(inputs)):
@@ -311,11 +307,12 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
         """Rank i's j-th tensor goes to rank j's i-th place."""
-        self._check_count("all_to_all", "output", outputs)
-        self._check_count("all_to_all", "input", inputs)
-        if self._compares_shapes:
-            self._check_parts("all_to_all", ("output", outputs), ("input tensor 0", inputs[0]))
-            self._check_parts("all_to_all", ("input", inputs), ("input tensor 0", inputs[0]))
+        rules, first = self._rules, inputs[0]
+        rules.check_count("all_to_all", "output", outputs)
+        rules.check_count("all_to_all", "input", inputs)
+        if rules.compares_shapes:
+            rules.check_parts("all_to_all", ("output", outputs), ("input tensor 0", first))
+            rules.check_parts("all_to_all", ("input", inputs), ("input tensor 0", first))
 
         def carry_out(loads: Loads) -> None:
             sent = [[flat_of(each).clone() for each in own] for _, own in loads]
@@ -331,23 +328,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> RehearsedWork:  # fmt: skip
         """The same with the parts of one tensor."""
         count = self._count
-        for side, whole, splits in (
-            ("output", output, output_splits),
-            ("input", own, input_splits),
-        ):
-            if not whole.dim():
-                raise RuntimeError(f"all_to_all_single: the {side} is a number, which has no rows")
-            rows = whole.shape[0]
-            if splits and (len(splits) != count or sum(splits) != rows):
-                raise RuntimeError(
-                    f"all_to_all_single: the {side} has {rows} rows and splits {list(splits)};"
-                    f" expected {count} splits with this sum"
-                )
-            if not splits and rows % count:
-                raise RuntimeError(
-                    f"all_to_all_single: the {rows} rows of the {side} cannot be divided by the"
-                    f" {count} ranks of the group; give splits"
-                )
+        self._rules.check_splits("output", output, output_splits)
+        self._rules.check_splits("input", own, input_splits)
 
         def cut(whole: Tensor, splits: list[int] | None) -> list[Tensor]:
             rows = data_of(whole)
@@ -376,14 +358,12 @@ class RehearsedProcessGroup(NamedProcessGroup):
         del wait_all_ranks
         meeting, passages = self._come("monitored_barrier #?", [], None, _nothing)
         patience = Duration(round(timeout.total_seconds() * SECOND)) or None
-        if self._meetings.wait(meeting, patience):
-            self._wait(meeting, passages)
-        else:
-            missing = [rank for rank in self._meetings.ranks if rank not in meeting.arrivals]
-            raise RuntimeError(
-                f"{ranks_in_words(missing)} failed to pass monitoredBarrier in "
-                f"{round(timeout.total_seconds() * 1000)} ms"
-            )
+        if not self._meetings.wait(meeting, patience):
+            missing = ranks_in_words(meeting.missing()).capitalize()  # as gloo says it
+            time = f"{round(timeout.total_seconds() * 1000)} ms"
+            error = f"{missing} failed to pass monitoredBarrier in {time}: timed out"
+            meeting.fail(RuntimeError(error))
+        self._wait(meeting, passages)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> RehearsedWork:
         """Send tensors to a rank of the group; it is over when they are received."""
@@ -521,57 +501,6 @@ class RehearsedProcessGroup(NamedProcessGroup):
                         f" {self._told(receiver)}, which has places for {place.numel()}"
                     )
                 fill(place, part)
-
-    def _check_joined(self, name: str, whole: tuple[str, Tensor], part: tuple[str, Tensor]) -> None:
-        """Refuse a tensor that does not hold one part for each rank, one after the other."""
-        (side, tensor), (other, own) = whole, part
-        wanted = (self._count * (own.shape[0] if own.dim() else 1), *own.shape[1:])
-        if self._compares_shapes:
-            fits = tensor.shape == wanted and own.dim() > 0
-        else:
-            fits = tensor.numel() == self._count * own.numel()
-        if not fits or tensor.dtype != own.dtype:
-            expected = told_shape(wanted, own.dtype) if own.dim() else "rows, and a number has none"
-            raise RuntimeError(
-                f"{name}: the {side} of {self._told(self.rank())} is {told_shapes([tensor])}, and"
-                f" the {other} {told_shapes([own])}; for {self._count} ranks {self._backend_name}"
-                f" wants {expected}"
-            )
-
-    def _check_parts(
-        self,
-        name: str,
-        parts: tuple[str, Sequence[Tensor]],
-        single: tuple[str, Tensor],
-        *,
-        is_exact: bool = False,
-    ) -> None:
-        """Refuse a list in which a tensor is not like the single one.
-
-        Args:
-            name: the operation.
-            parts: what the list is called, and its tensors.
-            single: the same of the single one.
-            is_exact: whether every backend compares shapes here.
-        """
-        (side, tensors), (other, own) = parts, single
-        shape, size, dtype = own.shape, own.numel(), own.dtype
-        is_exact = is_exact or self._compares_shapes
-        for index, each in enumerate(tensors):
-            fits = each.shape == shape if is_exact else each.numel() == size
-            if not fits or each.dtype != dtype:
-                raise RuntimeError(
-                    f"{name}: {side} tensor {index} of {self._told(self.rank())} is"
-                    f" {told_shapes([each])}, and the {other} {told_shapes([own])};"
-                    f" {self._backend_name} wants equal shapes"
-                )
-
-    def _check_count(self, name: str, side: str, tensors: Sequence[Tensor]) -> None:
-        if len(tensors) != self._count:
-            raise RuntimeError(
-                f"{name}: {len(tensors)} {side} tensors; expected one for each of the"
-                f" {self._count} ranks of the group"
-            )
 
     def _check_peer(self, name: str, peer: int) -> None:
         if not 0 <= peer < self._count:

@@ -68,15 +68,18 @@ _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
 _PACKAGE = os.path.dirname(os.path.dirname(_OUR_DIRECTORY))
 _OUR_PACKAGE = os.path.join(_PACKAGE, "")
-_SUBSTITUTING = ("first_import", "rank_time", "signals", "substitutes")
+_SUBSTITUTING = ("descriptors", "first_import", "rank_time", "signals", "substitutes")
 _CARRYING_OUT = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("collectives", "sim"))
 """Where collectives are carried out, those of simulated ranks too."""
 _ENTERING = (
     os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py"),
+    os.path.join(_PACKAGE, "launch", "on_sim", "output.py"),
+    os.path.join(_PACKAGE, "sim", "torch", "recording.py"),
     *(os.path.join(_PACKAGE, "sim", "rehearsal", f"{name}.py") for name in _SUBSTITUTING),
 )
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
+    os.path.join(_PACKAGE, "collectives", "recorded_program.py"),
     *(
         os.path.join(_OUR_DIRECTORY, *parts)
         for parts in (
