@@ -23,7 +23,7 @@ from sybil.parsers.markdown import CodeBlockParser
 
 FILE_MARK = "# file: "
 PROMPT = "$ "
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 class PythonBlocks(CodeBlockParser):
