@@ -160,7 +160,7 @@ class CallWatch:
         if not may_be_of_others(error) or self._is_holding:
             return False
         # A peer that its section ends is lost since patience is over.
-        is_over = tells_of_time(error) or any(map(self._is_stuck_in_section, self._host.links))
+        is_over = tells_of_time(error) or self._is_peer_stuck_in_section(local_rank)
         trouble = Trouble.TIMED_OUT if is_over else Trouble.FAILED
         is_open = partial(self._judge_error, local_rank, trouble is Trouble.TIMED_OUT)
         return self._hold(local_rank, trouble, is_open, on_answers)
@@ -324,6 +324,18 @@ class CallWatch:
         segment = self._planner.segment
         return segment is not None and segment.is_stuck_in_section(local_rank)
 
+    def _is_peer_stuck_in_section(self, local_rank: int) -> bool:
+        """Whether that is so of a member of the call in which this rank stands."""
+        ranks = self._planner.ranks
+        rank = ranks.rank(local_rank)
+        stuck = {*map(ranks.rank, filter(self._is_stuck_in_section, self._host.links))}
+        books = [book for book in self._books() if stuck and book.rank == rank]
+        return any(
+            stuck.intersection(book.groups[call.group].members if call.group else (call.peer,))
+            for book in (*books, *self._recorded_books(books))
+            for call in book.standing
+        )
+
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """A rank tells what torch's recorder has."""
         self.lateness.see_recorded(local_rank, recorded)
@@ -436,16 +448,19 @@ class CallWatch:
 
     def _suspect(self) -> None:
         """Ask the ranks what C++ has called, if they may be in trouble, and judge their answers."""
+        if self._is_holding or not self.lateness.reads_this_attempt:
+            return
+        # What ranks are in whose sections' limits are over is asked for before these end them.
+        last, self._stuck = self._stuck, {*filter(self._is_stuck_in_section, self._host.links)}
+        is_due = bool(self._stuck - last)
         now = self._clock.now()
         is_still = between(self._still_since, now) >= min(STANDING, self._quiet)
-        if self._is_holding or not is_still or not self.lateness.reads_this_attempt:
+        if not (is_due or is_still):
             return
         stands = any(reader.is_standing for reader in self.lateness.readers.values())
         pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
         since = self._still_since if self._asked_at is None else self._asked_at
-        # What ranks are in whose sections' limits are over is asked for before these end them.
-        last, self._stuck = self._stuck, {*filter(self._is_stuck_in_section, self._host.links)}
-        is_due = bool(self._told or self._stuck - last) or now >= after(since, pause)
+        is_due |= bool(self._told) or now >= after(since, pause)
         if is_due and self._questions.ask(self._judge_answers):
             self._asked_at, self._pause = now, min(Duration(2 * pause), self._pause_max)
 
