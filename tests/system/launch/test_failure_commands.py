@@ -32,7 +32,7 @@ def test_a_command_is_told_of_each_failure(tmp_path: Path) -> None:
     assert failure["attempts"] == 2
     for line in (restart, failure):
         assert line["run"] == "night"
-        assert line["message"] == "rank 0 exited with code 7"
+        assert line["message"] == f"rank 0 exited with code 7: SystemExit at {Path(script).name}:4"
         assert [(each["rank"], each["exit_code"]) for each in line["failures"]] == [(0, 7)]
     # The report that the user is shown is the one that is sent, but for the time that it took.
     assert "root cause: rank 0 exited with code 7" in failure["report"]

@@ -75,6 +75,8 @@ _ENTERING = (
     os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py"),
     *(os.path.join(_PACKAGE, "sim", "rehearsal", f"{name}.py") for name in _SUBSTITUTING),
 )
+_LIBRARIES = (os.path.join(os.path.dirname(os.__file__), ""), _OUR_PACKAGE, "<")
+"""Where no line of a program is, nor in any folder `site-packages`."""
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
     *(
@@ -158,14 +160,15 @@ class Reporter:
         if self._recorded is not None and os.getpid() == self._pid:
             self._tell_recorded(-1, self._recorded)
 
-    def tell_exiting(self, code: int) -> None:
+    def tell_exiting(self, code: int, place: str) -> None:
         """Say that the program ends with this code, before its peers can see connections close.
 
         Between that and the end of the process torch's threads are ended, which may take seconds.
+        `place` is the line that has ended it.
         """
         if self._fd is not None and os.getpid() == self._pid:
-            at = time.monotonic_ns()
-            self._write(f'{{"kind": "exiting", "code": {code}, "at": {at}}}')
+            at, place = time.monotonic_ns(), quoted(place)
+            self._write(f'{{"kind": "exiting", "code": {code}, "at": {at}, "place": {place}}}')
 
     def report(self, error: BaseException) -> None:
         """Tell of an exception that nobody has caught; of the same one only once.
@@ -332,7 +335,7 @@ def run(
         if code == 0:
             _enter_end_of_calls()
         else:
-            reporter.tell_exiting(code)
+            reporter.tell_exiting(code, _place_of_exit(ending))
         raise
     except BaseException as error:
         reporter.report(error)
@@ -512,6 +515,23 @@ def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | No
     while traceback is not None and traceback.tb_frame.f_code.co_filename in _OUR_FILES:
         traceback = traceback.tb_next
     return traceback
+
+
+def _place_of_exit(ending: SystemExit) -> str:
+    """Return where the program has ended itself: `train.py:7, in main`; empty if nowhere.
+
+    Where a library has, as argparse does, it is the line that called that.
+    """
+    last = place = ""
+    frame = without_our_frames(ending.__traceback__)
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        name = "" if code.co_name == "<module>" else f", in {code.co_name}"
+        last = f"{os.path.basename(code.co_filename)}:{frame.tb_lineno}{name}"
+        if not code.co_filename.startswith(_LIBRARIES) and "-packages/" not in code.co_filename:
+            place = last
+        frame = frame.tb_next
+    return place or last
 
 
 def _end_at_the_call(error: BaseException) -> None:
