@@ -226,7 +226,8 @@ def test_a_lost_connection_is_the_fault_of_the_rank_that_exits_however_slowly(
 ) -> None:
     done = run_program(library, LEAVES, "--max-restarts=1", "--no-retry=3")
 
-    assert root_cause_in(done) == "rank 1 exited with code 3"
+    place = f"train.py:{line_of(LEAVES, 'sys.exit', library)}"
+    assert root_cause_in(done) == f"rank 1 exited with code 3: SystemExit at {place}"
     assert done.code == 3
     assert "restarting" not in done.stderr
 
