@@ -265,7 +265,7 @@ def test_who_is_done_says_so_until_the_next_call(segment: Segment) -> None:
     stamp = stamp_of(group, 1, TEXT, LINE)
     ring.end(ring.begin(group, stamp), DONE)
 
-    ring.be_done()
+    ring.be_done(is_over=False)
     done = read_book(segment, 1, 8)
     ring.begin(group, stamp)
     again = read_book(segment, 1, 8)

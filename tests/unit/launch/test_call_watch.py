@@ -13,6 +13,7 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import Timer
+from rankwise.drivers.real.report_pipe import Exiting
 from rankwise.drivers.real.segments import LEDGER_SECTION_STUCK, LEDGER_WORDS, Segment
 from rankwise.drivers.real.worker import call_ring
 from rankwise.drivers.real.worker.call_ring import DONE, FAILED, CallRing, RingGroup, stamp_of
@@ -64,6 +65,7 @@ class World:
             for rank in range(SIZE)
         }  # fmt: skip
         self.asked_at: list[Instant] = []
+        self.let_go_at: list[Instant] = []
         self.blamed: list[RanksBlamed] = []
         self.troubles: list[Trouble] = []
         self._segment = segment
@@ -128,7 +130,7 @@ class World:
             type="RuntimeError", message=LOST_PEER, traceback="", raised_at=now, wall_ns=0
         )
         self.links[rank].error = error
-        return self.watch.on_error(rank, error, lambda: None)
+        return self.watch.on_error(rank, error, lambda: self.let_go_at.append(self.clock.now()))
 
 
 @pytest.fixture
@@ -171,3 +173,36 @@ def test_a_lost_connection_tells_that_patience_is_over_if_a_peers_section_is(
     world.timers.run_for(Duration(5 * SECOND))
 
     assert [each.local_ranks for each in world.blamed] == blamed
+
+
+@pytest.mark.parametrize(
+    ("is_over", "end", "blamed", "within"),
+    [
+        (False, {"exiting": Exiting(3, 1)}, [], 1000),
+        (False, {"exit_code": 3}, [(2,)], 1000),
+        (False, {}, [(2,)], 2000),
+        (True, {}, [(2,)], 600),
+    ],
+    ids=["tells that it fails", "ends without a word", "lives on", "has ended well"],
+)
+def test_a_rank_that_has_destroyed_its_groups_may_tell_what_it_dies_of(
+    is_over: bool,
+    end: dict[str, object],
+    blamed: list[tuple[int, ...]],
+    within: int,
+    world: World,
+) -> None:
+    members = world.group("all", (1, 2))
+    for rank in members:
+        world.call(rank, members[rank])
+    entry = world.begin_call(1, members[1])
+    world.rings[2].be_done(is_over=is_over)
+
+    assert world.let_fail(1, entry)
+    world.timers.run_for(Duration(100 * MILLISECOND))
+    for name, value in end.items():
+        setattr(world.links[2], name, value)
+    world.timers.run_for(Duration(within * MILLISECOND))
+
+    assert [each.local_ranks for each in world.blamed] == blamed
+    assert len(world.let_go_at) == 1

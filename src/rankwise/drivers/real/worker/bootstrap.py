@@ -75,6 +75,7 @@ _ENTERING = (
     os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py"),
     *(os.path.join(_PACKAGE, "sim", "rehearsal", f"{name}.py") for name in _SUBSTITUTING),
 )
+_SOON_NS = 2_000_000_000
 _LIBRARIES = (os.path.join(os.path.dirname(os.__file__), ""), _OUR_PACKAGE, "<")
 """Where no line of a program is, nor in any folder `site-packages`."""
 _OUR_FILES = (
@@ -160,14 +161,14 @@ class Reporter:
         if self._recorded is not None and os.getpid() == self._pid:
             self._tell_recorded(-1, self._recorded)
 
-    def tell_exiting(self, code: int, place: str) -> None:
+    def tell_exiting(self, ending: SystemExit) -> None:
         """Say that the program ends with this code, before its peers can see connections close.
 
         Between that and the end of the process torch's threads are ended, which may take seconds.
-        `place` is the line that has ended it.
         """
         if self._fd is not None and os.getpid() == self._pid:
-            at, place = time.monotonic_ns(), quoted(place)
+            code, place = _code_of(ending), quoted(_place_of_exit(ending))
+            at, _ = _time_of(ending)
             self._write(f'{{"kind": "exiting", "code": {code}, "at": {at}, "place": {place}}}')
 
     def report(self, error: BaseException) -> None:
@@ -179,11 +180,7 @@ class Reporter:
         if error is self._reported or os.getpid() != self._pid:
             return
         self._reported = error
-        # One that `rankwise.recover` has held back was raised before.
-        raised_at, wall_ns = getattr(error, "_rankwise_raised_at", None) or (
-            time.monotonic_ns(),
-            time.time_ns(),
-        )
+        raised_at, wall_ns = _time_of(error)
         error.__traceback__ = without_our_frames(error.__traceback__)
         _end_at_the_call(error)
         _leave_out_entering(error)
@@ -331,11 +328,10 @@ def run(
                 descriptors.get(PAYLOAD_VARIABLE), descriptors.get(RESULT_VARIABLE), reporter.report
             )
     except SystemExit as ending:
-        code = _code_of(ending)
-        if code == 0:
+        if _code_of(ending) == 0:
             _enter_end_of_calls()
         else:
-            reporter.tell_exiting(code, _place_of_exit(ending))
+            reporter.tell_exiting(ending)
         raise
     except BaseException as error:
         reporter.report(error)
@@ -357,7 +353,7 @@ def _enter_end_of_calls() -> None:
     """Enter that the program is over, before its connections to other ranks are closed."""
     ring = sys.modules.get(_CALL_RING)
     if ring is not None:
-        ring.be_done()
+        ring.be_done(is_over=True)
         _call_finder.tell_last_recorded()
 
 
@@ -369,6 +365,8 @@ class _CallFinder:
 
     reporter: "Reporter | None" = None
     why_off: str = ""
+    left_at: "tuple[int, int] | None" = None
+    """When the program destroyed torch's groups, by the monotonic clock and by the calendar."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         """Answer for two names only, and for torch's once."""
@@ -515,6 +513,19 @@ def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | No
     while traceback is not None and traceback.tb_frame.f_code.co_filename in _OUR_FILES:
         traceback = traceback.tb_next
     return traceback
+
+
+def _time_of(error: BaseException) -> "tuple[int, int]":
+    """Return when it was raised: now, but of one that `rankwise.recover` has held back before.
+
+    What a program dies of soon after it has destroyed torch's groups, by `finally` say, explains
+    what its peers raised meanwhile, so it counts from then on.
+    """
+    noted: tuple[int, int] | None = getattr(error, "_rankwise_raised_at", None)
+    now, left_at = time.monotonic_ns(), _call_finder.left_at
+    if noted is None and left_at is not None and now - left_at[0] < _SOON_NS:
+        noted = left_at
+    return noted or (now, time.time_ns())
 
 
 def _place_of_exit(ending: SystemExit) -> str:

@@ -288,6 +288,7 @@ class _Groups:
                     self.generation += 1
                     self.known.clear()
                     self.ring_module.be_done()
+                    self._reporter.left_at = time.monotonic_ns(), time.time_ns()
                     self._reporter.tell_last_recorded()
                 else:
                     self.known.pop(group, None)
