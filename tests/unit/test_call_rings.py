@@ -5,7 +5,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -264,7 +265,7 @@ def test_who_is_done_says_so_until_the_next_call(segment: Segment) -> None:
     stamp = stamp_of(group, 1, TEXT, LINE)
     ring.end(ring.begin(group, stamp), DONE)
 
-    ring.be_done()
+    ring.be_done(is_over=False)
     done = read_book(segment, 1, 8)
     ring.begin(group, stamp)
     again = read_book(segment, 1, 8)
@@ -355,3 +356,32 @@ def test_a_torch_that_lacks_what_is_needed_is_told_of_and_left_alone() -> None:
 
     assert told == ["has no _world.pg_group_ranks", "has no distributed_c10d.barrier"]
     assert module.all_reduce is print
+
+
+def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None:
+    class World:
+        default_pg = "world"
+        pg_group_ranks: ClassVar = {"world": {8: 0, 9: 1}}
+        pg_names: ClassVar = {"world": "0"}
+
+    def collective(tensor: object, group: object = None) -> None: ...
+
+    def send(tensor: object, dst: int, group: object = None, tag: int = 0) -> None: ...
+
+    module = ModuleType("torch.distributed.distributed_c10d")
+    for name in ("all_reduce", "broadcast", "barrier"):
+        setattr(module, name, FunctionType(collective.__code__, {}, name, (None,)))
+    vars(module).update(_world=World(), get_rank=lambda: 9, send=send)
+    torch_calls.enter_calls(module, call_ring, SimpleNamespace())
+    tensor = SimpleNamespace(shape=(4,), dtype="torch.float32")
+
+    for tag in (0, 3, 4, 3):
+        module.send(tensor, 8, tag=tag)
+    module.send(tensor, 8, None, 5)
+
+    book = read_book(segment, 1, 8)
+    assert book is not None
+    assert [call.text for call in book.calls] == [
+        f"send of (4,) float32 to rank 8{told}"
+        for told in ("", ", tag 3", ", tag 4", ", tag 3", ", tag 5")
+    ]

@@ -255,9 +255,9 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--on-failure COMMAND",
-            "A shell command to run when ranks have failed, also before a restart, with the "
-            "failures and the report as JSON on its stdin. Of several nodes the one with the root "
-            "cause runs it.",
+            "A shell command to run when ranks have failed, also before a restart, or --timeout "
+            "has ended the run, with the failures and the report as JSON on its stdin. Of several "
+            "nodes the one with the root cause runs it.",
         ),
         _ours(
             "--timeout SECONDS",

@@ -20,7 +20,8 @@ ranks that wait in C++ for another seem to be missing.
 Ranks that have come to one call with different things are told apart by what most have called, and
 when a backend ends one of them, others may be on their way to it. So a rank that fails is given
 `STRAGGLE` until the books are judged, if another one of its node has not come to its call, and up
-to `STRAGGLE_MAX` where that one may tell which of two parties is right.
+to `STRAGGLE_MAX` where that one may tell which of two parties is right. A rank that has destroyed
+its groups may be about to die of something, which it tells only then: it has up to `ENDING_MAX`.
 
 In a run over nodes the other nodes are asked too (`core/rendezvous/inquiry.py`): when a rank stands
 in a call from one look to the next, and when one has failed and this node's books do not tell by
@@ -54,7 +55,7 @@ from rankwise.core.ledger import (
     waits_of,
 )
 from rankwise.core.rendezvous.records import Trouble
-from rankwise.drivers.real.call_rings import calls_begun, read_book
+from rankwise.drivers.real.call_rings import calls_begun, has_ended_well, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.recorded_books import recorded_book, with_library_numbers
@@ -68,6 +69,7 @@ from rankwise.ports.clock import Clock
 INTERVAL = Duration(500 * MILLISECOND)
 STANDING = Duration(1 * SECOND)
 STRAGGLE, STRAGGLE_MAX = Duration(200 * MILLISECOND), Duration(2 * SECOND)
+ENDING_MAX = Duration(1 * SECOND)
 QUIET = Duration(10 * SECOND)
 """Ranks are asked when one has stood in a call for so long, or none has begun one."""
 SAMPLE_PAUSE = Duration(60 * SECOND)
@@ -160,7 +162,7 @@ class CallWatch:
         if not may_be_of_others(error) or self._is_holding:
             return False
         # A peer that its section ends is lost since patience is over.
-        is_over = tells_of_time(error) or any(map(self._is_stuck_in_section, self._host.links))
+        is_over = tells_of_time(error) or self._is_peer_stuck_in_section(local_rank)
         trouble = Trouble.TIMED_OUT if is_over else Trouble.FAILED
         is_open = partial(self._judge_error, local_rank, trouble is Trouble.TIMED_OUT)
         return self._hold(local_rank, trouble, is_open, on_answers)
@@ -204,14 +206,16 @@ class CallWatch:
 
     def _await_stragglers(self, local_rank: int, go_on: Callable[[], None]) -> None:
         """Go on in a while, and later where others tell who is right in this rank's last call."""
-        until = after(self._clock.now(), STRAGGLE_MAX)
+        began_at = self._clock.now()
 
         def look() -> None:
+            waited = between(began_at, self._clock.now())
             blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
-            if blame is None or not blame.late or self._clock.now() >= until:
-                go_on()
-            else:
+            is_open = blame is not None and bool(blame.late) and waited < STRAGGLE_MAX
+            if is_open or (waited < ENDING_MAX and any(map(self._is_ending, self._awaited()))):
                 look_later()
+            else:
+                go_on()
 
         def look_later() -> None:
             self._reactor.call_at(after(self._clock.now(), STRAGGLE), look)
@@ -220,11 +224,22 @@ class CallWatch:
 
     def _is_somebody_behind(self, trouble: Trouble) -> bool:
         """Whether ranks stand in a call, or have failed in it, and others may yet come to it."""
-        if trouble is not Trouble.FAILED:
-            return False
+        return trouble is Trouble.FAILED and any(
+            book.fate is Fate.LIVES or self._is_ending(book) for book in self._awaited()
+        )
+
+    def _awaited(self) -> list[Book]:
+        """The books of ranks that others wait for in calls."""
         books = {book.rank: book for book in self._books()}
         awaited = {rank for wait in waits_of(books.values()).values() for rank in wait.awaited}
-        return any(books[rank].fate is Fate.LIVES for rank in awaited)
+        return [books[rank] for rank in sorted(awaited)]
+
+    def _is_ending(self, book: Book) -> bool:
+        """Whether a rank is done by its book, and has not told yet how it ends."""
+        segment, local_rank = self._planner.segment, self._planner.ranks.local_rank(book.rank)
+        is_over = segment is None or has_ended_well(segment, local_rank)
+        has_ended = is_over or self._host.links[local_rank].exit_code is not None
+        return book.fate is Fate.LEFT and not has_ended
 
     def _awaits_nodes(self, trouble: Trouble, go_on: Callable[[], None]) -> bool:
         """Have the other nodes asked; whether `go_on` is to be called, and has not been yet.
@@ -323,6 +338,18 @@ class CallWatch:
     def _is_stuck_in_section(self, local_rank: int) -> bool:
         segment = self._planner.segment
         return segment is not None and segment.is_stuck_in_section(local_rank)
+
+    def _is_peer_stuck_in_section(self, local_rank: int) -> bool:
+        """Whether that is so of a member of the call in which this rank stands."""
+        ranks = self._planner.ranks
+        rank = ranks.rank(local_rank)
+        stuck = {*map(ranks.rank, filter(self._is_stuck_in_section, self._host.links))}
+        books = [book for book in self._books() if stuck and book.rank == rank]
+        return any(
+            stuck.intersection(book.groups[call.group].members if call.group else (call.peer,))
+            for book in (*books, *self._recorded_books(books))
+            for call in book.standing
+        )
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """A rank tells what torch's recorder has."""
@@ -436,16 +463,19 @@ class CallWatch:
 
     def _suspect(self) -> None:
         """Ask the ranks what C++ has called, if they may be in trouble, and judge their answers."""
+        if self._is_holding or not self.lateness.reads_this_attempt:
+            return
+        # What ranks are in whose sections' limits are over is asked for before these end them.
+        last, self._stuck = self._stuck, {*filter(self._is_stuck_in_section, self._host.links)}
+        is_due = bool(self._stuck - last)
         now = self._clock.now()
         is_still = between(self._still_since, now) >= min(STANDING, self._quiet)
-        if self._is_holding or not is_still or not self.lateness.reads_this_attempt:
+        if not (is_due or is_still):
             return
         stands = any(reader.is_standing for reader in self.lateness.readers.values())
         pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
         since = self._still_since if self._asked_at is None else self._asked_at
-        # What ranks are in whose sections' limits are over is asked for before these end them.
-        last, self._stuck = self._stuck, {*filter(self._is_stuck_in_section, self._host.links)}
-        is_due = bool(self._told or self._stuck - last) or now >= after(since, pause)
+        is_due |= bool(self._told) or now >= after(since, pause)
         if is_due and self._questions.ask(self._judge_answers):
             self._asked_at, self._pause = now, min(Duration(2 * pause), self._pause_max)
 
@@ -559,10 +589,10 @@ class CallWatch:
             return Fate.RAISED if may_be_of_others(link.error) else Fate.DIED
         if link.exit_code == 0:
             return Fate.LEFT
+        if book.fate is Fate.LEFT:  # if it has told of an exit code, that tells more
+            return Fate.LEFT if link.exiting is None else Fate.DIED
         has_ended = link.process is not None and link.process.has_ended
-        if link.exiting is not None and book.fate is Fate.LEFT:
-            return Fate.DIED  # its exit code tells more than that it is done with a group
-        if link.exit_code is None and not (has_ended and book.fate is Fate.LIVES):
+        if link.exit_code is None and not has_ended:
             return book.fate
         # The limit of a section is a time-out: the rank waits in its call for ever.
         waited = self._is_stuck_in_section(local_rank) and self._stands(local_rank, book)

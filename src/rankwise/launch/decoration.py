@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from rankwise.base.failure import NO_RANK, Failure, FailureCause, Outcome, OutcomeStatus, Stood
+from rankwise.base.failure import (
+    NO_RANK,
+    Failure,
+    FailureCause,
+    Outcome,
+    OutcomeStatus,
+    Stood,
+    exit_in_program,
+)
 from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.worker_link import WorkerLink
@@ -103,6 +111,7 @@ class FailureDecorator:
         rank = failure.local_rank
         is_hung = failure.cause is FailureCause.HUNG
         link = self._host.links.get(rank)
+        place = "" if link is None or link.exiting is None else link.exiting.place
         error_file = destinations.error_files.get(rank, "")
         told = None if link is None else link.error
         error = failure.error
@@ -125,7 +134,7 @@ class FailureDecorator:
             wall_ns=error.wall_ns if error is not None else failure.at + self._wall_offset,
             out_of_memory=out_of_memory,
             cpu_seconds_max=_cpu_limit(failure),
-            detail=evidence or self._detail_of(failure, stderr),
+            detail=evidence or self._detail_of(failure, stderr) or exit_in_program(failure, place),
             stacks=self._stacks_of(failure, link),
             waits_for=self._waits.get(rank, "") if is_hung else "",
             stderr_tail=tuple(stderr),

@@ -2,14 +2,15 @@
 
 The command is run by a shell, with one JSON object on its standard input:
 
-- `event`: `restart` when another attempt follows, `failure` when the run is over;
+- `event`: `restart` when another attempt follows, `failure` when the run is over, `timeout` when
+  its time limit has ended it;
 - `time` (UTC), `run`, `node` (this host, as in JSON lines), `message`: what has happened, in a
   sentence;
 - `failures`: one object per rank, the root cause first, with `rank`, `attempt`, `cause`, `host`,
   `pid`, `exit_code`, `error`, `traceback`, `logs`; a hang has the cause `hung`; what is
   `out-of-step`, and for whom ranks that hang wait, has `accused`, all ranks that are so together:
   of several none is the culprit;
-- of a restart on one node `restarts_left`; of a failure `attempts`, and the text of the `report`;
+- of a restart on one node `restarts_left`; of the end `attempts`, and the text of the `report`;
 - `logs`: the run's log directory, if it is kept.
 
 A run never waits for it in the middle, but at its end. One event comes after the other: its command
@@ -174,7 +175,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def tell_of_end(
-    command: FailureCommand, failures: Sequence[Failure], report: str, **fields: Any
+    command: FailureCommand, event: str, failures: Sequence[Failure], report: str, **fields: Any
 ) -> None:
     """Run it for the end of a run, and wait."""
-    command.wait(begin=partial(command.start, "failure", failures, report=report, **fields))
+    command.wait(begin=partial(command.start, event, failures, report=report, **fields))

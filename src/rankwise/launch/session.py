@@ -248,6 +248,8 @@ class Session:
     def has_root_cause(self, outcome: Outcome) -> bool:
         """Whether the run failed because of this node; the first node answers where none did."""
         here, failures = self._planner.ranks, outcome.failures
+        if outcome.status is OutcomeStatus.STOPPED:
+            failures = ()  # those were told to stop
         if failures and failures[0].rank == NO_RANK:
             return True  # no node knows which others are left to tell of it
         ranks = range(here.first_rank, here.first_rank + self._job.gang.size)

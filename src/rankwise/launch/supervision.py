@@ -213,18 +213,27 @@ class Supervision:
         command, outcome, session = self._failure_command, self._outcome, self._session
         if command is None or outcome is None or session is None:
             return
-        if outcome.status is not OutcomeStatus.FAILED or not session.has_root_cause(outcome):
-            is_stopped = outcome.status is OutcomeStatus.STOPPED
+        from rankwise.launch.failure_command import tell_of_end  # noqa: PLC0415  # rare
+        from rankwise.launch.outcomes import is_out_of_time, report_of, stop_in_words  # noqa: PLC0415  # the same
+
+        is_stopped = outcome.status is OutcomeStatus.STOPPED
+        is_timeout = is_stopped and is_out_of_time(outcome, self)
+        has_failed = is_timeout or outcome.status is OutcomeStatus.FAILED
+        if not has_failed or not session.has_root_cause(outcome):
             command.wait(session.grace_left / SECOND if is_stopped else math.inf)
             return
-        from rankwise.launch.failure_command import tell_of_end  # noqa: PLC0415  # rare
-        from rankwise.launch.outcomes import report_of  # noqa: PLC0415  # the same
-
+        event, failures, message = "failure", outcome.failures, outcome.detail
+        if is_timeout:
+            report = stop_in_words(outcome, self)
+            event, failures, message = "timeout", (), report.partition("\n")[0]
+        else:
+            report = report_of(outcome, self)
         tell_of_end(
             command,
-            outcome.failures,
-            report_of(outcome, self),
-            message="" if outcome.failures else outcome.detail,
+            event,
+            failures,
+            report,
+            message="" if failures else message,
             attempts=outcome.attempts,
             logs=self.places.directory if self.places.keep else None,
         )

@@ -154,3 +154,27 @@ time.sleep(1000)
 
     assert done.code == 128 + signal.SIGTERM
     assert done.stdout.count("checkpoint saved") == 2
+
+
+PARSES = """
+import argparse
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", required=True)
+    parser.parse_args()
+
+main()
+"""
+
+
+@pytest.mark.parametrize("on", [(), ("--on=sim",)], ids=["processes", "simulated"])
+def test_the_line_by_which_a_rank_ends_itself_is_told_and_none_of_a_library(
+    on: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = write_program(tmp_path, PARSES, "parses.py")
+
+    done = run("run", *on, script)
+
+    told = "root cause: rank 0 exited with code 2: SystemExit at parses.py:7, in main"
+    assert told in done.stderr.splitlines()

@@ -32,13 +32,39 @@ def test_a_command_is_told_of_each_failure(tmp_path: Path) -> None:
     assert failure["attempts"] == 2
     for line in (restart, failure):
         assert line["run"] == "night"
-        assert line["message"] == "rank 0 exited with code 7"
+        assert line["message"] == f"rank 0 exited with code 7: SystemExit at {Path(script).name}:4"
         assert [(each["rank"], each["exit_code"]) for each in line["failures"]] == [(0, 7)]
     # The report that the user is shown is the one that is sent, but for the time that it took.
     assert "root cause: rank 0 exited with code 7" in failure["report"]
     assert "attempt 1, until 20" in failure["report"]
     assert failure["report"].endswith("  last line of stdout:\n    epoch 1")
     assert all(line in done.stderr for line in failure["report"].splitlines()[1:])
+
+
+HANGS = """
+import os, threading
+from rankwise import collectives
+collectives.barrier()
+if os.environ["RANK"] == "1":
+    threading.Event().wait()
+collectives.barrier()
+"""
+
+
+def test_a_command_is_told_of_a_time_limit_and_of_whom_the_ranks_waited_for(tmp_path: Path) -> None:
+    script = write_program(tmp_path, HANGS)
+    told = tmp_path / "told"
+
+    options = ("--nproc-per-node=2", "--timeout=4s", "--shutdown-timeout=1s")
+    done = run("run", *options, "--on-failure", f"cat >>{told}", script)
+
+    assert done.code == 124
+    (line,) = map(json.loads, told.read_text().splitlines())
+    assert (line["event"], line["failures"]) == ("timeout", [])
+    assert line["message"].startswith("stopped by its time limit of 4 s after ")
+    assert "rank 1 has not come to barrier #2" in line["message"]
+    assert "  rank 1, innermost call first:" in line["report"].splitlines()
+    assert f"rankwise: {line['report'].splitlines()[0]}" in done.stderr
 
 
 def test_a_success_is_no_failure_and_simulated_ranks_are_refused(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_the_journal_can_be_replayed(tmp_path: Path) -> None:
     assert header.split() == ["agent", "time", "phase", "round", "leads", "fact"]
     assert " finished " in last
     assert re.match(r"agent +20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z +\d+\.\d{6} s  finished", last)
-    assert root == "root cause: rank 0 exited with code 1"
+    assert root == "root cause: rank 0 exited with code 1: SystemExit at program.py:1"
     assert {each.stdout for each in replayed} == {replayed[0].stdout}
 
 

@@ -66,6 +66,16 @@ if rank == 1:
     sys.exit(3)
 dist.all_reduce(x)
 """
+DESTROYS = """
+import sys
+dist.all_reduce(x)
+try:
+    if rank == 1:
+        FAULT
+    dist.all_reduce(x)
+finally:
+    dist.destroy_process_group()
+"""
 CATCHES = """
 import os, sys
 dist.barrier()
@@ -226,9 +236,25 @@ def test_a_lost_connection_is_the_fault_of_the_rank_that_exits_however_slowly(
 ) -> None:
     done = run_program(library, LEAVES, "--max-restarts=1", "--no-retry=3")
 
-    assert root_cause_in(done) == "rank 1 exited with code 3"
+    place = f"train.py:{line_of(LEAVES, 'sys.exit', library)}"
+    assert root_cause_in(done) == f"rank 1 exited with code 3: SystemExit at {place}"
     assert done.code == 3
     assert "restarting" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("raise ValueError('bad batch')", "failed: ValueError: bad batch"),
+        ("sys.exit(3)", "exited with code 3: SystemExit at train.py:"),
+    ],
+)
+def test_a_rank_that_destroys_its_groups_as_it_fails_is_told_with_what_it_dies_of(
+    fault: str, told: str, run_program: RunProgram
+) -> None:
+    done = run_program("torch", DESTROYS.replace("FAULT", fault))
+
+    assert root_cause_in(done).startswith(f"rank 1 {told}"), done.stderr
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

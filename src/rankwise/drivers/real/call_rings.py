@@ -26,6 +26,7 @@ from rankwise.drivers.real.worker.call_ring import (
     HEAD_CALLS,
     HEAD_DONE,
     HEAD_GROUPS,
+    HEAD_OVER,
     HEAD_PID,
     HEAD_POLLS,
     OF_HANDLE,
@@ -45,6 +46,12 @@ SAFE_ENTRIES = ENTRIES - 6
 def calls_begun(segment: Segment, local_rank: int) -> int:
     """How many calls a worker has entered by now, and waits for them."""
     return head_of(segment, local_rank)[HEAD_CALLS]
+
+
+def has_ended_well(segment: Segment, local_rank: int) -> bool:
+    """Whether a worker's program is over, though its process may not be."""
+    head = head_of(segment, local_rank)
+    return head[HEAD_OVER] == head[HEAD_CALLS] + 1
 
 
 def polls_in_vain(segment: Segment, local_rank: int) -> int:

@@ -81,10 +81,14 @@ class Recorded(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):
 
 
 class Exiting(msgspec.Struct, frozen=True, tag_field="kind", tag="exiting"):
-    """The worker's program has ended with a code other than 0, at that monotonic instant."""
+    """The worker's program has ended with a code other than 0, at that monotonic instant.
+
+    `place` is the line where it has raised SystemExit, such as `train.py:7, in main`.
+    """
 
     code: int
     at: int
+    place: str = ""
 
 
 class ErrorReported(msgspec.Struct, frozen=True):

@@ -51,6 +51,8 @@ class RankRecords:
         self._attempt = -1
         self.results: dict[int, bytes] = {}
         self.errors: dict[int, ErrorRecord] = {}
+        self.exits: dict[int, str] = {}
+        """Where ranks have ended themselves with a code other than 0."""
         self.stacks: dict[int, str] = {}
         self.waits: dict[int, str] = {}
         self.accused: list[Callable[[Blame], None]] = []
@@ -69,7 +71,8 @@ class RankRecords:
         if number == self._attempt:
             return
         self._attempt = number
-        self.results, self.errors, self.stacks, self.waits, self.nodes = {}, {}, {}, {}, {}
+        self.results, self.errors, self.exits = {}, {}, {}
+        self.stacks, self.waits, self.nodes = {}, {}, {}
         self.accused, self.hang = [], DEADLOCK
         self._world.begin_attempt(size)
         self.watch.begin_attempt()

@@ -43,7 +43,7 @@ from rankwise.core.gang.vocabulary import (
 from rankwise.core.ledger import Blame
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
 from rankwise.drivers.real.recall_line import AgentWord
-from rankwise.drivers.real.report_pipe import ErrorReported, ReportPipe
+from rankwise.drivers.real.report_pipe import ErrorReported, Exiting, ReportPipe
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.environment import (
@@ -150,7 +150,8 @@ class SimulatedRanks:
                 raise RankEnded(-SIGKILL)
             self._records.note_origin(rank.number, error)
 
-        reporter = _Reporter(note, partial(self._report, local_rank))
+        note_exit = partial(self._records.exits.__setitem__, number)
+        reporter = _Reporter(note, partial(self._report, local_rank), note_exit)
         rank = self._world.spawn(number, process, lambda: self._live(rank, reporter))
         if restarts_allowed(self._job):
             SimulatedLine(rank, partial(self._hear, local_rank))
@@ -394,10 +395,12 @@ class _Reporter(bootstrap.Reporter):
         self,
         on_exception: Callable[[BaseException], None],
         on_error: Callable[[ErrorRecord], None],
+        on_exiting: Callable[[str], None],
     ) -> None:
         super().__init__(0)
         self._on_exception = on_exception
         self._on_error = on_error
+        self._on_exiting = on_exiting
 
     def report(self, error: BaseException) -> None:
         """Tell of an exception, whose frames tell where."""
@@ -407,10 +410,9 @@ class _Reporter(bootstrap.Reporter):
     def announce(self) -> None:
         """Nobody asks a thread for its stacks."""
 
-    def tell_exiting(self, code: int) -> None:
-        """A simulated rank is over at once."""
-
     def _write(self, record: str) -> None:
         for report in ReportPipe().feed(f"\x1e{record}\n".encode("ascii")):
             if isinstance(report, ErrorReported):
                 self._on_error(report.error)
+            elif isinstance(report, Exiting):
+                self._on_exiting(report.place)

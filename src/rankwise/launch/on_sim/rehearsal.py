@@ -28,6 +28,7 @@ from rankwise.base.failure import (
     Outcome,
     OutcomeStatus,
     Stood,
+    exit_in_program,
 )
 from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.vocabulary import Announcement
@@ -418,7 +419,9 @@ class Rehearsal:
             host=host,
             role=self.job.role,
             wall_ns=failure.error.wall_ns if failure.error else self._clock.wall_ns(),
-            detail=hang if is_hung else failure.detail,
+            detail=hang
+            if is_hung
+            else failure.detail or exit_in_program(failure, records.exits.get(rank, "")),
             signal_sender=self._sender_of_signal(failure),
             stacks=records.stacks.get(rank, "") if has_stacks else "",
             waits_for=records.waits.get(rank, "") if has_stacks else "",

@@ -77,6 +77,9 @@ _ENTERING = (
     os.path.join(_PACKAGE, "sim", "torch", "recording.py"),
     *(os.path.join(_PACKAGE, "sim", "rehearsal", f"{name}.py") for name in _SUBSTITUTING),
 )
+_SOON_NS = 2_000_000_000
+_LIBRARIES = (os.path.join(os.path.dirname(os.__file__), ""), _OUR_PACKAGE, "<")
+"""Where no line of a program is, nor in any folder `site-packages`."""
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
     os.path.join(_PACKAGE, "collectives", "recorded_program.py"),
@@ -161,14 +164,15 @@ class Reporter:
         if self._recorded is not None and os.getpid() == self._pid:
             self._tell_recorded(-1, self._recorded)
 
-    def tell_exiting(self, code: int) -> None:
+    def tell_exiting(self, ending: SystemExit) -> None:
         """Say that the program ends with this code, before its peers can see connections close.
 
         Between that and the end of the process torch's threads are ended, which may take seconds.
         """
         if self._fd is not None and os.getpid() == self._pid:
-            at = time.monotonic_ns()
-            self._write(f'{{"kind": "exiting", "code": {code}, "at": {at}}}')
+            code, place = _code_of(ending), quoted(_place_of_exit(ending))
+            at, _ = _time_of(ending)
+            self._write(f'{{"kind": "exiting", "code": {code}, "at": {at}, "place": {place}}}')
 
     def report(self, error: BaseException) -> None:
         """Tell of an exception that nobody has caught; of the same one only once.
@@ -179,11 +183,7 @@ class Reporter:
         if error is self._reported or os.getpid() != self._pid:
             return
         self._reported = error
-        # One that `rankwise.recover` has held back was raised before.
-        raised_at, wall_ns = getattr(error, "_rankwise_raised_at", None) or (
-            time.monotonic_ns(),
-            time.time_ns(),
-        )
+        raised_at, wall_ns = _time_of(error)
         error.__traceback__ = without_our_frames(error.__traceback__)
         _end_at_the_call(error)
         _leave_out_entering(error)
@@ -331,11 +331,10 @@ def run(
                 descriptors.get(PAYLOAD_VARIABLE), descriptors.get(RESULT_VARIABLE), reporter.report
             )
     except SystemExit as ending:
-        code = _code_of(ending)
-        if code == 0:
+        if _code_of(ending) == 0:
             _enter_end_of_calls()
         else:
-            reporter.tell_exiting(code)
+            reporter.tell_exiting(ending)
         raise
     except BaseException as error:
         reporter.report(error)
@@ -357,7 +356,7 @@ def _enter_end_of_calls() -> None:
     """Enter that the program is over, before its connections to other ranks are closed."""
     ring = sys.modules.get(_CALL_RING)
     if ring is not None:
-        ring.be_done()
+        ring.be_done(is_over=True)
         _call_finder.tell_last_recorded()
 
 
@@ -369,6 +368,8 @@ class _CallFinder:
 
     reporter: "Reporter | None" = None
     why_off: str = ""
+    left_at: "tuple[int, int] | None" = None
+    """When the program destroyed torch's groups, by the monotonic clock and by the calendar."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         """Answer for two names only, and for torch's once."""
@@ -515,6 +516,36 @@ def without_our_frames(traceback: "TracebackType | None") -> "TracebackType | No
     while traceback is not None and traceback.tb_frame.f_code.co_filename in _OUR_FILES:
         traceback = traceback.tb_next
     return traceback
+
+
+def _time_of(error: BaseException) -> "tuple[int, int]":
+    """Return when it was raised: now, but of one that `rankwise.recover` has held back before.
+
+    What a program dies of soon after it has destroyed torch's groups, by `finally` say, explains
+    what its peers raised meanwhile, so it counts from then on.
+    """
+    noted: tuple[int, int] | None = getattr(error, "_rankwise_raised_at", None)
+    now, left_at = time.monotonic_ns(), _call_finder.left_at
+    if noted is None and left_at is not None and now - left_at[0] < _SOON_NS:
+        noted = left_at
+    return noted or (now, time.time_ns())
+
+
+def _place_of_exit(ending: SystemExit) -> str:
+    """Return where the program has ended itself: `train.py:7, in main`; empty if nowhere.
+
+    Where a library has, as argparse does, it is the line that called that.
+    """
+    last = place = ""
+    frame = without_our_frames(ending.__traceback__)
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        name = "" if code.co_name == "<module>" else f", in {code.co_name}"
+        last = f"{os.path.basename(code.co_filename)}:{frame.tb_lineno}{name}"
+        if not code.co_filename.startswith(_LIBRARIES) and "-packages/" not in code.co_filename:
+            place = last
+        frame = frame.tb_next
+    return place or last
 
 
 def _end_at_the_call(error: BaseException) -> None:

@@ -3,8 +3,9 @@
 It lies behind the buffers of the segment: an *area* per worker, which nobody else writes:
 
     head     64 bytes: the process that writes, how many groups, how many entries, how many entries
-             plus one there were when the rank was done, how many of them are waits, and how often
-             the handle of a call was asked, and told that it is not over
+             plus one there were when the rank was done, how many of them are waits, how often
+             the handle of a call was asked, and told that it is not over, and how many entries
+             plus one there were when the program had ended well
     groups   GROUPS_MAX slots: how many calls it has begun there, and who the members are
     ring     ENTRIES entries: the latest calls, each over the one ENTRIES before
     sections what `rankwise.drivers.real.section_ring` keeps there
@@ -41,7 +42,7 @@ TOTAL_BYTES_AT = 24
 """Where a segment says how long it is without the areas."""
 
 WAITING, ISSUED, DONE, FAILED = range(4)
-HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS, HEAD_WAITS, HEAD_POLLS = range(6)
+HEAD_PID, HEAD_GROUPS, HEAD_DONE, HEAD_CALLS, HEAD_WAITS, HEAD_POLLS, HEAD_OVER = range(7)
 HEAD_BYTES = 64
 GROUPS_MAX = 320
 GROUP_HEAD = struct.Struct("=QQ")
@@ -181,9 +182,15 @@ class CallRing:
         """Enter that the rank has asked a handle in vain whether its call is over."""
         self.words[HEAD_POLLS] += 1
 
-    def be_done(self) -> None:
-        """Enter that nothing more is to be called, until there is another call."""
-        self.words[HEAD_DONE] = self.words[HEAD_CALLS] + 1
+    def be_done(self, *, is_over: bool) -> None:
+        """Enter that nothing more is to be called, until there is another call.
+
+        `is_over` is whether the program has ended well, and not only destroyed its groups.
+        """
+        done = self.words[HEAD_CALLS] + 1
+        if is_over:
+            self.words[HEAD_OVER] = done
+        self.words[HEAD_DONE] = done
 
 
 def line_outside(depth: int, inner: "tuple[str, ...]") -> "tuple[str, int]":
@@ -254,10 +261,10 @@ def forget_ring() -> None:
     ring, _is_settled = None, False
 
 
-def be_done() -> None:
+def be_done(*, is_over: bool = False) -> None:
     """Enter that this process is done with its calls, if it has entered any."""
     if ring is not None:
-        ring.be_done()
+        ring.be_done(is_over=is_over)
 
 
 def _attach() -> "CallRing | None":

@@ -288,6 +288,7 @@ class _Groups:
                     self.generation += 1
                     self.known.clear()
                     self.ring_module.be_done()
+                    self._reporter.left_at = time.monotonic_ns(), time.time_ns()
                     self._reporter.tell_last_recorded()
                 else:
                     self.known.pop(group, None)
@@ -451,7 +452,8 @@ class _Entered:
         is_message, find, known_groups = bool(self._way), groups.find, groups.known
         # Arguments are looked for here, without a call for each: this is done for every collective.
         # No generator reads `args` or `kwargs`, for that would make cells of them, which are slow.
-        group_at, op_at = self._place_of("group"), self._place_of("op")
+        op_name = "tag" if is_message else "op"
+        group_at, op_at = self._place_of("group"), self._place_of(op_name)
         async_at, tensor_at = self._place_of("async_op"), self._place_of(self._tensor)
         tensor_name = self._tensor or ""
         has_tensor = bool(tensor_name) and not tensor_name.endswith("_list")
@@ -474,7 +476,7 @@ class _Entered:
                 frame = get_frame(1)
                 code = frame.f_code
                 tensor: Any = args[tensor_at] if count > tensor_at else kwargs.get(tensor_name)
-                op = args[op_at] if count > op_at else kwargs.get("op") if kwargs else None
+                op = args[op_at] if count > op_at else kwargs.get(op_name) if kwargs else None
                 dtype: Any = None
                 if has_tensor:
                     shape, dtype = tensor.shape, tensor.dtype
@@ -570,6 +572,8 @@ class _Entered:
         if tensor is not None and self._is_of_one_size(group):
             match.append(str(tensor.numel()))
         text += f" of {of}{root_told}" if self._way else f"{root_told}{f' of {of}' if of else ''}"
+        if self._way and (tag := self._argument("tag", args, kwargs)):
+            text += f", tag {tag}"
         stamp: bytes = self._groups.ring_module.stamp_of(
             None if self._way else entered,
             zlib.crc32("|".join(match).encode()),

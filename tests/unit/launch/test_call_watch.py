@@ -1,0 +1,208 @@
+"""Looks into the books of ranks, in virtual time: who is asked when, and who is accused."""
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from itertools import count
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from rankwise.base.failure import ErrorRecord
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
+from rankwise.core.rendezvous.records import Trouble
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.reactor import Timer
+from rankwise.drivers.real.report_pipe import Exiting
+from rankwise.drivers.real.segments import LEDGER_SECTION_STUCK, LEDGER_WORDS, Segment
+from rankwise.drivers.real.worker import call_ring
+from rankwise.drivers.real.worker.call_ring import DONE, FAILED, CallRing, RingGroup, stamp_of
+from rankwise.drivers.sim.agenda import VirtualClock
+from rankwise.launch.call_watch import CallWatch
+from rankwise.launch.node_ranks import NodeRanks
+
+if TYPE_CHECKING:
+    from rankwise.core.gang.vocabulary import RanksBlamed
+
+SIZE = 4
+LOST_PEER = "Connection closed by peer"
+
+
+class Timers:
+    """The part of a reactor that a watch needs, in virtual time."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._timers: list[tuple[Instant, int, Timer]] = []
+        self._sequence = count()
+
+    def call_at(self, instant: Instant, callback: Callable[[], object]) -> Timer:
+        timer = Timer(instant, callback)
+        heappush(self._timers, (instant, next(self._sequence), timer))
+        return timer
+
+    def run_for(self, duration: Duration) -> None:
+        until = after(self._clock.now(), duration)
+        while self._timers and self._timers[0][0] <= until:
+            instant, _, timer = heappop(self._timers)
+            self._clock.advance_to(max(instant, self._clock.now()))
+            timer.fire()
+        self._clock.advance_to(until)
+
+
+class World:
+    """Ranks that enter calls in their books, and the watch that looks into these."""
+
+    def __init__(self, segment: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = VirtualClock()
+        self.clock.advance_to(SystemClock().now())
+        self.timers = Timers(self.clock)
+        self.links = {
+            rank: SimpleNamespace(
+                attempt=0, is_over=False, exit_code=None, error=None, exiting=None, process=None,
+                recorder_thread=0,
+            )
+            for rank in range(SIZE)
+        }  # fmt: skip
+        self.asked_at: list[Instant] = []
+        self.let_go_at: list[Instant] = []
+        self.blamed: list[RanksBlamed] = []
+        self.troubles: list[Trouble] = []
+        self._segment = segment
+        self.rings = [self._ring(rank, monkeypatch) for rank in range(SIZE)]
+        planner = SimpleNamespace(
+            segment=segment,
+            ranks=NodeRanks(size=SIZE, master_addr="localhost", master_port=1),
+            variable=lambda _: None,
+        )
+        self.watch = CallWatch(
+            cast("Any", self),
+            cast("Any", planner),
+            cast("Any", self.timers),
+            self.clock,
+            blame=self.blamed.append,
+            ask_nodes=self._ask_nodes,
+            hang_timeout=None,
+            on_cpp_calls=None,
+        )
+        self.watch.begin()
+
+    def _ask_nodes(self, trouble: Trouble) -> bool:
+        self.troubles.append(trouble)
+        return False
+
+    @staticmethod
+    def _ring(rank: int, monkeypatch: pytest.MonkeyPatch) -> CallRing:
+        monkeypatch.setenv("RANKWISE_LOCAL_RANK", str(rank))
+        monkeypatch.setenv("RANK", str(rank))
+        call_ring.forget_ring()
+        ring = call_ring.ring_of_process()
+        assert ring is not None
+        return ring
+
+    def ask_recorders(self, _: int) -> frozenset[int]:
+        """Ranks can be asked, and none of them answers."""
+        self.asked_at.append(self.clock.now())
+        return frozenset(self.links)
+
+    def group(self, label: str, members: tuple[int, ...]) -> dict[int, RingGroup]:
+        found = {
+            rank: self.rings[rank].add_group(label, label, len(members), members)
+            for rank in members
+        }
+        return {rank: group for rank, group in found.items() if group is not None}
+
+    def begin_call(self, rank: int, group: RingGroup) -> int:
+        stamp = stamp_of(group, 1, "barrier #?", ("train.py", 7))
+        return self.rings[rank].begin(group, stamp)
+
+    def call(self, rank: int, group: RingGroup) -> None:
+        self.rings[rank].end(self.begin_call(rank, group), DONE)
+
+    def let_section_be_over(self, rank: int) -> None:
+        self._segment.ledgers[rank * LEDGER_WORDS + LEDGER_SECTION_STUCK] = 1
+
+    def let_fail(self, rank: int, entry: int) -> bool:
+        """A call of a rank raises that a peer has gone; whether news are held back."""
+        self.rings[rank].end(entry, FAILED)
+        now = self.clock.now()
+        error = ErrorRecord(
+            type="RuntimeError", message=LOST_PEER, traceback="", raised_at=now, wall_ns=0
+        )
+        self.links[rank].error = error
+        return self.watch.on_error(rank, error, lambda: self.let_go_at.append(self.clock.now()))
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with Segment.create(SIZE) as segment:
+        monkeypatch.setenv("RANKWISE_SEGMENT_FD", str(segment.fd))
+        monkeypatch.delenv("RANKWISE_LEDGER", raising=False)
+        yield World(segment, monkeypatch)
+        call_ring.forget_ring()
+
+
+def test_ranks_are_asked_when_a_sections_limit_is_over_though_others_go_on(world: World) -> None:
+    stuck, busy = world.group("stuck", (0, 1)), world.group("busy", (2, 3))
+    world.begin_call(0, stuck[0])
+    for step in range(8):
+        for rank in busy:
+            world.call(rank, busy[rank])
+        if step == 4:
+            world.let_section_be_over(0)
+        world.timers.run_for(Duration(500 * MILLISECOND))
+
+    assert len(world.asked_at) == 1
+    assert world.blamed == []
+
+
+@pytest.mark.parametrize(
+    ("stuck", "blamed"), [(0, []), (2, [(3,)])], ids=["of no common call", "a peer"]
+)
+def test_a_lost_connection_tells_that_patience_is_over_if_a_peers_section_is(
+    stuck: int, blamed: list[tuple[int, ...]], world: World
+) -> None:
+    members = world.group("all", (1, 2, 3))
+    for rank in members:
+        world.call(rank, members[rank])
+    world.begin_call(2, members[2])
+    entry = world.begin_call(1, members[1])
+    world.let_section_be_over(stuck)
+
+    world.let_fail(1, entry)
+    world.timers.run_for(Duration(5 * SECOND))
+
+    assert [each.local_ranks for each in world.blamed] == blamed
+
+
+@pytest.mark.parametrize(
+    ("is_over", "end", "blamed", "within"),
+    [
+        (False, {"exiting": Exiting(3, 1)}, [], 1000),
+        (False, {"exit_code": 3}, [(2,)], 1000),
+        (False, {}, [(2,)], 2000),
+        (True, {}, [(2,)], 600),
+    ],
+    ids=["tells that it fails", "ends without a word", "lives on", "has ended well"],
+)
+def test_a_rank_that_has_destroyed_its_groups_may_tell_what_it_dies_of(
+    is_over: bool,
+    end: dict[str, object],
+    blamed: list[tuple[int, ...]],
+    within: int,
+    world: World,
+) -> None:
+    members = world.group("all", (1, 2))
+    for rank in members:
+        world.call(rank, members[rank])
+    entry = world.begin_call(1, members[1])
+    world.rings[2].be_done(is_over=is_over)
+
+    assert world.let_fail(1, entry)
+    world.timers.run_for(Duration(100 * MILLISECOND))
+    for name, value in end.items():
+        setattr(world.links[2], name, value)
+    world.timers.run_for(Duration(within * MILLISECOND))
+
+    assert [each.local_ranks for each in world.blamed] == blamed
+    assert len(world.let_go_at) == 1
