@@ -358,7 +358,9 @@ def test_a_torch_that_lacks_what_is_needed_is_told_of_and_left_alone() -> None:
     assert module.all_reduce is print
 
 
-def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None:
+def torch_of_two(**functions: object) -> ModuleType:
+    """As much of torch as is needed to enter calls of ranks 8 and 9, of whom this is the second."""
+
     class World:
         default_pg = "world"
         pg_group_ranks: ClassVar = {"world": {8: 0, 9: 1}}
@@ -366,12 +368,35 @@ def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None
 
     def collective(tensor: object, group: object = None) -> None: ...
 
-    def send(tensor: object, dst: int, group: object = None, tag: int = 0) -> None: ...
-
     module = ModuleType("torch.distributed.distributed_c10d")
     for name in ("all_reduce", "broadcast", "barrier"):
         setattr(module, name, FunctionType(collective.__code__, {}, name, (None,)))
-    vars(module).update(_world=World(), get_rank=lambda: 9, send=send)
+    vars(module).update(_world=World(), get_rank=lambda: 9, **functions)
+    return module
+
+
+def test_what_is_raised_after_groups_were_destroyed_counts_from_then_until_there_are_others(
+    segment: Segment,
+) -> None:
+    module = torch_of_two(init_process_group=lambda: None, destroy_process_group=lambda: None)
+    reporter = SimpleNamespace(
+        left_at=None, tell_last_recorded=lambda: None, answer_for_recorder=lambda _: None
+    )
+    torch_calls.enter_calls(module, call_ring, reporter)
+
+    module.destroy_process_group()
+    left_at = reporter.left_at
+    module.init_process_group()
+
+    assert left_at is not None
+    assert reporter.left_at is None
+    assert read_book(segment, 1, 8) is not None
+
+
+def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None:
+    def send(tensor: object, dst: int, group: object = None, tag: int = 0) -> None: ...
+
+    module = torch_of_two(send=send)
     torch_calls.enter_calls(module, call_ring, SimpleNamespace())
     tensor = SimpleNamespace(shape=(4,), dtype="torch.float32")
 

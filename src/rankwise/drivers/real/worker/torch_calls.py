@@ -130,6 +130,7 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
         def init_process_group(*args: "Any", **kwargs: "Any") -> None:
             begun_ns = time.time_ns()
             init(*args, **kwargs)
+            reporter.left_at = None
             generation = groups.generation
             reporter.answer_for_recorder(lambda: recorded_groups(c10d, generation, begun_ns))
 
