@@ -238,7 +238,7 @@ class Rank:
         Raises:
             RankEnded: one of them, or somebody, has ended it.
         """
-        while self._fate is None:
+        while self._signals and self._fate is None:
             number = self.take_pending(lambda number: number not in self.blocked)
             if number is None:
                 break
