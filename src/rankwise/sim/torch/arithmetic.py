@@ -70,7 +70,7 @@ def block_elements(element_count: int, element_bytes: int, size: int) -> int:
 def ring_reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
     """The reduction of equal tensors, one per rank, as gloo's ring computes it; it is flat."""
     kind = op_number(op)
-    if kind == _PREMUL_SUM:  # NCCL's alone: each rank's numbers are scaled before the sum
+    if kind == PREMUL_SUM:  # NCCL's alone: each rank's numbers are scaled before the sum
         _, factor = op.__getstate__()
         tensors, kind = [tensor * factor for tensor in tensors], _SUM
     size, first = len(tensors), tensors[0]
@@ -178,7 +178,7 @@ def _minimum(into: Tensor, other: Tensor) -> Tensor:
     return torch.minimum(other, into, out=into)
 
 
-_SUM, _AVG, _PREMUL_SUM = map(op_number, (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM))
+_SUM, _AVG, PREMUL_SUM = map(op_number, (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM))
 _OF_BITS = frozenset(map(op_number, (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)))
 
 _FOLD: dict[int, Callable[..., Any]] = {

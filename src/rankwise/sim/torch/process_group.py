@@ -18,6 +18,7 @@ from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
 from rankwise.sim.torch.arithmetic import (
+    PREMUL_SUM,
     add_sparse,
     data_of,
     flat_of,
@@ -150,7 +151,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> RehearsedWork:
         """Reduce over all ranks; the root gets the result."""
-        op, root = opts.reduceOp, opts.rootRank
+        op, root = _reduction(opts), opts.rootRank
 
         def carry_out(loads: Loads) -> None:
             spread(ring_reduced([joined(load) for load in loads], op), [loads[root]])
@@ -555,7 +556,10 @@ def _alike(own: Tensor, parts: list[Tensor]) -> list[Tensor]:
 
 
 def _reduction(opts: Any) -> Any:
-    return torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp
+    """Its number, if that says all: torch's own object costs more while each rank keeps one."""
+    op = torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp
+    number = op_number(op)
+    return op if number == PREMUL_SUM else number
 
 
 def _nothing(_loads: Loads) -> None:
