@@ -6,6 +6,8 @@ import pytest
 from preloaded import Preloaded
 from running import write_program
 
+import rankwise
+
 COMPILED = """
 import torch
 import torch.distributed as dist
@@ -152,3 +154,21 @@ def test_calls_of_functions_of_other_ranks_are_refused(
 
     assert finished.code == 1
     assert "torch.distributed.rpc needs processes" in finished.stderr
+
+
+@pytest.mark.torch
+def test_who_runs_a_function_keeps_its_own_random_state_and_type_of_numbers() -> None:
+    torch = pytest.importorskip("torch")
+
+    def change() -> float:
+        torch.manual_seed(7)
+        torch.set_default_dtype(torch.float64)
+        return float(torch.rand(1))
+
+    before = torch.get_rng_state()
+
+    first, second = rankwise.run(change, nprocs=2, on="sim")
+
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_default_dtype() is torch.float32

@@ -122,7 +122,9 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
     for name in TABLES:
         replace(name, TableByRank, import_module("torch._library.custom_ops"))
-    world.belongings.add(TorchState(world, device))
+    state = TorchState(world, device)
+    world.belongings.add(state)
+    stack.callback(state.close)
     stack.callback(Settings(world).close)
     world.at_end_of_ranks(_forget_groups)
     return stack.close
@@ -193,6 +195,11 @@ class TorchState:
         mine: _Mine = rank.belongings[_KEY]
         mine.random = self._generator.get_state()
         mine.dtype = torch.get_default_dtype()
+
+    def close(self) -> None:
+        """Give the process its own back."""
+        self._generator.set_state(self._home)
+        torch.set_default_dtype(self._dtype)
 
     def _first(self, rank: Rank) -> "_Mine":
         set_num_threads(1)  # of this thread: as OMP_NUM_THREADS=1 of a real rank
