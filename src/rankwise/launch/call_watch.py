@@ -589,8 +589,9 @@ class CallWatch:
             return Fate.RAISED if may_be_of_others(link.error) else Fate.DIED
         if link.exit_code == 0:
             return Fate.LEFT
-        if book.fate is Fate.LEFT:  # if it has told of an exit code, that tells more
-            return Fate.LEFT if link.exiting is None else Fate.DIED
+        if book.fate is Fate.LEFT:  # how it has died, if it has told, or was killed, tells more
+            has_died = link.exiting is not None or (link.exit_code or 0) < 0
+            return Fate.DIED if has_died else Fate.LEFT
         has_ended = link.process is not None and link.process.has_ended
         if link.exit_code is None and not has_ended:
             return book.fate

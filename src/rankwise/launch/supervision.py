@@ -208,6 +208,8 @@ class Supervision:
     def run_failure_command(self) -> None:
         """Run the user's command about a run that has failed, on the node where it did, and wait.
 
+        So does the first node if the time limit has ended it.
+
         That of an earlier attempt is waited for in any case.
         """
         command, outcome, session = self._failure_command, self._outcome, self._session

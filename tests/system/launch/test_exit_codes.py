@@ -178,3 +178,14 @@ def test_the_line_by_which_a_rank_ends_itself_is_told_and_none_of_a_library(
 
     told = "root cause: rank 0 exited with code 2: SystemExit at parses.py:7, in main"
     assert told in done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("on", [(), ("--on=sim",)], ids=["processes", "simulated"])
+def test_no_line_is_told_of_a_rank_that_ends_without_a_word(
+    on: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = write_program(tmp_path, "import os\nos._exit(3)\n")
+
+    done = run("run", *on, script)
+
+    assert "root cause: rank 0 exited with code 3" in done.stderr.splitlines()

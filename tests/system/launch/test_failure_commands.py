@@ -55,16 +55,17 @@ def test_a_command_is_told_of_a_time_limit_and_of_whom_the_ranks_waited_for(tmp_
     script = write_program(tmp_path, HANGS)
     told = tmp_path / "told"
 
-    options = ("--nproc-per-node=2", "--timeout=4s", "--shutdown-timeout=1s")
+    options = ("--nproc-per-node=2", "--timeout=8s", "--shutdown-timeout=1s")
     done = run("run", *options, "--on-failure", f"cat >>{told}", script)
 
     assert done.code == 124
     (line,) = map(json.loads, told.read_text().splitlines())
     assert (line["event"], line["failures"]) == ("timeout", [])
-    assert line["message"].startswith("stopped by its time limit of 4 s after ")
+    assert line["message"].startswith("stopped by its time limit of 8 s after ")
     assert "rank 1 has not come to barrier #2" in line["message"]
-    assert "  rank 1, innermost call first:" in line["report"].splitlines()
-    assert f"rankwise: {line['report'].splitlines()[0]}" in done.stderr
+    _, *stood = line["report"].splitlines()  # the first line tells for how long it has run by then
+    assert "  rank 1, innermost call first:" in stood
+    assert set(stood) <= {*done.stderr.splitlines()}
 
 
 def test_a_success_is_no_failure_and_simulated_ranks_are_refused(tmp_path: Path) -> None:

@@ -179,11 +179,12 @@ def test_a_lost_connection_tells_that_patience_is_over_if_a_peers_section_is(
     ("is_over", "end", "blamed", "within"),
     [
         (False, {"exiting": Exiting(3, 1)}, [], 1000),
+        (False, {"exit_code": -11}, [], 1000),
         (False, {"exit_code": 3}, [(2,)], 1000),
         (False, {}, [(2,)], 2000),
         (True, {}, [(2,)], 600),
     ],
-    ids=["tells that it fails", "ends without a word", "lives on", "has ended well"],
+    ids=["tells that it fails", "crashes", "ends without a word", "lives on", "has ended well"],
 )
 def test_a_rank_that_has_destroyed_its_groups_may_tell_what_it_dies_of(
     is_over: bool,

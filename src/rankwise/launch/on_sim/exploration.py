@@ -136,10 +136,10 @@ def _explore(
     first: _Found | None = None
     causes: dict[str, int] = {}
     done = 0
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    nowhere = (os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY))
     try:
         while schedule is not None and done < runs_max:
-            run = make(schedule=schedule, console_fds=(nowhere, nowhere))
+            run = make(schedule=schedule, console_fds=nowhere)
             outcome = run.run()
             if outcome.status is OutcomeStatus.STOPPED:
                 who, number = who_stopped(outcome, run), done + 1
@@ -157,7 +157,8 @@ def _explore(
                 causes[why] = causes.get(why, 0) + 1
             schedule = exploration.next_schedule()
     finally:
-        os.close(nowhere)
+        for descriptor in nowhere:
+            os.close(descriptor)
     which = f"all {done}" if schedule is None else f"{done}"
     say(f"{which} schedules, no two of them equal: {_failed(causes)}")
     return first or _Found(Ordered(outcome, run, is_shown=False))

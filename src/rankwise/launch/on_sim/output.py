@@ -2,7 +2,8 @@
 
 All ranks share one `sys.stdout` and one `sys.stderr`, which look for the rank that runs; a handler
 of `logging` that one rank has made thereby writes as whichever rank logs. What C code or a child
-process writes to descriptors 1 and 2 passes by here.
+process writes to descriptors 1 and 2 passes by here, and so does what a rank prints that has put
+another file in the place of one of them.
 """
 
 import io
@@ -29,7 +30,8 @@ class Console:
 
     Args:
         fd: the descriptor.
-        outlet: another one for the same, which the ranks do not know: they may replace `fd`.
+        outlet: another one for the same, which the ranks do not know: they may replace `fd`. It
+            is closed at the end of the run, and `fd` takes its place.
         name: for complaints.
         say: tells the user, once, that nothing can be written there.
 
@@ -40,7 +42,7 @@ class Console:
 
     def __init__(self, fd: int, outlet: int, name: str, say: Callable[[str], None]) -> None:
         self.fd = fd
-        self._outlet = outlet
+        self.outlet = outlet
         self._pid = os.getpid()
         self.byte_count = 0
         self._name = name
@@ -50,7 +52,7 @@ class Console:
         """Write all of it; a reader that is gone does not want to hear."""
         self.byte_count += len(data)
         try:
-            _write(self._outlet if os.getpid() == self._pid else self.fd, data)
+            _write(self.outlet if os.getpid() == self._pid else self.fd, data)
         except OSError as error:
             say, self._say = self._say, None
             if say is not None and error.errno not in (EPIPE, EBADF):
@@ -262,9 +264,10 @@ class _Dispatching(io.RawIOBase):
         data = bytes(data)
         if self._is_dropped():
             return len(data)
-        if self._is_own(self._console.fd):
-            _write(self._console.fd, data)
-            return len(data)
+        for number in {self._console.fd, int(self._stream)}:
+            if self._is_own(number):
+                _write(number, data)
+                return len(data)
         rank = self._whose()
         stream = None if rank is None else self._streams.get((rank, self._stream))
         if stream is None:

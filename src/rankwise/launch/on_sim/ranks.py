@@ -150,7 +150,9 @@ class SimulatedRanks:
                 raise RankEnded(-SIGKILL)
             self._records.note_origin(rank.number, error)
 
-        note_exit = partial(self._records.exits.__setitem__, number)
+        def note_exit(place: str) -> None:
+            self._records.exits[rank.number] = place
+
         reporter = _Reporter(note, partial(self._report, local_rank), note_exit)
         rank = self._world.spawn(number, process, lambda: self._live(rank, reporter))
         if restarts_allowed(self._job):
@@ -409,6 +411,11 @@ class _Reporter(bootstrap.Reporter):
 
     def announce(self) -> None:
         """Nobody asks a thread for its stacks."""
+
+    def tell_exiting(self, ending: SystemExit) -> None:
+        """Tell of a program's own; what stands for the end of a process leaves no place."""
+        if not isinstance(ending, RankEnded):
+            super().tell_exiting(ending)
 
     def _write(self, record: str) -> None:
         for report in ReportPipe().feed(f"\x1e{record}\n".encode("ascii")):

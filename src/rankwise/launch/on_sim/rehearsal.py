@@ -189,6 +189,8 @@ class Rehearsal:
             Console(stdout, self._outlets[0], "standard output", self._say),
             Console(stderr, self._outlets[1], "standard error", self._say),
         )
+        for console in consoles:  # threads and loggers that ranks leave behind go on writing there
+            stack.callback(setattr, console, "outlet", console.fd)
 
         def is_own(number: int) -> bool:
             return world.descriptors.is_own(rank_of_thread(), number)

@@ -536,16 +536,15 @@ def _place_of_exit(ending: SystemExit) -> str:
 
     Where a library has, as argparse does, it is the line that called that.
     """
-    last = place = ""
+    place = ""
     frame = without_our_frames(ending.__traceback__)
     while frame is not None:
         code = frame.tb_frame.f_code
-        name = "" if code.co_name == "<module>" else f", in {code.co_name}"
-        last = f"{os.path.basename(code.co_filename)}:{frame.tb_lineno}{name}"
         if not code.co_filename.startswith(_LIBRARIES) and "-packages/" not in code.co_filename:
-            place = last
+            name = "" if code.co_name == "<module>" else f", in {code.co_name}"
+            place = f"{os.path.basename(code.co_filename)}:{frame.tb_lineno}{name}"
         frame = frame.tb_next
-    return place or last
+    return place
 
 
 def _end_at_the_call(error: BaseException) -> None:
