@@ -156,6 +156,18 @@ time.sleep(1000)
     assert done.stdout.count("checkpoint saved") == 2
 
 
+ON_BOTH = ((), ("--on=sim",))
+
+
+@pytest.fixture
+def on(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Words that say where ranks run; simulated ones need numpy."""
+    words: tuple[str, ...] = request.param
+    if words:
+        pytest.importorskip("numpy")
+    return words
+
+
 PARSES = """
 import argparse
 
@@ -168,7 +180,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("on", [(), ("--on=sim",)], ids=["processes", "simulated"])
+@pytest.mark.parametrize("on", ON_BOTH, indirect=True, ids=["processes", "simulated"])
 def test_the_line_by_which_a_rank_ends_itself_is_told_and_none_of_a_library(
     on: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -180,7 +192,7 @@ def test_the_line_by_which_a_rank_ends_itself_is_told_and_none_of_a_library(
     assert told in done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("on", [(), ("--on=sim",)], ids=["processes", "simulated"])
+@pytest.mark.parametrize("on", ON_BOTH, indirect=True, ids=["processes", "simulated"])
 def test_no_line_is_told_of_a_rank_that_ends_without_a_word(
     on: tuple[str, ...], tmp_path: Path
 ) -> None:

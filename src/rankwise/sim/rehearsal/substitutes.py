@@ -41,6 +41,7 @@ Replaced = tuple[Any, str, Any]
 _CALENDAR = (time.time, time.time_ns)
 _RANDOM, _NUMPY_RANDOM, _EXITS = "random", "numpy.random", "atexit"
 _AFFINITY, _RECURSION = "affinity", "recursion limit"
+_START_THREAD = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
 _FILE_FUNCTIONS = (
     "link", "listdir", "mkdir", "remove", "rename", "replace", "rmdir", "stat", "symlink", "unlink",
 )  # fmt: skip
@@ -116,7 +117,7 @@ class Substitutes:
             (os, "putenv", self._noting_variable),
             (os, "unsetenv", self._noting_variable),
             (threading, "main_thread", self._main_thread),
-            (threading, "_start_new_thread", self._start_thread),
+            (threading, _START_THREAD, self._start_thread),
             (subprocess, "_fork_exec", self._fork_exec),
         )
         for owner, name, make in table:
@@ -343,14 +344,14 @@ class Substitutes:
         finally:
             self._scheduler.pin()
 
-    def _start_thread(self, original: Callable[..., int]) -> Callable[..., int]:
+    def _start_thread(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Start threads unpinned, and know whose they are."""
         start = self._for_ranks(self._unpinned)(original)
 
-        def start_thread(function: Any, args: Any, *more: Any) -> int:
+        def start_thread(function: Any, *more: Any, **how: Any) -> Any:
             rank = self.running() or self.owner()
             if rank is None:
-                return original(function, args, *more)
+                return original(function, *more, **how)
 
             def live(*words: Any, **options: Any) -> None:
                 self._threads.rank = rank
@@ -360,7 +361,7 @@ class Substitutes:
                 finally:
                     self.helpers.discard(threading.get_ident())
 
-            return int(start(live, args, *more))
+            return start(live, *more, **how)
 
         return start_thread
 
