@@ -141,6 +141,10 @@ class Simulator:
             and not self._stops_at_instant
         )
 
+    def ends_instant(self) -> bool:
+        """Whether nothing else is left to happen at this instant; to be asked by a process."""
+        return not length_hint(self._wave) and not self._ready
+
     def run(self, until: Future | int | None = None) -> Any:
         """Carry out the agenda.
 
