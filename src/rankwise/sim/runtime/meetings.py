@@ -260,6 +260,7 @@ class Collective:
                     after=call.after,
                     name=f"{call} of rank {call.rank}",
                     start=partial(self._run_rank, index),
+                    is_confined=True,
                 ),
                 own,
                 call.line,
