@@ -116,7 +116,7 @@ class Original(Generic[Member]):
                 image.written += 1
                 image.member.log_image(entry, start, end, self.sip)
         if len(self.images) > len(self.together):
-            self._tell()
+            self.tell()
 
     def end(self) -> None:
         """It has ended, and nothing has touched its SIP: images know all of what it did."""
@@ -130,9 +130,10 @@ class Original(Generic[Member]):
             self._turns.append((pe.cube.number, pe.number, pe.dma_turn))
         for image in self.together.copy():
             image.end()
-        self._tell()
+        self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Let those look that wait for an operation, or the end."""
         before, self.grown = self.grown, self._machine.simulator.future(self.grown.name)
         before.succeed()
 
@@ -216,6 +217,7 @@ class Image(Generic[Member]):
     def simulate(self) -> None:
         """Something is about to touch its SIP: carry it out from its beginning up to now."""
         self._leave()
+        self._original.tell()  # the process that followed it has nothing to wait for any more
         self._images.count -= 1
         self._take_back()
         self._simulator.catch_up(self.began, self._begin)
