@@ -14,7 +14,6 @@ beside whatever sits there.
 """
 
 from collections.abc import Callable, Sequence
-
 from typing import TYPE_CHECKING, TypeVar
 
 from rankwise.base.errors import LocalProtocolError
@@ -30,7 +29,7 @@ class Seats:
     """The seats of the PEs of one device, and the launches whose programs queue for them."""
 
     def __init__(self) -> None:
-        self._taken: dict["Pe", int] = {}
+        self._taken: dict[Pe, int] = {}
         self._queue: list[SeatedPrograms] = []
 
     def is_free(self, pe: "Pe") -> bool:
@@ -94,8 +93,8 @@ class SeatedPrograms:
         self._begin = begin
         self._next = 0
         self._left = count
-        self._running: dict[Process, "Pe"] = {}
-        self._members: "frozenset[Pe] | None" = None
+        self._running: dict[Process, Pe] = {}
+        self._members: frozenset[Pe] | None = None
         self.done: Future = simulator.future(self)
         if not count:
             self.done.succeed()

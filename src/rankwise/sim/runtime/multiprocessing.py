@@ -155,7 +155,7 @@ class Multiprocessing:
             join: run them to their end; else return something to join.
             daemon: accepted, and without meaning: there are no processes.
             start_method: the same.
-            schedule_seed: permutes the order of ranks that resume at one instant; None keeps theirs.
+            schedule_seed: permutes the order of ranks that resume at one instant; None: rank order.
             wall_limit_s: seconds of real time after which the ranks are ended, even one that never
                 gives way; only in the main thread, because a signal does it.
 

@@ -1,7 +1,8 @@
 """`KernelRunner`: a kernel on the processing elements of a simulated machine.
 
-Each program is a fiber on a PE (`hardware.seats` says which). What it calculates is real; what that costs
-is told to the PE's engines (`timing`), and its messages go through the modelled queues (`queues`).
+Each program is a fiber on a PE (`hardware.seats` says which). What it calculates is real; what that
+costs is told to the PE's engines (`timing`), and its messages go through the modelled queues
+(`queues`).
 Kernels are children of the main greenlet, which drives the agenda, never of the rank that happened
 to launch them: when a rank dies, its kernels do not die in the middle with it.
 """
@@ -79,9 +80,7 @@ class KernelRunner:
         likeness, images = launching.likeness(), env.engine.images
         role: Original[MachineLaunch] | Image[MachineLaunch] | None = None
         if likeness is not None:
-            role = yield from images.role_of(
-                env.sip, likeness, launching, has_data=env.enable_data
-            )
+            role = yield from images.role_of(env.sip, likeness, launching, has_data=env.enable_data)
         try:
             if isinstance(role, Image):
                 yield role.ended

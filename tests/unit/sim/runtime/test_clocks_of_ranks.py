@@ -14,13 +14,13 @@ SIZE = 1 << 13
 Program = Callable[[int, Any, Any, list[Any]], object]
 
 
-def busy(a: Any, n: Any, B: tl.constexpr) -> None:
-    i = tl.arange(0, B)
-    x = tl.load(a + i[:, None] * B + i[None, :])
-    s = tl.zeros((B, B), tl.float32)
+def busy(a: Any, n: Any, width: tl.constexpr) -> None:
+    i = tl.arange(0, width)
+    x = tl.load(a + i[:, None] * width + i[None, :])
+    s = tl.zeros((width, width), tl.float32)
     for _ in range(n):
         s = tl.dot(x, x, s)
-    tl.store(a + i[:, None] * B + i[None, :], s.to(tl.float16))
+    tl.store(a + i[:, None] * width + i[None, :], s.to(tl.float16))
 
 
 def times_of(program: Program, ranks: int, buffers: int = 8) -> list[int]:
@@ -41,7 +41,7 @@ def times_of(program: Program, ranks: int, buffers: int = 8) -> list[int]:
 
 
 def compute(torch: Any, a: Any, steps: int = STEPS) -> None:
-    torch.launch(busy, 1, a, steps, B=64)
+    torch.launch(busy, 1, a, steps, width=64)
 
 
 @pytest.fixture(scope="module")
