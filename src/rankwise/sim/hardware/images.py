@@ -101,11 +101,16 @@ class Original(Generic[Member]):
         self.together: list[Image[Member]] = []
         self.grown = machine.simulator.future(f"an operation of the launch on sip{sip}")
         self._before = {place: _Account.of(part) for place, part in self._parts().items()}
+        self._turns_before = self._turns_now()
         self._done: list[tuple[PartPlace, _Account]] = []
         self._turns: list[tuple[int, int, int]] = []
 
     def _parts(self) -> dict[PartPlace, Part]:
         return self._machine.sip(self.sip).parts()
+
+    def _turns_now(self) -> dict[tuple[int, int], int]:
+        pes = self._machine.sip(self.sip).pes_in_use()
+        return {(pe.cube.number, pe.number): pe.dma_turn for pe in pes}
 
     def note(self, entry: Any, start: int, end: int) -> None:
         """Note an operation that has just ended."""
@@ -126,8 +131,10 @@ class Original(Generic[Member]):
             done = _Account.of(part).since(self._before.get(place, _NOTHING))
             if done != _NOTHING:
                 self._done.append((place, done))
-        for pe in self._machine.sip(self.sip).pes_in_use():
-            self._turns.append((pe.cube.number, pe.number, pe.dma_turn))
+        for (cube, number), turn in self._turns_now().items():
+            # Of another PE, the image's own turn counts: it may have done more before.
+            if turn != self._turns_before.get((cube, number), number):
+                self._turns.append((cube, number, turn))
         for image in self.together.copy():
             image.end()
         self.tell()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.kernel import Future, Process, Simulator
+from rankwise.sim.kernel import EndOfMany, Future, Process, Simulator
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.machine import Pe
@@ -95,7 +95,7 @@ class SeatedPrograms:
         self._left = count
         self._running: dict[Process, Pe] = {}
         self._members: frozenset[Pe] | None = None
-        self.done: Future = simulator.future(self)
+        self.done: Future = EndOfMany(simulator, self)
         if not count:
             self.done.succeed()
         elif are_addressed or seats is None:
