@@ -12,7 +12,7 @@ from rankwise.sim import GraphEngine, RuntimeContext
 PES = 32
 
 
-def turns(count: int, a: Any, width: int) -> None:
+def turns(count: Any, a: Any, width: Any) -> None:
     i = tl.arange(0, width)
     x = tl.load(a + i[:, None] * width + i[None, :])
     s = tl.zeros((width, width), tl.float32)
@@ -140,8 +140,7 @@ def waits_in_vain(flag: Any) -> None:
 def test_deadlock_report_names_programs_that_wait_without_a_seat() -> None:
     context = RuntimeContext(engine=GraphEngine("default"), ccl={})
 
-    with context as torch, pytest.raises(Deadlock, match=r"waits_in_vain\[39\] on sip0"):
-        try:
-            torch.launch(waits_in_vain, 40, torch.zeros(1, dtype="i32"))
-        except Deadlock as deadlock:
-            raise Deadlock("\n".join(each.who for each in deadlock.waiting), ()) from deadlock
+    with context as torch, pytest.raises(Deadlock) as caught:
+        torch.launch(waits_in_vain, 40, torch.zeros(1, dtype="i32"))
+
+    assert any(each.who.startswith("waits_in_vain[39] on sip0") for each in caught.value.waiting)
