@@ -138,6 +138,20 @@ def check_processes(limit: int | None = None) -> CheckResult:
     return _check_limit("processes", soft, _PROCESSES_WANTED, "ulimit -u")
 
 
+def check_cpus(root: str = "") -> CheckResult:
+    """How many CPUs ranks may use, and what limits them."""
+    from rankwise.drivers.real.cpus import tightest_quota, usable_cpu_count  # noqa: PLC0415  # only here
+
+    usable, present = usable_cpu_count(root), os.cpu_count() or 1
+    if usable == present:
+        return CheckResult("CPUs", Severity.OK, f"{usable}")
+    text = f"{usable} of {present} may be used"
+    quota = tightest_quota(root)
+    if quota is not None and quota.cpus < len(os.sched_getaffinity(0)):
+        return CheckResult("CPUs", Severity.OK, f"{text}: a quota of {quota.cpus:g} ({quota.file})")
+    return CheckResult("CPUs", Severity.OK, f"{text}: the affinity allows no others")
+
+
 def check_shared_memory(folder: Path = _SHARED_MEMORY) -> CheckResult:
     """Room for torch's data loaders, which is what usually runs out in containers."""
     try:
@@ -263,6 +277,7 @@ CHECKS: tuple[Callable[[], CheckResult], ...] = (
     check_proc,
     check_open_files,
     check_processes,
+    check_cpus,
     check_shared_memory,
     check_memory_accounting,
     check_stacks_signal,
