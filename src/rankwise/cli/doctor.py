@@ -114,13 +114,13 @@ def check_abstract_sockets() -> CheckResult:
     return CheckResult("control", Severity.OK, "runs can be asked for their status and stacks")
 
 
-def check_proc(proc: Path = Path("/proc")) -> CheckResult:
+def check_proc(root: str = "") -> CheckResult:
     """/proc is mounted and shows our own processes."""
-    if not (proc / "self" / "stat").exists():
-        return CheckResult(
-            "/proc", Severity.PROBLEM, "not mounted; mount it: mount -t proc proc /proc"
-        )
-    if not (proc / "self" / "task" / str(os.getpid()) / "children").exists():
+    from rankwise.drivers.real.proc import MOUNT_COMMAND, proc_lack  # noqa: PLC0415  # only here
+
+    if (lack := proc_lack(root)) is not None:
+        return CheckResult("/proc", Severity.PROBLEM, f"{lack}; mount it: {MOUNT_COMMAND}")
+    if not Path(f"{root}/proc/self/task/{os.getpid()}/children").exists():
         text = "does not list children (CONFIG_PROC_CHILDREN); finding strays takes longer"
         return CheckResult("/proc", Severity.WARNING, text)
     return CheckResult("/proc", Severity.OK, "mounted")

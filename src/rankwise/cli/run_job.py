@@ -169,10 +169,11 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
     policy = _policy(options)
     run_id = _run_id(options)
     if counts.most > 1:
-        from rankwise.cli.several_nodes import cluster_plan, interface_environment  # noqa: PLC0415  # only for several
+        from rankwise.cli.several_nodes import cluster_plan  # noqa: PLC0415  # only for several
+        from rankwise.launch.cluster.addresses import interface_environment  # noqa: PLC0415  # the same
 
         cluster = cluster_plan(options, counts, policy)
-        environment |= interface_environment(cluster, environ)
+        environment |= interface_environment(cluster.address, environ)
         run_id = options.rdzv_id  # the same on every node, so no random one
     elif not options.origins.keys().isdisjoint(BEYOND_RESTARTS):
         from rankwise.cli.several_nodes import plan_of_one_node  # noqa: PLC0415  # rarely given

@@ -274,10 +274,11 @@ def _completed(
 
 def _address_towards(host: str) -> dict[str, str]:
     """The first node's own address: its own name often means the loopback to itself."""
-    from rankwise.launch.cluster.addresses import LOOPBACK, own_address  # noqa: PLC0415  # sockets take ms
+    from rankwise.drivers.real.loopback import loopback_address  # noqa: PLC0415  # sockets take ms
+    from rankwise.launch.cluster.addresses import own_address  # noqa: PLC0415  # the same
 
     address = own_address(host)
-    return {} if address == LOOPBACK else {"local_addr": address}
+    return {} if address == loopback_address() else {"local_addr": address}
 
 
 def _with_allotted_size(options: "RunOptions", environ: Mapping[str, str]) -> "RunOptions":

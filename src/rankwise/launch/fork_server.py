@@ -8,6 +8,7 @@ from typing import Self
 
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here, unheard
+from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.this_process import mark
 from rankwise.launch.arguments import modules_to_import
 from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod
@@ -45,6 +46,7 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         check_working_directory()
+        check_proc()
         self.preload = modules_to_import(preload)
         hosting: Hosting | None = None
         try:
@@ -102,7 +104,9 @@ def hosting_for(job: Job) -> Hosting:
 
     Raises:
         SpawnFailed: it cannot be started.
+        ConfigError: there is no /proc, which it reads.
     """
+    check_proc()
     mark = os.urandom(8).hex()
     if job.start_method is not StartMethod.FORKSERVER or isinstance(job.program, Executable):
         return Hosting(mark)

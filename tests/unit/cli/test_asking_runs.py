@@ -508,7 +508,7 @@ def test_the_doctor_tells_whether_the_simulator_is_compiled(tmp_path: Path) -> N
 def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     findings = [
         doctor.check_python((3, 9)),
-        doctor.check_proc(tmp_path),
+        doctor.check_proc(str(tmp_path)),
         doctor.check_open_files(256),
         doctor.check_processes(100),
         doctor.check_shared_memory(tmp_path / "gone"),

@@ -23,6 +23,7 @@ from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.vocabulary import InquiryAnswered, Order, RefusalKind, TroubleTold
 from rankwise.drivers.agent_dispatch import AgentDispatch
+from rankwise.drivers.real.stores.connections import endpoint_text
 from rankwise.drivers.stop_window import StopWindow
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text
 from rankwise.launch.cluster.node_host import RealNodeHost
@@ -261,7 +262,8 @@ class AgentRunner:
             )
         )
         if port == 0:
-            parts.say(f"health: http://{self._agent.spec.offer.address}:{server.port}/health")
+            endpoint = endpoint_text(self._agent.spec.offer.address, server.port)
+            parts.say(f"health: http://{endpoint}/health")
 
     def _probe(self, plan: MeetingPlan, parts: RunParts) -> "Probe":
         from rankwise.launch.cluster.probe import Probe  # noqa: PLC0415  # rare

@@ -35,6 +35,7 @@ from rankwise.core.agent.vocabulary import Announcement
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.logs.file import DiskComplaints
+from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.announcements import time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
@@ -170,6 +171,7 @@ class Rehearsal:
 
     def run(self) -> Outcome:
         """Run the job to its end, in this thread and those of the ranks."""
+        check_proc()
         ensure_open_files(_DESCRIPTORS_PER_RANK * self.size + _OTHER_DESCRIPTORS)
         with ExitStack() as stack:
             stdout, stderr = self._console_fds
