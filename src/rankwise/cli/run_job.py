@@ -20,6 +20,7 @@ from rankwise.cli.programs import (
     python_interpreter,
     python_module,
     python_script,
+    script_from_standard_input,
 )
 from rankwise.cli.run_names import random_run_name
 from rankwise.core.gang.vocabulary import GangSpec
@@ -231,7 +232,7 @@ def _program(options: RunOptions, environ: Mapping[str, str]) -> Program:
         return executable(name, args, environ)
     if options.module:
         return python_module(name, args, environ)
-    return python_script(name, args)
+    return script_from_standard_input(args) if name == "-" else python_script(name, args)
 
 
 def _check_devices(options: RunOptions, size: int, environ: Mapping[str, str]) -> None:

@@ -128,6 +128,8 @@ def _modules_to_preload(job: Job) -> tuple[str, ...]:
     from rankwise.drivers.real.hosting.preload import modules_to_preload  # noqa: PLC0415  # ast
 
     match job.program:
+        case Script(source=bytes(source)):
+            return modules_to_preload(("source",), source)
         case Script(path=path):
             return modules_to_preload(("script", path))
         case Module(name=name):
