@@ -66,7 +66,8 @@ def section(name: str, *, timeout: float | str | None = None) -> Iterator[None]:
     Raises:
         ConfigError: `timeout` is no time, or not positive; or `name` is no text.
     """
-    if not isinstance(name, str):
+    given: object = name
+    if not isinstance(given, str):
         from rankwise.launch.limits import shown  # noqa: PLC0415  # only for what is wrong
 
         raise ConfigError(f"the name of a section is {shown(name)}, expected a text such as 'step'")

@@ -300,4 +300,7 @@ class AgentRunner:
         if agent.gang is None:
             return AgentSnapshot(status=status)
         ranks = ranks_now(agent.gang, planner.ranks, segment, delays, parts.clock.now())
+        # A rank for which the others wait is told while they do: that is when an alert is due.
+        waited_for = {rank.rank: rank.waited_for_s for rank in ranks if delays or rank.waited_for_s}
+        status = msgspec.structs.replace(status, waited_for_seconds=waited_for)
         return AgentSnapshot(status=status, ranks=tuple(ranks))
