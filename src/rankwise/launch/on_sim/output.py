@@ -33,7 +33,9 @@ from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
 from rankwise.launch.job import LogPlan, Streams
 from rankwise.launch.log_layout import Destinations
 from rankwise.launch.rank_sinks import RankSinks, StreamSinks
+from rankwise.sim.rehearsal.scheduler import Rank
 
+_PENDING_BYTES_MAX = 8 << 10
 _STANDARD = {Streams.OUT: 1, Streams.ERR: 2}
 
 
@@ -52,26 +54,40 @@ class RankStream:
         self.pump: StreamPump | None = None
         self.children_fd = -1
         """The writing end, for children; ours is closed with the pipe."""
+        self._pending = b""
         self._outlet = outlet
         self._owner = owner
         self._reading = threading.Lock()  # of the pipe: its chunks stay in their order
 
     def write(self, data: bytes) -> None:
-        """Take what the rank has written; return when the console has it."""
+        """Take what the rank has written; return when the console has it.
+
+        Parts of a line wait for its end: `print` writes each argument by itself.
+        """
+        self._pending += data
+        if data[-1:] == b"\n" or len(self._pending) > _PENDING_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Take what the rank has written so far of a line."""
         self.read_pipe()  # what a child had written before the rank went on comes first
-        self.take(data, self._owner.now())
+        if self._pending:
+            data, self._pending = self._pending, b""
+            self.take(data, self._owner.now())
 
     def take(self, chunk: bytes, now: Instant) -> None:
         """Take bytes of the rank or of its children; return when the console has them."""
-        with self._owner.lock:
+        owner, outlet = self._owner, self._outlet
+        with owner.lock:
             tail, log_file, channel = self.sinks
             tail.take(chunk, now)
             if log_file is not None:
                 self.file_bytes += len(chunk)
-                log_file.take(chunk, self._owner.disk_time())
+                log_file.take(chunk, owner.disk_time())
             if channel is not None:
                 channel.take(chunk, now)
-        self._owner.flush(self._outlet)
+        if outlet.wants_write:
+            owner.flush(outlet)
 
     def end(self, now: Instant) -> None:
         """Children's end of the pipe is closed; the rank may write on."""
@@ -93,6 +109,7 @@ class RankStream:
 
     def finish_line(self) -> None:
         """Show an unfinished last line."""
+        self.flush()
         if self.sinks.channel is not None:
             with self._owner.lock:
                 self.sinks.channel.end(self._owner.now())
@@ -100,6 +117,7 @@ class RankStream:
 
     def close(self) -> None:
         """Read the pipe to the end of what is there, and close pipe and file."""
+        self.flush()
         if self.pump is not None:
             self.pump.end(self._owner.now())
             self.pump = None
@@ -121,9 +139,8 @@ class Output:
         complaints: is told of full disks.
         now: virtual time.
         real_now: real time.
-        whose: the number of the rank that writes; None if it belongs to none.
-        is_dropped: whether what is written now is of a rank that is over.
-        is_own: whether the rank that runs has another file than the console at a descriptor.
+        writer: the rank that writes; None if the thread belongs to none.
+        is_own: whether a rank has another file than the console at a descriptor.
 
     Attributes:
         stdout, stderr: what ranks find as `sys.stdout` and `sys.stderr`.
@@ -142,13 +159,12 @@ class Output:
         *,
         now: Callable[[], Instant],
         real_now: Callable[[], Instant],
-        whose: Callable[[], int | None],
-        is_dropped: Callable[[], bool],
-        is_own: Callable[[int], bool],
+        writer: Callable[[], Rank | None],
+        is_own: Callable[[Rank, int], bool],
     ) -> None:
         self.console: Console | None = console
         self.now = now
-        self.whose, self.is_dropped, self.is_own = whose, is_dropped, is_own
+        self.writer, self.is_own = writer, is_own
         # Reentrant: a signal's handler may print while the main thread holds it.
         self.lock = threading.RLock()
         self.patience_ms: int | None = None
@@ -237,7 +253,6 @@ class Output:
     def end_rank(self, rank: int) -> None:
         """Take what children of a rank that is over have written, and show its last lines."""
         for stream in (Streams.OUT, Streams.ERR):
-            self.streams[rank, stream].read_pipe()
             self.streams[rank, stream].finish_line()
 
     def tail(self, rank: int, stream: Streams, count: int) -> tuple[str, ...]:
@@ -318,6 +333,7 @@ class _Dispatching(io.RawIOBase):
         self._output = output
         self._stream = stream
         self._fd = fd
+        self._numbers = tuple({fd, _STANDARD[stream]})
 
     def writable(self) -> bool:
         return True
@@ -328,6 +344,14 @@ class _Dispatching(io.RawIOBase):
     def isatty(self) -> bool:
         return False  # as a pipe, which ranks of real runs write to
 
+    def flush(self) -> None:
+        output = self._output
+        if output.console is not None and os.getpid() == output.pid:
+            rank = output.writer()
+            stream = None if rank is None else output.streams.get((rank.number, self._stream))
+            if stream is not None:
+                stream.flush()
+
     def close(self) -> None:
         """Stay open: it is everybody's."""
 
@@ -336,17 +360,19 @@ class _Dispatching(io.RawIOBase):
         if output.console is None:
             write_all(self._fd, data)
             return len(data)
-        is_child = os.getpid() != output.pid
-        if output.is_dropped() and not is_child:
+        rank = output.writer()
+        if rank is None:
+            output.write_raw(self._stream, data)
             return len(data)
-        for number in {self._fd, _STANDARD[self._stream]}:
-            if output.is_own(number):
+        for number in self._numbers:
+            if output.is_own(rank, number):
                 _write(number, data)
                 return len(data)
-        rank = output.whose()
-        stream = None if rank is None else output.streams.get((rank, self._stream))
-        if is_child:  # its copies of the sinks are nobody's
+        stream = output.streams.get((rank.number, self._stream))
+        if os.getpid() != output.pid:  # a child's copies of the sinks are nobody's
             write_all(self._fd if stream is None else stream.fd_for_children(self._fd), data)
+        elif rank.is_to_end:
+            pass
         elif stream is None:
             output.write_raw(self._stream, data)
         else:

@@ -194,9 +194,6 @@ class Rehearsal:
         console = Console(stdout_fd=stdout, stderr_fd=stderr, say=self._say)
         stack.callback(console.close)
 
-        def is_own(number: int) -> bool:
-            return world.descriptors.is_own(rank_of_thread(), number)
-
         output = self._output = Output(
             self.job.logs,
             self.job.role,
@@ -205,9 +202,9 @@ class Rehearsal:
             complaints,
             now=lambda: world.scheduler.now,
             real_now=self._clock.now,
-            whose=_number_of_the_moment,
-            is_dropped=_is_dropped,
-            is_own=is_own,
+            writer=rank_of_thread,
+            # The world is made below, with the streams of this output.
+            is_own=lambda rank, number: world.descriptors.is_own(rank, number),  # noqa: PLW0108
         )
         stack.callback(setattr, self, "_output", None)
         stack.callback(output.leave_console)
@@ -507,16 +504,6 @@ def _copy(descriptor: int, stack: ExitStack) -> int:
         return descriptor
     stack.callback(os.close, outlet)
     return outlet
-
-
-def _number_of_the_moment() -> int | None:
-    rank = rank_of_thread()
-    return None if rank is None else rank.number
-
-
-def _is_dropped() -> bool:
-    rank = rank_of_thread()
-    return rank is not None and rank.is_to_end
 
 
 def _follow_windows(world: SimulatedWorld) -> Callable[[], None]:
