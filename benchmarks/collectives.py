@@ -192,7 +192,8 @@ def main() -> None:
         sides.remove("gloo")
         print("gloo is left out: torch is not installed in this environment")
     repetitions = options.repetitions or (1 if options.quick else 5)
-    print(f"{usable_cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}; "
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    print(f"{usable_cpu_count()} CPUs, {system}; "
           f"float32 sum in place, medians of {repetitions} run(s)")  # fmt: skip
     for rank_count in map(int, options.ranks.split(",")):
         runs: dict[str, list[Medians]] = {side: [] for side in sides}

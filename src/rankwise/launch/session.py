@@ -27,7 +27,6 @@ from rankwise.drivers.real.loopback import LOOPBACK, loopback_address
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.signals import SignalPipe, end_well, is_default, stop_self
-from rankwise.launch.cluster.addresses import interface_environment
 from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
@@ -523,6 +522,8 @@ def _with_own_loopback(job: Job) -> Job:
     """The job with the loopback address that this machine has, where it means the usual one."""
     if job.master_bind != LOOPBACK or (own := loopback_address()) == LOOPBACK:
         return job
+    from rankwise.launch.cluster.addresses import interface_environment  # noqa: PLC0415  # rare
+
     cluster = job.cluster
     if cluster is not None and cluster.is_alone:
         cluster = replace(cluster, address=own)

@@ -23,7 +23,6 @@ from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.vocabulary import InquiryAnswered, Order, RefusalKind, TroubleTold
 from rankwise.drivers.agent_dispatch import AgentDispatch
-from rankwise.drivers.real.stores.connections import endpoint_text
 from rankwise.drivers.stop_window import StopWindow
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text
 from rankwise.launch.cluster.node_host import RealNodeHost
@@ -262,6 +261,8 @@ class AgentRunner:
             )
         )
         if port == 0:
+            from rankwise.drivers.real.stores.connections import endpoint_text  # noqa: PLC0415  # rare
+
             endpoint = endpoint_text(self._agent.spec.offer.address, server.port)
             parts.say(f"health: http://{endpoint}/health")
 
