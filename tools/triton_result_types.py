@@ -228,8 +228,9 @@ class _Compiler:
             {"memory": "*i8", "X": "constexpr", "Y": "constexpr", "function": "constexpr"},
             {"X": x, "Y": y, "function": getattr(self._module, f"e{at}")},
         )
-        context = self._triton._C.libtriton.ir.context()
-        self._triton._C.libtriton.ir.load_dialects(context)
+        ir = importlib.import_module("triton._C.libtriton").ir
+        context = ir.context()
+        ir.load_dialects(context)
         self._backend.load_dialects(context)
         self._module.FOUND.clear()
         try:
@@ -238,7 +239,7 @@ class _Compiler:
                 self._backend.get_codegen_implementation(self._options),
                 self._backend.get_module_map(), context,
             )  # fmt: skip
-        except Exception:  # whatever a front end says of a kernel that it refuses
+        except Exception:  # noqa: BLE001  # whatever a front end says of a kernel that it refuses
             return "."
         type_ = self._module.FOUND[0]
         return SHORT[[getattr(self._triton.language, name) for name in TYPES].index(type_)]

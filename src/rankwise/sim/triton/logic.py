@@ -20,12 +20,14 @@ import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from tokenize import TokenError
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
+from rankwise.sim.triton import flow
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.debug import StaticAssertion, device_assert
 from rankwise.sim.triton.execution import KernelTypeError, place
+from rankwise.sim.triton.flow import check_flow
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.tensor import tensor
 
@@ -120,6 +122,7 @@ WORDS: dict[str, Any] = {
     _VALUE: _value,
     _ASSERT: _assert,
     _VARIABLE: _variable,
+    **flow.WORDS,
 }
 """What rewritten kernels call; among their builtins."""
 
@@ -256,7 +259,7 @@ def _link(operator: ast.cmpop, side: ast.expr) -> ast.expr:
     return ast.Tuple(elts=[_function(side), compares], ctx=ast.Load())
 
 
-def rewritten(function: Callable[..., Any]) -> CodeType | None:
+def rewritten(function: FunctionType) -> CodeType | None:
     """A kernel's code with calls instead of these words; None if it needs none, or has no source.
 
     Its free variables may be in another order.
@@ -272,7 +275,8 @@ def rewritten(function: Callable[..., Any]) -> CodeType | None:
     definition.decorator_list.clear()
     rewriting = _Rewriting(takes_words=not _names_within(definition))
     definition.body = [rewriting.visit(statement) for statement in definition.body]
-    if not rewriting.has_changed:
+    is_checked = check_flow(definition, function)
+    if not (rewriting.has_changed or is_checked):
         return None
     names = function.__code__.co_freevars
     if names:

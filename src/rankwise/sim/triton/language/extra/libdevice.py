@@ -1,7 +1,8 @@
 """`libdevice`: the mathematical library of CUDA devices.
 
 A table says, for each name, of which types it takes what and gives what, as NVIDIA's library does,
-and which numpy function does it. Other types are refused. Results are numpy's: the approximations that the library allows itself (`fast_…`) are not imitated.
+and which numpy function does it. Other types are refused.
+Results are numpy's: the approximations that the library allows itself (`fast_…`) are not imitated.
 """
 
 import math
