@@ -162,7 +162,7 @@ def reduce_kernel(
     else:
         result = tl.reduce(total, 0, _smaller)
     if factor != 1:
-        result = result * factor
+        result = (result * factor).to(result.dtype)
     tl.store(out_ptr + (outer * parts + part) * inner + column, result, mask=column < inner)
 
 
