@@ -4,7 +4,6 @@ It puts the parts together: the scheduler of the ranks, what each of them has fo
 the process's functions do for them meanwhile. One world lives at a time in a process.
 """
 
-import copy
 import gc
 import os
 import signal
@@ -12,8 +11,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Self, TextIO
 
 from rankwise.base.errors import LocalProtocolError
@@ -23,7 +23,7 @@ from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.meetings import Conditions, Group
 from rankwise.sim.rehearsal.rank_time import RankTime
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, not_for_threads
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.substitutes import Substitutes
 
@@ -148,6 +148,7 @@ class SimulatedWorld:
                 if (faults := self._conditions.faults) is not None:
                     faults.begin(rank)
                 code = program()
+                self.substitutes.join_threads(rank)
                 self.substitutes.run_exit_functions(rank)
             finally:
                 for function in self._at_end_of_ranks:
@@ -255,6 +256,33 @@ def running_rank() -> Rank | None:
     return None if _world is None else _world.substitutes.running()
 
 
+def taking_turns(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function; a thread that a rank has started takes a turn for it (`Scheduler.turn`).
+
+    So such a thread finds the state of its rank in it, and may wait in it for other ranks.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        world = _world
+        if world is None or get_ident() not in world.scheduler.helpers:
+            return function(*args, **kwargs)
+        with world.scheduler.turn():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def refuse_threads(call: str) -> None:
+    """Refuse a call that simulated ranks make in their main threads only.
+
+    Raises:
+        LocalProtocolError: a thread that a rank has started calls this.
+    """
+    if _world is not None and (strand := _world.scheduler.helpers.get(get_ident())) is not None:
+        raise not_for_threads(strand, call)
+
+
 def present_world() -> SimulatedWorld:
     """The world of the rank that calls this."""
     assert _world is not None, "asked by a simulated rank"
@@ -304,9 +332,8 @@ def _leave_in_child() -> None:
     handlers = {**_world.handlers_before, **({} if rank is None else rank.handlers)}
     _world.substitutes.uninstall()
     _world.substitutes.unpin()
-    if rank is not None:  # what it has of the substitutes is to take it for no rank
-        _world.scheduler.current = rank = copy.copy(rank)
-        rank.thread = threading.Thread()
+    _world.scheduler.holder = None  # what it has of the substitutes is to take it for no rank
+    _world.scheduler.helpers.clear()
     for number, handler in handlers.items():
         signal.signal(number, handler)
     _release_signals()

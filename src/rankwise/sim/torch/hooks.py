@@ -15,6 +15,8 @@ What is touched:
 - `ProcessGroup._register_backend` and its siblings, to make the groups of gloo that are recorded.
 - `distributed_c10d._get_default_timeout`: is told that all backends are gloo.
 - `torch.distributed.rpc.init_rpc`: is refused.
+- the functions of `distributed_c10d`: a thread that a rank has started takes a turn in them
+  (`turns`).
 - `distributed_c10d.rendezvous`: gives the store of the simulated world.
 - `torch._C._DisableTorchDispatch` and `_ExcludeDispatchKeyGuard`: operations compute below modes
   and autograd, as a backend in C++ does (`arithmetic`).
@@ -55,6 +57,7 @@ from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.recording import present_recorder
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
+from rankwise.sim.torch import turns
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
 from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
@@ -95,6 +98,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     stack.callback(_become, c10d._world, original)  # noqa: SLF001  # the same
     replace("_new_process_group_helper", _with_our_backend)
     replace("_process_group_name", _unique_per_rank)
+    stack.callback(turns.install())
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
     replace("rendezvous", _rendezvous)
     replace("_get_default_timeout", _of_gloo)

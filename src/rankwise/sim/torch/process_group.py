@@ -17,6 +17,7 @@ from rankwise.base.errors import CollectiveError
 from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
+from rankwise.sim.rehearsal.world import taking_turns
 from rankwise.sim.torch.arithmetic import (
     PREMUL_SUM,
     add_sparse,
@@ -109,6 +110,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """The ranks of the group, as the world counts them."""
         return self._meetings.ranks
 
+    @taking_turns
     def exchange(
         self, call: str, alike: Sequence[Tensor], load: Any, carry_out: Callable[[Loads], None]
     ) -> None:
@@ -352,6 +354,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """Wait for all ranks."""
         return self._meet("barrier #?", [], None, _nothing, [_OF_BARRIER], opts=opts)
 
+    @taking_turns
     def monitored_barrier(
         self, timeout: timedelta = NO_TIMEOUT, wait_all_ranks: bool = False
     ) -> None:
@@ -388,10 +391,12 @@ class RehearsedProcessGroup(NamedProcessGroup):
         if self._meetings.label and description not in _SAYS_NOTHING:
             self._meetings.label = description.removeprefix("mesh_")
 
+    @taking_turns
     def _start_coalescing(self, device: Any) -> None:
         del device
         self._coalescing = []
 
+    @taking_turns
     def _end_coalescing(self, device: Any) -> RehearsedWork:
         del device
         works, self._coalescing = self._coalescing or [], None
@@ -403,6 +408,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self._meetings.begun_by(self._number)
 
+    @taking_turns
     def _meet(  # a row of a table
         self,
         call: str,
@@ -476,6 +482,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             handle=handle, tensors=tensors, passages=passages,
         )  # fmt: skip
 
+    @taking_turns
     def _post(
         self, peer: int, tag: int, call: str, tensors: list[Tensor], *, is_send: bool
     ) -> RehearsedWork:
