@@ -473,6 +473,7 @@ class Scheduler:
             has asked for a stop. None: holding the baton is no progress.
         on_held: told of a rank that has kept others waiting for `NOTICE_S`, once in a run, and of
             one that keeps a request to stop waiting.
+        on_given_up: told of a rank that has been given up, as nothing else can be done for it.
     """
 
     def __init__(
@@ -493,6 +494,7 @@ class Scheduler:
         self.at_rest: Callable[[], bool] | None = None
         self.gets_on: Callable[[Rank], bool] | None = None
         self.on_held: Callable[[Rank], None] | None = None
+        self.on_given_up: Callable[[Rank], None] | None = None
         self._choose = choose
         self._belongings = belongings
         self._cpu = cpu
@@ -694,6 +696,8 @@ class Scheduler:
         rank.is_given_up = True
         rank.exit_code = code
         self._dismiss(rank)
+        if self.on_given_up is not None:
+            self.on_given_up(rank)
 
     def _dismiss(self, rank: Rank) -> None:
         """Let the threads of a rank that is over end, where they wait for the world."""
@@ -908,7 +912,7 @@ class Scheduler:
         with self._door:
             own.nap = nap
             self._naps_begun_or_over += 1
-            own.is_away = self._must_others_run(own)
+            own.is_away = self._is_interrupted or self._must_others_run(own)
             own.is_parked = not own.is_away
         if own.is_away:
             self._leave_to(self._pick(), own.rank)
@@ -1051,6 +1055,7 @@ class Scheduler:
                 held_s = still_s = 0.0
             elif patience_s is not None and still_s >= patience_s:
                 self.current = self.holder = None
+                self._belongings.move_out(rank)  # what it has must not stay for the next one
                 self.give_up(rank, -self._ended_by)
                 return rank
             elif held_s >= self._notice_s:

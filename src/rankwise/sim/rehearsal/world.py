@@ -5,6 +5,7 @@ the process's functions do for them meanwhile. One world lives at a time in a pr
 """
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -29,6 +30,9 @@ from rankwise.sim.rehearsal.substitutes import Substitutes
 
 _CPU_FIELD = 36
 """Where `/proc/thread-self/stat` tells the core, counted after the name of the program."""
+
+
+_serials = itertools.count()
 
 
 SIMULATED_VARIABLE = "RANKWISE_SIMULATED"
@@ -58,6 +62,7 @@ class SimulatedWorld:
         descriptors: which standard ones ranks have replaced.
         size: how many ranks the present attempt has.
         steps: how many steps each rank has begun that counts them.
+        serial: the number of the present attempt among those of all worlds of this process.
         sections: how many sections ranks have begun or ended.
         shared: other values that ranks share, by name.
         changes: those who wait for memory to change.
@@ -110,6 +115,8 @@ class SimulatedWorld:
         self.shared: dict[str, Any] = {}
         self.changes = Changes()
         self._at_end_of_ranks: list[Callable[[Rank], None]] = [self.descriptors.give_back]
+        self.scheduler.on_given_up = self._end_rank
+        self.serial = 0
         self._collection = gc.get_threshold()
         self._stack = ExitStack()
 
@@ -151,12 +158,16 @@ class SimulatedWorld:
                 self.substitutes.join_threads(rank)
                 self.substitutes.run_exit_functions(rank)
             finally:
-                for function in self._at_end_of_ranks:
-                    function(rank)
+                if not rank.is_given_up:
+                    self._end_rank(rank)
             return code
 
         rank = self.scheduler.spawn(number, process, live)
         return rank
+
+    def _end_rank(self, rank: Rank) -> None:
+        for function in self._at_end_of_ranks:
+            function(rank)
 
     def group(self, name: str, ranks: tuple[int, ...]) -> Group:
         """The group of this name; the first of its members to ask makes it."""
@@ -189,7 +200,7 @@ class SimulatedWorld:
         return any(group.match_any_source() for group in list(self.groups.values()))
 
     def at_end_of_ranks(self, function: Callable[[Rank], None]) -> None:
-        """Have a function called in the thread of each rank that ends, however it ends."""
+        """Have a function called for each rank that ends: in its thread, unless it was given up."""
         self._at_end_of_ranks.append(function)
 
     def seed_of(self, rank: Rank) -> int:
@@ -203,6 +214,7 @@ class SimulatedWorld:
         )
         self.scheduler.ranks.clear()
         self.size = size
+        self.serial = next(_serials)
         # Each rank may allocate as much between two collections as a process of its own.
         first, *others = self._collection
         gc.set_threshold(first * max(size, 1), *others)

@@ -9,6 +9,7 @@ What is touched:
 - `distributed_c10d._world`: one object, which becomes the `RankWorld` of the rank that runs.
 - `distributed_c10d._process_group_name`: the registry of groups in C++ is the process's, so each
   rank's groups have names of their own.
+- `torch.distributed._symmetric_memory`: its tables of what belongs to the name of a group.
 - `distributed_c10d._unregister_all_process_groups`: would take everybody's groups out of it.
 - `torch.distributed.TCPStore` and `FileStore`: the same for programs that make one themselves; and
   `PrefixStore` around one of those, here and in `distributed_c10d`.
@@ -39,6 +40,7 @@ What is touched:
   the time of the modelled machine.
 """
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -370,7 +372,7 @@ def _unique_per_rank(original: Callable[..., str]) -> Callable[..., str]:
         name, rank = original(*args, **kwargs), running_rank()
         if rank is None:
             return name
-        unique = f"{name}{OF_RANK}{rank.number}"
+        unique = f"{name}{OF_RANK}{rank.number}.{present_world().serial}"
         rank.belongings[_KEY].names.append(unique)
         return unique
 
@@ -392,9 +394,13 @@ def _forget_groups(rank: Rank) -> None:
     """Take a rank's groups out of the registry in C++, and what they share."""
     rank.belongings.pop(SYMMETRIC_MEMORY, None)
     names, rank.belongings[_KEY].names = rank.belongings[_KEY].names, []
+    shared = sys.modules.get("torch.distributed._symmetric_memory")
     for name in names:
         with suppress(RuntimeError):  # the program has destroyed it
             c10d._unregister_process_group(name)  # noqa: SLF001  # see the module's text
+        if shared is not None:
+            shared._group_name_to_store.pop(name, None)  # noqa: SLF001  # the same
+            shared._group_name_to_workspace_tensor.pop(name, None)  # noqa: SLF001  # the same
 
 
 def _refused_to_ranks(original: Callable[..., None]) -> Callable[..., None]:

@@ -22,7 +22,7 @@ from rankwise.sim.rehearsal.world import taking_turns
 SYMMETRIC_MEMORY = "symmetric memory"
 """What a rank has shared, which goes with its groups."""
 OF_RANK = "@rank"
-_MARK = re.compile(OF_RANK + r"\d+")
+_MARK = re.compile(OF_RANK + r"\d+\.\d+")
 _PATIENCE = timedelta(seconds=300)
 _OF_GROUPS = "torch.distributed.distributed_c10d"
 """The module that makes process groups."""
