@@ -259,11 +259,13 @@ if rank.number == 1:
         selector.register(os.pipe()[0], selectors.EVENT_READ)
         selector.select()
 """
-_STATES = sorted({
-    line.partition('"')[2].partition('"')[0]
-    for line in STATES.splitlines()
-    if "if state ==" in line
-})
+_STATES = sorted(
+    {
+        line.partition('"')[2].partition('"')[0]
+        for line in STATES.splitlines()
+        if "if state ==" in line
+    }
+)
 
 
 @pytest.mark.torch

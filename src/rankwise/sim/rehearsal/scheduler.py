@@ -60,6 +60,7 @@ would leak a thread with all that it refers to for each one.
 import os
 import sys
 import threading
+from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
@@ -67,7 +68,6 @@ from heapq import heappop, heappush
 from signal import SIGINT, default_int_handler
 from threading import get_ident
 from types import FrameType
-from _thread import allocate_lock
 from typing import Any, Protocol, Self
 
 from rankwise.base.errors import LocalProtocolError

@@ -346,5 +346,7 @@ class _LastItem:
         waiter.acquire()
         self._waiters.append(waiter)
         joiners.setdefault(strand, []).append(waiter)
-        while strand.ident not in self._came and self._scheduler.helpers.get(strand.ident) is strand:
+        while (
+            strand.ident not in self._came and self._scheduler.helpers.get(strand.ident) is strand
+        ):
             waiter.acquire()

@@ -29,6 +29,7 @@ from rankwise.sim.torch.arithmetic import (
     ring_reduced,
 )
 from rankwise.sim.torch.cuda_graphs import present_capture
+from rankwise.sim.torch.layout_rules import LayoutRules
 from rankwise.sim.torch.loads import (
     Loads,
     bytes_brought,
@@ -98,6 +99,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._clock = clock
         self._number = group.ranks[rank]
         self._rules = ShapeRules(self._number, len(group.ranks), backend, compares_shapes)
+        self._layouts = LayoutRules(self._number, backend, is_of_gloo=compares_shapes)
         self._meetings = group
         group.compares_sizes = True
         self._count = len(group.ranks)
@@ -421,6 +423,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root: int = 0,
     ) -> RehearsedWork:
         """Come to the next operation, and wait for it if torch would do nothing else with it."""
+        name = call.partition(" ")[0]
+        is_sender = name == "broadcast" and root == self.rank()
+        self._layouts.check("broadcast from here" if is_sender else name, load)
         if (capture := present_capture()) is not None:
             again = partial(self._come, call, alike, load, carry_out, root)
             capture.keep(load)
@@ -486,6 +491,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def _post(
         self, peer: int, tag: int, call: str, tensors: list[Tensor], *, is_send: bool
     ) -> RehearsedWork:
+        self._layouts.check("send" if is_send else "recv", tensors)
+        self._layouts.warn_of_message(tensors)
         clock = self._clock
         passage = None if clock is None else clock.come(tensors, bytes_in(tensors))
         post = self._meetings.post(
