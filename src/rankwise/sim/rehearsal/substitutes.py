@@ -1,8 +1,8 @@
 """What the process's functions do while ranks run: for a rank, what they would do in its process.
 
 Only the thread that has the baton is served; other threads get the function itself, those that a
-program starts too, while they have no turn. A child that is forked is a process of its own and finds everything
-as it was.
+program starts too, while they have no turn. A child that is forked is a process of its own and
+finds everything as it was.
 
 `time.sleep` is virtual. The clocks show real time plus the virtual time that has passed, so that a
 program which polls until some time of day comes to an end; or, if that is asked for, virtual time
@@ -50,6 +50,14 @@ _FILE_FUNCTIONS = (
 _NUMPY_FUNCTIONS = {"seed": "seed", "sample": "random_sample", "ranf": "random_sample"}
 
 
+_VARIABLES, _OUTPUTS = 5, (9, 11)
+"""Places among the arguments of `_posixsubprocess.fork_exec`: env, c2pwrite and errwrite."""
+
+
+def _no_pipes(_rank: int) -> None:
+    """Children write where the process does."""
+
+
 class Substitutes:
     """Replaces functions of the process, and gives them back.
 
@@ -59,6 +67,11 @@ class Substitutes:
         seed: what random states begin from.
         cpus: where threads and processes that ranks start may run.
         time: that of the ranks.
+
+    Attributes:
+        is_own: whether a rank has another file at a standard descriptor than the process.
+        pipes_for_children: where children of a rank write what is for descriptors 1 and 2; None
+            for these descriptors themselves.
     """
 
     def __init__(
@@ -77,6 +90,8 @@ class Substitutes:
         self._cpus = cpus
         self._replaced: list[Replaced] = []
         self._threads = Threads(scheduler)
+        self.is_own: Callable[[Rank, int], bool] = lambda _rank, _number: False
+        self.pipes_for_children: Callable[[int], tuple[int, int] | None] = _no_pipes
         self._variables: set[bytes] = set()
         """Of the process's environment, as C sees it: those that ranks have changed there."""
 
@@ -375,14 +390,21 @@ class Substitutes:
         return start_thread
 
     def _fork_exec(self, original: Callable[..., int]) -> Callable[..., int]:
-        """Start processes unpinned, with the environment of the rank."""
+        """Start processes unpinned, with the environment and the output of the rank."""
         start = self._for_ranks(self._unpinned)(original)
 
         def fork_exec(*args: Any) -> int:
-            if self.running() is not None and args[5] is None:
-                variables = [name + b"=" + text for name, text in os.environb.items()]
-                args = (*args[:5], variables, *args[6:])
-            return int(start(*args))
+            words = list(args)
+            if self.running() is not None and words[_VARIABLES] is None:
+                words[_VARIABLES] = [name + b"=" + text for name, text in os.environb.items()]
+            rank = self.owner() or self._scheduler.current
+            pipes = None if rank is None else self.pipes_for_children(rank.number)
+            if pipes is not None and rank is not None:
+                for place, pipe, number in zip(_OUTPUTS, pipes, (1, 2), strict=True):
+                    # Minus one leaves it the rank's own descriptor; `stderr=STDOUT` alone says 1.
+                    if words[place] in (-1, 1) and not self.is_own(rank, number):
+                        words[place] = pipes[0] if words[place] == 1 else pipe
+            return int(start(*words))
 
         return fork_exec
 

@@ -248,14 +248,14 @@ class _Lock:
         lock = self._lock
         if not blocking or (timeout < 0 and timeout != _FOR_EVER):
             return bool(lock.acquire(blocking, timeout))  # which refuses what is invalid
-        if lock.acquire(False):
+        if lock.acquire(blocking=False):
             return True
         until = _now_s() + timeout
         waiter = _Waiter(self._scheduler, self._told)
         waiter.acquire()
         self._waiters.append(waiter)
         try:
-            while not lock.acquire(False):
+            while not lock.acquire(blocking=False):
                 left = _FOR_EVER if timeout < 0 else max(until - _now_s(), 0.0)
                 if not waiter.acquire(timeout=left):
                     return False
@@ -305,14 +305,14 @@ class _RLock(_Lock):
     def release(self) -> None:
         """As that of a lock."""
         self._lock.release()
-        if self._waiters and not self._lock._is_owned():
+        if self._waiters and not self._lock._is_owned():  # noqa: SLF001  # what conditions call
             self._wake()
 
     def _is_owned(self) -> bool:
-        return bool(self._lock._is_owned())
+        return bool(self._lock._is_owned())  # noqa: SLF001  # what conditions call
 
     def _recursion_count(self) -> int:
-        return int(self._lock._recursion_count())
+        return int(self._lock._recursion_count())  # noqa: SLF001  # what conditions call
 
     def _release_save(self) -> tuple[int, int]:
         state: tuple[int, int] = self._lock._release_save()
