@@ -17,6 +17,7 @@ from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import thread as pools
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -70,14 +71,14 @@ class Threads:
         for strand in list(rank.helpers):
             thread = strand.thread
             if thread is not None and not thread.daemon:
-                if thread in pools._threads_queues:  # type: ignore[attr-defined]  # noqa: SLF001  # as Python does at its end
+                if thread in pools._threads_queues:  # noqa: SLF001  # as Python does at its end
                     self._finish_pool(rank, thread)
                 else:
                     thread.join()
 
     def _finish_pool(self, rank: Rank, thread: threading.Thread) -> None:
         """Have the threads of a pool do what has been submitted; then they wait for more."""
-        queues = pools._threads_queues  # type: ignore[attr-defined]  # noqa: SLF001  # the same
+        queues = pools._threads_queues  # noqa: SLF001  # the same
         items = queues[thread]
         members = [
             each
@@ -197,7 +198,7 @@ class _Waiter:
         until = _now_s() + timeout
         while True:
             left = max(until - _now_s(), 0.0) if self._has_deadline else _FOR_EVER
-            is_taken = self._scheduler.nap(self, lambda left=left: self._lock.acquire(timeout=left))
+            is_taken = self._scheduler.nap(self, partial(self._lock.acquire, timeout=left))
             with self._mutex:
                 is_released, self._is_released = self._is_released, False
             if is_released or not is_taken:
@@ -315,7 +316,7 @@ class _RLock(_Lock):
         return int(self._lock._recursion_count())  # noqa: SLF001  # what conditions call
 
     def _release_save(self) -> tuple[int, int]:
-        state: tuple[int, int] = self._lock._release_save()
+        state: tuple[int, int] = self._lock._release_save()  # noqa: SLF001  # what conditions call
         self._wake()
         return state
 

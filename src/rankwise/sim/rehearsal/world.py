@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from functools import partial, wraps
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, TypeVar, cast
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
@@ -269,7 +269,10 @@ def running_rank() -> Rank | None:
     return None if _world is None else _world.substitutes.running()
 
 
-def taking_turns(function: Callable[..., Any]) -> Callable[..., Any]:
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def taking_turns(function: _Function) -> _Function:
     """The same function; a thread that a rank has started takes a turn for it (`Scheduler.turn`).
 
     So such a thread finds the state of its rank in it, and may wait in it for other ranks.
@@ -283,7 +286,7 @@ def taking_turns(function: Callable[..., Any]) -> Callable[..., Any]:
         with world.scheduler.turn():
             return function(*args, **kwargs)
 
-    return call
+    return cast("_Function", call)
 
 
 def refuse_threads(call: str) -> None:

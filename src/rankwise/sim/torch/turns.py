@@ -39,7 +39,7 @@ def install() -> Callable[[], None]:
 
 def _replace(substitutes: dict[Any, Any]) -> None:
     for name, module in list(sys.modules.items()):
-        if module is None or not f"{name}.".startswith(f"{_PACKAGE}."):
+        if not f"{name}.".startswith(f"{_PACKAGE}."):
             continue
         for key, value in list(vars(module).items()):
             if type(value) is FunctionType and value in substitutes:
