@@ -14,7 +14,10 @@ OF_GLOO: dict[str, str] = json.loads(PROGRAM.with_name("layouts_of_gloo.json").r
 
 def expected(cell: str, outcome: str) -> str:
     """What simulated ranks do."""
-    _, layout, *_ = cell.split(", ")
+    operation, layout, dtype, *_ = cell.split(", ")
+    # Of complex numbers torch makes real ones of one more dimension, which has no such format.
+    if (operation, layout, dtype) == ("all_to_all_single_output", "channels last", "complex64"):
+        return "refused"
     # gloo writes as many numbers as the tensor seems to have, past its end if there is nothing.
     return "refused" if outcome == "wrong" or layout == "expanded" else outcome
 

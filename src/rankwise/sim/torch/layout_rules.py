@@ -65,11 +65,6 @@ def _was_complex(tensor: Tensor) -> bool:
     return base is not None and base.is_complex()
 
 
-def _of_format_as_given(tensor: Tensor) -> str:
-    base = tensor._base  # noqa: SLF001  # the same
-    return _of_format(base if base is not None and base.is_complex() else tensor)
-
-
 def _real_without_grad(tensor: Tensor) -> str:
     is_refused = tensor.requires_grad and not _was_complex(tensor) and torch.is_grad_enabled()
     return "requires grad" if is_refused else ""
@@ -99,7 +94,7 @@ _GLOO: dict[str, tuple[Rule, Rule]] = {
     "scatter": (_without_gaps, _dense),
     "gather": (_writable, _any),
     "all_to_all": (_writable, _complex_without_grad),
-    "all_to_all_single": (_of_format_as_given, _of_format),
+    "all_to_all_single": (_of_format, _of_format),
 }
 """By operation, what it takes as outputs, or as the tensors that it replaces, and as inputs."""
 _NCCL: dict[str, tuple[Rule, Rule]] = {
