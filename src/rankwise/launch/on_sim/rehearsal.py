@@ -236,9 +236,9 @@ class Rehearsal:
         clock = VirtualClock(world, self._clock.wall_ns)
         world.scheduler.on_held = self._tell_who_holds
         hang_timeout = self.job.gang.hang_timeout
-        if hang_timeout is not None:
-            watch = BatonWatch(hang_timeout, self._clock, lambda: output.byte_count)
-            world.scheduler.gets_on = watch.gets_on
+        patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
+        watch = BatonWatch(patience, self._clock, lambda: output.byte_count)
+        world.scheduler.gets_on = watch.gets_on
         self.places.prepare(0)
         if self.places.root is not None:
             remove_abandoned(self.places.root)
