@@ -36,6 +36,7 @@ from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
+from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.announcements import time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
@@ -174,6 +175,7 @@ class Rehearsal:
 
     def run(self) -> Outcome:
         """Run the job to its end, in this thread and those of the ranks."""
+        check_proc()
         ensure_open_files(_DESCRIPTORS_PER_RANK * self.size + _OTHER_DESCRIPTORS)
         with ExitStack() as stack:
             stdout, stderr = self._console_fds
@@ -234,9 +236,9 @@ class Rehearsal:
         clock = VirtualClock(world, self._clock.wall_ns)
         world.scheduler.on_held = self._tell_who_holds
         hang_timeout = self.job.gang.hang_timeout
-        if hang_timeout is not None:
-            watch = BatonWatch(hang_timeout, self._clock, lambda: output.byte_count)
-            world.scheduler.gets_on = watch.gets_on
+        patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
+        watch = BatonWatch(patience, self._clock, lambda: output.byte_count)
+        world.scheduler.gets_on = watch.gets_on
         self.places.prepare(0)
         if self.places.root is not None:
             remove_abandoned(self.places.root)
