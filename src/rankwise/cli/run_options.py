@@ -289,6 +289,12 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             "Signals that end the run gracefully; a second one kills the workers immediately.",
             default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         ),
+        _ours(
+            "--forward-signals NAME,...|none",
+            "Signals that are passed on to the ranks that catch them. With none, SIGUSR1 and "
+            "SIGUSR2 do nothing.",
+            default="SIGUSR1,SIGUSR2",
+        ),
     ),
     *_group(
         RENDEZVOUS,

@@ -197,6 +197,24 @@ class RealProcessHost:
             if not link.is_over:
                 self._signal(link, signum, group=True)
 
+    def pass_on(self, signum: int) -> tuple[list[int], list[int]]:
+        """Send a signal to the workers that catch it, and not to what they have started.
+
+        Returns:
+            The local ranks of those, and of the others that live.
+        """
+        reached: list[int] = []
+        others: list[int] = []
+        for local_rank, link in sorted(self._current.items()):
+            if link.is_over or link.process is None:
+                continue
+            if link.process.catches(signum):
+                link.process.signal(signum, group=False)
+                reached.append(local_rank)
+            else:
+                others.append(local_rank)
+        return reached, others
+
     def look_for_progress(self, attempt: int) -> None:
         """Find out when a worker last made progress; see ports.processes."""
         self._deliver(ProgressLooked(attempt, self._last_progress()))

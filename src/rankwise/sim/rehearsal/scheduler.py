@@ -351,7 +351,7 @@ class Scheduler:
         self._agenda: list[tuple[Instant, int, Timer]] = []
         self._numbers = 0
         self._horizon: Instant | None = None
-        self._is_interrupted = False
+        self._is_interrupted = self._is_called = False
         self._ended_by = SIGKILL
         self._patience_s: float | None = None
         self._hand_overs = 0
@@ -382,7 +382,7 @@ class Scheduler:
             self.current = chosen
             chosen.baton.release()
             stuck = self._wait_for_baton()
-        self._is_interrupted = False
+        self._is_interrupted = self._is_called = False
         self._ended_by = SIGKILL
         if self.broken_by is not None:
             raise self.broken_by
@@ -398,6 +398,10 @@ class Scheduler:
         self._ended_by = signal
         if patience_s is not None:
             self._patience_s = patience_s
+
+    def call(self) -> None:
+        """Have `run` return as `interrupt` does, for something that ends no rank."""
+        self._is_called = True
 
     def return_by(self, instant: Instant) -> None:
         """Have `run` return before time passes this instant, if it would pass it."""
@@ -550,7 +554,7 @@ class Scheduler:
 
     def _pick(self) -> Rank | None:
         """Take the next rank from the queue, letting time pass; None gives the conductor a turn."""
-        if self._is_interrupted:
+        if self._is_interrupted or self._is_called:
             return None
         ready = self._ready
         while not ready:
