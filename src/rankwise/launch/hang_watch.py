@@ -202,8 +202,10 @@ class HangWatch:
                 marks=marks,
                 is_in_call=in_call_since is not None,
                 main_time=process.main_time,
+                main_waited=process.main_waited,
                 polls=self._polls(link.local_rank),
                 helper_times=process.helper_times,
+                helper_waits=process.helper_waits,
                 byte_count=process.byte_count - output,
             )
         return works

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rankwise.base.units import ZERO, Duration, Instant, between
+from rankwise.base.wording import ranks_in_words
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
@@ -179,7 +180,12 @@ class Watches:
 
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
-        return self._call_watch.explain_hang()
+        verdict, waits = self._call_watch.explain_hang()
+        if stopped := [self._planner.ranks.rank(each) for each in self._host.stopped()]:
+            are = "is" if len(stopped) == 1 else "are"
+            told = f"{ranks_in_words(stopped)} {are} stopped by a signal (SIGSTOP) or a debugger"
+            verdict = f"{told}; {verdict}" if verdict else told
+        return verdict, waits
 
     def stand_still(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""
@@ -209,7 +215,10 @@ class Watches:
         if not self._is_too_long_ago(looked):
             self._agent.deliver(looked)
             return
-        awaited = self._call_watch.awaited()
+        # One that is stopped is what the others wait for, whatever their books say.
+        stopped = self._host.stopped()
+        is_all = len(stopped) == len(self._host.living())
+        awaited = self._call_watch.awaited() if is_all or not stopped else stopped
         if awaited:
             accused = tuple(map(self._planner.ranks.rank, awaited))
             told = msgspec.structs.replace(looked, awaited=awaited, accused=accused)

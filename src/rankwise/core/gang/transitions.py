@@ -8,6 +8,7 @@ docs/state-machines.md shows them as a diagram.
 from rankwise.base.machine import Ticked
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     GuardianLost,
     ProgressLooked,
     RanksBlamed,
@@ -34,9 +35,23 @@ TRANSITIONS: dict[GangPhase, dict[GangPhase, tuple[type, ...]]] = {
     },
     GangPhase.RUNNING: {
         GangPhase.DUMPING: (ProgressLooked, RanksBlamed),
-        GangPhase.RECALLING: (RecallRequested, WorkerExited, WorkerSpawned),
-        GangPhase.STOPPING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
-        GangPhase.KILLING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
+        GangPhase.RECALLING: (DumpsLooked, RecallRequested, WorkerExited, WorkerSpawned),
+        GangPhase.STOPPING: (
+            DumpsLooked,
+            RecallRequested,
+            StopRequested,
+            Ticked,
+            WorkerExited,
+            WorkerSpawned,
+        ),
+        GangPhase.KILLING: (
+            DumpsLooked,
+            RecallRequested,
+            StopRequested,
+            Ticked,
+            WorkerExited,
+            WorkerSpawned,
+        ),
         GangPhase.SWEEPING: (WorkerExited,),
         GangPhase.FINISHED: (GuardianLost,),
     },

@@ -31,6 +31,9 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
         fall_timeout: how long an exception of a recoverable worker is held back, since it may be
             the consequence of a death that is about to be heard of.
+        verdict_timeout: how long the death is awaited that explains a worker's exception which
+            says that its peer is gone; the kernel closes connections before it tells of a death.
+        dump_timeout: how long at most, while a worker writes its core.
     """
 
     size: int
@@ -42,13 +45,15 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stacks_timeout: Duration = Duration(2 * SECOND)
     sweep_timeout: Duration = Duration(10 * SECOND)
     fall_timeout: Duration = Duration(1 * SECOND)
+    verdict_timeout: Duration = Duration(2 * SECOND)
+    dump_timeout: Duration = Duration(30 * SECOND)
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"size is {self.size}, expected at least one worker")
         for name in (
             "grace", "stop_delay", "exit_timeout", "spawn_timeout", "stacks_timeout",
-            "sweep_timeout", "fall_timeout",
+            "sweep_timeout", "fall_timeout", "verdict_timeout", "dump_timeout",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")
@@ -171,6 +176,16 @@ class ProgressLooked(msgspec.Struct, frozen=True, tag=True):
     """The same as ranks of the job."""
 
 
+class DumpsLooked(msgspec.Struct, frozen=True, tag=True):
+    """These workers are dying: the kernel writes their cores. Answers `LookForDumps`.
+
+    It is also told of a worker that is found so when it is sent a signal.
+    """
+
+    attempt: int
+    dumping: tuple[int, ...] = ()
+
+
 class RanksBlamed(msgspec.Struct, frozen=True, tag=True):
     """The ledger of collectives shows that others wait for these workers in vain."""
 
@@ -212,6 +227,7 @@ Stimulus = (
     | Swept
     | StopRequested
     | ProgressLooked
+    | DumpsLooked
     | RanksBlamed
     | StacksDumped
     | StoodStill
@@ -237,6 +253,12 @@ class SignalWorker(msgspec.Struct, frozen=True, tag=True):
 
 class LookForProgress(msgspec.Struct, frozen=True, tag=True):
     """Find out when a worker last made progress; answer `ProgressLooked`."""
+
+    attempt: int
+
+
+class LookForDumps(msgspec.Struct, frozen=True, tag=True):
+    """Find out whose core the kernel is writing; answer `DumpsLooked`."""
 
     attempt: int
 
@@ -310,6 +332,7 @@ Effect = (
     | SignalWorker
     | TellWorker
     | LookForProgress
+    | LookForDumps
     | DumpStacks
     | Sweep
     | AnnounceKill

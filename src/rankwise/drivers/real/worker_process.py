@@ -63,6 +63,11 @@ class WorkerProcess:
         mask = self._status().get(b"SigCgt", b"0")
         return bool(int(mask, 16) >> (signum - 1) & 1)
 
+    @property
+    def dumps_core(self) -> bool:
+        """Whether the kernel is writing its core: it is dying, and has let go of nothing yet."""
+        return self._status().get(b"CoreDumping") == b"1"
+
     def _status(self) -> dict[bytes, bytes]:
         """What the kernel tells of it, by name; nothing if it has ended."""
         try:

@@ -23,8 +23,10 @@ from rankwise.base.units import Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AnnounceRestart, FinishRun
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     DumpStacks,
     GuardianLost,
+    LookForDumps,
     LookForProgress,
     RanksBlamed,
     SignalWorker,
@@ -66,6 +68,11 @@ class AttemptBook:
     refused_at: dict[int, Instant] = field(default_factory=dict)
     exit_codes: dict[int, int] = field(default_factory=dict)
     reported_at: dict[int, Instant] = field(default_factory=dict)
+    lost_peers: set[int] = field(default_factory=set)
+    """Have told of an exception that says that a peer is gone."""
+    failed: set[int] = field(default_factory=set)
+    cause_due: Instant | None = None
+    """Until when the death is awaited that explains what the lost peers of others have done."""
     failed_at: Instant | None = None
     """When the first failure was heard of."""
     is_blamed: bool = False
@@ -108,14 +115,19 @@ class GangChecker:
                 book = self._attempts[attempt]
                 book.refused_at[local_rank] = now
                 self._note_failure(book, now)
-            case WorkerReported(local_rank, attempt):
-                self._attempts[attempt].reported_at.setdefault(local_rank, now)
+            case WorkerReported(local_rank, attempt, error):
+                book = self._attempts[attempt]
+                if local_rank not in book.reported_at and "connection" in error.message.lower():
+                    book.lost_peers.add(local_rank)
+                book.reported_at.setdefault(local_rank, now)
             case WorkerExited(local_rank, attempt, exit_status):
                 self._note_exit(self._attempts[attempt], local_rank, exit_status.code, now)
             case Swept(attempt):
                 self._attempts[attempt].swept = stimulus
             case StacksDumped(attempt):
                 self._must_end(self._attempts[attempt], now)
+            case DumpsLooked(attempt):
+                self._must_end(self._attempts[attempt], now)  # nobody writes a core here
             case RanksBlamed(_, attempt) if attempt < len(self._attempts):
                 self._attempts[attempt].is_blamed = True
             case StopRequested():
@@ -136,6 +148,10 @@ class GangChecker:
                 self._judge_signal(effect, now)
             case LookForProgress():
                 self._asked_for_progress_at = now
+            case LookForDumps(attempt):
+                book = self._attempts[attempt]
+                if book.cause_due is None or now < book.cause_due:
+                    self._broken("the gang asks who is dying before it has waited")
             case DumpStacks(attempt):
                 self._judge_dump(self._attempts[attempt], now)
             case Sweep(attempt):
@@ -199,7 +215,18 @@ class GangChecker:
         for ranks in (book.living, book.untold, book.unkilled):
             ranks.discard(local_rank)
         if code != 0:
+            book.failed.add(local_rank)
+        if code != 0 and not self._awaits_cause(book, now):
             self._note_failure(book, now)
+
+    def _awaits_cause(self, book: AttemptBook, now: Instant) -> bool:
+        """Whether all that have failed say that a peer is gone, so that its death is awaited."""
+        is_open = book.ending_since is None and book.dump_ordered_at is None and book.living
+        if not is_open or len(book.started) < self._spec.size or book.failed - book.lost_peers:
+            return False
+        book.failed_at = book.failed_at or now
+        book.cause_due = book.cause_due or after(now, self._spec.verdict_timeout)
+        return True
 
     def _note_failure(self, book: AttemptBook, now: Instant) -> None:
         if book.failed_at is None and book.sweep_ordered_at is None:
@@ -245,6 +272,8 @@ class GangChecker:
             )
             if now >= exits_due:
                 self._must_end(book, exits_due)
+            elif book.cause_due is not None and now >= book.cause_due:
+                self._must_end(book, book.cause_due)
 
     def _starting_ends(self, book: AttemptBook) -> Instant:
         return after(book.begun_at, self._spec.start_patience)
