@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from etcd_servers import free_ports
 from running import run, start, write_program
 
 pytestmark = pytest.mark.system
@@ -28,11 +29,11 @@ DEATHS = {"os.abort()": "SIGABRT", "os.kill(os.getpid(), 9)": "SIGKILL", "os._ex
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_rank_that_dies_is_the_root_cause_though_its_peer_tells_of_it_first(
-    death: str, tmp_path: Path, unused_tcp_port: int
+    death: str, tmp_path: Path
 ) -> None:
     script = write_program(tmp_path, DIES.format(death=death))
 
-    done = run("run", "--nproc-per-node=2", script, environment={"PORT": str(unused_tcp_port)})
+    done = run("run", "--nproc-per-node=2", script, environment={"PORT": str(free_ports(1)[0])})
 
     root_cause = done.stderr.partition("root cause: ")[2].partition("\n")[0]
     assert root_cause.startswith("rank 1 "), done.stderr
@@ -64,10 +65,12 @@ def test_rank_that_stands_still_on_its_way_to_a_step_goes_on_when_the_run_is_sto
         tmp_path,
         """
 import os, signal, time, rankwise
+steps = 0
 while not rankwise.should_stop():
+    steps += 1
     print("step", flush=True)
     time.sleep(0.01)
-    if os.environ["RANK"] == "1":
+    if os.environ["RANK"] == "1" and steps == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 print("saved", flush=True)
 """,
