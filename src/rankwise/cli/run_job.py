@@ -126,6 +126,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     faults: tuple[str, ...]
     hang_timeout: Duration | None
+    start_timeout: Duration | None
     timeout: Duration | None
     on_failure: str | None
     no_ledger: bool
@@ -290,6 +291,9 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
 def _gang(options: RunOptions, size: int) -> GangSpec:
     hang_timeout = _more_than_nothing(options, "hang_timeout", options.hang_timeout)
     gang = GangSpec(size=size, hang_timeout=hang_timeout)
+    start_timeout = _more_than_nothing(options, "start_timeout", options.start_timeout)
+    if start_timeout is not None:
+        gang = msgspec.structs.replace(gang, spawn_timeout=start_timeout)
     if options.shutdown_timeout is not None:
         gang = msgspec.structs.replace(gang, grace=options.shutdown_timeout)
     return gang

@@ -254,6 +254,13 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             default_shown="never",
         ),
         _ours(
+            "--start-timeout SECONDS",
+            "Time that starting all ranks may take, with what a fork server imports for them. With "
+            "--hang-timeout, an import that neither computes nor reads for that time ends it, too.",
+            type=DURATION,
+            default_shown="10m",
+        ),
+        _ours(
             "--on-failure COMMAND",
             "A shell command to run when ranks have failed, also before a restart, or --timeout "
             "has ended the run, with the failures and the report as JSON on its stdin. Of several "

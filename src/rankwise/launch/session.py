@@ -143,6 +143,7 @@ class Session:
             clock,
             say=self._say,
             recorder=lambda: self._recorder,
+            starting_server=lambda: hosting.starting_server,
         )
         self._host = RealProcessHost(
             reactor=self.reactor,
@@ -159,7 +160,7 @@ class Session:
             on_recorded=self._watches.on_recorded,
             on_preload_failure=self._on_preload_failure,
             abandon_spawns=partial(self._abandon_spawns, hosting),
-            renew_spawner=hosting.replace_server,
+            renew_spawner=partial(self._renew_spawner, hosting),
             keeps_children=job.keep_children,
         )
         stack.callback(self._host.close)
@@ -468,10 +469,15 @@ class Session:
 
     def _abandon_spawns(self, hosting: Hosting) -> None:
         """Have no more ranks made; say what has held them up, unless the user did not want them."""
-        modules = ", ".join(hosting.unfinished_imports)
-        if modules and self.caught_signal is None:
-            self._say(f"no rank could start: the fork server is still importing {modules}")
+        module = hosting.importing
+        if module and self.caught_signal is None:
+            self._say(f"no rank could start: the fork server is still importing {module}")
         hosting.abandon_spawns()
+
+    def _renew_spawner(self, hosting: Hosting) -> None:
+        """Have a fork server that can make ranks, and watch it while it imports."""
+        hosting.replace_server()
+        self._watches.begin_start()
 
     def _on_preload_failure(self, module: str, error: str) -> None:
         """Tell of an import that the user has asked for; one that we have chosen is our affair."""

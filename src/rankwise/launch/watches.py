@@ -53,6 +53,7 @@ class Watches:
         clock: tells the time to them.
         say: tells the user something.
         recorder: what the ranks do is recorded there, if it is; asked for when a rank starts.
+        starting_server: the process of the fork server while it imports, if there is one.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Watches:
         *,
         say: "Say",
         recorder: Callable[[], "RunRecorder | None"],
+        starting_server: Callable[[], int | None],
     ) -> None:
         self._job = job
         self._planner = planner
@@ -71,6 +73,7 @@ class Watches:
         self._clock = clock
         self._say = say
         self._recorder = recorder
+        self._starting_server = starting_server
         self._held: list[Stimulus] | None = None
         """What is heard of the gang while it is found out who is to blame for a failure."""
         self._curious: list[Callable[[InquiryAnswered | None], None]] = []
@@ -157,6 +160,11 @@ class Watches:
                 "another"
             )
             self._say(self.ledger_lacks, "no-ledger")
+
+    def begin_start(self) -> None:
+        """A rank is about to be made: watch the fork server that imports for it."""
+        if self._job.gang.hang_timeout is not None and self._starting_server() is not None:
+            self._hang_watch.begin()
 
     def last_progress(self) -> Instant:
         """When a rank last made progress."""
@@ -289,4 +297,5 @@ class Watches:
             reactor=self._reactor,
             clock=self._clock,
             watches=self,
+            starting_server=self._starting_server,
         )

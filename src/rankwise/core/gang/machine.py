@@ -45,6 +45,9 @@ finished: a stray of this one could hold the port or the device of the next.
 - A process that survives SIGKILL (it is stuck in the kernel) is given up after `sweep_timeout`,
   so that nothing waits for ever. Two gangs must never be alive at once: what a sweep could not
   end, or a sweep that did not end itself, forbids another gang, and the outcome's detail says so.
+- While workers are started, who makes them has to make progress: a fork server computes or reads
+  while it imports. Without any for `hang_timeout`, or when `spawn_timeout` is over, those that do
+  not exist yet have not started.
 - A hang is the absence of progress of *any* worker. `progress.py` decides what progress is, from
   looks at the workers. When the timeout could have passed, the gang asks (`LookForProgress`) and
   sets its next deadline from the answer.
@@ -128,6 +131,7 @@ class Gang:
         """Whether another attempt may follow, for which workers are worth keeping."""
         self._workers = GangWorkers(spec.size)
         self._deadline: Instant | None = None
+        self._start_due = Instant(0)
         self._exits_due: Instant | None = None
         self._stop_due: Instant | None = None
         self._falls_due: Instant | None = None
@@ -214,8 +218,11 @@ class Gang:
             return []
         self._deadline = None
         match self.phase:
+            case GangPhase.STARTING if now < self._start_due:
+                return [LookForProgress(self.attempt)]
             case GangPhase.STARTING:
-                return self._give_up_starting(now)
+                patience = format_duration(self.spec.spawn_timeout)
+                return self._give_up_starting(f"it did not start within {patience}", now)
             case GangPhase.RUNNING:
                 return [LookForProgress(self.attempt)]
             case GangPhase.DUMPING:
@@ -240,8 +247,18 @@ class Gang:
                 f"{what} came while the gang was {self.phase}; a gang begins with Started, once"
             )
         self.phase = GangPhase.STARTING
-        self._deadline = after(now, self.spec.start_patience)
+        self._begin_starting(now)
         return [SpawnWorker(worker.local_rank, self.attempt) for worker in self._workers]
+
+    def _begin_starting(self, now: Instant) -> None:
+        self._start_due = after(now, self.spec.spawn_timeout)
+        self._look_by(now)
+
+    def _look_by(self, last_progress: Instant) -> None:
+        """While workers are started: look again when their start could have hung."""
+        hang_timeout = self.spec.hang_timeout
+        hung_at = self._start_due if hang_timeout is None else after(last_progress, hang_timeout)
+        self._deadline = min(self._start_due, hung_at)
 
     def _worker_of(
         self, stimulus: WorkerSpawned | WorkerRefused | WorkerReported | WorkerExited | WorkerSaid
@@ -487,7 +504,7 @@ class Gang:
         """Begin another attempt with those that are left, and new workers in the other places."""
         self.attempt, self.recovers = resumed.attempt, resumed.recovers
         self.phase = GangPhase.STARTING
-        self._deadline = after(now, self.spec.start_patience)
+        self._begin_starting(now)
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
         self._verdict_due = self._dumps_due = None
         self._is_stuck_killed = self._is_pause_told = False
@@ -570,9 +587,8 @@ class Gang:
         worker.signals_sent.append(signal)
         return SignalWorker(worker.local_rank, self.attempt, signal)
 
-    def _give_up_starting(self, now: Instant) -> list[Effect]:
-        patience = format_duration(self.spec.start_patience)
-        self._workers.give_up_unmade(f"it did not start within {patience}", now)
+    def _give_up_starting(self, why: str, now: Instant) -> list[Effect]:
+        self._workers.give_up_unmade(why, now)
         return self._begin_stopping(now)
 
     def _give_up_killing(self, now: Instant) -> list[Effect]:
@@ -656,6 +672,8 @@ class Gang:
 
     def _on_progress_looked(self, stimulus: ProgressLooked, now: Instant) -> list[Effect]:
         hang_timeout = self.spec.hang_timeout
+        if self.phase is GangPhase.STARTING and stimulus.attempt == self.attempt:
+            return self._on_start_looked(stimulus, now)
         if self.phase is not GangPhase.RUNNING or stimulus.attempt != self.attempt:
             return []
         assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
@@ -667,6 +685,15 @@ class Gang:
             if worker.local_rank in stimulus.awaited:
                 worker.accused = stimulus.accused
         return self._begin_dumping(now)
+
+    def _on_start_looked(self, looked: ProgressLooked, now: Instant) -> list[Effect]:
+        hang_timeout = self.spec.hang_timeout
+        assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
+        if between(looked.last_progress, now) >= hang_timeout:
+            patience = format_duration(hang_timeout)
+            return self._give_up_starting(f"its start made no progress for {patience}", now)
+        self._look_by(looked.last_progress)
+        return []
 
     def _on_ranks_blamed(self, stimulus: RanksBlamed, now: Instant) -> list[Effect]:
         if stimulus.attempt != self.attempt:

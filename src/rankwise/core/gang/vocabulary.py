@@ -26,7 +26,8 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             dies of; one whose threads never end would otherwise keep all others waiting.
         hang_timeout: without progress of any worker for this long, the gang has hung;
             None never asks.
-        spawn_timeout: how long starting all workers may take, if not `hang_timeout` is shorter.
+        spawn_timeout: how long starting all workers may take. What makes no progress meanwhile for
+            `hang_timeout`, workers or who makes them, has hung.
         stacks_timeout: how long workers may take to print their stacks after a hang.
         sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
         fall_timeout: how long an exception of a recoverable worker is held back, since it may be
@@ -41,7 +42,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stop_delay: Duration = Duration(0)
     exit_timeout: Duration = Duration(10 * SECOND)
     hang_timeout: Duration | None = None
-    spawn_timeout: Duration = Duration(300 * SECOND)
+    spawn_timeout: Duration = Duration(600 * SECOND)
     stacks_timeout: Duration = Duration(2 * SECOND)
     sweep_timeout: Duration = Duration(10 * SECOND)
     fall_timeout: Duration = Duration(1 * SECOND)
@@ -59,13 +60,6 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")
         if self.hang_timeout is not None and self.hang_timeout <= 0:
             raise ValueError(f"hang_timeout is {self.hang_timeout} ns, expected more than 0")
-
-    @property
-    def start_patience(self) -> Duration:
-        """How long starting all workers may take: those to be born make no progress."""
-        if self.hang_timeout is None:
-            return self.spawn_timeout
-        return min(self.spawn_timeout, self.hang_timeout)
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
-from rankwise.base.units import Duration, Instant, after
+from rankwise.base.units import Duration, Instant, after, between
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AnnounceRestart, FinishRun
 from rankwise.core.gang.vocabulary import (
@@ -28,6 +28,7 @@ from rankwise.core.gang.vocabulary import (
     GuardianLost,
     LookForDumps,
     LookForProgress,
+    ProgressLooked,
     RanksBlamed,
     SignalWorker,
     SpawnWorker,
@@ -75,6 +76,8 @@ class AttemptBook:
     """Until when the death is awaited that explains what the lost peers of others have done."""
     failed_at: Instant | None = None
     """When the first failure was heard of."""
+    start_has_hung: bool = False
+    """Whether nothing had made progress for too long before all had come up."""
     is_blamed: bool = False
     """Whether somebody has blamed one of its workers."""
     dump_ordered_at: Instant | None = None
@@ -126,6 +129,8 @@ class GangChecker:
                 self._attempts[attempt].swept = stimulus
             case StacksDumped(attempt):
                 self._must_end(self._attempts[attempt], now)
+            case ProgressLooked(attempt, last_progress):
+                self._note_look(self._attempts[attempt], last_progress, now)
             case DumpsLooked(attempt):
                 self._must_end(self._attempts[attempt], now)  # nobody writes a core here
             case RanksBlamed(_, attempt) if attempt < len(self._attempts):
@@ -275,11 +280,19 @@ class GangChecker:
             elif book.cause_due is not None and now >= book.cause_due:
                 self._must_end(book, book.cause_due)
 
+    def _note_look(self, book: AttemptBook, last_progress: Instant, now: Instant) -> None:
+        hang_timeout = self._spec.hang_timeout
+        assert hang_timeout is not None, "nobody looks without one"
+        is_starting = len(book.started) < self._spec.size and book.ending_since is None
+        if is_starting and between(last_progress, now) >= hang_timeout:
+            book.start_has_hung = True
+            self._must_end(book, now)
+
     def _starting_ends(self, book: AttemptBook) -> Instant:
-        return after(book.begun_at, self._spec.start_patience)
+        return after(book.begun_at, self._spec.spawn_timeout)
 
     def _gave_up_starting(self, book: AttemptBook) -> bool:
-        return book.ending_since == self._starting_ends(book)
+        return book.start_has_hung or book.ending_since == self._starting_ends(book)
 
     def _expect_spawns(self, book: AttemptBook, now: Instant) -> None:
         if len(book.spawned) < self._spec.size:
