@@ -99,11 +99,18 @@ TRANSITIONS: dict[GangPhase, dict[GangPhase, tuple[type, ...]]] = {
     },
     GangPhase.STOPPING: {
         GangPhase.KILLING: (StopRequested, Ticked),
-        GangPhase.SWEEPING: (StopRequested, Swept, Ticked, WorkerExited, WorkerRefused),
+        GangPhase.SWEEPING: (
+            ProgressLooked,
+            StopRequested,
+            Swept,
+            Ticked,
+            WorkerExited,
+            WorkerRefused,
+        ),
         GangPhase.FINISHED: (GuardianLost,),
     },
     GangPhase.KILLING: {
-        GangPhase.SWEEPING: (Swept, Ticked, WorkerExited, WorkerRefused),
+        GangPhase.SWEEPING: (ProgressLooked, Swept, Ticked, WorkerExited, WorkerRefused),
         GangPhase.FINISHED: (GuardianLost,),
     },
     GangPhase.SWEEPING: {GangPhase.FINISHED: (GuardianLost, Swept, Ticked)},
