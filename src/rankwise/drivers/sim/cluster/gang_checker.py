@@ -74,6 +74,8 @@ class AttemptBook:
     failed: set[int] = field(default_factory=set)
     cause_due: Instant | None = None
     """Until when the death is awaited that explains what the lost peers of others have done."""
+    asks_who_dies: bool = False
+    """Whether it has asked then; it ends when that is answered."""
     failed_at: Instant | None = None
     """When the first failure was heard of."""
     start_has_hung: bool = False
@@ -157,6 +159,7 @@ class GangChecker:
                 book = self._attempts[attempt]
                 if book.cause_due is None or now < book.cause_due:
                     self._broken("the gang asks who is dying before it has waited")
+                book.asks_who_dies = True
             case DumpStacks(attempt):
                 self._judge_dump(self._attempts[attempt], now)
             case Sweep(attempt):
@@ -277,7 +280,7 @@ class GangChecker:
             )
             if now >= exits_due:
                 self._must_end(book, exits_due)
-            elif book.cause_due is not None and now >= book.cause_due:
+            elif book.cause_due is not None and now >= book.cause_due and not book.asks_who_dies:
                 self._must_end(book, book.cause_due)
 
     def _note_look(self, book: AttemptBook, last_progress: Instant, now: Instant) -> None:
