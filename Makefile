@@ -68,6 +68,11 @@ test: ## Run all tests (installs PyTorch for the comparisons); PYTEST_ARGS="-k g
 	$(SETUP) $(if $(PYTEST_ARGS),some-tests,test)
 	$(CLEAN) $(BIN)/python -m pytest -n $(if $(CI),2,4) --dist loadfile --no-loadscope-reorder --durations=$(if $(CI),30,10) $(PYTEST_ARGS)
 
+.PHONY: corpus-busy
+corpus-busy: ## Run the programs with known culprits, and the healthy ones, beside four busy loops
+	@$(SETUP) test
+	$(CLEAN) RANKWISE_CORPUS_BUSY=4 $(BIN)/python -m pytest tests/corpus $(PYTEST_ARGS)
+
 .PHONY: test-clients
 test-clients: ## Run trainers that nobody here wrote on simulated ranks (installs Lightning, accelerate, torchtitan, ...)
 	@$(SETUP) test-clients

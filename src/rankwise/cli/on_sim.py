@@ -32,6 +32,7 @@ _MEANINGLESS = {
     "rdzv_endpoint": "simulated nodes meet in a store of their own",
     "no_python": "simulated ranks are threads of one Python program",
     "start_method": "simulated ranks are threads, not processes",
+    "start_timeout": "simulated ranks start at once",
     "preload": "simulated ranks share what one of them has imported",
     "numa_binding": "simulated ranks take turns on one core",
     "node_check": "simulated nodes are always fit",
