@@ -123,6 +123,30 @@ for kind in (*kinds, "Adadelta", "Rprop", "Adafactor"):
 print(True)
 """
 
+ATTENTION = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+dist.init_process_group("nccl")
+mesh = init_device_mesh("cuda", (2,))
+torch.manual_seed(0)
+whole = [torch.randn(2, 4, 8, 16, device="cuda", requires_grad=True) for _ in range(3)]
+attend = torch.nn.functional.scaled_dot_product_attention
+expected = attend(*whole, is_causal=True)
+expected.square().sum().backward()
+parts = [distribute_tensor(each.detach(), mesh, [Shard(1)]).requires_grad_() for each in whole]
+attended = attend(*parts, is_causal=True)
+attended.square().sum().backward()
+gradient = parts[0].grad
+print(
+    attended.placements, gradient.placements,
+    torch.allclose(attended.full_tensor(), expected, atol=1e-6),
+    torch.allclose(gradient.full_tensor(), whole[0].grad, atol=1e-5),
+)
+"""
+
 NO_GPU = """\
 import rankwise
 
@@ -205,6 +229,17 @@ def test_gpus_are_hidden_from_what_a_simulation_loads_and_not_from_what_ranks_re
     )  # fmt: skip
 
     assert finished.lines == ["b'' 2"], finished.stderr
+
+
+def test_attention_of_tensors_that_are_split_by_heads_is_computed_on_each_part(
+    tmp_path: Path,
+) -> None:
+    program = write_program(tmp_path, ATTENTION)
+
+    finished = run("run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["(Shard(dim=1),) (Shard(dim=1),) True True"] * 2
 
 
 def test_shapes_that_nccl_takes_need_no_more_than_the_right_size(tmp_path: Path) -> None:
