@@ -226,7 +226,7 @@ class Rehearsal:
                     "torch": partial(_follow_torch, self._device),
                     "torch._dynamo.trace_rules": _follow_dynamo,
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
-                    "torch.distributed.tensor": _follow_dtensor,
+                    "torch.distributed.tensor": partial(_follow_dtensor, self._device),
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                 },
                 prediction=self.prediction,
@@ -560,10 +560,10 @@ def _follow_torch(device: str, world: SimulatedWorld) -> Callable[[], None]:
     return install(world, device)
 
 
-def _follow_dtensor(world: SimulatedWorld) -> Callable[[], None]:
+def _follow_dtensor(device: str, world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch import dtensor  # noqa: PLC0415  # only for programs that use it
 
-    return dtensor.install(world)
+    return dtensor.install(world, device)
 
 
 def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:
