@@ -35,7 +35,7 @@ its first messages ahead, which no other rank could have answered with more than
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ from rankwise.sim.ccl.configuration import Queues
 from rankwise.sim.ccl.execution import TCM_SHARE, pass_on
 from rankwise.sim.ccl.message_model import Picoseconds
 from rankwise.sim.ccl.plan import Plan
-from rankwise.sim.hardware.fluids import Fluid
+from rankwise.sim.hardware.fluids import Fluid, RoundTrip
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.paths import Path
@@ -108,6 +108,8 @@ class MessageExecution:
         self._missing = len(lanes)
         self._reached: list[Future] | None = None
         self._fluid: Fluid | None = None
+        self._latency_inside = 0
+        """Of a way, inside of its two devices."""
         self._share = Fraction(1)
         """Of the collective, what the fluid moves."""
 
@@ -126,7 +128,7 @@ class MessageExecution:
         if not self._plan.rounds:
             return
         ends = self._ends()
-        self._fluid = Fluid(self._machine.simulator, self._name, self._loads(), max(ends), ends)
+        self._fluid = self._started(self._loads(), max(ends), ends)
         self._reached = [self._fluid.reached(end) for end in ends]
         if self._machine.topology.faults is not None:
             self._machine.rerouted.add_callback(self._go_on)
@@ -146,8 +148,7 @@ class MessageExecution:
             for mark, future in before.stop().items()
         }
         loads = {link: round(size * self._share) for link, size in self._loads().items()}
-        simulator = self._machine.simulator
-        fluid = self._fluid = Fluid(simulator, self._name, loads, alone, marks.values())
+        fluid = self._fluid = self._started(loads, alone, marks.values())
         for future, mark in marks.items():
             fluid.reached(mark).add_callback(partial(pass_on, future))
         self._machine.rerouted.add_callback(self._go_on)
@@ -157,20 +158,61 @@ class MessageExecution:
         rounds = self._plan.rounds
         assert rounds, "only rings have a message level, and one rank has nothing to do"
         timing = _Rounds(self._machine, self._plan, self._lanes, self._layout, self._work)
+        self._latency_inside = timing.latency_inside
         ends = timing.ends(rounds)
         by_rank = [0] * len(ends)
         for rank, end in zip(self._plan.ring, ends, strict=True):
             by_rank[rank] = end
         return by_rank
 
+    def _started(self, loads: dict[Link, int], duration: int, marks: Iterable[int]) -> Fluid:
+        """Start a fluid for all messages, or for what is left of them."""
+        layout, lanes = self._layout, self._lanes
+        assert layout.n_slots is not None, "it is known by now"
+        assert layout.vc_chunk_size is not None, "it is known by now"
+        own = int(self._plan.part_elements.max()) * self._work.item_bytes // len(lanes[0].pes)
+        slots = max(1, min(layout.n_slots, -(-own // layout.slot_size)))
+        turn = slots * min(layout.vc_chunk_size, max(1, own))
+        return Fluid(
+            self._machine.simulator,
+            self._name,
+            loads,
+            duration,
+            marks,
+            weights={link: max(1, count * turn) for link, count in self._lanes_over().items()},
+            slot_chunks=max(1, layout.slot_size // layout.vc_chunk_size),
+            round_trips=self._round_trips(),
+        )
+
+    def _round_trips(self) -> list[RoundTrip]:
+        """Of the slots from each rank to the next one on another device."""
+        machine, lanes = self._machine, self._lanes
+        wake = picoseconds(machine.topology.machine.pe.ipcq.wake_ns)
+        trips = []
+        for one, other in zip(lanes, [*lanes[1:], lanes[0]], strict=True):
+            if one.sip == other.sip:
+                continue
+            there = tuple(machine.sip_links(one.sip, other.sip))
+            back = tuple(machine.sip_links(other.sip, one.sip))
+            latency = sum(link.latency for link in (*there, *back))
+            trips.append(RoundTrip(latency + 2 * self._latency_inside + wake, there, back))
+        return trips
+
+    def _lanes_over(self) -> Counter[Link]:
+        """How many lanes send over each link, those to all next ranks counted."""
+        return self._over_links([len(each.pes) for each in self._lanes])
+
     def _loads(self) -> dict[Link, int]:
         """The bytes over each wire between devices and between cubes."""
-        machine, lanes = self._machine, self._lanes
-        loads: Counter[Link] = Counter()
-        sent = [
+        return self._over_links([
             sum(self._plan.elements_sent_by(rank).values()) * self._work.item_bytes
             for rank in self._plan.ring
-        ]
+        ])  # fmt: skip
+
+    def _over_links(self, sent: Sequence[int]) -> Counter[Link]:
+        """What goes over each wire, if each rank sends so much to the next one."""
+        machine, lanes = self._machine, self._lanes
+        loads: Counter[Link] = Counter()
         of_cubes = machine.topology.machine.cube.pes.count
         cubes = [Counter(pe // of_cubes for pe in each.pes) for each in lanes]
         for here, size in enumerate(sent):
@@ -195,6 +237,7 @@ class _Ways:
     Attributes:
         latency: from the first byte's leaving to its arrival, in the lane that it takes longest.
         mebibyte: how long one of all lanes together takes where it is narrowest.
+        latency_inside: the longest inside of the two devices of a way.
     """
 
     def __init__(self, machine: Machine, lanes: Sequence[Lanes]) -> None:
@@ -206,11 +249,13 @@ class _Ways:
         ]
         users = Counter(link for way in wires for link in way)
         latency, mebibyte = [], []
+        self.latency_inside = 0
         for (one, other), way in zip(pairs, wires, strict=True):
             alike = _alike(machine, one.sip), _alike(machine, other.sip)
             key = (one.sip == other.sip, one.pes, other.pes, *alike)
             if key not in inside:
                 inside[key] = _inside(machine, one, other, way)
+            self.latency_inside = max(self.latency_inside, inside[key][0])
             latency.append(inside[key][0] + sum(link.latency for link in way))
             narrowest = max((link.rate.time_for(MIB * users[link]) for link in way), default=0)
             mebibyte.append(max(inside[key][1], narrowest))
@@ -302,6 +347,7 @@ class _Rounds:
         ways = _Ways(machine, lanes)
         self._count = len(lanes)
         self._latency, self._mebibyte = ways.latency, ways.mebibyte
+        self.latency_inside = ways.latency_inside
         kinds = {_alike(machine, each.sip): each for each in reversed(lanes)}
         numbers = {kind: number for number, kind in enumerate(kinds)}
         self._kind = np.array([numbers[_alike(machine, each.sip)] for each in lanes])
