@@ -45,32 +45,31 @@ def fair_speeds(uses: Uses, weights: Figures) -> tuple[Figures, Figures]:
     The level of a link that does not fill is infinite.
     """
     flow, link, share, link_count = uses
-    firsts = np.searchsorted(flow, np.arange(len(weights)))
     caps = 1 / weights
     speeds = np.zeros(len(weights))
     full_at = np.full(link_count, np.inf)
     left = np.ones(link_count)
-    is_rising = np.ones(len(weights), np.bool_)
-    rises = share * weights[flow]
-    while is_rising.any():
-        rising = np.where(is_rising[flow], rises, 0.0)
-        total = np.bincount(link, rising, link_count)
+    while len(flow):
+        # The entries that are left are of flows whose levels rise.
+        firsts = np.flatnonzero(np.diff(flow, prepend=-1))
+        total = np.bincount(link, share * weights[flow], link_count)
         levels = np.divide(left, total, out=np.full(link_count, np.inf), where=total > 0)
-        own = np.where(rising > 0, levels[link], np.inf)
-        lowest = np.minimum(np.minimum.reduceat(own, firsts), caps)
-        of_link = np.full(link_count, np.inf)
-        np.minimum.at(of_link, link, np.where(rising > 0, lowest[flow], np.inf))
-        is_full = (of_link == levels) & (total > 0)
-        full_at = np.where(is_full, levels, full_at)
-        stays = np.zeros(len(weights), np.bool_)
-        stays[flow[is_full[link] & (rising > 0)]] = True
-        stays |= lowest == caps
-        stays &= is_rising
+        numbers = flow[firsts]
+        lowest = np.minimum(np.minimum.reduceat(levels[link], firsts), caps[numbers])
+        counts = np.diff(firsts, append=len(flow))
+        own = np.repeat(lowest, counts)
+        # A link is full if it is the first for all of its flows: none of them goes less far.
+        goes_less = np.bincount(link, own < levels[link], link_count)
+        is_full = (goes_less == 0) & (total > 0)
+        full_at[is_full] = levels[is_full]
+        is_capped = lowest == caps[numbers]
+        stays = is_capped | np.logical_or.reduceat(is_full[link], firsts)
         assert stays.any(), "the lowest of all levels is a link's or a flow's"
-        speeds = np.where(stays, np.where(lowest == caps, 1.0, lowest * weights), speeds)
-        taken = np.bincount(link, np.where(stays[flow], share * speeds[flow], 0.0), link_count)
+        speeds[numbers] = np.where(stays, np.where(is_capped, 1.0, lowest * weights[numbers]), 0.0)
+        entry_stays = np.repeat(stays, counts)
+        taken = np.bincount(link[entry_stays], (share * speeds[flow])[entry_stays], link_count)
         left = np.maximum(_ROUNDING, left - taken)
-        is_rising &= ~stays
+        flow, link, share = flow[~entry_stays], link[~entry_stays], share[~entry_stays]
     return np.minimum(speeds, 1.0), full_at
 
 

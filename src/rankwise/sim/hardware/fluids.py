@@ -15,6 +15,10 @@ Where a fluid has fewer bytes for each of them than on another link, they wait t
 the time, and its weight is less by as much. Speeds are worked out anew when a fluid comes or goes,
 for those that it meets, directly or through others; once for all that come and go at one instant.
 
+**Latency.** Collectives that meet begin together and wait together: what one leaves of a link while
+it waits for latencies, another one does not take. So the part of a fluid's time in which it moves
+nothing stays as it is, and the rest takes longer.
+
 **Slots on their way.** A sender has a fixed number of slots; those that are under way, or whose
 credit is, do not wait for the link (Little's law). A slot of C chunks waits C turns at the link
 that holds it up. Besides, it takes the latency of the way there and back, a turn at each other full
@@ -31,6 +35,7 @@ whose operations and order are fixed, and rounded to such a part before it decid
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -43,9 +48,9 @@ WHOLE = 1 << 20
 """All of a link."""
 USUAL_CHUNK = 4_096
 """Bytes that a fluid without weights has on each link in a turn: a chunk of a usual transfer."""
-_PASSES = 4
+_PASSES = 3
 """In the first one all slots wait; each further one has the turns of the one before. On the grid of
-`benchmarks/sim_sharing.py` a fifth changes no end by more than 0.1 %."""
+`benchmarks/sim_sharing.py` a fourth changes no end by more than 0.2 %."""
 
 
 class RoundTrip(NamedTuple):
@@ -71,11 +76,14 @@ class Fluid:
         duration: picoseconds that it takes alone.
         marks: how much progress somebody waits for (`reached`).
         weights: the bytes that it has on each link in a turn, if all of its slots wait.
+        latency: the part of the duration in which it moves nothing.
         slot_chunks: pieces in which a slot moves.
         round_trips: of its slots, for each way; empty if they all wait.
 
     Attributes:
-        duration, loads, weights, slot_chunks, round_trips: as they were given.
+        duration, loads, weights, latency, slot_chunks, round_trips: as they were given.
+        shares: of each link, while it moves; 1 is all of it.
+        numbers: of the sharings of its links, in their order.
         weight: speed for each turn per picosecond, on the link where its slots wait.
         demands: the share of each link that it would take alone.
     """
@@ -89,6 +97,7 @@ class Fluid:
         marks: Iterable[int],
         *,
         weights: Mapping[Link, int] | None = None,
+        latency: int = 0,
         slot_chunks: int = 1,
         round_trips: Sequence[RoundTrip] = (),
     ) -> None:
@@ -102,8 +111,15 @@ class Fluid:
             link: min(WHOLE, link.rate.time_for(size) * WHOLE // duration) if duration else 0
             for link, size in loads.items()
         }
+        assert 0 <= latency <= duration, "it is a part of the duration"
+        self.latency = latency
         turns = max((size / self.weights[link] for link, size in loads.items()), default=0.0)
-        self.weight = max(1, duration) / turns if turns else 1.0
+        self.weight = max(1, duration - latency) / turns if turns else 1.0
+        moving = max(1, duration - latency)
+        self.shares = np.array(
+            [min(1.0, max(1, link.rate.time_for(size)) / moving) for link, size in loads.items()]
+        )
+        self.numbers = np.zeros(0, np.int64)
         self.is_stale = False
         """Whether others have come or gone since its speed was worked out."""
         self.has_ended = False
@@ -114,8 +130,8 @@ class Fluid:
         self._marks = {mark: simulator.future(name) for mark in sorted({*marks, duration})}
         self._waiting = list(self._marks)
         self._waiting.reverse()  # the next one is the last
-        self._alarm = 0
-        """Counts the times that it was set; an earlier one means nothing."""
+        self._looks_at: int | None = None
+        """The instant of the alarm that counts; others mean nothing."""
         self._begin()
 
     def reached(self, mark: int) -> Future:
@@ -160,8 +176,9 @@ class Fluid:
         for link in self.loads:
             link.make_way()
             if link.sharing is None:
-                link.sharing = Sharing()
+                link.sharing = Sharing(next(_numbers))
             link.sharing.fluids.append(self)
+        self.numbers = np.array([_sharing_of(link).number for link in self.loads], np.int64)
         self._set_alarm()
         self._disturb()
 
@@ -177,7 +194,7 @@ class Fluid:
     def stop(self) -> dict[int, Future]:
         """End it before its time, with what it has moved so far; the marks that are left."""
         left = {mark: self._marks[mark] for mark in self._waiting}
-        self._alarm += 1
+        self._looks_at = None
         self._end()
         return left
 
@@ -193,15 +210,18 @@ class Fluid:
                 link.sharing = None
 
     def _set_alarm(self) -> None:
-        self._alarm += 1
+        """Look when the next mark is due, unless a look is due before: it will see to the rest."""
         left = max(0, self._waiting[-1] - self._progress()) * WHOLE
         instant = self._simulator.now - (-left // self._speed)
-        self._simulator.call_at(instant, self._look, self._alarm)
+        if self._looks_at is None or instant < self._looks_at:
+            self._looks_at = instant
+            self._simulator.call_at(instant, self._look, instant)
 
-    def _look(self, alarm: int) -> None:
+    def _look(self, instant: int) -> None:
         """See how far it is. It may have been held up since the alarm was set."""
-        if alarm != self._alarm:
+        if instant != self._looks_at:
             return
+        self._looks_at = None
         progress = self._progress()
         while self._waiting and self._waiting[-1] <= progress:
             self._marks[self._waiting.pop()].succeed()
@@ -212,11 +232,12 @@ class Fluid:
 
 
 class Sharing:
-    """The fluids that have a share of one link."""
+    """The fluids that have a share of one link, and its number among all."""
 
-    __slots__ = ("fluids",)
+    __slots__ = ("fluids", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.fluids: list[Fluid] = []
 
     def stretched(self, link: Link, duration: int, flows: int, chunk: int = USUAL_CHUNK) -> int:
@@ -230,7 +251,8 @@ class Sharing:
         """
         demands = [fluid.demand(link) for fluid in self.fluids]
         weights = [fluid.weights[link] for fluid in self.fluids]
-        shares = shares_of(demands, weights, flows * chunk)
+        # Only the cost of simulating makes the chunks of a long flow larger than usual.
+        shares = shares_of(demands, weights, flows * min(chunk, USUAL_CHUNK))
         longer = -(-duration * WHOLE // (WHOLE - sum(shares)))
         for fluid, demand, share in zip(self.fluids, demands, shares, strict=True):
             if demand > share:
@@ -244,6 +266,15 @@ class Sharing:
     def bytes_so_far(self, link: Link) -> int:
         """What fluids that are still there have moved over the link."""
         return sum(fluid.part_of(fluid.loads[link]) for fluid in self.fluids)
+
+
+_numbers = count()
+"""Tell links apart, and decide nothing else."""
+
+
+def _sharing_of(link: Link) -> Sharing:
+    assert link.sharing is not None, "a fluid has a share of it"
+    return link.sharing
 
 
 def shares_of(demands: Sequence[int], weights: Sequence[int], flows: int) -> list[int]:
@@ -289,35 +320,38 @@ def _speeds(fluids: Sequence[Fluid]) -> list[int]:
     """How fast fluids go that share links with each other alone; in parts of `WHOLE`."""
     if len(fluids) == 1:
         return [WHOLE]
-    links: dict[Link, int] = {}
-    flow, link, share = [], [], []
-    for number, fluid in enumerate(fluids):
-        for each, demand in fluid.demands.items():
-            if each.sharing is not None and len(each.sharing.fluids) > 1:
-                flow.append(number)
-                link.append(links.setdefault(each, len(links)))
-                share.append(max(1, demand))
-    uses = Uses(np.array(flow), np.array(link), np.array(share) / WHOLE, len(links))
+    numbers = np.concatenate([fluid.numbers for fluid in fluids])
+    flow = np.repeat(np.arange(len(fluids)), [len(fluid.numbers) for fluid in fluids])
+    present, link = np.unique(numbers, return_inverse=True)
+    share = np.concatenate([fluid.shares for fluid in fluids])
+    uses = Uses(flow, link, share, len(present))
     all_wait = np.array([fluid.weight for fluid in fluids])
     weights = all_wait
-    for _ in range(_PASSES):
+    passes = _PASSES if any(fluid.round_trips for fluid in fluids) else 1
+    for _ in range(passes):
         speeds, full_at = fair_speeds(uses, weights)
-        weights = all_wait * _waiting_parts(fluids, speeds / weights, full_at, links)
-    return [max(1, round(speed)) for speed in (speeds * WHOLE).tolist()]
+        if passes > 1:
+            turns = dict(zip(present.tolist(), (1 / full_at).tolist(), strict=True))
+            weights = all_wait * _waiting_parts(fluids, speeds / weights, turns)
+    # In its latency a fluid moves nothing.
+    duration = np.array([max(1, fluid.duration) for fluid in fluids], np.float64)
+    latency = np.array([fluid.latency for fluid in fluids], np.float64)
+    overall = duration / (latency + (duration - latency) / speeds)
+    return [max(1, speed) for speed in np.rint(WHOLE * overall).astype(np.int64).tolist()]
 
 
-def _waiting_parts(
-    fluids: Sequence[Fluid], levels: Figures, full_at: Figures, links: Mapping[Link, int]
-) -> Figures:
+def _waiting_parts(fluids: Sequence[Fluid], levels: Figures, turns: Mapping[int, float]) -> Figures:
     """Of the slots of each fluid, which part waits for the link that holds it up."""
-    turn = {link: 1 / full_at[number] for link, number in links.items()}
+
+    def turn(link: Link) -> float:
+        return 0.0 if link.sharing is None else turns.get(link.sharing.number, 0.0)
+
     parts = np.ones(len(fluids))
     for number, fluid in enumerate(fluids):
         own = 1 / levels[number]
         elsewhere = max(
             (
-                trip.latency
-                + max(0.0, sum(turn.get(link, 0.0) for link in (*trip.there, *trip.back)) - own)
+                trip.latency + max(0.0, sum(map(turn, (*trip.there, *trip.back))) - own)
                 for trip in fluid.round_trips
             ),
             default=0.0,
