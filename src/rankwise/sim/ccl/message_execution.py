@@ -492,7 +492,7 @@ def _time_over(size: Any, mebibyte: Picoseconds) -> Picoseconds:
 
 _PAIR = 2
 _MEET_ON_PE = 8
-"""Parts of which a collective takes less than an eighth are not looked at: its wires fill before."""
+"""A part of which a collective takes less than an eighth is not looked at: wires fill before."""
 
 
 def _is_one(array: Picoseconds) -> bool:

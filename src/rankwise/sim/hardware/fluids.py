@@ -293,7 +293,7 @@ def shares_of(demands: Sequence[int], weights: Sequence[int], flows: int) -> lis
 
 
 def _work_out(stale: Iterable[Fluid]) -> None:
-    """Work out the speeds of fluids that others have come to or gone from, and of whom they meet."""
+    """Work out the speeds of stale fluids, and of all that they meet."""
     for fluid in stale:
         if fluid.is_stale and not fluid.has_ended:
             met = _all_that_meet(fluid)

@@ -1,5 +1,7 @@
 """Max-min fair shares, against their definition."""
 
+from random import Random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,8 +50,8 @@ def test_each_flow_has_a_full_link_on_which_no_level_is_higher(
 
 @given(networks(), st.randoms(use_true_random=False))
 def test_speeds_do_not_depend_on_the_order_of_links(
-    network: tuple[Uses, np.ndarray], random
-) -> None:  # type: ignore[no-untyped-def]
+    network: tuple[Uses, np.ndarray], random: Random
+) -> None:
     uses, weights = network
     names = list(range(uses.link_count))
     random.shuffle(names)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.sim.hardware import fluids
+from rankwise.sim.hardware.fair_shares import Figures, Uses, fair_speeds
 from rankwise.sim.hardware.fluids import WHOLE, Fluid, RoundTrip, shares_of
 from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.quantities import Rate
@@ -217,12 +218,12 @@ def test_speeds_are_worked_out_once_for_all_that_begin_at_one_instant(
 ) -> None:
     simulator = Simulator()
     wire, sizes = link_of(simulator), []
-    solve = fluids.fair_speeds
-    monkeypatch.setattr(
-        fluids,
-        "fair_speeds",
-        lambda uses, weights: sizes.append(len(weights)) or solve(uses, weights),
-    )
+
+    def counted(uses: Uses, weights: Figures) -> tuple[Figures, Figures]:
+        sizes.append(len(weights))
+        return fair_speeds(uses, weights)
+
+    monkeypatch.setattr(fluids, "fair_speeds", counted)
 
     for _ in range(100):
         begin(simulator, [wire])
