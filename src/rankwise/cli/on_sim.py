@@ -37,7 +37,6 @@ _MEANINGLESS = {
     "node_check": "simulated nodes are always fit",
     "health_port": "it is over before anybody could ask",
     "retry_startup_errors": "simulated ranks always start",
-    "log_size": "their log files are written in full",
     "keep_children": "what simulated ranks leave running ends with the command",
     "on_failure": "who simulates is there to read the report",
     "ray_resources": "it is for --on ray",

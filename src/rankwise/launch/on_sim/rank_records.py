@@ -77,7 +77,7 @@ class RankRecords:
         self._world.begin_attempt(size)
         self.watch.begin_attempt()
         self.destinations = self._places.prepare(number)
-        self._output.begin_attempt(size, self.destinations, self._job.role, self.local_rank)
+        self._output.begin_attempt(size, self.destinations, self.local_rank)
 
     def end_rank(self, number: int, code: int) -> None:
         """A rank has ended: its output does, and those that wait for it are told."""

@@ -48,6 +48,14 @@ _FILE_FUNCTIONS = (
 _NUMPY_FUNCTIONS = {"seed": "seed", "sample": "random_sample", "ranf": "random_sample"}
 
 
+_VARIABLES, _OUTPUTS = 5, (9, 11)
+"""Places among the arguments of `_posixsubprocess.fork_exec`: env, c2pwrite and errwrite."""
+
+
+def _no_pipes(_rank: int) -> None:
+    """Children write where the process does."""
+
+
 class Substitutes:
     """Replaces functions of the process, and gives them back.
 
@@ -60,6 +68,9 @@ class Substitutes:
 
     Attributes:
         helpers: the threads that ranks have started, by ident.
+        is_own: whether a rank has another file at a standard descriptor than the process.
+        pipes_for_children: where children of a rank write what is for descriptors 1 and 2; None
+            for these descriptors themselves.
     """
 
     def __init__(
@@ -79,6 +90,8 @@ class Substitutes:
         self._replaced: list[Replaced] = []
         self._threads = threading.local()
         self.helpers: set[int] = set()
+        self.is_own: Callable[[Rank, int], bool] = lambda _rank, _number: False
+        self.pipes_for_children: Callable[[int], tuple[int, int] | None] = _no_pipes
         self._variables: set[bytes] = set()
         """Of the process's environment, as C sees it: those that ranks have changed there."""
 
@@ -366,14 +379,21 @@ class Substitutes:
         return start_thread
 
     def _fork_exec(self, original: Callable[..., int]) -> Callable[..., int]:
-        """Start processes unpinned, with the environment of the rank."""
+        """Start processes unpinned, with the environment and the output of the rank."""
         start = self._for_ranks(self._unpinned)(original)
 
         def fork_exec(*args: Any) -> int:
-            if self.running() is not None and args[5] is None:
-                variables = [name + b"=" + text for name, text in os.environb.items()]
-                args = (*args[:5], variables, *args[6:])
-            return int(start(*args))
+            words = list(args)
+            if self.running() is not None and words[_VARIABLES] is None:
+                words[_VARIABLES] = [name + b"=" + text for name, text in os.environb.items()]
+            rank = self.owner() or self._scheduler.current
+            pipes = None if rank is None else self.pipes_for_children(rank.number)
+            if pipes is not None and rank is not None:
+                for place, pipe, number in zip(_OUTPUTS, pipes, (1, 2), strict=True):
+                    # Minus one leaves it the rank's own descriptor; `stderr=STDOUT` alone says 1.
+                    if words[place] in (-1, 1) and not self.is_own(rank, number):
+                        words[place] = pipes[0] if words[place] == 1 else pipe
+            return int(start(*words))
 
         return fork_exec
 

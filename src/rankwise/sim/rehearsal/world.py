@@ -99,6 +99,7 @@ class SimulatedWorld:
         time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
         self.descriptors = RankDescriptors(self.belongings, standard)
         self.substitutes = Substitutes(self.scheduler, self.belongings, seed, cpus, time)
+        self.substitutes.is_own = self.descriptors.is_own
         self._conditions = Conditions(schedule, faults)
         if faults is not None:
             faults.prediction = prediction
@@ -278,12 +279,18 @@ def _forget() -> None:
 
 
 _held = threading.local()
-"""The signals that a thread blocks, while it forks."""
+"""The signals that a thread blocks, and where its child will write, while it forks."""
+_dup2 = os.dup2  # as below
 _sigmask = signal.pthread_sigmask  # a rank finds one that is about its own signals
 
 
-def _hold_signals() -> None:
-    """Let no signal reach a forked child before it has handlers of its own: it would be lost."""
+def _prepare_fork() -> None:
+    """Make the pipes for the output of a rank's child, and hold signals.
+
+    One that reached the child before it has handlers of its own would be lost.
+    """
+    if _world is not None and (rank := rank_of_thread()) is not None:
+        _held.pipes = _world.substitutes.pipes_for_children(rank.number)
     if _world is not None and _world.handlers_before:
         _held.mask = _sigmask(signal.SIG_BLOCK, [*_world.handlers_before])
 
@@ -301,6 +308,10 @@ def _leave_in_child() -> None:
     if _world is None:
         return
     rank = _world.scheduler.current
+    if (pipes := vars(_held).pop("pipes", None)) is not None:
+        for number, pipe in zip((1, 2), pipes, strict=True):
+            if not _world.descriptors.is_own(rank, number):
+                _dup2(pipe, number)
     handlers = {**_world.handlers_before, **({} if rank is None else rank.handlers)}
     _world.substitutes.uninstall()
     _world.substitutes.unpin()
@@ -313,7 +324,7 @@ def _leave_in_child() -> None:
 
 
 os.register_at_fork(
-    before=_hold_signals, after_in_parent=_release_signals, after_in_child=_leave_in_child
+    before=_prepare_fork, after_in_parent=_release_signals, after_in_child=_leave_in_child
 )
 
 
