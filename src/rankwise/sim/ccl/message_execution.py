@@ -111,7 +111,7 @@ class MessageExecution:
         self._latency_inside = 0
         """Of a way, inside of its two devices."""
         self._is_kept, self._alone = True, 0
-        """Whether parts stay in scratch memory, and how long it takes alone: known with the ends."""
+        """Whether parts stay in the TCM, and how long it takes alone; known with the ends."""
         self._still = 0
         """Of the time alone: that in which no bytes move, since latencies count."""
         self._share = Fraction(1)
@@ -212,7 +212,7 @@ class MessageExecution:
         return self._over_links([len(each.pes) for each in self._lanes])
 
     def _loads(self) -> dict[Link, int]:
-        """The bytes over each wire between devices and between cubes, and through busy parts of PEs."""
+        """The bytes over each wire between devices and cubes, and through busy parts of PEs."""
         sent = [
             sum(self._plan.elements_sent_by(rank).values()) * self._work.item_bytes
             for rank in self._plan.ring

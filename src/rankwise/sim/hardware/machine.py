@@ -20,10 +20,10 @@ from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import Hop, mesh_route
-from rankwise.sim.hardware.samples import LinkSamples
 from rankwise.sim.kernel import Future, Server, Simulator, all_of
 
 if TYPE_CHECKING:
+    from rankwise.sim.hardware.samples import LinkSamples
     from rankwise.sim.hardware.specification import LinkSpec
     from rankwise.sim.hardware.topology import Topology
 

@@ -73,10 +73,14 @@ def _formulas(results: Sequence[BenchResult]) -> list[str]:
     if not any(result.law_ps for result in results):
         return []
     return [
-        f"{LOWER_BOUND}: the longer of the chain of latencies, and bytes / bandwidth + latency of"
-        " the busiest link; a ring of n: max(2 (n-1) alpha, 2 (n-1) S/(n B) + alpha)",
-        f"{LAW}: the chain of latencies + bytes / bandwidth of the busiest link;"
-        " a ring of n: 2 (n-1) (alpha + S/(n B))",
+        (
+            f"{LOWER_BOUND}: the longer of the chain of latencies, and bytes / bandwidth + latency"
+            " of the busiest link; a ring of n: max(2 (n-1) alpha, 2 (n-1) S/(n B) + alpha)"
+        ),
+        (
+            f"{LAW}: the chain of latencies + bytes / bandwidth of the busiest link;"
+            " a ring of n: 2 (n-1) (alpha + S/(n B))"
+        ),
     ]
 
 

@@ -1,6 +1,7 @@
 """A run as a timeline for Perfetto: trace-event JSON.
 
-One process per SIP, one track per engine, counters (`counters`), and an arrow for every message from PE to PE. Instants
+One process per SIP, one track per engine, counters (`counters`), and an arrow for every message
+from PE to PE. Instants
 are microseconds, as the format has it, with six decimals: picoseconds are kept. Equal runs give
 equal bytes. How figures are written so that Perfetto, which counts whole nanoseconds, drops
 nothing is told in `base.trace_events`; the ends of an arrow lie in slices that last a nanosecond at

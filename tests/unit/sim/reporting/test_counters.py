@@ -1,6 +1,7 @@
 """Counter tracks: bandwidth of wires and HBM, PEs in use, slots under way."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -88,9 +89,6 @@ def test_trace_of_a_ring_counts_all_bytes_of_its_wires_and_changes_no_instant(
     assert ("queue depth" in names) == (fidelity == "queue")
     (wire,) = [link for link in traced.engine.machine.links if link.name == "sip0->sip1"]
     steps = [(each["ts"], each["args"]["GB/s"]) for each in counters if each["name"] == wire.name]
-    carried = sum(
-        value * 1e3 * (until - since)
-        for (since, value), (until, _) in zip(steps, steps[1:], strict=False)
-    )
+    carried = sum(value * 1e3 * (until - since) for (since, value), (until, _) in pairwise(steps))
     assert carried == pytest.approx(wire.bytes_carried, rel=0.01)
     assert max(value for _, value in steps) <= 50.5
