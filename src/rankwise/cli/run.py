@@ -22,7 +22,12 @@ from rankwise.cli.main import CONTEXT_SETTINGS, begin_work
 from rankwise.cli.options import OptionWithVariable, complete_file, values_from
 from rankwise.cli.run_options import GROUPS, OPTIONS, REHEARSAL
 from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
-from rankwise.cli.start import die_of_sigterm, end_on_sigterm, hold_interrupts
+from rankwise.cli.start import (
+    die_of_sigterm,
+    end_on_sigterm,
+    hold_interrupts,
+    outlive_user_signals,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -151,6 +156,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
 
     options = options_in(ctx)
+    outlive_user_signals()
     _check_one_place(ctx.meta[STRICT_WORDS])
     if options.on is not None and options.on.startswith("sim"):
         from rankwise.cli.on_sim import simulate  # noqa: PLC0415  # only there
@@ -290,11 +296,11 @@ def notices(options: "RunOptions", job: "Job") -> list[str]:
     if not job.console:
         return []
     from rankwise.cli.nodes import endpoint_notice  # noqa: PLC0415  # not for --help
+    from rankwise.launch.thread_limit import VARIABLE, thread_notice  # noqa: PLC0415  # the same
 
     told = []
-    if "OMP_NUM_THREADS" in job.environment:
-        workers = job.gang.size
-        told.append(f"OMP_NUM_THREADS=1 for each of {workers} workers, since it was not set")
+    if (limit := job.environment.get(VARIABLE)) is not None:
+        told.append(thread_notice(limit, job.gang.size))
     if misplaced := _note_on_options_of_script(options):
         told.append(misplaced)
     if job.cluster is not None and not job.cluster.is_alone:

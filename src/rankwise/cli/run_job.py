@@ -4,7 +4,6 @@ Nothing is started and nothing is written here; what is looked at is named in `p
 `launch.devices` and `launch.affinity`. Every refusal is a `ConfigError` of one line.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,10 +20,13 @@ from rankwise.cli.programs import (
     python_interpreter,
     python_module,
     python_script,
+    script_from_standard_input,
 )
 from rankwise.cli.run_names import random_run_name
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.drivers.real.cpus import usable_cpu_count
+from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.launch.cluster.plan import plan_alone
 from rankwise.launch.job import Executable, Function, Job, LogPlan, Program, StartMethod
 from rankwise.launch.limits import (
@@ -36,6 +38,7 @@ from rankwise.launch.limits import (
     shown,
 )
 from rankwise.launch.log_layout import check_prefix, log_plan_problems, parse_streams
+from rankwise.launch.thread_limit import thread_environment
 
 BEYOND_RESTARTS = (
     "no_retry", "retry_startup_errors", "max_no_progress", "max_node_failures", "node_check",
@@ -96,6 +99,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     logs_specs: str | None
     numa_binding: str | None
     signals_to_handle: str
+    forward_signals: str
     shutdown_timeout: Duration | None
     virtual_local_rank: bool
     preload: list[str] | None
@@ -124,6 +128,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     faults: tuple[str, ...]
     hang_timeout: Duration | None
+    start_timeout: Duration | None
     timeout: Duration | None
     on_failure: str | None
     no_ledger: bool
@@ -162,16 +167,17 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
     )
     program = _program(options, environ)
     cluster = None
-    environment = _environment(size, environ)
+    environment = thread_environment(size, environ)
     if options.no_ledger:
         environment["RANKWISE_LEDGER"] = "0"
     policy = _policy(options)
     run_id = _run_id(options)
     if counts.most > 1:
-        from rankwise.cli.several_nodes import cluster_plan, interface_environment  # noqa: PLC0415  # only for several
+        from rankwise.cli.several_nodes import cluster_plan  # noqa: PLC0415  # only for several
+        from rankwise.launch.cluster.addresses import interface_environment  # noqa: PLC0415  # the same
 
         cluster = cluster_plan(options, counts, policy)
-        environment |= interface_environment(cluster, environ)
+        environment |= interface_environment(cluster.address, environ)
         run_id = options.rdzv_id  # the same on every node, so no random one
     elif not options.origins.keys().isdisjoint(BEYOND_RESTARTS):
         from rankwise.cli.several_nodes import plan_of_one_node  # noqa: PLC0415  # rarely given
@@ -205,6 +211,8 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         timeout=_more_than_nothing(options, "timeout", options.timeout),
         keep_children=options.keep_children,
         signals=_signals(options),
+        heeds_all_signals=True,
+        passed_signals=_passed_signals(options),
         virtual_local_rank=options.virtual_local_rank,
         cpus_by_rank=_cpus_by_rank(options, size),
         console=not options.quiet,
@@ -229,7 +237,7 @@ def _program(options: RunOptions, environ: Mapping[str, str]) -> Program:
         return executable(name, args, environ)
     if options.module:
         return python_module(name, args, environ)
-    return python_script(name, args)
+    return script_from_standard_input(args) if name == "-" else python_script(name, args)
 
 
 def _check_devices(options: RunOptions, size: int, environ: Mapping[str, str]) -> None:
@@ -262,9 +270,9 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
     if not kind.isidentifier():
         raise ConfigError(f"{label} is {shown(kind)}, expected {_KINDS}")
     if kind == "cpu":
-        return len(os.sched_getaffinity(0))
+        return usable_cpu_count()
     if kind == "auto":
-        return visible_gpu_count(environ) or len(os.sched_getaffinity(0))
+        return visible_gpu_count(environ) or usable_cpu_count()
     if kind == "gpu":
         count = visible_gpu_count(environ)
     else:
@@ -286,6 +294,9 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
 def _gang(options: RunOptions, size: int) -> GangSpec:
     hang_timeout = _more_than_nothing(options, "hang_timeout", options.hang_timeout)
     gang = GangSpec(size=size, hang_timeout=hang_timeout)
+    start_timeout = _more_than_nothing(options, "start_timeout", options.start_timeout)
+    if start_timeout is not None:
+        gang = msgspec.structs.replace(gang, spawn_timeout=start_timeout)
     if options.shutdown_timeout is not None:
         gang = msgspec.structs.replace(gang, grace=options.shutdown_timeout)
     return gang
@@ -360,11 +371,6 @@ def _preload(
     return modules
 
 
-def _environment(size: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """As torchrun does: many ranks that each use all cores only stand in each other's way."""
-    return {"OMP_NUM_THREADS": "1"} if size > 1 and "OMP_NUM_THREADS" not in environ else {}
-
-
 def _logs(options: RunOptions, size: int) -> LogPlan:
     _check_logs_specs(options)
     # What torch's variable may name besides is left as it is, as torchrun does.
@@ -432,8 +438,40 @@ def _check_event_handler(options: RunOptions) -> None:
 
 def _signals(options: RunOptions) -> tuple[int, ...]:
     label = options.label("signals_to_handle")
+    numbers = _signal_numbers(label, options.signals_to_handle)
+    if not numbers:
+        raise ConfigError(
+            f"{label} names no signal, so nothing could end the run gracefully",
+            hint="leave it out for SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        )
+    return numbers
+
+
+def _passed_signals(options: RunOptions) -> tuple[int, ...]:
+    """The signals that ranks are sent; of one that is to stop the run, too, that is what it does.
+
+    Raises:
+        ConfigError: one of them cannot be passed on.
+    """
+    label, given = options.label("forward_signals"), options.forward_signals
+    if given.strip() == "none":
+        return ()
+    numbers = _signal_numbers(label, given)
+    if not numbers:
+        raise ConfigError(f"{label} names no signal", hint=f"to pass none on: {label}=none")
+    for number in numbers:
+        if number not in ENDING_SIGNALS:
+            name = signal.Signals(number).name
+            raise ConfigError(
+                f"{label}: {name} ends no process, so it is left to do what it does",
+                hint="name signals such as SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU",
+            )
+    return numbers
+
+
+def _signal_numbers(label: str, names: str) -> tuple[int, ...]:
     numbers = []
-    for name in filter(None, map(str.strip, options.signals_to_handle.split(","))):
+    for name in filter(None, map(str.strip, names.split(","))):
         if name in _UNFIT_SIGNALS:
             raise ConfigError(f"{label}: {name} {_UNFIT_SIGNALS[name]}")
         if name not in signal.Signals.__members__:
@@ -444,11 +482,6 @@ def _signals(options: RunOptions) -> tuple[int, ...]:
             told = f"{label}: {name!r} is not a signal's name, expected such as SIGTERM"
             raise ConfigError(told, hint=hint)
         numbers.append(int(signal.Signals[name]))
-    if not numbers:
-        raise ConfigError(
-            f"{label} names no signal, so nothing could end the run gracefully",
-            hint="leave it out for SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        )
     return tuple(dict.fromkeys(numbers))
 
 

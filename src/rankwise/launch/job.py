@@ -23,10 +23,15 @@ StartMethodName = Literal["forkserver", "spawn", "fork"]
 
 
 class Script(msgspec.Struct, frozen=True, tag=True):
-    """A Python file, run as `__main__` by a Python interpreter."""
+    """A Python file, run as `__main__` by a Python interpreter.
+
+    Attributes:
+        source: the program itself where it came through standard input; `path` is then `-`.
+    """
 
     path: str
     args: tuple[str, ...] = ()
+    source: bytes | None = None
 
 
 class Module(msgspec.Struct, frozen=True, tag=True):
@@ -153,6 +158,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         keep_children: whether processes that ranks have left running live on when all ranks have
             ended well.
         signals: signal numbers that end the run gracefully.
+        heeds_all_signals: whether the run decides what all other signals do, too, that would end
+            this process: for a process that is nothing but the run. See `launch.signal_effects`.
+        passed_signals: those of them that ranks are sent which catch them.
         virtual_local_rank: every worker sees LOCAL_RANK=0 and one device.
         cpus_by_rank: CPUs that each local rank is bound to; None leaves them alone.
         handle_signals: install handlers while the run lasts (only ever from the main thread).
@@ -181,6 +189,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Duration | None = None
     keep_children: bool = False
     signals: tuple[int, ...] = (15, 2, 1, 3)
+    heeds_all_signals: bool = False
+    passed_signals: tuple[int, ...] = ()
     virtual_local_rank: bool = False
     cpus_by_rank: Mapping[int, frozenset[int]] | None = None
     handle_signals: bool = True
@@ -198,6 +208,8 @@ def restarts_allowed(job: Job) -> int:
 def program_name(job: Job) -> str:
     """How the user calls what runs."""
     match job.program:
+        case Script(source=bytes()):
+            return "the program on standard input"
         case Script(path=path) | Executable(path=path):
             return path
         case Module(name=name):

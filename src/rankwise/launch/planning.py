@@ -251,6 +251,8 @@ class JobPlanner:
         program = self._job.program
         if isinstance(program, Function):
             payload = program.payload
+        elif isinstance(program, Script) and program.source is not None:
+            payload = program.source or b"\n"  # an empty program is one, too
         elif isinstance(program, Script) and self._job.gang.size > 1:
             payload = compiled_script(program.path)
         else:

@@ -29,6 +29,7 @@ from rankwise.core.agent.vocabulary import (
     Stimulus,
 )
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     ProgressLooked,
     RanksBlamed,
     Said,
@@ -261,6 +262,10 @@ class SimulatedRanks:
             return  # the agents of those that are to blame have heard it
         self._deliver(ProgressLooked(attempt, last_progress))
 
+    def look_for_dumps(self, attempt: int) -> None:
+        """Answer that no core is written: a rank that is killed has died at once."""
+        self._deliver(DumpsLooked(attempt))
+
     def dump_stacks(self, attempt: int) -> None:
         """Find out where each rank stands, and what it waits for."""
         for rank in self._ranks.values():
@@ -357,6 +362,10 @@ class SimulatedRanks:
     def _live(self, rank: Rank, reporter: "_Reporter") -> int:
         """Run the program, in the thread of the rank; returns its exit code."""
         match self._job.program:
+            case Script(path=path, args=args, source=bytes(source)):
+                descriptors = {bootstrap.PAYLOAD_VARIABLE: os.memfd_create("program")}
+                os.write(descriptors[bootstrap.PAYLOAD_VARIABLE], source)
+                return self._run(("script", path, list(args)), descriptors, reporter)
             case Script(path=path, args=args):
                 return self._run(("script", path, list(args)), {}, reporter)
             case Module(name=name, args=args):

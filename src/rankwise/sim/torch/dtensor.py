@@ -5,6 +5,7 @@ and takes them out again, and a rank may stand inside of it while others do not.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torch.distributed.tensor import DTensor
@@ -35,8 +36,17 @@ class HandlersOfRank:
         self._dispatcher._custom_op_handlers = handlers  # noqa: SLF001  # the same
 
 
-def install(world: SimulatedWorld) -> Callable[[], None]:
-    """Give each rank of a world its own handlers; returns what undoes it."""
+def install(world: SimulatedWorld, device: str) -> Callable[[], None]:
+    """Give each rank of a world its own handlers; returns what undoes it.
+
+    On modelled CUDA devices, attention is sharded as on real ones.
+    """
+    stack = ExitStack()
     handlers = HandlersOfRank()
     world.belongings.add(handlers)
-    return lambda: handlers.put(handlers.home)
+    stack.callback(handlers.put, handlers.home)
+    if device == "cuda":
+        from rankwise.sim.torch import attention_sharding  # noqa: PLC0415  # for these alone
+
+        stack.callback(attention_sharding.shard_attention_of_cpu())
+    return stack.close

@@ -32,6 +32,7 @@ import msgspec
 from rankwise.base.errors import ConfigError, LeaseLost, StoreError, StoreUnavailable
 from rankwise.base.keys import Change, Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import SECOND, ZERO, Duration, Instant, after
+from rankwise.drivers.real.loopback import loopback_address
 from rankwise.drivers.real.stores.addresses import is_here
 from rankwise.drivers.real.stores.c10d_log import (
     NO_TIME,
@@ -47,6 +48,7 @@ from rankwise.drivers.real.stores.c10d_log import (
 )
 from rankwise.drivers.real.stores.connections import endpoint_text
 from rankwise.drivers.real.stores.patience import closed_error, describe
+from rankwise.drivers.real.stores.port_owner import port_owner
 from rankwise.ports.clock import Clock
 from rankwise.ports.store import Store
 
@@ -477,7 +479,8 @@ def _is_to_serve(config: C10dConfig) -> bool:
 
 def _tcp_store(distributed: Any, config: C10dConfig, *, serves: bool) -> Any:
     return distributed.TCPStore(
-        config.host,
+        # torch knows no other address of it than the file of names tells.
+        loopback_address() if config.host == "localhost" else config.host,
         config.port,
         is_master=serves,
         timeout=timedelta(microseconds=config.connect_timeout // 1000),
@@ -494,9 +497,11 @@ def _joined(distributed: Any, config: C10dConfig, who: str) -> Any:
 
 
 def _nobody_serves(config: C10dConfig, who: str, error: Exception) -> StoreUnavailable:
+    owner = port_owner(config.port) if is_here(config.host) else None
+    by = "" if owner is None or owner.is_rankwise else f"; {owner} listens at that port"
     return StoreUnavailable(
         f"no answer within {config.connect_timeout / SECOND:.3g} s from {who}:"
-        f" {_first_line(error)}",
+        f" {_first_line(error)}{by}",
         hint="start the agent on that machine, or check --rdzv-endpoint",
     )
 
