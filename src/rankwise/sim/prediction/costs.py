@@ -78,7 +78,8 @@ class DeviceCosts:
         flops = work.flops
         if work.engine == "math":
             flops = round(flops * self._factors.get(_operation(work.name), 1))
-        return self._roofline(work.dtype, work.engine, work.times).bound(flops, work.size)
+        limit = self._roofline(work.dtype, work.engine, work.times).bound(flops, work.size)
+        return limit.name, limit.picoseconds
 
     def time(self, work: DeviceOperation) -> int:
         """How long it takes."""

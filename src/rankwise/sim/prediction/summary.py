@@ -185,6 +185,7 @@ class PredictedRun:
     """A run as the reports of `rankwise sim` want it; see `reporting.run`."""
 
     messages = None
+    samples = None
 
     def __init__(self, prediction: Prediction) -> None:
         self._prediction = prediction
