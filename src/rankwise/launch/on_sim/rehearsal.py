@@ -55,6 +55,7 @@ from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
 from rankwise.sim.rehearsal.descriptors import STANDARD
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.first_import import FirstImport
+from rankwise.sim.rehearsal.names_of_ranks import NAMES, NamesOfRanks
 from rankwise.sim.rehearsal.places import place_of, places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
 from rankwise.sim.rehearsal.schedules import Schedule
@@ -204,6 +205,7 @@ class Rehearsal:
             is_own=is_own,
         )
         stack.callback(output.end_attempt)
+        names = NamesOfRanks()
         world = stack.enter_context(
             SimulatedWorld(
                 stdout=output.stdout,
@@ -216,8 +218,8 @@ class Rehearsal:
                     "torch": partial(_follow_torch, self._device),
                     "torch._dynamo.trace_rules": _follow_dynamo,
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
-                    "torch.distributed.tensor": _follow_dtensor,
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
+                    **{module: partial(names.follow, module) for module in NAMES},
                 },
                 prediction=self.prediction,
                 packages=self._packages,
@@ -516,14 +518,8 @@ def _follow_torch(device: str, world: SimulatedWorld) -> Callable[[], None]:
     return install(world, device)
 
 
-def _follow_dtensor(world: SimulatedWorld) -> Callable[[], None]:
-    from rankwise.sim.torch import dtensor  # noqa: PLC0415  # only for programs that use it
-
-    return dtensor.install(world)
-
-
 def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:
-    from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # the same
+    from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # only for programs of torch
 
     return stay_out_of_graphs()
 
