@@ -391,7 +391,7 @@ def _unique_per_rank(original: Callable[..., str]) -> Callable[..., str]:
 
 
 def _forget_meshes() -> None:
-    """Empty the caches whose keys are meshes: they would keep the groups of a world that is over."""
+    """Empty the caches whose keys are meshes: they would keep the groups of a finished world."""
     if (redistributing := sys.modules.get("torch.distributed.tensor._redistribute")) is not None:
         redistributing._gen_transform_infos.cache_clear()  # noqa: SLF001  # see the module's text
         redistributing.clear_redistribute_planner_cache()

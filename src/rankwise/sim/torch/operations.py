@@ -1,9 +1,9 @@
 """Charges each aten operation of a rank to the rank's clock, and its results to its memory.
 
 A dispatch mode sees every operation below autograd, backward and optimiser included. Views and
-queries are free. Matrix products, convolutions and attention are counted by torch's own table of
-flops; all other operations do one operation per element of their largest tensor. An operation reads
-its tensors and writes its results, whole.
+queries are free. Matrix products, convolutions and attention are counted by their formulas
+(`flops`); all other operations do one operation per element of their largest argument, which may be
+a list. An operation reads its tensors and writes its results, whole.
 
 A storage that an operation has made takes memory of the device until Python and autograd have
 forgotten it. What an operation uses inside of itself is not seen.
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from rankwise.sim.prediction.clocks import PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
+from rankwise.sim.torch.flops import Flops, formula_of, is_of_matrices
 
 _DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -28,8 +28,9 @@ _DTYPES = {
 }  # fmt: skip
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _FREE = frozenset({
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach",
-    "lift_fresh", "_local_scalar_dense", "is_same_size", "set_", "resize_",
+    "_local_scalar_dense", "_resize_output_", "_unsafe_view", "detach", "empty", "empty_like",
+    "empty_strided", "is_same_size", "lift", "lift_fresh", "new_empty", "new_empty_strided",
+    "record_stream", "resize_", "resize_as_", "set_",
 })  # fmt: skip
 """Operations that move no data, besides views; what they make takes memory all the same."""
 
@@ -42,14 +43,18 @@ class _Kind(NamedTuple):
 
     Attributes:
         flops: gives its flops on the matrix engine; None for other operations.
+        is_unknown: whether it is of the matrix kind all the same.
         is_free: whether it takes no time.
         allocates: whether its results are new storages.
+        written: which of its arguments it writes without returning them.
     """
 
     name: str
-    flops: Callable[..., int] | None
-    is_free: bool
-    allocates: bool
+    flops: Flops | None = None
+    is_unknown: bool = False
+    is_free: bool = True
+    allocates: bool = False
+    written: tuple[int, ...] = ()
 
 
 class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
@@ -96,27 +101,31 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         return result
 
     def _charge(self, func: Any, kind: _Kind, args: Any, kwargs: Any, result: Any) -> None:
-        tensors = _tensors_in(args)
-        if kwargs:
-            tensors += _tensors_in(kwargs.values())
-        tensors += _tensors_in((result,))
         size = largest = 0
-        widest = None
-        for tensor in tensors:
-            count = tensor.nbytes
-            size += count
-            if count >= largest:
-                largest, widest = count, tensor
-        if widest is None or not size:
+        widest: list[Tensor] = []
+        for index, value in enumerate((*args, *(kwargs or {}).values(), result)):
+            if not isinstance(value, Tensor | list | tuple):
+                continue
+            tensors = _tensors_in((value,))
+            count = sum([tensor.nbytes for tensor in tensors])
+            size += 2 * count if index in kind.written else count
+            if count >= largest and tensors:
+                largest, widest = count, tensors
+        if not size:
             return
-        is_math = kind.flops is None
-        flops = widest.numel() if is_math else self._flops_of(kind, args, kwargs, result)
-        key = (func, flops, size, widest.dtype)
+        dtype = widest[0].dtype
+        if kind.flops is not None:
+            flops = self._flops_of(kind, args, kwargs, result)
+        else:
+            flops = 0 if kind.is_unknown else sum([tensor.numel() for tensor in widest])
+        key = (func, flops, size, dtype)
         priced = self._priced.get(key)
         if priced is None:
-            engine: Engine = "math" if is_math else "gemm"
-            work = DeviceOperation(kind.name, engine, flops, size, _DTYPES.get(widest.dtype, ""))
+            engine: Engine = "math" if kind.flops is None else "gemm"
+            work = DeviceOperation(kind.name, engine, flops, size, _DTYPES.get(dtype, ""))
             priced = self._priced[key] = self._clock.price(work)
+            if kind.is_unknown:
+                self._clock.note_unknown(priced)
         self._clock.compute(priced)
 
     def _flops_of(self, kind: _Kind, args: Any, kwargs: Any, result: Any) -> int:
@@ -131,16 +140,23 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
 def _kind_of(func: Any) -> _Kind:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator: what it runs is seen by itself
-        return _Kind(str(func), None, is_free=True, allocates=False)
+        return _Kind(str(func))
     packet = func.overloadpacket
     name = str(packet)
     library, _, operation = name.partition(".")
     is_view = bool(getattr(func, "is_view", False))
+    flops = formula_of(packet)
     return _Kind(
         name,
-        flop_registry.get(packet),
+        flops,
+        is_unknown=flops is None and is_of_matrices(name),
         is_free=is_view or operation in _FREE or library in _CHARGED_ELSEWHERE,
         allocates=not is_view and any(each.alias_info is None for each in schema.returns),
+        written=tuple(
+            index
+            for index, argument in enumerate(schema.arguments)
+            if not schema.returns and argument.alias_info and argument.alias_info.is_write
+        ),
     )
 
 
