@@ -28,7 +28,8 @@ _OF_MATRICES = frozenset({
     "svdvals", "tensordot", "trilinear",
 })  # fmt: skip
 _NOT_OF_MATRICES = frozenset({
-    "cell", "flatten", "grid", "pack", "prepack", "reorder", "search", "slice", "unpack", "upsample",
+    "cell", "flatten", "grid", "pack", "prepack", "reorder", "search", "slice", "unpack",
+    "upsample",
 })  # fmt: skip
 """Words of operations that only prepare, cut or interpolate."""
 

@@ -20,6 +20,7 @@ What is touched:
   and autograd, as a backend in C++ does (`arithmetic`).
 - `torch._C._push_on_torch_dispatch_stack`: what a rank computes is charged by a mode in its thread,
   on a modelled machine; the public way would leave marks in torch that other threads see.
+- `FakeTensorMode.__init__` and `__torch_dispatch__`: what is computed with fake tensors is charged above it.
 - `torch.distributed._symmetric_memory`: the class of C++ behind it, and `torch.ops.symm_mem` for
   tensors on the CPU (`symmetric_memory`, `symmetric_operations`).
 - `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for
@@ -52,6 +53,7 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import Backend, DeviceMesh, ProcessGroup, ProcessGroupGloo
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -118,9 +120,15 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     if device == "cuda":
         stack.callback(model_cuda())
     if world.prediction is not None:
-        from rankwise.sim.torch.operations import with_counting  # noqa: PLC0415  # for machines
+        from rankwise.sim.torch.operations import (  # noqa: PLC0415  # for machines
+            with_counting,
+            with_fakes,
+            with_makers,
+        )
 
         replace("resize_", with_counting, torch.UntypedStorage)
+        replace("__torch_dispatch__", with_fakes, FakeTensorMode)
+        replace("__init__", with_makers, FakeTensorMode)
         stack.callback(register_optimizer_step_post_hook(_end_step).remove)
     if world.has_virtual_clock:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
@@ -216,9 +224,9 @@ class TorchState:
             OnCpu().__enter__()  # of this thread, for as long as it lives
         generator = torch.Generator().manual_seed(self._world.seed_of(rank))
         if self._world.prediction is not None:
-            from rankwise.sim.torch.operations import ChargingMode  # noqa: PLC0415  # for machines
+            from rankwise.sim.torch.operations import charge_thread  # noqa: PLC0415  # for machines
 
-            mode = ChargingMode(self._world.prediction.clock_of(rank))
+            mode = charge_thread(self._world.prediction.clock_of(rank))
             torch._C._push_on_torch_dispatch_stack(mode)  # noqa: SLF001  # see the module's text
         return _Mine(generator.get_state(), self._dtype)
 

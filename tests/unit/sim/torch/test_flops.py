@@ -69,7 +69,9 @@ def test_grouped_products_have_the_flops_of_their_groups() -> None:
     rows, weights = torch.randn(16, 32).bfloat16(), torch.randn(2, 32, 8).bfloat16()
     ends = torch.tensor([4, 16], dtype=torch.int32)
 
-    assert flops_of(lambda: torch._grouped_mm(rows, weights, offs=ends)) == 2 * 16 * 32 * 8  # no other name
+    assert (
+        flops_of(lambda: torch._grouped_mm(rows, weights, offs=ends)) == 2 * 16 * 32 * 8
+    )  # no other name
 
 
 def test_products_with_vectors_and_whole_numbers_have_formulas() -> None:
@@ -95,7 +97,9 @@ def test_products_with_vectors_and_whole_numbers_have_formulas() -> None:
         ("aten.leaky_relu_", False),
     ],
 )
-def test_names_tell_which_operators_multiply_matrices(name: str, is_one: bool) -> None:  # a parameter
+def test_names_tell_which_operators_multiply_matrices(
+    name: str, is_one: bool
+) -> None:  # a parameter
     assert is_of_matrices(name) == is_one
 
 
@@ -142,7 +146,7 @@ def test_fused_optimizer_reads_all_its_lists_and_writes_those_that_it_changes() 
             nesterov=False,
             maximize=False,
             is_first_step=False,
-        )  # fmt: skip
+        )
     )
 
     (priced,) = prediction.works
