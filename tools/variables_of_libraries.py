@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PAGE = Path(__file__).parents[1] / "docs" / "development" / "variables-of-libraries.md"
-OF_TORCH = ("distributed", "utils/checkpoint.py")
+OF_TORCH = ("torch.distributed", "torch.utils.checkpoint", "torch.nn.parallel")
 _CACHES = {"cache", "lru_cache"}
 _CONTAINERS = {
     "ChainMap", "ContextVar", "Counter", "OrderedDict", "WeakIdKeyDictionary", "WeakKeyDictionary",
@@ -64,7 +64,12 @@ def variables_of_torch() -> list[Variable]:
     assert spec is not None, "torch is installed"
     assert spec.origin is not None, "torch is no namespace"
     torch = Path(spec.origin).parent
-    return [each for part in OF_TORCH for each in variables_of(torch / part, "torch")]
+    found: list[Variable] = []
+    for name in OF_TORCH:
+        package, _, module = name.rpartition(".")
+        path = torch.parent.joinpath(*name.split("."))
+        found += variables_of(path if path.is_dir() else path.with_suffix(".py"), package)
+    return found
 
 
 def variables_of(path: Path, package: str = "") -> list[Variable]:

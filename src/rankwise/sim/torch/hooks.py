@@ -20,7 +20,8 @@ What is touched:
   and autograd, as a backend in C++ does (`arithmetic`).
 - `torch._C._push_on_torch_dispatch_stack`: what a rank computes is charged by a mode in its thread,
   on a modelled machine; the public way would leave marks in torch that other threads see.
-- `FakeTensorMode.__init__` and `__torch_dispatch__`: what is computed with fake tensors is charged above it.
+- `FakeTensorMode.__init__` and `__torch_dispatch__`: what a program computes with fake tensors is
+  charged above it.
 - `torch.distributed._symmetric_memory`: the class of C++ behind it, and `torch.ops.symm_mem` for
   tensors on the CPU (`symmetric_memory`, `symmetric_operations`).
 - `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for

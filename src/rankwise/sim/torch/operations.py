@@ -14,12 +14,12 @@ do. Meta tensors take no memory, and making or initialising them takes no time, 
 them to put that off; what is computed from them takes the time of other tensors.
 """
 
-import os.path
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -209,7 +209,7 @@ def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
 
 
 _OF_PROGRAM = "is_of_program"
-_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_TORCH = f"{Path(torch.__file__).parent}/"
 _modes = threading.local()
 """The mode of the rank whose thread it is."""
 
