@@ -39,6 +39,7 @@ from measuring import (
     unwind_at_sigterm,
 )
 
+from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.segments import Segment
 
 SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "64 MiB": 64 * MIB}
@@ -191,7 +192,8 @@ def main() -> None:
         sides.remove("gloo")
         print("gloo is left out: torch is not installed in this environment")
     repetitions = options.repetitions or (1 if options.quick else 5)
-    print(f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}; "
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    print(f"{usable_cpu_count()} CPUs, {system}; "
           f"float32 sum in place, medians of {repetitions} run(s)")  # fmt: skip
     for rank_count in map(int, options.ranks.split(",")):
         runs: dict[str, list[Medians]] = {side: [] for side in sides}

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import rankwise
+from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.hosting.prctl import die_with_parent
 
 Value = TypeVar("Value")
@@ -256,7 +257,7 @@ def describe_machine() -> None:
     compileall.compile_dir(str(Path(rankwise.__file__).parent), quiet=1)
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     print(
-        f"{len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB, Linux {platform.release()}, "
+        f"{usable_cpu_count()} CPUs, {memory_gib:.0f} GiB, Linux {platform.release()}, "
         f"Python {platform.python_version()}"
         + (f", torch {_torch_version()}" if HAS_TORCH else ", no torch: its peers are left out")
     )

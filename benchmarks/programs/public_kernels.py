@@ -18,7 +18,7 @@ from libraries import compare
 
 LIBRARIES = (
     "liger", "fla", "mamba", "flash_attention", "bitsandbytes", "unsloth", "vllm", "sglang",
-    "flag_gems", "tritonbench",
+    "flag_gems", "tritonbench", "xformers",
 )  # fmt: skip
 
 

@@ -4,12 +4,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from gangs import running_gang
 
 from rankwise.base.units import SECOND, Instant
 from rankwise.drivers.real.last_calls import awaited, last_call
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker import call_ring
 from rankwise.drivers.real.worker.call_ring import DONE, CallRing, RingGroup, stamp_of
+from rankwise.launch.node_ranks import NodeRanks
+from rankwise.launch.rank_status import ranks_now
 
 
 def stamp(group: RingGroup | None) -> bytes:
@@ -90,3 +93,35 @@ def test_who_waits_elsewhere_or_is_no_member_is_awaited_by_nobody(
 
     # Rank 1 waits itself; rank 2, which is no member of the pair, has not come to the other one.
     assert list(awaited(segment, calls, soon())) == [2]
+
+
+def test_time_that_others_wait_for_a_rank_grows_while_they_wait(
+    segment: Segment, rings: list[CallRing]
+) -> None:
+    groups = [ring.add_group("torch 0 0", "", 3, range(8, 11)) for ring in rings]
+    for rank in (0, 2):
+        rings[rank].begin(groups[rank], stamp(groups[rank]))
+    begun_at = time.monotonic_ns()
+    gang = running_gang(size=3)
+    here = NodeRanks(size=3, master_addr="127.0.0.1", master_port=1)
+
+    told = [
+        ranks_now(gang, here, segment, (), Instant(begun_at + wait * SECOND)) for wait in (10, 20)
+    ]
+
+    assert [[round(rank.waited_for_s) for rank in ranks] for ranks in told] == [
+        [0, 10, 0],
+        [0, 20, 0],
+    ]
+
+
+def test_rank_is_not_waited_for_alone_while_another_one_has_not_come_either(
+    segment: Segment, rings: list[CallRing]
+) -> None:
+    group = rings[0].add_group("torch 0 0", "", 3, range(8, 11))
+    rings[0].begin(group, stamp(group))
+    here = NodeRanks(size=3, master_addr="127.0.0.1", master_port=1)
+
+    told = ranks_now(running_gang(size=3), here, segment, (), soon())
+
+    assert [rank.waited_for_s for rank in told] == [0, 0, 0]

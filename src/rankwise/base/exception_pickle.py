@@ -272,10 +272,9 @@ def _ways(error: BaseException) -> Iterator[Callable[[], bytes]]:
 
 
 def _by_value(thing: object) -> bytes:
-    import cloudpickle  # noqa: PLC0415  # only who fails pays for it, and it may be what fails
+    from rankwise.base.pickle_by_value import dumps_by_value  # noqa: PLC0415  # only who fails pays for it, and it may be what fails
 
-    pickled: bytes = cloudpickle.dumps(thing)
-    return pickled
+    return dumps_by_value(thing)
 
 
 def _travels(thing: object) -> bool:

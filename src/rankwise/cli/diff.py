@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rankwise.base.errors import ConfigError
 from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import complete_file
@@ -58,7 +59,7 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
     if not module:
         python_script(script, args)  # refuses what is none
     words = ["module" if module else "script", script, *args]
-    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="rankwise-diff-") as place:
+    with _ended_by_signals(), _temporary_folder() as place:
         folder = Path(place)
         codes = [_run(way, folder, nproc_per_node, words) for way in _WAYS]
         simulated, real = (comparison.read_events(folder / way, nproc_per_node) for way in _WAYS)
@@ -66,6 +67,8 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
             simulated, real = comparison.events_in_both(simulated, real)
         difference = comparison.first_difference(simulated, real)
         _show_losses(simulated, real)
+        for line in comparison.left_out(simulated):
+            click.echo(line)
         if difference is None:
             events = sum(map(len, simulated))
             if any(codes):
@@ -83,6 +86,19 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
         captured = [comparison.read_captured(folder / way) for way in _WAYS]
         click.echo(f"different: {comparison.told(difference, (captured[0], captured[1]))}")
     return 1
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[str]:
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="rankwise-diff-")
+    except OSError as error:
+        raise ConfigError(
+            f"the records of both runs need a temporary directory: {error.strerror}",
+            hint="set TMPDIR to a directory that can be written to",
+        ) from None
+    with folder as place:
+        yield place
 
 
 @contextmanager

@@ -114,13 +114,13 @@ def check_abstract_sockets() -> CheckResult:
     return CheckResult("control", Severity.OK, "runs can be asked for their status and stacks")
 
 
-def check_proc(proc: Path = Path("/proc")) -> CheckResult:
+def check_proc(root: str = "") -> CheckResult:
     """/proc is mounted and shows our own processes."""
-    if not (proc / "self" / "stat").exists():
-        return CheckResult(
-            "/proc", Severity.PROBLEM, "not mounted; mount it: mount -t proc proc /proc"
-        )
-    if not (proc / "self" / "task" / str(os.getpid()) / "children").exists():
+    from rankwise.drivers.real.proc import MOUNT_COMMAND, proc_lack  # noqa: PLC0415  # only here
+
+    if (lack := proc_lack(root)) is not None:
+        return CheckResult("/proc", Severity.PROBLEM, f"{lack}; mount it: {MOUNT_COMMAND}")
+    if not Path(f"{root}/proc/self/task/{os.getpid()}/children").exists():
         text = "does not list children (CONFIG_PROC_CHILDREN); finding strays takes longer"
         return CheckResult("/proc", Severity.WARNING, text)
     return CheckResult("/proc", Severity.OK, "mounted")
@@ -136,6 +136,20 @@ def check_processes(limit: int | None = None) -> CheckResult:
     """Enough processes and threads."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0] if limit is None else limit
     return _check_limit("processes", soft, _PROCESSES_WANTED, "ulimit -u")
+
+
+def check_cpus(root: str = "") -> CheckResult:
+    """How many CPUs ranks may use, and what limits them."""
+    from rankwise.drivers.real.cpus import tightest_quota, usable_cpu_count  # noqa: PLC0415  # only here
+
+    usable, present = usable_cpu_count(root), os.cpu_count() or 1
+    if usable == present:
+        return CheckResult("CPUs", Severity.OK, f"{usable}")
+    text = f"{usable} of {present} may be used"
+    quota = tightest_quota(root)
+    if quota is not None and quota.cpus < len(os.sched_getaffinity(0)):
+        return CheckResult("CPUs", Severity.OK, f"{text}: a quota of {quota.cpus:g} ({quota.file})")
+    return CheckResult("CPUs", Severity.OK, f"{text}: the affinity allows no others")
 
 
 def check_shared_memory(folder: Path = _SHARED_MEMORY) -> CheckResult:
@@ -263,6 +277,7 @@ CHECKS: tuple[Callable[[], CheckResult], ...] = (
     check_proc,
     check_open_files,
     check_processes,
+    check_cpus,
     check_shared_memory,
     check_memory_accounting,
     check_stacks_signal,

@@ -56,6 +56,11 @@ def ray_job(options: "RunOptions", words: Sequence[str]) -> RayJob:
     Raises:
         ConfigError: a value cannot be used.
     """
+    if options.training_script == "-":
+        raise ConfigError(
+            "script - is standard input, which agents on other machines do not have",
+            hint="write the program to a file that all of them can read",
+        )
     counts = node_counts(options.nnodes, 0, label=options.label("nnodes"))
     for name, why in _MEANINGLESS.items():
         if name in options.origins:

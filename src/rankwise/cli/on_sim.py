@@ -37,7 +37,6 @@ _MEANINGLESS = {
     "node_check": "simulated nodes are always fit",
     "health_port": "it is over before anybody could ask",
     "retry_startup_errors": "simulated ranks always start",
-    "log_size": "their log files are written in full",
     "keep_children": "what simulated ranks leave running ends with the command",
     "on_failure": "who simulates is there to read the report",
     "ray_resources": "it is for --on ray",
@@ -71,12 +70,14 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         )
     job = job_from(one_node, environ)
     from rankwise.launch.on_sim.leftovers import Leftovers  # noqa: PLC0415  # not for --help
+    from rankwise.launch.thread_limit import thread_environment  # noqa: PLC0415  # the same
 
     # As early as can be, so that it comes last: libraries end their processes at the exit, too.
     leftovers = Leftovers(_tell_of_leftovers)
-    if "OMP_NUM_THREADS" not in environ and counts.most * job.gang.size > 1:
-        # As each rank of a real run; libraries read it once, so it must be there before them.
-        os.environ["OMP_NUM_THREADS"] = "1"
+    # As each rank of a real run; libraries read it once, so it must be there before them.
+    limit = thread_environment(counts.most * job.gang.size, environ)
+    os.environ.update(limit)
+    job = msgspec.structs.replace(job, environment={**job.environment, **limit})
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.exploration import Order, run_in_order  # noqa: PLC0415  # the same

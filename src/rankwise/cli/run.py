@@ -290,11 +290,11 @@ def notices(options: "RunOptions", job: "Job") -> list[str]:
     if not job.console:
         return []
     from rankwise.cli.nodes import endpoint_notice  # noqa: PLC0415  # not for --help
+    from rankwise.launch.thread_limit import VARIABLE, thread_notice  # noqa: PLC0415  # the same
 
     told = []
-    if "OMP_NUM_THREADS" in job.environment:
-        workers = job.gang.size
-        told.append(f"OMP_NUM_THREADS=1 for each of {workers} workers, since it was not set")
+    if (limit := job.environment.get(VARIABLE)) is not None:
+        told.append(thread_notice(limit, job.gang.size))
     if misplaced := _note_on_options_of_script(options):
         told.append(misplaced)
     if job.cluster is not None and not job.cluster.is_alone:

@@ -4,7 +4,6 @@ Nothing is started and nothing is written here; what is looked at is named in `p
 `launch.devices` and `launch.affinity`. Every refusal is a `ConfigError` of one line.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,10 +20,12 @@ from rankwise.cli.programs import (
     python_interpreter,
     python_module,
     python_script,
+    script_from_standard_input,
 )
 from rankwise.cli.run_names import random_run_name
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.launch.cluster.plan import plan_alone
 from rankwise.launch.job import Executable, Function, Job, LogPlan, Program, StartMethod
 from rankwise.launch.limits import (
@@ -36,6 +37,7 @@ from rankwise.launch.limits import (
     shown,
 )
 from rankwise.launch.log_layout import check_prefix, log_plan_problems, parse_streams
+from rankwise.launch.thread_limit import thread_environment
 
 BEYOND_RESTARTS = (
     "no_retry", "retry_startup_errors", "max_no_progress", "max_node_failures", "node_check",
@@ -162,16 +164,17 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
     )
     program = _program(options, environ)
     cluster = None
-    environment = _environment(size, environ)
+    environment = thread_environment(size, environ)
     if options.no_ledger:
         environment["RANKWISE_LEDGER"] = "0"
     policy = _policy(options)
     run_id = _run_id(options)
     if counts.most > 1:
-        from rankwise.cli.several_nodes import cluster_plan, interface_environment  # noqa: PLC0415  # only for several
+        from rankwise.cli.several_nodes import cluster_plan  # noqa: PLC0415  # only for several
+        from rankwise.launch.cluster.addresses import interface_environment  # noqa: PLC0415  # the same
 
         cluster = cluster_plan(options, counts, policy)
-        environment |= interface_environment(cluster, environ)
+        environment |= interface_environment(cluster.address, environ)
         run_id = options.rdzv_id  # the same on every node, so no random one
     elif not options.origins.keys().isdisjoint(BEYOND_RESTARTS):
         from rankwise.cli.several_nodes import plan_of_one_node  # noqa: PLC0415  # rarely given
@@ -229,7 +232,7 @@ def _program(options: RunOptions, environ: Mapping[str, str]) -> Program:
         return executable(name, args, environ)
     if options.module:
         return python_module(name, args, environ)
-    return python_script(name, args)
+    return script_from_standard_input(args) if name == "-" else python_script(name, args)
 
 
 def _check_devices(options: RunOptions, size: int, environ: Mapping[str, str]) -> None:
@@ -262,9 +265,9 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
     if not kind.isidentifier():
         raise ConfigError(f"{label} is {shown(kind)}, expected {_KINDS}")
     if kind == "cpu":
-        return len(os.sched_getaffinity(0))
+        return usable_cpu_count()
     if kind == "auto":
-        return visible_gpu_count(environ) or len(os.sched_getaffinity(0))
+        return visible_gpu_count(environ) or usable_cpu_count()
     if kind == "gpu":
         count = visible_gpu_count(environ)
     else:
@@ -358,11 +361,6 @@ def _preload(
             except ConfigError as error:
                 raise ConfigError(f"{label}: {error}") from None
     return modules
-
-
-def _environment(size: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """As torchrun does: many ranks that each use all cores only stand in each other's way."""
-    return {"OMP_NUM_THREADS": "1"} if size > 1 and "OMP_NUM_THREADS" not in environ else {}
 
 
 def _logs(options: RunOptions, size: int) -> LogPlan:

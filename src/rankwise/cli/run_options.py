@@ -106,7 +106,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         _torchruns(
             "--nproc-per-node N|auto|cpu|gpu|xpu|NAME",
             "Workers on this node: a number, or one per CPU or device; auto counts GPUs, and "
-            "CPUs where there is none. At most 4096.",
+            "CPUs where there is none. A CPU quota counts. At most 4096.",
             default="1",
         ),
         _torchruns("--role NAME", "The workers' role.", default="default"),

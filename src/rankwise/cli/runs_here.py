@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from rankwise.base.errors import RankwiseError
+from rankwise.base.errors import ConfigError
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.base.wording import ranks_in_words
 from rankwise.cli.options import DURATION
@@ -26,8 +26,8 @@ PLACE_PATIENCE = Duration(2 * SECOND)
 Told = TypeVar("Told")
 
 
-class RunNotFound(RankwiseError):
-    """No run, or more than one, is what the user may have meant."""
+class RunNotFound(ConfigError):
+    """No run, or more than one, is what the user may have meant: exit code 2, as of bad options."""
 
 
 def complete_run(

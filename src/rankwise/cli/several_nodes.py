@@ -18,7 +18,6 @@ from rankwise.drivers.real.stores.encryption import encryption_lack, has_certifi
 from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE, token_of
 from rankwise.launch.cluster.addresses import (
     address_of,
-    interface_of,
     own_address,
     own_hosts,
 )
@@ -28,8 +27,6 @@ from rankwise.launch.limits import check_run_id
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
-
-_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 SERVED_BY_AN_AGENT = ("static", "embedded", "c10d")
 """Backends whose store lives in one of the agents."""
@@ -119,17 +116,6 @@ def plan_of_one_node(options: "RunOptions", policy: RestartPolicy, address: str)
         checks=tuple(options.node_check),
         health_port=options.health_port,
     )
-
-
-def interface_environment(plan: MeetingPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Tells gloo and tensorpipe the interface under whose address the other nodes know this one.
-
-    Left alone they look up this host's name, which in containers often means the loopback.
-    """
-    name = interface_of(plan.address)
-    if name is None:
-        return {}
-    return {variable: name for variable in _INTERFACE_VARIABLES if variable not in environ}
 
 
 def _check_together(options: "RunOptions", counts: NodeCounts, *, is_static: bool) -> None:

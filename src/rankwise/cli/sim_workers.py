@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from rankwise.base.failure import ExitStatus
+from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.hosting.prctl import die_with_parent
 from rankwise.sim.benches.session import Outcome, Settings, measure_or_tell
 
@@ -40,7 +41,7 @@ def simulate_all(
                     own.connection.send(wanted[number])
                 busy[own.connection] = (own, number)
 
-        for _ in range(min(len(wanted), len(os.sched_getaffinity(0)))):
+        for _ in range(min(len(wanted), usable_cpu_count())):
             give()
         while busy:
             for ready in cast("list[Connection]", wait(list(busy))):

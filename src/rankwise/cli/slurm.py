@@ -20,7 +20,6 @@ another run takes nothing at all, although it inherits the variables.
 Nothing here asks SLURM's commands or daemons.
 """
 
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.base.wording import counted
 from rankwise.cli.nodes import parse_settings
+from rankwise.drivers.real.cpus import usable_cpu_count
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
@@ -274,10 +274,11 @@ def _completed(
 
 def _address_towards(host: str) -> dict[str, str]:
     """The first node's own address: its own name often means the loopback to itself."""
-    from rankwise.launch.cluster.addresses import LOOPBACK, own_address  # noqa: PLC0415  # sockets take ms
+    from rankwise.drivers.real.loopback import loopback_address  # noqa: PLC0415  # sockets take ms
+    from rankwise.launch.cluster.addresses import own_address  # noqa: PLC0415  # the same
 
     address = own_address(host)
-    return {} if address == LOOPBACK else {"local_addr": address}
+    return {} if address == loopback_address() else {"local_addr": address}
 
 
 def _with_allotted_size(options: "RunOptions", environ: Mapping[str, str]) -> "RunOptions":
@@ -292,7 +293,7 @@ def _with_allotted_size(options: "RunOptions", environ: Mapping[str, str]) -> "R
     elif visible or (cpus := _allotted(environ, "SLURM_CPUS_ON_NODE")) <= 0:
         return options
     else:
-        size = min(cpus, len(os.sched_getaffinity(0)))
+        size = min(cpus, usable_cpu_count())
     return msgspec.structs.replace(options, nproc_per_node=str(size))
 
 

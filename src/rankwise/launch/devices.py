@@ -79,7 +79,8 @@ def _count_chosen(chosen: str | None, count: int) -> int:
         return count
     kept: list[str] = []
     for entry in map(str.strip, chosen.split(",")):
-        is_named = entry.upper().startswith(("GPU-", "MIG-"))
+        # Whether a name is that of a device here, only the driver knows; there must be one for it.
+        is_named = _has_device(entry, kept, count)
         is_number = entry.isdecimal() and int(entry) < count
         if not (is_named or is_number):
             break
@@ -87,6 +88,16 @@ def _count_chosen(chosen: str | None, count: int) -> int:
             return 0  # naming a device twice hides all of them
         kept.append(entry)
     return len(kept)
+
+
+def _has_device(entry: str, kept: list[str], count: int) -> bool:
+    match entry[:4].upper():
+        case "GPU-":
+            return len(kept) < count
+        case "MIG-":  # a slice: a device has several
+            return count > 0
+        case _:
+            return False
 
 
 def _nvidia_device_count(root: Path) -> int:

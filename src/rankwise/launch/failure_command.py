@@ -10,7 +10,7 @@ The command is run by a shell, with one JSON object on its standard input:
   `pid`, `exit_code`, `error`, `traceback`, `logs`; a hang has the cause `hung`; what is
   `out-of-step`, and for whom ranks that hang wait, has `accused`, all ranks that are so together:
   of several none is the culprit;
-- of a restart on one node `restarts_left`; of the end `attempts`, and the text of the `report`;
+- of a restart on one node `restarts_left`; of the end `starts`, and the text of the `report`;
 - `logs`: the run's log directory, if it is kept.
 
 A run never waits for it in the middle, but at its end. One event comes after the other: its command

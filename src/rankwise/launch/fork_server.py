@@ -8,6 +8,7 @@ from typing import Self
 
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here, unheard
+from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.this_process import mark
 from rankwise.launch.arguments import modules_to_import
 from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod
@@ -45,6 +46,7 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         check_working_directory()
+        check_proc()
         self.preload = modules_to_import(preload)
         hosting: Hosting | None = None
         try:
@@ -102,7 +104,9 @@ def hosting_for(job: Job) -> Hosting:
 
     Raises:
         SpawnFailed: it cannot be started.
+        ConfigError: there is no /proc, which it reads.
     """
+    check_proc()
     mark = os.urandom(8).hex()
     if job.start_method is not StartMethod.FORKSERVER or isinstance(job.program, Executable):
         return Hosting(mark)
@@ -124,6 +128,8 @@ def _modules_to_preload(job: Job) -> tuple[str, ...]:
     from rankwise.drivers.real.hosting.preload import modules_to_preload  # noqa: PLC0415  # ast
 
     match job.program:
+        case Script(source=bytes(source)):
+            return modules_to_preload(("source",), source)
         case Script(path=path):
             return modules_to_preload(("script", path))
         case Module(name=name):

@@ -22,6 +22,7 @@ from rankwise.launch.arguments import (
 from rankwise.launch.function_payload import name_of, pack_function
 from rankwise.launch.job import Function, Job, LogPlan, StartMethod
 from rankwise.launch.limits import check_working_directory, shown
+from rankwise.launch.thread_limit import thread_environment
 
 
 def function_job(
@@ -71,7 +72,7 @@ def function_job(
         role=role_name(role),
         start_method=parse_start_method(start_method),
         preload=None if preload is None else modules_to_import(preload),
-        environment={**_threads_environment(size), **added_environment(environment)},
+        environment={**thread_environment(size, os.environ), **added_environment(environment)},
         logs=logs,
         timeout=time_limit(timeout, "timeout"),
         keep_children=keep_children,
@@ -92,8 +93,3 @@ def parse_start_method(name: str) -> StartMethod:
             f"start_method is {shown(name)}, expected 'spawn', 'forkserver' or 'fork'"
         )
     return StartMethod(name)
-
-
-def _threads_environment(nprocs: int) -> dict[str, str]:
-    """As torchrun does: many ranks that each use all cores only stand in each other's way."""
-    return {} if nprocs == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}

@@ -126,10 +126,9 @@ def _pickled(value: object) -> bytes:
     try:
         _ByName(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     except (_NeedsValue, AttributeError, TypeError, pickle.PicklingError):
-        import cloudpickle  # noqa: PLC0415 - see the module's text
+        from rankwise.base.pickle_by_value import dumps_by_value  # noqa: PLC0415 - see the module's text
 
-        data: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        return data
+        return dumps_by_value(value, pickle.HIGHEST_PROTOCOL)
     return buffer.getvalue()
 
 

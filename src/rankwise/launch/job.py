@@ -23,10 +23,15 @@ StartMethodName = Literal["forkserver", "spawn", "fork"]
 
 
 class Script(msgspec.Struct, frozen=True, tag=True):
-    """A Python file, run as `__main__` by a Python interpreter."""
+    """A Python file, run as `__main__` by a Python interpreter.
+
+    Attributes:
+        source: the program itself where it came through standard input; `path` is then `-`.
+    """
 
     path: str
     args: tuple[str, ...] = ()
+    source: bytes | None = None
 
 
 class Module(msgspec.Struct, frozen=True, tag=True):
@@ -198,6 +203,8 @@ def restarts_allowed(job: Job) -> int:
 def program_name(job: Job) -> str:
     """How the user calls what runs."""
     match job.program:
+        case Script(source=bytes()):
+            return "the program on standard input"
         case Script(path=path) | Executable(path=path):
             return path
         case Module(name=name):

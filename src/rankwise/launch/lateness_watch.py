@@ -81,7 +81,7 @@ class LatenessWatch:
         self._begun_by_cpp: dict[int, tuple[Mapping[str, Group], list[Begun]]] = {}
         """By rank, as it has told last."""
         self._cpu_waits: dict[int, tuple[Duration, Duration]] = {}
-        """By rank, how long it had waited for a CPU when it was first seen to call, and last."""
+        """By rank, how long it had waited for a CPU when the first call was seen, and last."""
         self._late: LateRank | None = None
         self._are_all_compared = self._has_asked_who_is_late = False
         """Whether the other nodes have all told, and were asked, in this attempt."""
@@ -151,7 +151,9 @@ class LatenessWatch:
             waited = cpu_wait_of(link.process.pid)
             if waited is not None:
                 rank = self._planner.ranks.rank(local_rank)
-                first, _ = self._cpu_waits.setdefault(rank, (waited, waited))
+                # It is told as a share of the time since the first call: what was before is none.
+                is_first = self._first_call_at is None or rank not in self._cpu_waits
+                first = waited if is_first else self._cpu_waits[rank][0]
                 self._cpu_waits[rank] = first, waited
 
     def see_recorded(self, local_rank: int, recorded: Recorded) -> None:

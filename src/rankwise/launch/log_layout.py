@@ -124,13 +124,19 @@ class LogLayout:
         """Make the directories of an attempt, empty, and say which files go there.
 
         Raises:
-            ConfigError: the run's directory cannot be made. Once it exists, nothing is raised: a
-                disk that fills up later must not end the job.
+            ConfigError: the run's directory cannot be made, and files were asked for. Once it
+                exists, nothing is raised: a disk that fills up later must not end the job.
         """
         if self._plan.directory == os.devnull:
             return Destinations()
         if self._directory is None:
-            self._directory = self._make_run_directory()
+            try:
+                self._directory = self._make_run_directory()
+            except ConfigError:
+                if self.keep:
+                    raise
+                # On a read-only root: what ranks tell comes through their pipes, too.
+                return Destinations()
         if not self.keep:
             return _private_destinations(self._directory, attempt, self._size)
         attempt_directory = os.path.join(self._directory, f"attempt_{attempt}")

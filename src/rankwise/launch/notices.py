@@ -83,7 +83,7 @@ def end_notices(job: Job, outcome: Outcome, message: str) -> Iterator[str]:
         yield notice(job, one_line(failure), "failure", root_cause=is_root, **fields_of(failure))
     stood = [_fields_of_stood(each) for each in outcome.stood]
     yield notice(
-        job, message, "end", status=str(outcome.status), attempts=outcome.attempts,
+        job, message, "end", status=str(outcome.status), starts=outcome.attempts,
         restarts=max(0, outcome.attempts - 1), signal=outcome.stop_signal, stood=stood or None,
     )  # fmt: skip
 

@@ -10,14 +10,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self, cast
 
-from rankwise.base.units import Instant
 from rankwise.drivers.real.hosting.connection import MARK_VARIABLE
-from rankwise.drivers.real.logs.channel import ConsoleChannel, DuplicateFilter
-from rankwise.drivers.real.logs.console import Console, Outlet
-from rankwise.drivers.real.logs.file import DiskComplaints, LogFile
+from rankwise.drivers.real.logs.console import Console
+from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.pump import StreamPump
-from rankwise.drivers.real.logs.tail import Tail
-from rankwise.drivers.real.logs.terminal import colour_is_wanted, colour_of
 from rankwise.drivers.real.recall_line import MASTER_VARIABLE
 from rankwise.drivers.real.segments import SEGMENT_VARIABLE, STOP_VARIABLE, Segment
 from rankwise.drivers.real.worker_link import CallPlan, WorkerPlan, WorkerStream
@@ -31,16 +27,15 @@ from rankwise.launch.environment import (
     worker_environment,
 )
 from rankwise.launch.job import Executable, Function, Job, Script, Streams, restarts_allowed
-from rankwise.launch.log_layout import Destinations, LogPlaces, console_streams, line_prefix
+from rankwise.launch.log_layout import Destinations, LogPlaces
 from rankwise.launch.log_readers import FollowedStream, LogReaders, StreamName
 from rankwise.launch.master_port import listen_at
 from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.private_places import NESTED_RUNS_VARIABLE
+from rankwise.launch.rank_sinks import RankSinks
 
 if TYPE_CHECKING:
     import socket
-
-    from rankwise.drivers.real.logs.pump import Sink
 
 
 class JobPlanner:
@@ -70,14 +65,13 @@ class JobPlanner:
         self.ranks = ranks
         self._job = job
         self._layout = layout
-        self._console = console
-        self._complaints = complaints
+        self._sinks = RankSinks(job.logs, job.role, console, complaints)
         self._mark = mark
         self._nested_runs = nested_runs
         self._inherited = inherited_environment()
-        self._colours = colour_is_wanted(os.environ, is_terminal=console.stdout.is_terminal)
         self._attempt = -1
         self._exit = ExitStack()
+        self._exit.callback(self._sinks.end_attempt)
         self._attempt_exit = self._exit.enter_context(ExitStack())
         self._segment: Segment | None = None
         self.stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -91,7 +85,6 @@ class JobPlanner:
         """Listens at MASTER_PORT until rank 0 has it, where ranks of the last attempt live on."""
         self._recovers = restarts_allowed(job) > 0
         self._payload_fd = self._store_payload()
-        self._filters: dict[Streams, DuplicateFilter] = {}
         self.destinations = self._earlier = Destinations()
         self._sigterm_takers: set[int] = set()
         """Who of the attempt before took SIGTERM for a request to stop, and does so still."""
@@ -120,10 +113,7 @@ class JobPlanner:
         self._attempt = attempt
         self.destinations = self._layout.prepare(attempt)
         self._segment = self._attempt_exit.enter_context(Segment.create(self._job.gang.size))
-        self._filters = {}
-        logs = self._job.logs
-        self._add_filter(Streams.OUT, logs.stdout_filters, self.destinations.filtered_stdout)
-        self._add_filter(Streams.ERR, logs.stderr_filters, self.destinations.filtered_stderr)
+        self._sinks.begin_attempt(self.destinations)
 
     def plan(self, local_rank: int, attempt: int) -> WorkerPlan:
         """Say how to make a worker; the first of an attempt prepares what all of it share.
@@ -206,6 +196,7 @@ class JobPlanner:
             filtered_stdout=self._earlier.filtered_stdout,
             filtered_stderr=self._earlier.filtered_stderr,
         )
+        self._sinks.continue_with(self.destinations)
 
     def _take_listener(self, local_rank: int) -> dict[str, int]:
         """Let go of what rank 0 is given, so that ranks that wait there see its death."""
@@ -224,10 +215,9 @@ class JobPlanner:
         self, local_rank: int, stdout_fd: int, stderr_fd: int
     ) -> tuple[WorkerStream, WorkerStream]:
         """Make the pumps of a worker's streams, with every sink that the log plan asks for."""
-        shown = console_streams(self._job.logs, local_rank)
         return (
-            self._make_stream(local_rank, stdout_fd, Streams.OUT, is_shown=Streams.OUT in shown),
-            self._make_stream(local_rank, stderr_fd, Streams.ERR, is_shown=Streams.ERR in shown),
+            self._make_stream(local_rank, stdout_fd, Streams.OUT),
+            self._make_stream(local_rank, stderr_fd, Streams.ERR),
         )
 
     @property
@@ -243,12 +233,6 @@ class JobPlanner:
         """Wake the ranks that wait for this one in a collective."""
         if self._segment is not None:
             self._segment.mark_dead(local_rank)
-
-    def _add_filter(self, stream: Streams, needles: tuple[str, ...], path: str) -> None:
-        if needles and path:
-            log_file = LogFile(path, self._complaints)
-            self._attempt_exit.callback(log_file.end, Instant(0))
-            self._filters[stream] = DuplicateFilter(needles, log_file)
 
     def _descriptors(self, local_rank: int) -> Mapping[int | str, int]:
         assert self._segment is not None, "an attempt is prepared before its workers are planned"
@@ -267,6 +251,8 @@ class JobPlanner:
         program = self._job.program
         if isinstance(program, Function):
             payload = program.payload
+        elif isinstance(program, Script) and program.source is not None:
+            payload = program.source or b"\n"  # an empty program is one, too
         elif isinstance(program, Script) and self._job.gang.size > 1:
             payload = compiled_script(program.path)
         else:
@@ -280,39 +266,11 @@ class JobPlanner:
             rest = rest[os.write(fd, rest) :]
         return fd
 
-    def _make_stream(
-        self, local_rank: int, fd: int, stream: Streams, *, is_shown: bool
-    ) -> WorkerStream:
-        tail = Tail()
+    def _make_stream(self, local_rank: int, fd: int, stream: Streams) -> WorkerStream:
         rank, name = self.ranks.rank(local_rank), "stdout" if stream is Streams.OUT else "stderr"
         followed = FollowedStream(self.log_readers, StreamName(rank, self._attempt, name))
-        sinks: list[Sink] = [tail, followed]
-        path = (
-            self.destinations.stdouts if stream is Streams.OUT else self.destinations.stderrs
-        ).get(local_rank)
-        if path:
-            sinks.append(LogFile(path, self._complaints, self._job.logs.file_bytes_max))
-        if is_shown:
-            sinks.append(self._make_channel(local_rank, stream))
-        return WorkerStream(StreamPump(fd, sinks), tail)
-
-    def _make_channel(self, local_rank: int, stream: Streams) -> ConsoleChannel:
-        outlet = self._outlet(stream)
-        return ConsoleChannel(
-            outlet,
-            prefix=line_prefix(
-                self._job.logs,
-                role=self._job.role,
-                local_rank=local_rank,
-                rank=self.ranks.rank(local_rank),
-                stream=stream,
-            ),
-            colour=colour_of(local_rank) if self._colours and outlet.is_terminal else b"",
-            duplicates=self._filters.get(stream),
-        )
-
-    def _outlet(self, stream: Streams) -> Outlet:
-        return self._console.stdout if stream is Streams.OUT else self._console.stderr
+        sinks = self._sinks.make(rank, local_rank, stream)
+        return WorkerStream(StreamPump(fd, [followed, *sinks.all()]), sinks.tail)
 
 
 def _files_of(destinations: Destinations) -> tuple[dict[int, str], ...]:

@@ -34,7 +34,7 @@ def new_private_path(*, may_survive: bool = False) -> str:
         may_survive: whether the directory might have to outlive the run around this one.
     """
     parent = "" if may_survive else os.environ.get(NESTED_RUNS_VARIABLE, "")
-    return os.path.join(parent or _temporary_directory(), f"{_PREFIX}{os.urandom(8).hex()}")
+    return os.path.join(parent or temporary_directory(), f"{_PREFIX}{os.urandom(8).hex()}")
 
 
 def make_private_directory(path: str) -> None:
@@ -101,11 +101,15 @@ def remove_tree(directory: str) -> None:
         os.rmdir(directory)
 
 
-def _temporary_directory() -> str:
+def temporary_directory() -> str:
+    """Where temporary files go; nothing can be written there if no place is writable."""
     candidate = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - a private one is made inside
     if os.access(candidate, os.W_OK | os.X_OK, effective_ids=True):
         return os.path.abspath(candidate)
     # Knows more places, but takes 15 ms to import.
     from tempfile import gettempdir  # noqa: PLC0415
 
-    return gettempdir()
+    try:
+        return gettempdir()
+    except FileNotFoundError:  # a read-only root: most runs need no file
+        return os.path.abspath(candidate)

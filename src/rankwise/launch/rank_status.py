@@ -57,7 +57,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
         awaited_s: for how long the first of them has.
         came_last: the share of the collectives to which it came last; None where none was judged,
             as of groups with members on other nodes.
-        waited_for_s: how long the others have waited for it alone, up to now.
+        waited_for_s: how long the others have waited for it alone, up to now, while they wait, too.
     """
 
     rank: int
@@ -112,11 +112,15 @@ def ranks_now(
             count, since = by
             seconds = round(between(since, now) / SECOND, 3)
             status = msgspec.structs.replace(status, awaited_by=count, awaited_s=seconds)
+            if count == len(gang.workers) - 1:  # it alone; what goes on is not in its delay yet
+                begun = [call.begun_at for other, call in moving.items() if other != local_rank]
+                alone_s = round(between(max(begun), now) / SECOND, 6)
+                status = msgspec.structs.replace(status, waited_for_s=alone_s)
         if (delay := late.get(status.rank)) is not None:
             status = msgspec.structs.replace(
                 status,
                 came_last=round(delay.last, 4),
-                waited_for_s=round(delay.waited / SECOND, 6),
+                waited_for_s=round(status.waited_for_s + delay.waited / SECOND, 6),
             )
         statuses.append(status)
     return statuses

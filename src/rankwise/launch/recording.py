@@ -21,6 +21,7 @@ from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, af
 from rankwise.core.gang.vocabulary import Said, WorkerExited, WorkerSaid, WorkerSpawned
 from rankwise.core.ledger import Begun, Group
 from rankwise.drivers.real.call_rings import CallReader, SeenCall, words_in
+from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import cpu_wait_of, usage_of
@@ -320,7 +321,7 @@ def described_run(name: str, *, is_simulated: bool = False) -> RunDescribed:
         rankwise=rankwise.__version__,
         python=sys.version.partition(" ")[0],
         system=f"{system.sysname} {system.release} {system.machine}",
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=usable_cpu_count(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         packages=installed_versions(sys.path),
         is_simulated=is_simulated,

@@ -20,6 +20,8 @@ def search_path(program: Program, environ: Mapping[str, str]) -> list[str]:
 
 def _first_place(program: Program) -> str | None:
     match program:
+        case Script(source=bytes()):
+            return os.getcwd()
         case Script(path=path):
             location = os.path.realpath(path)
             # A directory or archive that holds a `__main__.py` is itself where modules are.

@@ -15,13 +15,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import SECOND
+from rankwise.base.units import SECOND, parse_duration
 from rankwise.drivers.real.segments import (
     LEDGER_SECTION_RUNS,
     LEDGER_SECTION_STUCK,
@@ -53,7 +53,7 @@ _open: list[tuple[str, float]] = []
 
 
 @contextmanager
-def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
+def section(name: str, *, timeout: float | str | None = None) -> Iterator[None]:
     """Let this process fail if the block gets stuck.
 
     Without `timeout` the limit is learned: after three runs it is ten times the longest run so far,
@@ -61,13 +61,17 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
 
     Args:
         name: what the block is, such as `"step"`; runs of one name are compared.
-        timeout: seconds that each run may take, from the first one on.
+        timeout: how long each run may take, from the first one on: seconds, or `"5m"`.
 
     Raises:
-        ConfigError: `timeout` is not positive.
+        ConfigError: `timeout` is no time, or not positive; or `name` is no text.
     """
-    if timeout is not None and not timeout > 0:
-        raise ConfigError(f"the timeout of section {name!r} is {timeout}, expected more than 0 s")
+    given: object = name
+    if not isinstance(given, str):
+        from rankwise.launch.limits import shown  # noqa: PLC0415  # only for what is wrong
+
+        raise ConfigError(f"the name of a section is {shown(name)}, expected a text such as 'step'")
+    own_limit_s = None if timeout is None else _seconds_of(timeout, name)
     if "RANKWISE_SIMULATED" in os.environ:
         # The watchdog would end all ranks, and simulated ones that hang are found at once anyway.
         from rankwise.sim.rehearsal.world import note_section  # noqa: PLC0415  # only there
@@ -77,7 +81,7 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
         note_section()
         return
     began_at = time.monotonic()
-    limit_s = _limit_of(name) if timeout is None else timeout
+    limit_s = _limit_of(name) if own_limit_s is None else own_limit_s
     _open.append((name, began_at + limit_s))
     _arm(began_at)
     borders = _borders_of_rank()
@@ -98,6 +102,23 @@ def section(name: str, *, timeout: float | None = None) -> Iterator[None]:
             borders.sections.end(name, round(began_at * SECOND), round(now * SECOND))
             if not _open:
                 borders.count_run(now - began_at)
+
+
+def _seconds_of(timeout: object, name: str) -> float:
+    seconds = 0.0
+    if isinstance(timeout, str):
+        seconds = (parse_duration(timeout) or 0) / SECOND
+    elif not isinstance(timeout, bool):
+        with suppress(TypeError, ValueError):
+            seconds = float(timeout)  # type: ignore[arg-type]  # numpy's numbers are some, too
+    if not seconds > 0:
+        from rankwise.launch.limits import shown  # noqa: PLC0415  # only for what is wrong
+
+        raise ConfigError(
+            f"the timeout of section {name!r} is {shown(timeout)}, expected more than 0 s: "
+            "a number of seconds, or a text such as '5m'"
+        )
+    return seconds
 
 
 class _Borders(NamedTuple):

@@ -12,6 +12,8 @@ from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from rankwise.base.failure import NO_RANK, TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import StoodStill, StopRequested
@@ -21,6 +23,7 @@ from rankwise.drivers.real.interrupts import gate_here
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.flow import LogFlow
+from rankwise.drivers.real.loopback import LOOPBACK, loopback_address
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.signals import SignalPipe, end_well, is_default, stop_self
@@ -94,6 +97,7 @@ class Session:
         on_begun: Callable[[], None],
         failure_command: "FailureCommand | None" = None,
     ) -> None:
+        job = _with_own_loopback(job)
         self.caught_signal: int | None = None
         self.late_signals: list[int] = []
         self._job = job
@@ -512,6 +516,25 @@ class Session:
 
 def _nothing() -> None:
     """Posted to end the reactor's sleep."""
+
+
+def _with_own_loopback(job: Job) -> Job:
+    """The job with the loopback address that this machine has, where it means the usual one."""
+    if job.master_bind != LOOPBACK or (own := loopback_address()) == LOOPBACK:
+        return job
+    from rankwise.launch.cluster.addresses import interface_environment  # noqa: PLC0415  # rare
+
+    cluster = job.cluster
+    if cluster is not None and cluster.is_alone:
+        cluster = replace(cluster, address=own)
+    master = own if job.master_addr == LOOPBACK else job.master_addr
+    return replace(
+        job,
+        master_addr=master,
+        master_bind=own,
+        cluster=cluster,
+        environment={**interface_environment(own, os.environ), **job.environment},
+    )
 
 
 def _ranks_alone(job: Job, stack: ExitStack) -> NodeRanks:

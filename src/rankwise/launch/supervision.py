@@ -236,7 +236,7 @@ class Supervision:
             failures,
             report,
             message="" if failures else message,
-            attempts=outcome.attempts,
+            starts=outcome.attempts,
             logs=self.places.directory if self.places.keep else None,
         )
 

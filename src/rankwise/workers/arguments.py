@@ -178,12 +178,17 @@ class TaskArgs:
         return cls.of(tensors, [*words])
 
     @classmethod
-    def of(cls, tensors: list[ContinuousTensor], scalars: list[int | float]) -> "TaskArgs":
-        """Take over tensors and scalars; every tag is INPUT."""
+    def of(
+        cls,
+        tensors: list[ContinuousTensor],
+        scalars: list[int | float],
+        tags: list[TensorArgType] | None = None,
+    ) -> "TaskArgs":
+        """Take over tensors, scalars and tags; without these, every tag is INPUT."""
         args = cls()
         args._tensors = tensors
         args._scalars = scalars
-        args._tags = [TensorArgType.INPUT] * len(tensors)
+        args._tags = [TensorArgType.INPUT] * len(tensors) if tags is None else tags
         return args
 
     def __len__(self) -> int:

@@ -196,10 +196,9 @@ class CoreCallable:
         return self._payload()
 
     def _payload(self) -> bytes:
-        import cloudpickle  # noqa: PLC0415  # takes its time, and most callables are inherited
+        from rankwise.base.pickle_by_value import dumps_by_value  # noqa: PLC0415  # takes its time, and most callables are inherited
 
-        payload: bytes = cloudpickle.dumps(self.binary)
-        return payload
+        return dumps_by_value(self.binary)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buffer": None}

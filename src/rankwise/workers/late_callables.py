@@ -8,14 +8,14 @@ import ctypes
 import io
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwise.base.pickle_by_value import ValuePickler
 from rankwise.drivers.real.tree.arena import Arena
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _Pickler(ValuePickler):
     def __init__(self, file: io.BytesIO, arena: Arena) -> None:
         super().__init__(file)
         self._arena = arena

@@ -22,6 +22,7 @@ from rankwise.base.errors import (
 from rankwise.core.tasks.calls import ChipCallConfig
 from rankwise.core.tree.recording import lay_out
 from rankwise.drivers.real.interrupts import came_from_handler, gate_here, unheard
+from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.this_process import mark
 from rankwise.drivers.real.tree.placement import Home
 from rankwise.workers.arguments import TaskArgs
@@ -227,6 +228,7 @@ class Worker:
         if self._parent is None:
             self.spec.check_platforms()
             self.spec.check_bootstraps()
+        check_proc()
         with gate_here().used():
             self._init_tree()
 

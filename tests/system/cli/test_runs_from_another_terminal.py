@@ -190,7 +190,7 @@ def test_an_agent_tells_of_earlier_failures_and_at_last_of_the_end(tmp_path: Pat
     assert row["failures"] == {"raised": 1}
     assert (row["restarts"], row["restarts_max"]) == (1, 1)
     assert "failed so far: 1 raised  rank 0 failed (ValueError: bad shape)" in shown
-    assert (end["state"], end["attempts"]) == ("failed", 2)
+    assert (end["state"], end["starts"]) == ("failed", 2)
     assert "SIGKILL" in end["why"]
 
 

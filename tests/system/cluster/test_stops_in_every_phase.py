@@ -84,7 +84,7 @@ def test_a_run_that_never_began_had_no_attempt_and_no_restart(agents: Agents) ->
     *_, end = map(json.loads, agent.finish(WITHIN_S).stderr.splitlines())
 
     assert (end["event"], end["status"]) == ("end", "stopped")
-    assert (end["attempts"], end["restarts"]) == (0, 0)
+    assert (end["starts"], end["restarts"]) == (0, 0)
     assert end["message"].startswith("stopped by SIGTERM after ")
 
 

@@ -29,7 +29,7 @@ def test_a_command_is_told_of_each_failure(tmp_path: Path) -> None:
     assert restart["event"] == "restart"
     assert restart["restarts_left"] == 0
     assert failure["event"] == "failure"
-    assert failure["attempts"] == 2
+    assert failure["starts"] == 2
     for line in (restart, failure):
         assert line["run"] == "night"
         assert line["message"] == f"rank 0 exited with code 7: SystemExit at {Path(script).name}:4"

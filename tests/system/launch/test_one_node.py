@@ -66,7 +66,7 @@ def test_a_node_that_is_not_fit_has_spent_no_restart(tmp_path: Path) -> None:
     done = run("run", "--log-format=json", "--node-check=false", script)
 
     end = json.loads(done.stderr.splitlines()[-1])
-    assert (end["event"], end["attempts"], end["restarts"]) == ("end", 0, 0)
+    assert (end["event"], end["starts"], end["restarts"]) == ("end", 0, 0)
 
 
 MEASURED = """

@@ -450,7 +450,7 @@ def test_a_rank_that_closes_its_streams_takes_none_of_the_others(how: str, tmp_p
     finished = simulate(CLOSING.replace("HOW", how), tmp_path, "--nproc-per-node=2")
 
     assert finished.code == 1
-    assert finished.lines == ["child"]
+    assert finished.lines == ["[default0]:child"]
     assert "[default0]:b''" in finished.stderr
     assert "root cause: rank 1 failed: AssertionError: this is told" in finished.stderr
 
@@ -692,7 +692,7 @@ def test_a_console_that_is_full_is_told_of_once(tmp_path: Path) -> None:
 
     assert finished.stderr == (
         "rankwise: cannot write to standard output: No space left on device; what ranks print is"
-        " not shown there, the run goes on\n"
+        " not shown there any more, the run goes on\n"
     )
 
 

@@ -346,11 +346,11 @@ def test_why_tells_which_ranks_are_stopped() -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["stacks", "why"])
+@pytest.mark.parametrize("command", ["stacks", "why", "logs", "stop"])
 def test_an_unknown_run_is_told_with_those_there_are(
     run_id: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert invoke([command, "nothing-like-it"]) == 1
+    assert invoke([command, "nothing-like-it"]) == 2
 
     told = capsys.readouterr().err
     assert told.startswith(
@@ -445,7 +445,7 @@ def test_its_own_user_calls_a_run_by_the_beginning_of_a_secret_id(
     assert invoke(["stacks", run_id[:-2]]) == 0
     assert 'File "a.py", line 7 in f' in capsys.readouterr().out
 
-    assert invoke(["stacks", "nothing-like-it"]) == 1
+    assert invoke(["stacks", "nothing-like-it"]) == 2
     assert run_id in capsys.readouterr().err
 
     names = [item.value for item in complete_run(*NO_MATTER, run_id[:8])]
@@ -508,7 +508,7 @@ def test_the_doctor_tells_whether_the_simulator_is_compiled(tmp_path: Path) -> N
 def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     findings = [
         doctor.check_python((3, 9)),
-        doctor.check_proc(tmp_path),
+        doctor.check_proc(str(tmp_path)),
         doctor.check_open_files(256),
         doctor.check_processes(100),
         doctor.check_shared_memory(tmp_path / "gone"),

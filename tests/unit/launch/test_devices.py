@@ -44,6 +44,22 @@ def test_device_nodes_count_where_the_driver_tells_nothing(tmp_path: Path) -> No
     assert visible_gpu_count({}, tmp_path) == 2
 
 
+@pytest.mark.parametrize("chosen", ["GPU-abc", "GPU-a,GPU-b", "MIG-x,MIG-y,MIG-z"])
+@pytest.mark.parametrize(
+    "variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
+)
+def test_names_of_devices_count_nothing_on_a_machine_without_devices(
+    tmp_path: Path, variable: str, chosen: str
+) -> None:
+    assert visible_gpu_count({variable: chosen}, tmp_path) == 0
+
+
+def test_more_names_than_devices_count_as_many_as_there_are_devices(tmp_path: Path) -> None:
+    root = nvidia_machine(tmp_path, 1)
+
+    assert visible_gpu_count({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, root) == 1
+
+
 @pytest.mark.parametrize(
     ("chosen", "count"),
     [

@@ -28,6 +28,34 @@ def test_a_section_that_is_left_in_time_changes_nothing() -> None:
         pass
 
 
+def test_timeout_of_a_section_may_be_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[float] = []
+    monkeypatch.setattr(sections, "_arm", began.append)
+
+    with section("slow", timeout="5m"):
+        (_, stuck_at), *_ = sections._open
+
+    assert stuck_at - began[0] == pytest.approx(300)
+
+
+@pytest.mark.parametrize("timeout", ["", "soon", "0s", "-3s", 0, -1, float("nan"), True, [5]])
+def test_timeout_that_is_no_time_is_refused_with_what_is_expected(timeout: object) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"expected more than 0 s: a number of seconds, or a text"),
+        section("x", timeout=timeout),  # type: ignore[arg-type]
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", [3, None, b"step"])
+def test_name_of_a_section_that_is_no_text_is_refused(name: object) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"expected a text such as 'step'"),
+        section(name),  # type: ignore[arg-type]
+    ):
+        pass
+
+
 def test_outermost_sections_are_counted_with_the_time_that_they_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

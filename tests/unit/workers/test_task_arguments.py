@@ -91,6 +91,34 @@ def test_there_is_no_limit_on_the_number_of_tensors() -> None:
     assert arrived.tensor(999).data == 999
 
 
+@pytest.mark.parametrize("scalars", [(), (3,), (1, -2), (0.5, 7, 9)])
+@pytest.mark.parametrize("tags", [(), (0, 0), (0, 2), (4, 3, 1)])
+def test_tags_arrive_whatever_scalars_stand_beside_them(
+    tags: tuple[int, ...], scalars: tuple[int | float, ...]
+) -> None:
+    args = TaskArgs()
+    for tag in tags:
+        args.add_tensor(some_tensor(), TensorArgType(tag))
+    for scalar in scalars:
+        args.add_scalar(scalar)
+
+    arrived, _ = unpack_task(memoryview(pack_task(args)))
+
+    assert arrived.tags == tags
+    assert arrived.scalars == scalars
+    assert arrived.tensors == args.tensors
+
+
+def test_unknown_tag_in_a_message_is_told() -> None:
+    args = TaskArgs()
+    args.add_tensor(some_tensor(), TensorArgType.NO_DEP)
+    frame = bytearray(pack_task(args))
+    frame[-1] = 5
+
+    with pytest.raises(MailboxCorrupt, match="expected a byte from 0 to 4"):
+        unpack_task(frame)
+
+
 def test_every_option_and_child_memory_survive_the_wire() -> None:
     args = TaskArgs()
     args.add_tensor(some_tensor(child_memory=True), TensorArgType.OUTPUT)
@@ -99,7 +127,7 @@ def test_every_option_and_child_memory_survive_the_wire() -> None:
     arrived, arrived_config = unpack_task(memoryview(pack_task(args, config)))
 
     assert arrived.tensor(0) == some_tensor(child_memory=True)
-    assert arrived.tags == (TensorArgType.INPUT,)
+    assert arrived.tags == (TensorArgType.OUTPUT,)
     assert arrived_config == config
 
 

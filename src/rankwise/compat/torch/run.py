@@ -21,8 +21,10 @@ from rankwise.compat.torch.elastic.multiprocessing.errors import record
 from rankwise.compat.torch.elastic.rendezvous.utils import _parse_rendezvous_config
 from rankwise.compat.torch.elastic.utils import macros
 from rankwise.compat.torch.launcher.api import LaunchConfig, elastic_launch
+from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.launch.run_path import run_script_path
 from rankwise.launch.standard_streams import flush_standard_streams
+from rankwise.launch.thread_limit import VARIABLE, thread_environment, thread_notice
 
 __all__ = [
     "config_from_args",
@@ -180,7 +182,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     from rankwise.launch.devices import visible_gpu_count  # noqa: PLC0415  # numbers are common
 
     torch = sys.modules.get("torch")
-    cpus = len(os.sched_getaffinity(0))
+    cpus = usable_cpu_count()
     match nproc_per_node:
         case "cpu":
             return cpus
@@ -252,10 +254,9 @@ def config_from_args(
     if args.rdzv_backend != "static" and args.node_rank != 0:
         logger.warning("--node-rank means nothing unless --rdzv-backend is static")
     size = determine_local_world_size(args.nproc_per_node)
-    if "OMP_NUM_THREADS" not in os.environ and size > 1:
-        # Many workers that each use all cores only stand in each other's way.
-        logger.warning("OMP_NUM_THREADS is set to 1 for every worker; set it to tune it")
-        os.environ["OMP_NUM_THREADS"] = "1"
+    if limit := thread_environment(size, os.environ):
+        logger.warning("%s", thread_notice(limit[VARIABLE], size))
+        os.environ.update(limit)
     settings: dict[str, Any] = dict(_parse_rendezvous_config(_without_quotes(args.rdzv_conf)))
     if args.rdzv_backend == "static":
         settings["rank"] = args.node_rank

@@ -154,7 +154,8 @@ def with_cpu_wait(text: str, delay: "Delay", cpu_wait: Duration, lasted: Duratio
     """The same, but that the machine is to blame where the rank had no CPU for so long."""
     if cpu_wait <= _MACHINES_SHARE * delay.waited:
         return text
-    share = f"{_percent(cpu_wait / lasted)} {_SINCE}"
+    # Of a rank of another node, which may have begun to count earlier.
+    share = f"{_percent(min(1.0, cpu_wait / lasted))} {_SINCE}"
     return f"{text}; it had to wait for a CPU itself for {share}: the machine is busy"
 
 

@@ -13,7 +13,13 @@ import msgspec
 
 from rankwise.base.errors import ConfigError, MailboxCorrupt, TreeValueError
 from rankwise.core.tasks.frames import HEADER_BYTES, MAGIC, VERSION, FrameKind, Lane, decode_frame
-from rankwise.core.tasks.tensors import ContinuousTensor, decode_numbers, encode_numbers
+from rankwise.core.tasks.tensors import (
+    ContinuousTensor,
+    TensorArgType,
+    decode_numbers,
+    decode_tags,
+    encode_numbers,
+)
 
 _CONFIG = struct.Struct("=4i")
 _COMMAND = struct.Struct("=4Q")
@@ -86,10 +92,12 @@ def encode_task(
     scalars: Sequence[int | float],
     config: ChipCallConfig | None = None,
     sequence: int = 0,
+    *,
+    tags: Sequence[TensorArgType] = (),
 ) -> bytes:
     """A task's frame, of whatever length its arguments take."""
     words = _DEFAULT_WORDS if config is None else _config_words(config)
-    arguments = encode_numbers(tensors, scalars)
+    arguments = encode_numbers(tensors, scalars, tags)
     size = _CONFIG.size + len(arguments)
     head = _TASK.pack(MAGIC, VERSION, _REQUEST, _ON_TASK_LANE, sequence, size, *words)
     return head + arguments
@@ -127,6 +135,11 @@ def decode_task_arguments(
     """Read the tensors and scalars of a frame; see `decode_task`, which looks at all of it."""
     _task_words(data)
     return decode_numbers(memoryview(data)[_TASK.size :])
+
+
+def decode_task_tags(data: bytes | bytearray | memoryview) -> list[TensorArgType]:
+    """Read the tags of a frame's tensors; see `decode_task`, which has looked at it."""
+    return decode_tags(memoryview(data)[_TASK.size :])
 
 
 def _task_words(data: bytes | bytearray | memoryview) -> list[int]:

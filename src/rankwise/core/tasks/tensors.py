@@ -319,12 +319,22 @@ def encoded_arguments_bytes(tensor_count: int, scalar_count: int) -> int:
     return _COUNTS.size + TENSOR_BYTES * tensor_count + 8 * scalar_count
 
 
-def encode_numbers(tensors: Sequence[ContinuousTensor], numbers: Sequence[int | float]) -> bytes:
-    """Tensors and scalars as a blob of `encode_arguments` that also says what each scalar is.
+def encode_numbers(
+    tensors: Sequence[ContinuousTensor],
+    numbers: Sequence[int | float],
+    tags: Sequence[TensorArgType] = (),
+) -> bytes:
+    """Tensors and scalars as a blob of `encode_arguments` that also says what each of them is.
 
     Behind the blob stands a byte for each scalar, unless all are integers from 0 on: `Q` for such
-    a one, `q` for a negative integer, `d` for a float, whose 64 bits are all kept.
+    a one, `q` for a negative integer, `d` for a float, whose 64 bits are all kept. Unless the tag
+    of each tensor is INPUT, a byte for each scalar and one for each tensor, its tag, stand there.
     """
+    if any(tags):
+        blob = encode_numbers(tensors, numbers)
+        if len(blob) == encoded_arguments_bytes(len(tensors), len(numbers)):
+            blob += b"Q" * len(numbers)
+        return blob + bytes(tags)
     if not numbers:
         return encode_arguments(tensors, ())
     codes = "".join(map(_code_of, numbers))
@@ -350,6 +360,8 @@ def decode_numbers(
     """
     counts = tensor_count, scalar_count = argument_counts(blob)
     end = encoded_arguments_bytes(tensor_count, scalar_count)
+    if tensor_count and len(blob) == end + scalar_count + tensor_count:
+        blob = blob[:-tensor_count]  # see `decode_tags`
     if not scalar_count and len(blob) == end:  # most tasks have tensors only
         return ContinuousTensor.unpack_all(blob[_COUNTS.size :]), []
     if len(blob) != end + scalar_count:
@@ -362,6 +374,28 @@ def decode_numbers(
         )
     numbers = struct.unpack("=" + codes, struct.pack(f"={scalar_count}Q", *words))
     return tensors, list(numbers)
+
+
+def decode_tags(blob: "bytes | bytearray | memoryview") -> list[TensorArgType]:
+    """The tags in a blob of `encode_numbers`, of which `decode_numbers` reads the rest.
+
+    Raises:
+        MailboxCorrupt: one is the number of no tag.
+    """
+    tensor_count, scalar_count = argument_counts(blob)
+    with_tags = encoded_arguments_bytes(tensor_count, scalar_count) + scalar_count + tensor_count
+    if not tensor_count or len(blob) != with_tags:
+        return [TensorArgType.INPUT] * tensor_count
+    try:
+        return [_TAGS[number] for number in bytes(blob[-tensor_count:])]
+    except IndexError:
+        raise MailboxCorrupt(
+            f"a message says {bytes(blob[-tensor_count:])!r} of its tensors, expected a byte from "
+            f"0 to {len(_TAGS) - 1} for each"
+        ) from None
+
+
+_TAGS = tuple(TensorArgType)
 
 
 def decode_arguments(

@@ -12,11 +12,10 @@ The counts are sampled when a gang starts and compared when a worker has died of
 a handful of reads of small files, some tens of microseconds; nothing is watched in between.
 """
 
-from collections.abc import Iterator
-
 import msgspec
 
 from rankwise.base.units import format_bytes
+from rankwise.drivers.real.cgroups import UNIFIED, group_directories, group_paths, small_text
 
 _UNLIMITED = 1 << 60
 """cgroup v1 writes "no limit" as nearly 2**63."""
@@ -54,7 +53,7 @@ class MemoryGroup(msgspec.Struct, frozen=True):
         limits = [
             int(text)
             for directory in self.directories
-            if (text := _read(f"{directory}/{self.limit_file}").strip()).isdigit()
+            if (text := small_text(f"{directory}/{self.limit_file}").strip()).isdigit()
         ]
         tightest = min(limits, default=_UNLIMITED)
         return tightest if tightest < _UNLIMITED else None
@@ -121,21 +120,16 @@ def _describe_limit(group: MemoryGroup) -> str:
 
 def find_memory_group(root: str = "") -> MemoryGroup | None:
     """The cgroup that counts what is killed for lack of memory; None if it is not to be seen."""
-    paths: dict[str, str] = {}
-    for line in _read(f"{root}/proc/self/cgroup").splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        for controller in controllers.split(",") if hierarchy != "0" else [""]:
-            paths[controller] = path
+    paths = group_paths(root)
     if "memory" in paths:
         return _group_v1(root, paths["memory"])
-    if "" in paths:
-        return _group_v2(root, paths[""])
+    if UNIFIED in paths:
+        return _group_v2(root, paths[UNIFIED])
     return None
 
 
 def _group_v1(root: str, path: str) -> MemoryGroup | None:
-    for directories in _directories(root, path, "cgroup", "memory"):
+    for directories in group_directories(root, path, "memory"):
         if _read_counter(f"{directories[0]}/memory.oom_control") is not None:
             return MemoryGroup(
                 path, directories, "memory.oom_control", "memory.limit_in_bytes", counts_below=False
@@ -145,7 +139,7 @@ def _group_v1(root: str, path: str) -> MemoryGroup | None:
 
 def _group_v2(root: str, path: str) -> MemoryGroup | None:
     names = path.strip("/").split("/")
-    for directories in _directories(root, path, "cgroup2", ""):
+    for directories in group_directories(root, path, UNIFIED):
         for height in range(len(directories)):
             if _read_counter(f"{directories[height]}/memory.events") is not None:
                 name = "/" + "/".join(names[: len(names) - height])
@@ -155,41 +149,9 @@ def _group_v2(root: str, path: str) -> MemoryGroup | None:
     return None
 
 
-def _directories(root: str, path: str, kind: str, option: str) -> Iterator[tuple[str, ...]]:
-    """For each mount of the hierarchy: the group's directory, then those of its ancestors.
-
-    A container's mount may show only a part of the hierarchy, which then begins at the mount's
-    root; a group outside that part (`/..`) is not to be seen.
-    """
-    for line in _read(f"{root}/proc/self/mountinfo").splitlines():
-        place, _, source = line.partition(" - ")
-        place_fields, source_fields = place.split(), source.split()
-        if len(place_fields) < 5 or len(source_fields) < 3 or source_fields[0] != kind:
-            continue
-        if option and option not in source_fields[2].split(","):
-            continue
-        shown, mount_point = place_fields[3].rstrip("/"), place_fields[4]
-        if not (path + "/").startswith(shown + "/") or path.startswith("/.."):
-            continue
-        names = [name for name in path[len(shown) :].split("/") if name]
-        yield tuple(
-            "/".join([f"{root}{mount_point}", *names[:depth]])
-            for depth in range(len(names), -1, -1)
-        )
-
-
 def _read_counter(path: str) -> int | None:
-    for line in _read(path).splitlines():
+    for line in small_text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill" and value.isdigit():
             return int(value)
     return None
-
-
-def _read(path: str) -> str:
-    """The text of a small file; empty when it cannot be read, which every caller expects."""
-    try:
-        with open(path, "rb") as file:  # pathlib costs more than all of this
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""

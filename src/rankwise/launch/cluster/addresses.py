@@ -2,14 +2,16 @@
 
 import socket
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 
 from rankwise.base.errors import ConfigError
+from rankwise.drivers.real.loopback import loopback_address
 from rankwise.drivers.real.stores.addresses import is_here
 from rankwise.drivers.real.stores.connections import split_endpoint
 from rankwise.drivers.real.stores.names import Address, addresses_of
 
-LOOPBACK = "127.0.0.1"
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _DISCARD_PORT = 9
 ANYWHERE = (
     (socket.AF_INET, ("192.0.2.1", _DISCARD_PORT)),
@@ -29,7 +31,7 @@ def own_address(endpoint: str) -> str:
     """
     host = split_endpoint(endpoint.split(",", maxsplit=1)[0])[0] if endpoint else "localhost"
     if host == "localhost":
-        return LOOPBACK
+        return loopback_address()
     addresses = [(found[0], found[4]) for found in _found(host)]
     # Of an unknown name the store will say so, and where it was sought. It may be known soon.
     for family, address in addresses or ANYWHERE:
@@ -40,7 +42,7 @@ def own_address(endpoint: str) -> str:
                 return own
         except OSError:
             continue
-    return LOOPBACK
+    return loopback_address()
 
 
 def own_hosts(endpoints: str) -> tuple[str, ...]:
@@ -74,6 +76,17 @@ def address_of(local_addr: str) -> str:
             hint=f"the interfaces of this host are {names}",
         ) from error
     return local_addr
+
+
+def interface_environment(address: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Tells gloo and tensorpipe the interface under whose address ranks know each other.
+
+    Left alone they look up this host's name, which in containers often means the loopback.
+    """
+    name = interface_of(address)
+    if name is None:
+        return {}
+    return {variable: name for variable in _INTERFACE_VARIABLES if variable not in environ}
 
 
 def interface_of(address: str) -> str | None:

@@ -261,7 +261,10 @@ class AgentRunner:
             )
         )
         if port == 0:
-            parts.say(f"health: http://{self._agent.spec.offer.address}:{server.port}/health")
+            from rankwise.drivers.real.stores.connections import endpoint_text  # noqa: PLC0415  # rare
+
+            endpoint = endpoint_text(self._agent.spec.offer.address, server.port)
+            parts.say(f"health: http://{endpoint}/health")
 
     def _probe(self, plan: MeetingPlan, parts: RunParts) -> "Probe":
         from rankwise.launch.cluster.probe import Probe  # noqa: PLC0415  # rare
@@ -298,4 +301,7 @@ class AgentRunner:
         if agent.gang is None:
             return AgentSnapshot(status=status)
         ranks = ranks_now(agent.gang, planner.ranks, segment, delays, parts.clock.now())
+        # A rank for which the others wait is told while they do: that is when an alert is due.
+        waited_for = {rank.rank: rank.waited_for_s for rank in ranks if delays or rank.waited_for_s}
+        status = msgspec.structs.replace(status, waited_for_seconds=waited_for)
         return AgentSnapshot(status=status, ranks=tuple(ranks))

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from rankwise.base.units import format_bytes
+from rankwise.launch.private_places import temporary_directory
 
 DISK_BYTES_MIN = 64 << 20
 MEMORY_BYTES_MIN = 128 << 20
@@ -171,9 +172,15 @@ def _judged(command: str, code: int, output: bytes) -> Unfit | None:
 
 def places_to_check(log_directory: str | None) -> tuple[str, ...]:
     """Where this run will write."""
-    import tempfile  # noqa: PLC0415  # asked once per round
-
-    places = [tempfile.gettempdir()]
+    temporary = temporary_directory()
+    places = [] if _is_read_only(temporary) else [temporary]
     if log_directory and log_directory != os.devnull:
         places.append(log_directory)
     return tuple(places)
+
+
+def _is_read_only(place: str) -> bool:
+    """Whether it is part of a read-only root: a run that is told to log nowhere needs no file."""
+    with suppress(OSError):
+        return bool(os.statvfs(place).f_flag & os.ST_RDONLY)
+    return False

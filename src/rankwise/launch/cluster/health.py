@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.drivers.real.loopback import LOOPBACK, loopback_address
 from rankwise.launch.cluster.metrics import TEXT_TYPE, metrics_text
 from rankwise.launch.cluster.probe import PATIENCE_S, Probe
 from rankwise.launch.quiet_http import QuietHandler, QuietServer
@@ -47,6 +48,8 @@ class HealthServer:
         self.probe = probe
         self.authorization = f"Bearer {token}".encode() if token else b""
         try:
+            if host == LOOPBACK:
+                host = loopback_address()
             server = _Server6 if ":" in host else QuietServer
             self._server = server((host, port), _handler_for(self))
         except OSError as error:

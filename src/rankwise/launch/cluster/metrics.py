@@ -146,7 +146,8 @@ METRICS = (
     Metric(
         "waited_for_seconds",
         is_counter=False,
-        what="For each rank: how long the others of this node waited in collectives for it alone.",
+        what="For each rank: how long the others of this node have waited in collectives for it "
+        "alone, up to now.",
         values=lambda snapshot: {
             str(rank): waited_s for rank, waited_s in snapshot.status.waited_for_seconds.items()
         },

@@ -10,7 +10,7 @@ A status is one line with the fields that `rankwise ps` shows: `nproc`, `state`,
 while it has one: `node_rank`, `nodes`, `first_rank`, `world_size`, and `round` where nodes agree
 upon them; `restarts`, `restarts_max`, `log_dir`, `failures` so far by cause and the
 `latest_failure`, and the `workers`, each as `launch.rank_status` tells. Who asks for the end gets a
-line `going on` at once, and when the run is over another one with its outcome: `state`, `attempts`,
+line `going on` at once, and when the run is over another one with its outcome: `state`, `starts`,
 and `why`. Stacks are one line per rank: `rank`, `pid`, `stacks`. Logs: see `launch.log_readers`.
 To be stopped is answered by
 `stopping`, how many ranks live, and `grace_s`; end of file then means that the run is over. The

@@ -152,4 +152,4 @@ def _end_of(outcome: Outcome) -> dict[str, object]:
     from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # nobody may ask
 
     why = one_line(outcome.failures[0]) if outcome.failures else outcome.detail
-    return {"state": str(outcome.status), "attempts": outcome.attempts, "why": why}
+    return {"state": str(outcome.status), "starts": outcome.attempts, "why": why}

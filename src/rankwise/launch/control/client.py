@@ -15,6 +15,7 @@ import msgspec
 
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Instant
+from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.process_work import is_stopped
 from rankwise.launch.control.addresses import may_hide_id, parse_name, peer, socket_name
 from rankwise.launch.control.server import Question, Request
@@ -56,8 +57,13 @@ class RunSummary(msgspec.Struct, frozen=True, order=True):
 def list_runs(uid: int | None = None, table: Path = Path("/proc/net/unix")) -> list[RunSummary]:
     """The runs of a user (root: of everybody) in this network namespace, ordered by name."""
     own = os.geteuid() if uid is None else uid
+    try:
+        lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        check_proc()
+        raise
     runs = []
-    for line in table.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+    for line in lines[1:]:
         columns = line.split(maxsplit=7)
         if len(columns) < 8 or not int(columns[3], 16) & _ACCEPTS_CONNECTIONS:
             continue

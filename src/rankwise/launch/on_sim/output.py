@@ -1,127 +1,131 @@
-"""What simulated ranks write: whole lines with a prefix on the console, and log files.
+"""What simulated ranks write, on its way to the sinks that the pipes of real ranks feed.
 
-All ranks share one `sys.stdout` and one `sys.stderr`, which look for the rank that runs; a handler
-of `logging` that one rank has made thereby writes as whichever rank logs. What C code or a child
-process writes to descriptors 1 and 2 passes by here, and so does what a rank prints that has put
-another file in the place of one of them.
+All ranks share one `sys.stdout` and one `sys.stderr`, which find the running rank; a handler of
+`logging` that one rank has made writes for the rank that logs. Each chunk goes straight into the
+sinks of its stream (`rank_sinks`). There is no pipe to pause: the writer itself blocks until the
+console has taken what it was given. Ranks take turns, so the order of lines is deterministic.
+
+Children of a rank are real processes. What they write to descriptors 1 and 2 comes through a pipe
+of the rank's, which exists from its first child on, and one thread reads the pipes of all ranks.
+A child that outlives the attempt finds its pipe closed.
+
+Not included is what C code in this process, `os.system` or `os.posix_spawn` write to descriptors 1
+and 2: it goes to the console as it is. So does what a rank prints that has put another file there.
+
+Time: log files retry a full disk after real or virtual time, whichever passes. Progress bars are
+redrawn by virtual time alone, so that equal runs print equal lines.
 """
 
+import _thread
 import io
 import os
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from errno import EBADF, EPIPE
-from typing import BinaryIO, cast
+from contextlib import suppress
+from select import POLLOUT, poll
+from selectors import EVENT_READ, DefaultSelector
+from typing import cast
 
 from rankwise.base.units import Instant
+from rankwise.drivers.real.logs.console import Console, Outlet
 from rankwise.drivers.real.logs.file import DiskComplaints
-from rankwise.drivers.real.logs.lines import LineSplitter, prefixed
-from rankwise.drivers.real.logs.stamps import stamped
-from rankwise.drivers.real.logs.tail import Tail
+from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
 from rankwise.launch.job import LogPlan, Streams
-from rankwise.launch.log_layout import Destinations, console_streams, line_prefix
+from rankwise.launch.log_layout import Destinations
+from rankwise.launch.rank_sinks import RankSinks, StreamSinks
+from rankwise.sim.rehearsal.scheduler import Rank
 
-_NOW = Instant(0)
-"""Progress bars are shown whenever their line is finished: output has no clock here."""
-
-
-class Console:
-    """Standard output or standard error of this process, for all ranks.
-
-    Args:
-        fd: the descriptor.
-        outlet: another one for the same, which the ranks do not know: they may replace `fd`. It
-            is closed at the end of the run, and `fd` takes its place.
-        name: for complaints.
-        say: tells the user, once, that nothing can be written there.
-
-    Attributes:
-        fd: the same; what a process that a rank has forked writes to.
-        byte_count: how much was to be written so far.
-    """
-
-    def __init__(self, fd: int, outlet: int, name: str, say: Callable[[str], None]) -> None:
-        self.fd = fd
-        self.outlet = outlet
-        self._pid = os.getpid()
-        self.byte_count = 0
-        self._name = name
-        self._say: Callable[[str], None] | None = say
-
-    def write(self, data: bytes) -> None:
-        """Write all of it; a reader that is gone does not want to hear."""
-        self.byte_count += len(data)
-        try:
-            _write(self.outlet if os.getpid() == self._pid else self.fd, data)
-        except OSError as error:
-            say, self._say = self._say, None
-            if say is not None and error.errno not in (EPIPE, EBADF):
-                say(
-                    f"cannot write to {self._name}: {error.strerror or error}; what ranks print is"
-                    " not shown there, the run goes on"
-                )
+_PENDING_BYTES_MAX = 8 << 10
+_STANDARD = {Streams.OUT: 1, Streams.ERR: 2}
 
 
 class RankStream:
-    """One stream of one rank.
-
-    Args:
-        console: where its lines go; None keeps them from there.
-        prefix: stands before each of them.
-        file: takes its bytes as they are.
-        path: the file's name, for complaints.
-        needles: lines that contain one of these go to `filtered` as well.
+    """One stream of one rank: its sinks, and the pipe of its children once there is one.
 
     Attributes:
-        file_bytes: how much was to be written to the file so far.
+        file_bytes: how much was to be written to the log file so far.
     """
 
-    def __init__(
-        self,
-        *,
-        console: Console | None,
-        prefix: bytes,
-        file: BinaryIO | None,
-        path: str,
-        complaints: DiskComplaints,
-        needles: tuple[bytes, ...] = (),
-        filtered: BinaryIO | None = None,
-    ) -> None:
-        self.tail = Tail()
+    is_congested = False  # as a sink of its own pipe: `take` blocks instead
+
+    def __init__(self, sinks: StreamSinks, outlet: Outlet, owner: "Output") -> None:
+        self.sinks = sinks
         self.file_bytes = 0
-        self._console = console
-        self._prefix = prefix
-        self._file = file
-        self._path = path
-        self._complaints = complaints
-        self._needles = needles
-        self._filtered = filtered
-        self._splitter = LineSplitter()
+        self.pump: StreamPump | None = None
+        self.children_fd = -1
+        """The writing end, for children; ours is closed with the pipe."""
+        self._pending = b""
+        self._outlet = outlet
+        self._owner = owner
+        self._reading = threading.Lock()  # of the pipe: its chunks stay in their order
 
     def write(self, data: bytes) -> None:
-        """Take what the rank has written."""
-        self.tail.take(data, _NOW)
-        if self._file is not None:
-            self.file_bytes += len(data)
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self._complaints.complain(self._path, error)
-        if lines := self._splitter.feed(data, _NOW):
-            self._show(lines)
+        """Take what the rank has written; return when the console has it.
+
+        Parts of a line wait for its end: `print` writes each argument by itself.
+        """
+        self._pending += data
+        if data[-1:] == b"\n" or len(self._pending) > _PENDING_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Take what the rank has written so far of a line."""
+        self.read_pipe()  # what a child had written before the rank went on comes first
+        if self._pending:
+            data, self._pending = self._pending, b""
+            self.take(data, self._owner.now())
+
+    def take(self, chunk: bytes, now: Instant) -> None:
+        """Take bytes of the rank or of its children; return when the console has them."""
+        owner, outlet = self._owner, self._outlet
+        with owner.lock:
+            tail, log_file, channel = self.sinks
+            tail.take(chunk, now)
+            if log_file is not None:
+                self.file_bytes += len(chunk)
+                log_file.take(chunk, owner.disk_time())
+            if channel is not None:
+                channel.take(chunk, now)
+        if outlet.wants_write:
+            owner.flush(outlet)
+
+    def end(self, now: Instant) -> None:
+        """Children's end of the pipe is closed; the rank may write on."""
+
+    def open_pipe(self) -> None:
+        """Make the pipe of the rank's children."""
+        read_fd, self.children_fd = open_stream_pipe(1)
+        self.pump = StreamPump(read_fd, [self])
+
+    def fd_for_children(self, otherwise: int) -> int:
+        """Where a forked child writes."""
+        return self.children_fd if self.children_fd >= 0 else otherwise
+
+    def read_pipe(self) -> None:
+        """Take what children have written by now."""
+        if self.pump is not None:
+            with self._reading:
+                self.pump.drain(self._owner.now())
+
+    def finish_line(self) -> None:
+        """Show an unfinished last line."""
+        self.flush()
+        if self.sinks.channel is not None:
+            with self._owner.lock:
+                self.sinks.channel.end(self._owner.now())
+            self._owner.flush_patiently(self._outlet)
 
     def close(self) -> None:
-        """Show an unfinished last line."""
-        if lines := self._splitter.flush():
-            self._show(lines)
-
-    def _show(self, lines: bytes) -> None:
-        if self._filtered is not None:
-            for line in lines.splitlines(keepends=True):
-                if any(needle in line for needle in self._needles):
-                    self._filtered.write(line)
-        if self._console is not None:
-            self._console.write(prefixed(lines, stamped(self._prefix)))
+        """Read the pipe to the end of what is there, and close pipe and file."""
+        self.flush()
+        if self.pump is not None:
+            self.pump.end(self._owner.now())
+            self.pump = None
+            os.close(self.children_fd)
+            self.children_fd = -1
+        self.finish_line()
+        if self.sinks.log_file is not None:
+            self.sinks.log_file.end(self._owner.disk_time())
 
 
 class Output:
@@ -129,149 +133,248 @@ class Output:
 
     Args:
         plan: where output goes.
-        consoles: standard output and standard error.
-        whose: the number of the rank that writes; None if it belongs to none.
-        is_dropped: whether what is written now is of a rank that is over.
-        is_own: whether the rank that runs has another file than the console at a descriptor.
+        role: what prefixes call the ranks.
+        console: standard output and standard error, at descriptors that no rank can replace.
+        standard: the descriptors that ranks know these by.
+        complaints: is told of full disks.
+        now: virtual time.
+        real_now: real time.
+        writer: the rank that writes; None if the thread belongs to none.
+        is_own: whether a rank has another file than the console at a descriptor.
 
     Attributes:
         stdout, stderr: what ranks find as `sys.stdout` and `sys.stderr`.
+        lock: held while sinks take a chunk, never while anything waits.
+        patience_ms: how long a console that takes nothing holds up what is not a rank's; None for
+            as long as it likes. A run that is stopped sets it.
     """
 
     def __init__(
         self,
         plan: LogPlan,
-        consoles: tuple[Console, Console],
+        role: str,
+        console: Console,
+        standard: tuple[int, int],
         complaints: DiskComplaints,
-        whose: Callable[[], int | None],
-        is_dropped: Callable[[], bool],
         *,
-        is_own: Callable[[int], bool],
+        now: Callable[[], Instant],
+        real_now: Callable[[], Instant],
+        writer: Callable[[], Rank | None],
+        is_own: Callable[[Rank, int], bool],
     ) -> None:
-        self._plan = plan
-        self._consoles = consoles
-        self._complaints = complaints
-        self._files = ExitStack()
-        self._streams: dict[tuple[int, Streams], RankStream] = {}
+        self.console: Console | None = console
+        self.now = now
+        self.writer, self.is_own = writer, is_own
+        # Reentrant: a signal's handler may print while the main thread holds it.
+        self.lock = threading.RLock()
+        self.patience_ms: int | None = None
+        self.pid = os.getpid()
+        self.streams: dict[tuple[int, Streams], RankStream] = {}
+        self._sinks = RankSinks(plan, role, console, complaints)
+        self._real_now = real_now
+        self._real_begin = real_now()
+        self._past_file_bytes = 0
+        self._reader: _PipeReader | None = None
         self.stdout, self.stderr = (
             io.TextIOWrapper(
-                cast(
-                    "BinaryIO",
-                    _Dispatching(self._streams, stream, console, whose, is_dropped, is_own=is_own),
-                ),
+                cast("io.BytesIO", _Dispatching(self, stream, fd)),
                 encoding="utf-8",
                 errors="surrogateescape" if stream is Streams.OUT else "backslashreplace",
                 line_buffering=True,
                 write_through=True,
             )
-            for stream, console in zip((Streams.OUT, Streams.ERR), consoles, strict=True)
+            for stream, fd in zip((Streams.OUT, Streams.ERR), standard, strict=True)
         )
 
+    def disk_time(self) -> Instant:
+        """Time for disks that may get room again: real and virtual time added up."""
+        return Instant(self.now() + self._real_now() - self._real_begin)
+
+    def flush(self, outlet: Outlet) -> None:
+        """Block until the console has taken what it was given."""
+        self._flush(outlet, None)
+
+    def flush_patiently(self, outlet: Outlet) -> None:
+        """The same for what is not a rank: it waits no longer than `patience_ms`."""
+        if not self._flush(outlet, self.patience_ms):
+            self.patience_ms = 0  # waited for once, it has taken nothing
+
+    def _flush(self, outlet: Outlet, patience_ms: int | None) -> bool:
+        while outlet.wants_write:
+            watch = poll()
+            watch.register(outlet.fd, POLLOUT)
+            if not watch.poll(patience_ms):
+                return False
+            with self.lock:
+                outlet.on_writable()
+        return True
+
+    def write_raw(self, stream: Streams, data: bytes) -> None:
+        """Write what belongs to no rank."""
+        outlet = self.outlet(stream)
+        with self.lock:
+            outlet.write(data)
+        self.flush_patiently(outlet)
+
+    def outlet(self, stream: Streams) -> Outlet:
+        """Where the console shows a stream."""
+        return self._sinks.outlet(stream)
+
     def begin_attempt(
-        self, size: int, destinations: Destinations, role: str, local_rank_of: Callable[[int], int]
+        self, size: int, destinations: Destinations, local_rank_of: Callable[[int], int]
     ) -> None:
         """Open the files of an attempt; `destinations` are by rank."""
         self.end_attempt()
-        plan = self._plan
+        self._sinks.begin_attempt(destinations)
         for rank in range(size):
-            for stream, console, paths, needles, filtered in (
-                (Streams.OUT, self._consoles[0], destinations.stdouts, plan.stdout_filters,
-                 destinations.filtered_stdout),
-                (Streams.ERR, self._consoles[1], destinations.stderrs, plan.stderr_filters,
-                 destinations.filtered_stderr),
-            ):  # fmt: skip
-                local_rank = local_rank_of(rank)
-                is_shown = bool(console_streams(plan, local_rank) & stream)
-                prefix = line_prefix(
-                    plan, role=role, local_rank=local_rank, rank=rank, stream=stream
-                )
-                path = paths.get(rank, "")
-                self._streams[rank, stream] = RankStream(
-                    console=console if is_shown else None,
-                    prefix=prefix.encode(errors="surrogateescape"),
-                    file=self._open(path),
-                    path=path,
-                    complaints=self._complaints,
-                    needles=tuple(needle.encode() for needle in needles),
-                    filtered=self._open(filtered),
-                )
+            for stream in (Streams.OUT, Streams.ERR):
+                sinks = self._sinks.make(rank, local_rank_of(rank), stream, directory=rank)
+                self.streams[rank, stream] = RankStream(sinks, self.outlet(stream), self)
+
+    def pipes_for_children(self, rank: int) -> tuple[int, int] | None:
+        """Where children of a rank write: descriptors for 1 and 2; None if there is no pipe.
+
+        The pipes exist from the first call on.
+        """
+        try:
+            streams = [self.streams[rank, stream] for stream in (Streams.OUT, Streams.ERR)]
+        except KeyError:
+            return None
+        for each in streams:
+            if each.pump is None:
+                try:
+                    each.open_pipe()
+                except OSError:  # no descriptors left: its children write past the prefixes
+                    return None
+                self._reader = self._reader or _PipeReader()
+                self._reader.add(each)
+        return streams[0].children_fd, streams[1].children_fd
 
     def end_rank(self, rank: int) -> None:
-        """Show the unfinished last lines of a rank that is over."""
+        """Take what children of a rank that is over have written, and show its last lines."""
         for stream in (Streams.OUT, Streams.ERR):
-            self._streams[rank, stream].close()
+            self.streams[rank, stream].finish_line()
 
     def tail(self, rank: int, stream: Streams, count: int) -> tuple[str, ...]:
         """What a rank last wrote to a stream."""
-        found = self._streams.get((rank, stream))
-        return () if found is None else found.tail.lines(count)
+        found = self.streams.get((rank, stream))
+        return () if found is None else found.sinks.tail.lines(count)
 
     @property
     def byte_count(self) -> int:
-        """How much ranks have printed: what has been written for it, to consoles and files."""
-        to_files = sum(stream.file_bytes for stream in self._streams.values())
-        return to_files + sum(console.byte_count for console in self._consoles)
+        """How many bytes were written for ranks, to consoles and files."""
+        to_files = sum(stream.file_bytes for stream in self.streams.values())
+        console = self.console
+        to_console = 0 if console is None else sum(each.byte_count for each in console.outlets)
+        return self._past_file_bytes + to_files + to_console
 
     def end_attempt(self) -> None:
-        """Close the files."""
-        self._streams.clear()
-        self._files.close()
+        """End all streams and close their files."""
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+        self._past_file_bytes += sum(stream.file_bytes for stream in self.streams.values())
+        for stream in self.streams.values():
+            stream.close()
+        self.streams.clear()
+        self._sinks.end_attempt()
 
-    def _open(self, path: str) -> BinaryIO | None:
-        if not path:
-            return None
+    def leave_console(self) -> None:
+        """The run is over: what threads that ranks leave behind print goes past the sinks."""
+        self.console = None
+
+
+class _PipeReader:
+    """A thread that reads the pipes of ranks' children.
+
+    It reads as long as the attempt lasts; who stops it reads the rest. Chunks of one pipe are
+    taken by one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._selector = DefaultSelector()
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wakeup, EVENT_READ)
+        self._is_stopping = False
+        self._has_ended = _thread.allocate_lock()
+        self._has_ended.acquire()
+        # Not `threading.Thread`: one that a rank starts would count as its helper.
+        _thread.start_new_thread(self._read, ())
+
+    def add(self, stream: RankStream) -> None:
+        """Read its pipe, too."""
+        assert stream.pump is not None, "opened before"
+        self._selector.register(stream.pump.fd, EVENT_READ, stream)
+
+    def stop(self) -> None:
+        """Return when the thread reads nothing any more."""
+        self._is_stopping = True
+        os.eventfd_write(self._wakeup, 1)
+        with self._has_ended:
+            self._selector.close()
+            os.close(self._wakeup)
+
+    def _read(self) -> None:
         try:
-            return self._files.enter_context(open(path, "ab", buffering=0))
-        except OSError as error:
-            self._complaints.complain(path, error)
-            return None
+            while not self._is_stopping:
+                for key, _ in self._selector.select():
+                    stream: RankStream | None = key.data
+                    if stream is not None:
+                        stream.read_pipe()
+        finally:
+            self._has_ended.release()
 
 
 class _Dispatching(io.RawIOBase):
     """Bytes to the stream of the rank that runs; to the console itself if none does."""
 
-    def __init__(
-        self,
-        streams: dict[tuple[int, Streams], RankStream],
-        stream: Streams,
-        console: Console,
-        whose: Callable[[], int | None],
-        is_dropped: Callable[[], bool],
-        *,
-        is_own: Callable[[int], bool],
-    ) -> None:
+    def __init__(self, output: Output, stream: Streams, fd: int) -> None:
         super().__init__()
-        self._is_own = is_own
-        self._streams = streams
+        self._output = output
         self._stream = stream
-        self._console = console
-        self._whose = whose
-        self._is_dropped = is_dropped
+        self._fd = fd
+        self._numbers = tuple({fd, _STANDARD[stream]})
 
     def writable(self) -> bool:
         return True
 
     def fileno(self) -> int:
-        return self._console.fd
+        return self._fd
 
     def isatty(self) -> bool:
         return False  # as a pipe, which ranks of real runs write to
+
+    def flush(self) -> None:
+        output = self._output
+        if output.console is not None and os.getpid() == output.pid:
+            rank = output.writer()
+            stream = None if rank is None else output.streams.get((rank.number, self._stream))
+            if stream is not None:
+                stream.flush()
 
     def close(self) -> None:
         """Stay open: it is everybody's."""
 
     def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
-        data = bytes(data)
-        if self._is_dropped():
+        data, output = bytes(data), self._output
+        if output.console is None:
+            write_all(self._fd, data)
             return len(data)
-        for number in {self._console.fd, int(self._stream)}:
-            if self._is_own(number):
+        rank = output.writer()
+        if rank is None:
+            output.write_raw(self._stream, data)
+            return len(data)
+        for number in self._numbers:
+            if output.is_own(rank, number):
                 _write(number, data)
                 return len(data)
-        rank = self._whose()
-        stream = None if rank is None else self._streams.get((rank, self._stream))
-        if stream is None:
-            self._console.write(data)
+        stream = output.streams.get((rank.number, self._stream))
+        if os.getpid() != output.pid:  # a child's copies of the sinks are nobody's
+            write_all(self._fd if stream is None else stream.fd_for_children(self._fd), data)
+        elif rank.is_to_end:
+            pass
+        elif stream is None:
+            output.write_raw(self._stream, data)
         else:
             stream.write(data)
         return len(data)

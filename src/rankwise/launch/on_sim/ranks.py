@@ -357,6 +357,10 @@ class SimulatedRanks:
     def _live(self, rank: Rank, reporter: "_Reporter") -> int:
         """Run the program, in the thread of the rank; returns its exit code."""
         match self._job.program:
+            case Script(path=path, args=args, source=bytes(source)):
+                descriptors = {bootstrap.PAYLOAD_VARIABLE: os.memfd_create("program")}
+                os.write(descriptors[bootstrap.PAYLOAD_VARIABLE], source)
+                return self._run(("script", path, list(args)), descriptors, reporter)
             case Script(path=path, args=args):
                 return self._run(("script", path, list(args)), {}, reporter)
             case Module(name=name, args=args):

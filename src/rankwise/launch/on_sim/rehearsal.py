@@ -34,7 +34,9 @@ from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.vocabulary import Announcement
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
+from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.announcements import time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
@@ -45,7 +47,7 @@ from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.announcements import NodesAnnouncements
 from rankwise.launch.on_sim.baton_watch import BatonWatch
 from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
-from rankwise.launch.on_sim.output import Console, Output, write_all
+from rankwise.launch.on_sim.output import Output, write_all
 from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.ranks import VirtualClock
 from rankwise.launch.private_places import remove_abandoned
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
 
 _HAND_OVER_S = 0.1
 """How long a rank that a signal ends has to hand the baton over, before it is given up."""
+_CONSOLE_PATIENCE_MS = 3_000
+"""How long a console that takes nothing is waited for when the run has been stopped."""
 _STOPS_MAX = 2
 """One more signal ends this process, whatever it does."""
 _STDERR_LINES = 60
@@ -157,6 +161,7 @@ class Rehearsal:
         self._device = device
         self._packages = packages
         self._faults = FaultInjector(faults, self._say) if faults else None
+        self._output: Output | None = None
         self._clock = SystemClock()
         self._begun_at = self._clock.now()
         self._stops: list[int] = []
@@ -171,6 +176,7 @@ class Rehearsal:
 
     def run(self) -> Outcome:
         """Run the job to its end, in this thread and those of the ranks."""
+        check_proc()
         ensure_open_files(_DESCRIPTORS_PER_RANK * self.size + _OTHER_DESCRIPTORS)
         with ExitStack() as stack:
             stdout, stderr = self._console_fds
@@ -185,25 +191,25 @@ class Rehearsal:
             faulthandler.enable(2, all_threads=False)
             stack.callback(faulthandler.disable)
         complaints = DiskComplaints(self._say)
-        stdout, stderr = self._console_fds
-        consoles = (
-            Console(stdout, self._outlets[0], "standard output", self._say),
-            Console(stderr, self._outlets[1], "standard error", self._say),
-        )
-        for console in consoles:  # threads and loggers that ranks leave behind go on writing there
-            stack.callback(setattr, console, "outlet", console.fd)
+        stdout, stderr = self._outlets
+        console = Console(stdout_fd=stdout, stderr_fd=stderr, say=self._say)
+        stack.callback(console.close)
 
-        def is_own(number: int) -> bool:
-            return world.descriptors.is_own(rank_of_thread(), number)
-
-        output = Output(
+        output = self._output = Output(
             self.job.logs,
-            consoles,
+            self.job.role,
+            console,
+            self._console_fds,
             complaints,
-            _number_of_the_moment,
-            _is_dropped,
-            is_own=is_own,
+            now=lambda: world.scheduler.now,
+            real_now=self._clock.now,
+            writer=rank_of_thread,
+            # The world is made below, with the streams of this output.
+            is_own=lambda rank, number: world.descriptors.is_own(rank, number),  # noqa: PLW0108
         )
+        stack.callback(setattr, self, "_output", None)
+        stack.callback(output.leave_console)
+        stack.callback(complaints.tell_losses)
         stack.callback(output.end_attempt)
         names = NamesOfRanks()
         world = stack.enter_context(
@@ -227,13 +233,14 @@ class Rehearsal:
                 standard=STANDARD.union(self._console_fds),
             )
         )
+        world.substitutes.pipes_for_children = output.pipes_for_children
         self._watch_for_triton(world, stack)
         clock = VirtualClock(world, self._clock.wall_ns)
         world.scheduler.on_held = self._tell_who_holds
         hang_timeout = self.job.gang.hang_timeout
-        if hang_timeout is not None:
-            watch = BatonWatch(hang_timeout, self._clock, lambda: output.byte_count)
-            world.scheduler.gets_on = watch.gets_on
+        patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
+        watch = BatonWatch(patience, self._clock, lambda: output.byte_count)
+        world.scheduler.gets_on = watch.gets_on
         self.places.prepare(0)
         if self.places.root is not None:
             remove_abandoned(self.places.root)
@@ -339,6 +346,8 @@ class Rehearsal:
             self.caught_signal = self.caught_signal or number
             self._stops.append(number)
             self._stop_count += 1
+            if self._output is not None and self._output.patience_ms is None:
+                self._output.patience_ms = _CONSOLE_PATIENCE_MS
             told = signal.SIGTERM if number == TIME_LIMIT_SIGNAL else number
             grace_s = self.job.gang.grace / SECOND
             if _is_ended_at_once(world, told):
@@ -460,8 +469,11 @@ class Rehearsal:
 
     def _say(self, message: str, event: str = "notice", **fields: Any) -> None:
         if self.job.console:
-            line = notice(self.job, message, event, **fields)
-            write_all(self._outlets[1], line.encode("utf-8", "replace"))
+            line = notice(self.job, message, event, **fields).encode("utf-8", "replace")
+            if self._output is None:
+                write_all(self._outlets[1], line)
+            else:
+                self._output.write_raw(Streams.ERR, line)
 
 
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:
@@ -494,16 +506,6 @@ def _copy(descriptor: int, stack: ExitStack) -> int:
         return descriptor
     stack.callback(os.close, outlet)
     return outlet
-
-
-def _number_of_the_moment() -> int | None:
-    rank = rank_of_thread()
-    return None if rank is None else rank.number
-
-
-def _is_dropped() -> bool:
-    rank = rank_of_thread()
-    return rank is not None and rank.is_to_end
 
 
 def _follow_windows(world: SimulatedWorld) -> Callable[[], None]:

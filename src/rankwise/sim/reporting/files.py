@@ -25,8 +25,11 @@ def check_writable(path: str) -> None:
         raise ConfigError(f"{path!r} is a directory, expected the name of a file to write")
     if not file.parent.is_dir():
         raise ConfigError(f"{path!r} cannot be written: there is no directory {str(file.parent)!r}")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(f"{path!r} cannot be written: permission denied")
+    place = file if file.exists() else file.parent
+    if not os.access(place, os.W_OK):
+        is_read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+        why = "the file system is read-only" if is_read_only else "permission denied"
+        raise ConfigError(f"{path!r} cannot be written: {why}")
 
 
 def write_text(path: str, text: str) -> None:

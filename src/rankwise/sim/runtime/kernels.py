@@ -23,6 +23,8 @@ def _smaller(x, y):
 @jit
 def _combined(x, y, OP: tl.constexpr):
     if OP == "add":
+        if x.dtype == tl.int1 and y.dtype == tl.int1:
+            return x | y  # torch's truth values do not wrap around
         return x + y
     if OP == "sub":
         return x - y
@@ -31,7 +33,7 @@ def _combined(x, y, OP: tl.constexpr):
     if OP == "div":
         return x / y
     if OP == "pow":
-        return libdevice.pow(x, y)
+        return libdevice.pow(_wide(x), _wide(y).to(_wide(x).dtype))
     if OP == "maximum":
         return _larger(x, y)
     if OP == "minimum":
@@ -56,19 +58,25 @@ def _combined(x, y, OP: tl.constexpr):
 
 
 @jit
+def _wide(x):
+    """The functions are of fp32 and fp64."""
+    return x if x.dtype == tl.float64 else x.to(tl.float32)
+
+
+@jit
 def _changed(x, OP: tl.constexpr):
     if OP == "neg":
         return -x
     if OP == "abs":
         return tl.abs(x)
     if OP == "exp":
-        return tl.exp(x)
+        return tl.exp(_wide(x))
     if OP == "log":
-        return tl.log(x)
+        return tl.log(_wide(x))
     if OP == "sqrt":
-        return tl.sqrt(x)
+        return tl.sqrt(_wide(x))
     if OP == "sigmoid":
-        return tl.sigmoid(x)
+        return tl.sigmoid(_wide(x))
     if OP == "relu":
         return _larger(x, tl.zeros_like(x))
     if OP == "not":
@@ -154,7 +162,7 @@ def reduce_kernel(
     else:
         result = tl.reduce(total, 0, _smaller)
     if factor != 1:
-        result = result * factor
+        result = (result * factor).to(result.dtype)
     tl.store(out_ptr + (outer * parts + part) * inner + column, result, mask=column < inner)
 
 

@@ -9,12 +9,15 @@ What is touched:
 - `distributed_c10d._world`: one object, which becomes the `RankWorld` of the rank that runs.
 - `distributed_c10d._process_group_name`: the registry of groups in C++ is the process's, so each
   rank's groups have names of their own.
+- `torch.distributed._symmetric_memory`: its tables of what belongs to the name of a group.
 - `distributed_c10d._unregister_all_process_groups`: would take everybody's groups out of it.
 - `torch.distributed.TCPStore` and `FileStore`: the same for programs that make one themselves; and
   `PrefixStore` around one of those, here and in `distributed_c10d`.
 - `ProcessGroup._register_backend` and its siblings, to make the groups of gloo that are recorded.
 - `distributed_c10d._get_default_timeout`: is told that all backends are gloo.
 - `torch.distributed.rpc.init_rpc`: is refused.
+- the functions of `distributed_c10d`: a thread that a rank has started takes a turn in them
+  (`turns`).
 - `distributed_c10d.rendezvous`: gives the store of the simulated world.
 - `torch._C._DisableTorchDispatch` and `_ExcludeDispatchKeyGuard`: operations compute below modes
   and autograd, as a backend in C++ does (`arithmetic`).
@@ -63,6 +66,7 @@ from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.recording import present_recorder
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
+from rankwise.sim.torch import turns
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
 from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
@@ -103,6 +107,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     stack.callback(_become, c10d._world, original)  # noqa: SLF001  # the same
     replace("_new_process_group_helper", _with_our_backend)
     replace("_process_group_name", _unique_per_rank)
+    stack.callback(turns.install())
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
     replace("rendezvous", _rendezvous)
     replace("_get_default_timeout", _of_gloo)
@@ -392,7 +397,7 @@ def _unique_per_rank(original: Callable[..., str]) -> Callable[..., str]:
         name, rank = original(*args, **kwargs), running_rank()
         if rank is None:
             return name
-        unique = f"{name}{OF_RANK}{rank.number}"
+        unique = f"{name}{OF_RANK}{rank.number}.{present_world().serial}"
         rank.belongings[_KEY].names.append(unique)
         return unique
 
@@ -446,9 +451,13 @@ def _forget_groups(rank: Rank) -> None:
     """Take a rank's groups out of the registry in C++, and what they share."""
     rank.belongings.pop(SYMMETRIC_MEMORY, None)
     names, rank.belongings[_KEY].names = rank.belongings[_KEY].names, []
+    shared = sys.modules.get("torch.distributed._symmetric_memory")
     for name in names:
         with suppress(RuntimeError):  # the program has destroyed it
             c10d._unregister_process_group(name)  # noqa: SLF001  # see the module's text
+        if shared is not None:
+            shared._group_name_to_store.pop(name, None)  # noqa: SLF001  # the same
+            shared._group_name_to_workspace_tensor.pop(name, None)  # noqa: SLF001  # the same
 
 
 def _refused_to_ranks(original: Callable[..., None]) -> Callable[..., None]:

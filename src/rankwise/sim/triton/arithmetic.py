@@ -22,8 +22,15 @@ from rankwise.sim.triton.execution import (
     note_math,
     place,
 )
-from rankwise.sim.triton.promotion import combined, converted, to_tensor
-from rankwise.sim.triton.tensor import broadcast_shape, padded, tensor
+from rankwise.sim.triton.promotion import (
+    combined,
+    common_type,
+    converted,
+    fitting,
+    number_type,
+    to_tensor,
+)
+from rankwise.sim.triton.tensor import broadcast_shape, padded, scalar, tensor
 
 _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "<": np.less,
@@ -65,11 +72,43 @@ def in_type(operand: tensor, type_: dtype) -> tensor:
     """A numeric tensor in another type."""
     if operand.dtype == type_:
         return operand
+    if operand.dtype.is_fp8() != type_.is_fp8() and operand.dtype.is_int() != type_.is_int():
+        raise KernelTypeError(
+            f"{place()}: {operand.dtype} cannot become {type_}", hint="cast to tl.float32 between"
+        )
     pattern = None
     if operand.affine is not None and type_.is_int() and type_.primitive_bitwidth >= 32:
         pattern = checked(operand).affine
     data = None if pattern is not None else converted(operand.data, operand.dtype, type_)
     return tensor(data, type_, operand.shape, affine=pattern, token=operand.token)
+
+
+def combined_all(name: str, *operands: Any) -> tuple[list[tensor], dtype]:
+    """Several operands in their common type; numbers count together, after all blocks.
+
+    So a number is not rounded to the type of one block where another one is wider.
+    """
+    values = [plain(each) for each in operands]
+    blocks = [each.dtype for each in values if isinstance(each, tensor)]
+    numbers = [number_type(each) for each in values if not isinstance(each, tensor)]
+    found = [_of_all(name, types) for types in (blocks, numbers) if types]
+    if len(found) == 2 and found[1].kind().value <= found[0].kind().value:
+        del found[1]
+    type_ = _of_all(name, found)
+    return [
+        in_type(each, type_) if isinstance(each, tensor) else scalar(fitting(each, type_), type_)
+        for each in values
+    ], type_
+
+
+def _of_all(name: str, types: list[dtype]) -> dtype:
+    type_ = types[0]
+    for each in types[1:]:
+        common = common_type(type_, each, divides=False)
+        if common is None:
+            raise KernelTypeError(f"{place()}: {name} of {type_} and {each} is not defined")
+        type_ = common
+    return type_
 
 
 def checked(operand: tensor) -> tensor:
@@ -113,7 +152,9 @@ def add(left: Any, right: Any) -> tensor:
         found = _patterned(left, right, type_, lambda mine, theirs, _shape: mine.plus(theirs))
         if found is not None:
             return found
-    return elementwise("add", np.add, type_, in_type(left, type_), in_type(right, type_))
+    # One bit wraps around, which for numpy's truth values is an "or".
+    function = np.logical_xor if type_.is_bool() else np.add
+    return elementwise("add", function, type_, in_type(left, type_), in_type(right, type_))
 
 
 def sub(left: Any, right: Any) -> tensor:
@@ -128,7 +169,8 @@ def sub(left: Any, right: Any) -> tensor:
         found = _patterned(left, right, type_, lambda mine, theirs, _shape: mine.plus(theirs, -1))
         if found is not None:
             return found
-    return elementwise("sub", np.subtract, type_, in_type(left, type_), in_type(right, type_))
+    function = np.logical_xor if type_.is_bool() else np.subtract
+    return elementwise("sub", function, type_, in_type(left, type_), in_type(right, type_))
 
 
 def _moved(pointer: tensor, offset: tensor, sign: int) -> tensor:
@@ -294,7 +336,7 @@ def negative(operand: tensor) -> tensor:
     if operand.affine is not None and operand.shape:
         return tensor(None, operand.dtype, operand.shape, affine=operand.affine.times(-1))
     if operand.dtype.is_bool():
-        operand = in_type(operand, t.int32)
+        return operand  # 0 - 1 is 1, of one bit
     return elementwise("neg", np.negative, operand.dtype, operand)
 
 

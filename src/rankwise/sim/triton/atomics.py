@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.sim.triton.access import element_of, masked, note_access
+from rankwise.sim.triton.arithmetic import in_type
 from rankwise.sim.triton.casting import cast
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import (
@@ -27,16 +28,44 @@ from rankwise.sim.triton.execution import (
     parts_by,
     place,
 )
-from rankwise.sim.triton.memory import Scattered, Target, resolve_scattered
+from rankwise.sim.triton.memory import Scattered, Target, bits_of, resolve_scattered
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.shapes import broadcast_to
 from rankwise.sim.triton.tensor import tensor
 
 _Combine = Callable[[Array, Array], Array]
+
+
+def _extremum_of_bits(
+    signed: Callable[..., Array], unsigned: Callable[..., Array]
+) -> Callable[[Array, Array], Array]:
+    """Of floats: hardware has atomics of integers only, and takes the floats' bits for them.
+
+    The sign of the new value decides: a value with a sign is compared as an unsigned number, since
+    of two negative floats the greater one has the smaller bits. This fixes what becomes of NaN and
+    of negative zero.
+    """
+
+    def combined(old: Array, new: Array) -> Array:
+        if new.dtype.kind != "f":
+            return signed(old, new)
+        as_signed, as_unsigned = (f"{kind}{new.dtype.itemsize}" for kind in "iu")
+        bits = np.where(
+            np.signbit(new),
+            unsigned(old.view(as_unsigned), new.view(as_unsigned)).view(as_signed),
+            signed(old.view(as_signed), new.view(as_signed)),
+        )
+        return bits.view(new.dtype)
+
+    return combined
+
+
 _COMBINE: dict[str, _Combine] = {
     "add": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
+    "max": _extremum_of_bits(np.maximum, np.minimum),
+    "min": _extremum_of_bits(np.minimum, np.maximum),
+    # To add zero would make 0.0 of -0.0, and another NaN of a NaN.
+    "load": lambda old, _new: old,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
@@ -92,6 +121,10 @@ def compare_and_swap(
     execution = active()
     if not execution.interleaves and pointer.numel != 1:
         raise MustInterleave
+    expected, value = to_tensor(expected), to_tensor(value)
+    result_type = value.dtype
+    for each in (expected, value):
+        _check_same_bits(element, each.dtype)
     expected = broadcast_to(cast(expected, element), pointer.shape)
     value = broadcast_to(cast(value, element), pointer.shape)
     index, target = _addresses(execution, "cas", pointer, element)
@@ -101,7 +134,11 @@ def compare_and_swap(
     if not execution.interleaves:
         _take_turns(access.elements.reshape(-1))
     wanted, new = (np.broadcast_to(each.data, index.shape) for each in (expected, value))
-    wanted, new = element.encode(wanted).reshape(-1), element.encode(new).reshape(-1)
+    # Bits are compared, as hardware does: a NaN equals itself, and -0.0 is not 0.0.
+    wanted, new, flat = (
+        bits_of(each) for each in (element.encode(wanted), element.encode(new), flat)
+    )
+    wanted, new = wanted.reshape(-1), new.reshape(-1)
     words = access.elements.reshape(-1)
     before = flat[words]
     if not execution.interleaves:
@@ -115,12 +152,26 @@ def compare_and_swap(
             if flat[where] != new[at]:
                 execution.changed_memory()
             flat[where] = new[at]
-    result = tensor(element.decode(before).reshape(index.shape), element, pointer.shape)
+    found = element.decode(before.view(element.storage)).reshape(index.shape)
+    result = tensor(found, element, pointer.shape)
     _conclude(
         execution, target, access, result, (pointer, expected, value), (sem, scope),
         words[before == wanted], changes_before=changes,
     )  # fmt: skip
-    return result
+    return in_type(result, result_type)
+
+
+def _check_same_bits(element: dtype, given: dtype) -> None:
+    """Refuse what would have to be converted: as in Triton, a compare-and-swap takes bits."""
+    if given != element and not (
+        given.is_int()
+        and element.is_int()
+        and given.primitive_bitwidth == element.primitive_bitwidth
+    ):
+        raise KernelTypeError(
+            f"{place()}: atomic_cas of {element} takes values of {element}, not {given}",
+            hint=f"cast with .to({element!r})".replace("triton.language", "tl"),
+        )
 
 
 def _take_turns(words: Array) -> None:
@@ -142,10 +193,21 @@ def _check(name: str, element: dtype, sem: str | None, scope: str | None) -> Non
         raise KernelValueError(
             f"{place()}: scope={scope!r}: it is one of {', '.join(map(str, _SCOPES))}"
         )
-    if element.is_fp8():
+    if not _has_atomic(name, element):
         raise KernelTypeError(f"{place()}: atomic_{name} is not for {element}")
+
+
+def _has_atomic(name: str, element: dtype) -> bool:
+    """Whether Triton has the operation for the type, for NVIDIA's devices."""
+    if name == "load":
+        return not element.is_fp8()
+    if name == "cas":
+        return element.primitive_bitwidth in (16, 32, 64)
     if name in ("and", "or", "xor") and not element.is_int():
-        raise KernelTypeError(f"{place()}: atomic_{name} is for integers, not {element}")
+        return False
+    if element.primitive_bitwidth >= 32:
+        return True
+    return name == "add" and element.primitive_bitwidth == 16 and element.is_floating()
 
 
 def _for_each(data: Array, size: int) -> Array:
@@ -203,7 +265,7 @@ def _combined(
             current = element.decode(flat[here])
             found[chosen] = current
             flat[here] = element.encode(element.rounded(combine(current, operands[chosen])))
-    if not (execution.may_wait and np.array_equal(old, flat[unique])):
+    if not (execution.may_wait and np.array_equal(bits_of(old), bits_of(flat[unique]))):
         execution.changed_memory()
     if not execution.interleaves:
         execution.remember(lambda: flat.__setitem__(unique, old))
@@ -214,8 +276,9 @@ def _note_setters(execution: Execution, target: Target, access: Scattered, resul
     """Remember which program has set which word, for those who will wait for it in vain."""
     buffer, element = target.buffer, target.element
     indexes = access.elements.reshape(-1)
-    now = element.decode(buffer.elements(element)[indexes])
-    changed = np.flatnonzero(now != result.data.reshape(-1))
+    stored = buffer.elements(element)[indexes]
+    now = element.decode(stored)
+    changed = np.flatnonzero(bits_of(stored) != bits_of(element.encode(result.data)).reshape(-1))
     setters, line = execution.launch.memory.setters, line_of_kernel()
     addresses = buffer.address + indexes[changed] * element.itemsize
     values = now[changed].tolist()

@@ -39,6 +39,15 @@ def cast(
         return _cast_pointer(source, target)
     if plain(bitcast):
         return _cast_bits(source, target)
+    if rounding is not None and not (
+        source.dtype.is_floating()
+        and target.is_floating()
+        and target.primitive_bitwidth < source.dtype.primitive_bitwidth
+    ):
+        raise KernelTypeError(
+            f"{place()}: fp_downcast_rounding is for floats to narrower ones, not {source.dtype} "
+            f"to {target}"
+        )
     if rounding == "rtz":
         source = _toward_zero(source, target)
     result = in_type(source, target)
@@ -106,16 +115,11 @@ def _cast_bits(source: tensor, target: dtype) -> tensor:
 
 
 def _toward_zero(source: tensor, target: dtype) -> tensor:
-    """Values from which rounding to nearest gives what truncating would have given."""
-    if not (source.dtype.is_fp32() and target.is_narrow and not target.is_fp8()):
-        raise KernelTypeError(
-            f"{place()}: rounding towards zero is for fp32 to fp16 or bf16, not {source.dtype} to "
-            f"{target}"
-        )
-    values = source.data
-    nearest = converted(values, t.float32, target)
-    step = np.uint32(1 << (23 - target.fp_mantissa_width))
-    bits = np.ascontiguousarray(nearest).view(np.uint32)
-    lower = (bits - step).view(np.float32)
-    truncated = np.where(np.abs(nearest) > np.abs(values), lower, nearest)
-    return tensor(target.rounded(truncated), t.float32, source.shape, token=source.token)
+    """Values truncated to a narrower type; the cast to that type then changes nothing."""
+    nearest = converted(source.data, source.dtype, target)
+    bits = np.ascontiguousarray(target.encode(nearest)).view(f"u{target.itemsize}")
+    # Of both signs, the next value towards zero has the bits of one less.
+    is_beyond = np.abs(nearest.astype(np.float64)) > np.abs(source.data.astype(np.float64))
+    truncated = target.decode((bits - is_beyond).astype(bits.dtype).view(target.storage))
+    held = t.float64 if target.is_fp64() else t.float32
+    return tensor(truncated, held, source.shape, token=source.token)

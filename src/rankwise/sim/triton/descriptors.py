@@ -13,10 +13,13 @@ from rankwise.sim.triton.arithmetic import add, bit_and, compare, in_type, mul
 from rankwise.sim.triton.atomics import atomic
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.creation import arange
-from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, place
+from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, deciding, place
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.shapes import broadcast_to
 from rankwise.sim.triton.tensor import plain_shape, tensor
+
+DESCRIPTOR_BYTES, DESCRIPTOR_AXES = 16, 5
+"""What the addresses that a descriptor holds are multiples of, and how many axes it has at most."""
 
 
 def _numbers(values: Any) -> list[tensor]:
@@ -211,7 +214,37 @@ def make_tensor_descriptor(
             f"{place()}: shape, strides and block_shape have {len(sizes)}, {len(steps)} and "
             f"{len(block)} axes; they must have the same"
         )
+    _check(base, plain(strides), steps, block, plain(padding_option))
     return tensor_descriptor(base, sizes, steps, block, plain(padding_option))
+
+
+def _check(
+    base: tensor, given: Any, steps: list[tensor], block: tuple[int, ...], padding: Any
+) -> None:
+    """Refuse what hardware does not take: its rows begin at multiples of 16 bytes."""
+    element = element_of(base)
+    if not 1 <= len(block) <= DESCRIPTOR_AXES:
+        raise KernelValueError(f"{place()}: a tensor descriptor has 1 to 5 axes, not {len(block)}")
+    if block[-1] * element.itemsize < DESCRIPTOR_BYTES:
+        raise KernelValueError(
+            f"{place()}: the last axis of a descriptor's block has {block[-1] * element.itemsize} "
+            "bytes: it must have 16 at least"
+        )
+    last = plain(given[-1])
+    if not isinstance(last, tensor) and last != 1:
+        raise KernelValueError(
+            f"{place()}: the last stride of a descriptor is {last}: it must be 1"
+        )
+    if padding == "nan" and element.is_int():
+        raise KernelValueError(f"{place()}: padding_option='nan' is for floats, not {element}")
+    for axis, step in enumerate(steps[:-1]):
+        if (deciding(step.data) * element.itemsize % DESCRIPTOR_BYTES).any():
+            raise KernelValueError(
+                f"{place()}: axis {axis} of a descriptor has a stride of "
+                f"{int(step.data.reshape(-1)[0]) * element.itemsize} bytes: it must be a multiple "
+                "of 16",
+                hint="pad the rows",
+            )
 
 
 def load_tensor_descriptor(desc: tensor_descriptor, offsets: Any) -> tensor:

@@ -319,7 +319,10 @@ class Execution:
                 raise MustInterleave
             return
         word = Word(buffer, element, int(index.reshape(-1)[0]))
-        if self.observer is not None and word.value != value.reshape(-1)[0].item():
+        if (
+            self.observer is not None
+            and word.bits != element.encode(value.reshape(-1)[:1]).tobytes()
+        ):
             return  # it has changed while the look at it took its time
         self.wait(Change(word, self.launch.memory.setters, is_certain=is_certain))
 

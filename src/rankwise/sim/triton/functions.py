@@ -3,12 +3,20 @@
 import math as _math
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rankwise.sim.triton import dtypes as t
-from rankwise.sim.triton.arithmetic import absolute, elementwise, extremum, in_type, truediv
+from rankwise.sim.triton.arithmetic import (
+    absolute,
+    combined_all,
+    elementwise,
+    extremum,
+    in_type,
+    truediv,
+)
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.execution import (
@@ -20,7 +28,7 @@ from rankwise.sim.triton.execution import (
     tokens_of,
 )
 from rankwise.sim.triton.promotion import combined, to_tensor
-from rankwise.sim.triton.rounding import calculated
+from rankwise.sim.triton.rounding import calculated, fused_to_odd, rounded_to_odd
 from rankwise.sim.triton.shapes import broadcast_to
 from rankwise.sim.triton.tensor import tensor
 
@@ -32,22 +40,36 @@ class PropagateNan(IntEnum):
     ALL = 0xFFFF
 
 
-_NARROWEST_BYTES = 2
-"""Of what functions of floats take. Triton's compiler asks for fp32; its interpreter does not."""
+_WIDE_FLOATS = (t.float32, t.float64)
 
 
-def _of_float(name: str, function: Callable[[Array], Array]) -> Callable[[Any], tensor]:
-    def operation(x: Any) -> tensor:
-        x = to_tensor(x)
-        if not x.dtype.is_floating() or x.dtype.itemsize < _NARROWEST_BYTES:
+def _check_types(name: str, accepted: tuple[t.dtype, ...], *operands: Any) -> None:
+    """Refuse blocks of other types, as Triton's compiler does; its interpreter does not."""
+    for each in operands:
+        if isinstance(plain(each), tensor) and plain(each).dtype not in accepted:
             raise KernelTypeError(
-                f"{place()}: {name} is for floats of 16 bits and more, not {x.dtype}",
-                hint="cast with .to(tl.float32) first",
+                f"{place()}: {name} is for {' and '.join(map(str, accepted))}, "
+                f"not {plain(each).dtype}",
+                hint=f"cast with .to(tl.{_long_name(accepted[0])}) first",
             )
+
+
+def _long_name(type_: t.dtype) -> str:
+    return repr(type_).rpartition(".")[2]
+
+
+def _of_float(
+    name: str,
+    function: Callable[[Array], Array],
+    accepted: tuple[t.dtype, ...] = _WIDE_FLOATS,
+) -> Callable[[Any], tensor]:
+    def operation(x: Any) -> tensor:
+        _check_types(name, accepted, x)
+        x = to_tensor(x)
         return elementwise(name, function, x.dtype, x)
 
     operation.__name__ = name
-    operation.__doc__ = f"`{name}` of each element; of fp16 and bf16 in fp32, and rounded."
+    operation.__doc__ = f"`{name}` of each element; fp16 and bf16 are refused, as in Triton."
     return operation
 
 
@@ -62,7 +84,7 @@ log2 = _of_float("log2", np.log2)
 cos = _of_float("cos", np.cos)
 sin = _of_float("sin", np.sin)
 sqrt = _of_float("sqrt", np.sqrt)
-sqrt_rn = _of_float("sqrt_rn", np.sqrt)
+sqrt_rn = _of_float("sqrt_rn", np.sqrt, (t.float32,))
 rsqrt = _of_float("rsqrt", lambda values: values.dtype.type(1) / np.sqrt(values))
 erf = _of_float("erf", _erf)
 floor = _of_float("floor", np.floor)
@@ -82,28 +104,36 @@ def abs(x: Any) -> tensor:
 
 def fdiv(x: Any, y: Any, ieee_rounding: bool = False, approx: bool = False) -> tensor:
     """A quotient of floats."""
-    del ieee_rounding, approx  # the quotient is always the correctly rounded one
-    left, right = to_tensor(x), to_tensor(y)
-    if not (left.dtype.is_floating() and right.dtype.is_floating()):
+    # The quotient is always the correctly rounded one.
+    left, right, type_ = combined(to_tensor(x) if _both_plain(x, y) else x, y, "/")
+    if not type_.is_floating():
         raise KernelTypeError(f"{place()}: fdiv is for floats, not {left.dtype}, {right.dtype}")
-    return truediv(x, y)
+    if plain(approx) and (plain(ieee_rounding) or not type_.is_fp32()):
+        raise KernelValueError(
+            f"{place()}: fdiv(approx=True) is for fp32 and without ieee_rounding, not {type_}"
+        )
+    return truediv(left, right)
 
 
 def div_rn(x: Any, y: Any) -> tensor:
     """A correctly rounded quotient."""
+    _check_types("div_rn", (t.float32,), x, y)
     return truediv(x, y)
 
 
 def fma(x: Any, y: Any, z: Any) -> tensor:
     """`x*y + z`, rounded once."""
-    left, right, type_ = combined(x, y, "*")
-    _left, last, type_ = combined(tensor(left.data, type_, left.shape), z, "+")
+    operands, type_ = combined_all("fma", x, y, z)
+    if not type_.is_floating():
+        raise KernelTypeError(f"{place()}: fma is for floats, not {type_}")
+    return elementwise("fma", partial(_fused, type_), type_, *operands)
 
-    def fused(a: Array, b: Array, c: Array) -> Array:
-        return calculated("fma", "rn", a, b, c) if type_.is_floating() else a * b + c
 
-    operands = (in_type(side, type_) for side in (left, right, last))
-    return elementwise("fma", fused, type_, *operands)
+def _fused(type_: t.dtype, a: Array, b: Array, c: Array) -> Array:
+    if not type_.is_narrow:
+        return calculated("fma", "rn", a, b, c)
+    # The product of two narrow floats is exact in float64.
+    return rounded_to_odd(fused_to_odd(*(each.astype(np.float64) for each in (a, b, c))), type_)
 
 
 def maximum(x: Any, y: Any, propagate_nan: Any = 0) -> tensor:
@@ -126,11 +156,13 @@ def _both_plain(x: Any, y: Any) -> bool:
 
 def clamp(x: Any, min: Any, max: Any, propagate_nan: Any = 0) -> tensor:
     """The value, kept between two bounds."""
-    return minimum(maximum(x, min, propagate_nan), max, propagate_nan)
+    (value, low, high), _type = combined_all("clamp", x, min, max)
+    return minimum(maximum(value, low, propagate_nan), high, propagate_nan)
 
 
 def umulhi(x: Any, y: Any) -> tensor:
     """The upper half of the product of two unsigned integers."""
+    _check_types("umulhi", (t.int32, t.int64, t.uint32, t.uint64), x, y)
     left, right, type_ = combined(to_tensor(x) if _both_plain(x, y) else x, y, "*")
     if not type_.is_int() or type_.primitive_bitwidth not in (32, 64):
         raise KernelTypeError(f"{place()}: umulhi is for 32 and 64 bits, not {type_}")
@@ -179,7 +211,7 @@ def dot(
     if plain(input_precision) not in (None, "tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"):
         raise KernelValueError(f"{place()}: input_precision={input_precision!r} is not known")
     _check_dot(left, right)
-    out = _dot_type(left, right, plain(out_dtype))
+    out = _dot_type(left, None if acc is None else to_tensor(acc), plain(out_dtype))
     m, k = left.shape[-2:]
     n = right.shape[-1]
     shape = (*left.shape[:-2], m, n)
@@ -190,7 +222,6 @@ def dot(
                 f"{place()}: dot of {list(left.shape)} and {list(right.shape)} cannot be "
                 f"accumulated in a block of shape {list(acc.shape)}"
             )
-        out = acc.dtype
     execution = active()
     launch = execution.launch
     launch.saw_block(left.numel)
@@ -237,23 +268,45 @@ def _check_dot(left: tensor, right: tensor) -> None:
             f"{place()}: dot of {left.dtype} and {right.dtype}: both have to be of one type",
             hint="cast one with .to(...)",
         )
-    if left.dtype.is_int() and left.dtype.primitive_bitwidth != 8:
-        raise KernelTypeError(f"{place()}: dot is for floats, int8 and uint8, not {left.dtype}")
+    if left.dtype.is_int() and left.dtype != t.int8:
+        raise KernelTypeError(f"{place()}: dot is for floats and int8, not {left.dtype}")
 
 
-def _dot_type(left: tensor, right: tensor, asked: Any) -> t.dtype:
-    del right
-    if left.dtype.is_int():
-        return t.int32
-    if left.dtype.is_fp64():
-        return t.float64
+def _dot_type(left: tensor, acc: tensor | None, asked: Any) -> t.dtype:
+    """The type of the product: of narrow floats the one that is asked for, else fixed."""
     if asked is None:
-        return t.float32
-    if not isinstance(asked, t.dtype) or not asked.is_floating():
+        asked = t.float32 if acc is None else acc.dtype
+    if not isinstance(asked, t.dtype):
+        raise KernelTypeError(f"{place()}: out_dtype={asked!r} is not a type")
+    if left.dtype.is_int():
+        type_ = t.int32
+    elif asked.is_bf16():
         raise KernelTypeError(
-            f"{place()}: out_dtype={asked!r} is not a type for a product of floats"
+            f"{place()}: dot gives no bf16: accumulate in fp32, and cast the result"
         )
-    return asked
+    elif left.dtype.is_fp64():
+        type_ = t.float64
+    elif left.dtype.is_fp32() or left.dtype.is_bf16():
+        type_ = t.float32
+    else:
+        type_ = asked
+    if acc is not None and acc.dtype != asked:
+        raise KernelTypeError(
+            f"{place()}: dot accumulates in {asked}, not in a block of {acc.dtype}",
+            hint=f"pass out_dtype=tl.{_long_name(acc.dtype)}",
+        )
+    is_known = type_ == t.int32 if left.dtype.is_int() else type_ in _DOT_TYPES
+    has_fitting = (
+        type_ == acc.dtype if acc is not None else left.dtype.is_fp64() or not type_.is_fp64()
+    )
+    if not (is_known and has_fitting):
+        raise KernelTypeError(
+            f"{place()}: dot of {left.dtype} cannot give {type_ if acc is None else acc.dtype}"
+        )
+    return type_
+
+
+_DOT_TYPES = (t.float16, t.float32, t.float64)
 
 
 def cdiv(x: Any, div: Any) -> Any:
@@ -276,7 +329,25 @@ def swizzle2d(i: Any, j: Any, size_i: Any, size_j: Any, size_g: Any) -> tuple[An
 
 def full(shape: Any, value: Any, dtype: Any) -> tensor:
     """A block with the same value everywhere."""
-    return broadcast_to(in_type(to_tensor(value), plain(dtype)), shape)
+    value, type_ = plain(value), plain(dtype)
+    if not isinstance(value, tensor):
+        value = _constant(value, type_)
+    return broadcast_to(in_type(value, type_), shape)
+
+
+def _constant(value: Any, type_: t.dtype) -> tensor:
+    """A number of a type, as Triton takes it: no fraction of integers, no sign of unsigned ones."""
+    own = to_tensor(value)
+    if (
+        type_.is_int()
+        and value != 0
+        and (own.dtype.is_floating() or (value < 0 and type_.is_int_unsigned()))
+        and not type_.is_bool()
+    ):
+        raise KernelTypeError(f"{place()}: {value!r} is no value of {type_}")
+    if type_.is_fp8() and not own.dtype.is_floating():
+        own = to_tensor(float(value))
+    return own
 
 
 def zeros(shape: Any, dtype: Any) -> tensor:

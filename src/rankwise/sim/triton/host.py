@@ -22,7 +22,11 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.triton import dtypes as t
 from rankwise.sim.triton.affine import Affine
 from rankwise.sim.triton.constants import plain
-from rankwise.sim.triton.descriptors import tensor_descriptor
+from rankwise.sim.triton.descriptors import (
+    DESCRIPTOR_AXES,
+    DESCRIPTOR_BYTES,
+    tensor_descriptor,
+)
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.memory import Buffer
 from rankwise.sim.triton.promotion import number_type
@@ -46,6 +50,10 @@ def typed(values: Any, type_: dtype) -> TypedArray:
     return TypedArray(type_.encode(rounded), type_)
 
 
+class WrongDescriptor(LocalProtocolError, AssertionError):
+    """A descriptor that hardware does not take; an `AssertionError`, as Triton's is."""
+
+
 @dataclass(eq=False, repr=False)
 class TensorDescriptor:
     """A tensor seen through blocks of one shape, made on the host."""
@@ -63,23 +71,68 @@ class TensorDescriptor:
             list(each) for each in (self.shape, self.strides, self.block_shape)
         )
         if not len(shape) == len(strides) == len(block_shape):
-            raise LocalProtocolError(
+            raise WrongDescriptor(
                 f"a TensorDescriptor got {len(shape)} sizes, {len(strides)} strides and "
                 f"{len(block_shape)} block sizes: they must be equally many"
             )
-        if strides and strides[-1] != 1:
-            raise LocalProtocolError(
+        if not 1 <= len(shape) <= DESCRIPTOR_AXES:
+            raise WrongDescriptor(f"a TensorDescriptor has 1 to 5 axes, not {len(shape)}")
+        if strides[-1] != 1:
+            raise WrongDescriptor(
                 f"the last axis of a TensorDescriptor has stride {strides[-1]}: it must be 1"
             )
+        if min(shape) <= 0:
+            raise WrongDescriptor(f"a TensorDescriptor has no axis of length 0: {shape}")
+        self._check_elements(strides)
         self.shape, self.strides, self.block_shape = shape, strides, block_shape
+
+    def _check_elements(self, strides: list[int]) -> None:
+        element = _element_of(self.base)
+        if self.padding not in ("zero", "nan"):
+            raise WrongDescriptor(f"padding={self.padding!r}: it is 'zero' or 'nan'")
+        if element is None:
+            return
+        if self.padding == "nan" and not element.is_floating():
+            raise WrongDescriptor(f"padding='nan' is for floats, not {element}")
+        if self.round_f32_to_tf32 and not element.is_fp32():
+            raise WrongDescriptor(f"round_f32_to_tf32 is for fp32, not {element}")
+        for axis, stride in enumerate(strides[:-1]):
+            if stride * element.itemsize % DESCRIPTOR_BYTES:
+                raise WrongDescriptor(
+                    f"axis {axis} of a TensorDescriptor has a stride of "
+                    f"{stride * element.itemsize} bytes: it must be a multiple of 16",
+                    hint="pad the rows",
+                )
+        address = getattr(self.base, "data_ptr", None)
+        if address is not None and address() % DESCRIPTOR_BYTES:
+            raise WrongDescriptor(
+                f"the base of a TensorDescriptor is at {address():#x}: it must be a multiple of 16",
+                hint="take a copy: .clone()",
+            )
 
     @staticmethod
     def from_tensor(
-        tensor: Any, block_shape: list[int], padding: str = "zero"
+        tensor: Any,
+        block_shape: list[int],
+        padding: str = "zero",
+        round_f32_to_tf32: bool = False,
     ) -> "TensorDescriptor":
         """Describe a whole tensor."""
         strides = tensor.stride() if hasattr(tensor, "stride") else _element_strides(tensor)
-        return TensorDescriptor(tensor, list(tensor.shape), list(strides), block_shape, padding)
+        return TensorDescriptor(
+            tensor, list(tensor.shape), list(strides), block_shape, padding, round_f32_to_tf32
+        )
+
+
+def _element_of(base: Any) -> dtype | None:
+    """The type of an array's elements; None of what has none that kernels know."""
+    type_ = getattr(base, "dtype", None)
+    if isinstance(type_, dtype):
+        return type_
+    try:
+        return t.dtype_named(str(type_))
+    except TypeError:
+        return None
 
 
 def _element_strides(array: Array) -> list[int]:

@@ -9,6 +9,7 @@ module stays as it is.
 import ast
 import builtins
 import inspect
+import linecache
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -115,7 +116,12 @@ def _say_where(error: Exception, code: CodeType) -> None:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is not None and trace.tb_frame.f_code is code and not isinstance(error, RankwiseError):
-        error.args = (f"{place(f'{code.co_filename}:{trace.tb_lineno}')}: {error}",)
+        ended = ""
+        if isinstance(error, UnboundLocalError):
+            ended = (
+                " (in Triton a name ends with the loop, or the side of an `if`, that defines it)"
+            )
+        error.args = (f"{place(f'{code.co_filename}:{trace.tb_lineno}')}: {error}{ended}",)
 
 
 class OnGrid:
@@ -270,6 +276,17 @@ class JITFunction(KernelInterface):
     def src(self) -> str:
         """Its source."""
         return textwrap.dedent(inspect.getsource(self.fn))
+
+    def _unsafe_update_src(self, new_src: str) -> None:
+        """Make it the kernel of this source; libraries that write kernels ask for the method."""
+        name = f"<source of {self.__name__} {sha256(new_src.encode()).hexdigest()[:8]}>"
+        linecache.cache[name] = len(new_src), None, new_src.splitlines(keepends=True), name
+        made: dict[str, Any] = {}
+        exec(compile(new_src, name, "exec"), self.fn.__globals__, made)  # noqa: S102 (it is theirs)
+        (fn,) = (getattr(each, "fn", each) for each in made.values())
+        self.fn = fn
+        self.kernel_function = KernelFunction(fn)
+        self._tries = None
 
     @property
     def cache_key(self) -> str:

@@ -20,12 +20,14 @@ import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from tokenize import TokenError
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
+from rankwise.sim.triton import flow
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.debug import StaticAssertion, device_assert
-from rankwise.sim.triton.execution import place
+from rankwise.sim.triton.execution import KernelTypeError, place
+from rankwise.sim.triton.flow import check_flow
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.tensor import tensor
 
@@ -37,21 +39,35 @@ _VARIABLE, _CHAIN = "__rankwise_variable", "__rankwise_chain"
 def _both(left: Any, right: Callable[[], Any]) -> Any:
     if not isinstance(left, tensor):
         return plain(left) and right()
-    return _truth(left) & _truth(right())
+    return _joined(left, right(), "and")
+
+
+def _joined(left: tensor, right: Any, word: str) -> Any:
+    """Both sides of `and` or `or`; a compile-time value decides, or leaves the other as it is."""
+    right = plain(right)
+    if not isinstance(right, tensor):
+        return right if bool(right) is (word == "or") else left
+    sides = _truth(left, word), _truth(right, word)
+    return sides[0] & sides[1] if word == "and" else sides[0] | sides[1]
 
 
 def _either(left: Any, right: Callable[[], Any]) -> Any:
     if not isinstance(left, tensor):
         return plain(left) or right()
-    return _truth(left) | _truth(right())
+    return _joined(left, right(), "or")
 
 
 def _opposite(value: Any) -> Any:
-    return value == 0 if isinstance(value, tensor) else not plain(value)
+    return ~_truth(value, "not") if isinstance(value, tensor) else not plain(value)
 
 
-def _truth(value: Any) -> Any:
-    return to_tensor(value) != 0
+def _truth(value: Any, word: str) -> Any:
+    value = to_tensor(value)
+    if not value.dtype.is_bool():
+        raise KernelTypeError(
+            f"{place()}: `{word}` is for int1, not {value.dtype}", hint="compare it with 0 first"
+        )
+    return value
 
 
 def _equal(left: Any, right: Any) -> Any:
@@ -106,6 +122,7 @@ WORDS: dict[str, Any] = {
     _VALUE: _value,
     _ASSERT: _assert,
     _VARIABLE: _variable,
+    **flow.WORDS,
 }
 """What rewritten kernels call; among their builtins."""
 
@@ -242,7 +259,7 @@ def _link(operator: ast.cmpop, side: ast.expr) -> ast.expr:
     return ast.Tuple(elts=[_function(side), compares], ctx=ast.Load())
 
 
-def rewritten(function: Callable[..., Any]) -> CodeType | None:
+def rewritten(function: FunctionType) -> CodeType | None:
     """A kernel's code with calls instead of these words; None if it needs none, or has no source.
 
     Its free variables may be in another order.
@@ -258,7 +275,8 @@ def rewritten(function: Callable[..., Any]) -> CodeType | None:
     definition.decorator_list.clear()
     rewriting = _Rewriting(takes_words=not _names_within(definition))
     definition.body = [rewriting.visit(statement) for statement in definition.body]
-    if not rewriting.has_changed:
+    is_checked = check_flow(definition, function)
+    if not (rewriting.has_changed or is_checked):
         return None
     names = function.__code__.co_freevars
     if names:

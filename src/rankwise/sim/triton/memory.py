@@ -289,6 +289,13 @@ def _refusal(target: Target, row: int, element: int, at: tuple[int, ...]) -> Out
     )
 
 
+def bits_of(stored: Any) -> Array:
+    """Values in memory's form, as unsigned integers."""
+    values = np.asarray(stored)
+    bits: Array = values.view(f"u{values.itemsize}")
+    return bits
+
+
 class DeferredStore:
     """A store, checked and ready: values for places of arrays."""
 
@@ -297,8 +304,11 @@ class DeferredStore:
         self._pieces = pieces
 
     def changes(self) -> bool:
-        """Whether memory will hold anything else afterwards."""
-        return any((array[where] != values).any() for array, where, values in self._pieces)
+        """Whether memory will hold other bits afterwards: a NaN is itself, and -0.0 is not 0.0."""
+        return any(
+            (bits_of(array[where]) != bits_of(values)).any()
+            for array, where, values in self._pieces
+        )
 
     def make(self) -> None:
         """Write; of several values for one element, the last program's stays."""

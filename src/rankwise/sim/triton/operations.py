@@ -91,14 +91,7 @@ def atomic_cas(pointer: Any, cmp: Any, val: Any, sem: Any = None, scope: Any = N
 
 def atomic_load(pointer: Any, mask: Any = None, sem: Any = None, scope: Any = None) -> tensor:
     """Read what other programs write meanwhile."""
-    return atomic(
-        "or" if access.element_of(pointer).is_int() else "add",
-        pointer,
-        0,
-        mask,
-        plain(sem),
-        plain(scope),
-    )
+    return atomic("load", pointer, 0, mask, plain(sem), plain(scope))
 
 
 def atomic_store(

@@ -14,6 +14,7 @@ from rankwise.sim.triton import dtypes as t
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, place
+from rankwise.sim.triton.rounding import rounded_to_odd
 from rankwise.sim.triton.tensor import scalar, tensor
 
 _FLOAT32_SMALLEST, _FLOAT32_LARGEST = (
@@ -96,6 +97,8 @@ def converted(values: Array, source: dtype, target: dtype) -> Array:
         truth: Array = values != 0
         return truth
     if target.is_floating():
+        if target.is_narrow:
+            values = rounded_to_odd(values, target)
         in_compute: Array = values.astype(target.compute, copy=False)
         return in_compute if _holds(target, source) else target.rounded(in_compute)
     whole: Array = values.astype(target.compute)
@@ -120,9 +123,9 @@ def combined(left: Any, right: Any, operation: str) -> tuple[tensor, tensor, dty
         return left, right, type_
     if isinstance(left, tensor):
         type_ = _type_with_number(left.dtype, right, operation)
-        return left, scalar(_fitting(right, type_), type_), type_
+        return left, scalar(fitting(right, type_), type_), type_
     type_ = _type_with_number(right.dtype, left, operation)
-    return scalar(_fitting(left, type_), type_), right, type_
+    return scalar(fitting(left, type_), type_), right, type_
 
 
 def _type_with_number(block: dtype, number: Any, operation: str) -> dtype:
@@ -132,11 +135,13 @@ def _type_with_number(block: dtype, number: Any, operation: str) -> dtype:
     if own.kind().value <= block.kind().value:
         own = block
     type_ = common_type(block, own, divides=operation in _DIVISIONS)
-    assert type_ is not None, "a number takes the block's type, or is of a greater kind"
+    if type_ is None:
+        raise KernelTypeError(f"{place()}: {block} {operation} {number!r} is not defined")
     return type_
 
 
-def _fitting(number: Any, type_: dtype) -> Any:
+def fitting(number: Any, type_: dtype) -> Any:
+    """A number as a value of a type; an error if it is none."""
     if type_.is_int() and not isinstance(number, bool) and isinstance(number, int):
         low, high = type_.limits()
         if not low <= number <= high:

@@ -86,13 +86,22 @@ def sum(
     return _along("sum", source, axis, keep_dims, function)
 
 
+def _of_integers(name: str, input: Any) -> tensor:
+    source = to_tensor(input)
+    if not source.dtype.is_int():
+        raise KernelTypeError(f"{place()}: {name} is for integers, not {source.dtype}")
+    return source
+
+
 def xor_sum(input: Any, axis: Any = None, keep_dims: bool = False) -> tensor:
     """The exclusive or of all elements along an axis."""
+    input = _of_integers("xor_sum", input)
     return _along("xor_sum", input, axis, keep_dims, np.bitwise_xor.reduce)
 
 
 def reduce_or(input: Any, axis: Any, keep_dims: bool = False) -> tensor:
     """The bitwise or of all elements along an axis."""
+    input = _of_integers("reduce_or", input)
     return _along("reduce_or", input, axis, keep_dims, np.bitwise_or.reduce)
 
 
@@ -118,6 +127,13 @@ def _indexed_extremum(
     return found, where_
 
 
+def _widened(source: tensor) -> tensor:
+    """As fp32 or int32 if it is narrower; int32 of unsigned integers, too, as in Triton."""
+    if source.dtype.primitive_bitwidth >= 32:
+        return source
+    return in_type(source, t.float32 if source.dtype.is_floating() else t.int32)
+
+
 def _extremum(name: str, word: str) -> Callable[..., Any]:
     def extremum(
         input: Any,
@@ -130,8 +146,7 @@ def _extremum(name: str, word: str) -> Callable[..., Any]:
         source = to_tensor(input)
         if plain(return_indices):
             return _indexed_extremum(source, axis, keep_dims, name)
-        if source.dtype.is_int() and source.dtype.primitive_bitwidth < 32:
-            source = in_type(source, t.int32 if source.dtype.is_int_signed() else t.uint32)
+        source = _widened(source)
         whole = source.dtype.is_int()
         function = {
             "max": np.maximum.reduce if whole else np.fmax.reduce,
@@ -275,7 +290,8 @@ def sort(x: tensor, dim: int | None = None, descending: bool = False) -> tensor:
 def topk(x: tensor, k: int, dim: int | None = None, descending: bool = True) -> tensor:
     """The `k` greatest elements along the last axis, the greatest first; or the smallest."""
     at = len(x.shape) - 1 if plain(dim) is None else _axis_of(x, dim)
-    return _cut(sort(x, at, descending), at, slice(0, plain(k)))
+    # Triton picks by `max` and `min`, which have the wider types.
+    return _cut(_widened(sort(x, at, descending)), at, slice(0, plain(k)))
 
 
 def bitonic_merge(x: tensor, dim: int | None = None, descending: bool = False) -> tensor:
@@ -297,6 +313,8 @@ def bitonic_merge(x: tensor, dim: int | None = None, descending: bool = False) -
 def histogram(input: tensor, num_bins: int, mask: Any = None) -> tensor:
     """How often each of 0 … num_bins-1 occurs; as in Triton, other values count nowhere."""
     bins = plain(num_bins)
+    if not input.dtype.is_int() or input.dtype.primitive_bitwidth != 32:
+        raise KernelTypeError(f"{place()}: histogram counts 32-bit integers, not {input.dtype}")
     values = input.data.reshape(len(input.data), -1).astype(np.int64)
     counted = (values >= 0) & (values < bins)
     if mask is not None:

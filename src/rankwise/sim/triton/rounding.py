@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.sim.triton.dtypes import Array
+from rankwise.sim.triton.dtypes import Array, dtype
 
 MODES = ("rn", "rz", "rd", "ru")
 TO_WHOLE: dict[str, Callable[[Array], Array]] = {
@@ -42,7 +42,8 @@ def _sum_to_odd(left: Array, right: Array) -> Array:
     return np.where(inexact, np.nextafter(total, np.copysign(np.inf, missing)), total)
 
 
-def _fused_to_odd(left: Array, right: Array, last: Array) -> Array:
+def fused_to_odd(left: Array, right: Array, last: Array) -> Array:
+    """`left*right + last` in float64, of float32 values: exact but for its last bit."""
     return _sum_to_odd(left * right, last)
 
 
@@ -70,7 +71,7 @@ _OPERATIONS: dict[str, tuple[_Wide, _Wide, _Sign]] = {
     "div": (np.divide, np.divide, lambda r, a, b: 0 if b == 0 else (a / b) - r),
     "sqrt": (np.sqrt, np.sqrt, lambda r, a: a - r * r),
     "rcp": (np.reciprocal, np.reciprocal, lambda r, a: 0 if a == 0 else 1 / a - r),
-    "fma": (_fused_to_odd, _fused_in_double, lambda r, a, b, c: a * b + c - r),
+    "fma": (fused_to_odd, _fused_in_double, lambda r, a, b, c: a * b + c - r),
 }
 """By operation: float32's in float64, float64's to nearest, and with fractions what that omits."""
 
@@ -97,6 +98,44 @@ def _sign(left_out: _Sign, nearest: float, *operands: float) -> int:
         return 0 if left_out(0, *map(Fraction, operands)) == 0 else (-1 if nearest > 0 else 1)
     exact = left_out(*map(Fraction, (nearest, *operands)))
     return int(exact > 0) - int(exact < 0)
+
+
+_EXACT_INTEGERS = 1 << 24
+"""Up to here float32 has all integers."""
+
+
+def rounded_to_odd(values: Array, target: dtype) -> Array:
+    """Values of float64 or of integers as float32, so that rounding them to `target` is right.
+
+    To round to nearest twice is wrong where the first rounding hits the middle between two values
+    of the target: float64 to half precision through float32. A last bit that is set where
+    something was left out keeps it from the middle (Boldo and Melquiond 2008). To the floats of
+    eight bits there are no instructions but from 32 and 16 bits: float64 is rounded twice there.
+    """
+    if target.is_fp8() or values.dtype == np.float32 or values.itemsize < 4:
+        return values
+    if values.dtype.kind in "iu":
+        magnitude = np.abs(values.astype(np.int64)).view(np.uint64)
+        if values.dtype == np.uint64:
+            magnitude = values
+        if magnitude.max(initial=0) <= _EXACT_INTEGERS:
+            return values
+        # 53 bits are left, the last of which says whether the others are all there is.
+        shift, rest = np.uint64(11), np.uint64((1 << 11) - 1)
+        upper = magnitude >> shift | ((magnitude & rest) != 0)
+        wide = np.ldexp(upper.astype(np.float64), 11)
+        wide = np.where(values < 0, -wide, wide)
+        exact = magnitude.astype(np.float64)  # smaller ones have all their bits in float64
+        wide = np.where(magnitude < np.uint64(1 << 53), np.where(values < 0, -exact, exact), wide)
+    else:
+        wide = values
+    nearest = np.ascontiguousarray(wide.astype(np.float32))
+    left_out = wide - nearest
+    is_even = nearest.view(np.uint32) % 2 == 0
+    inexact = (left_out != 0) & np.isfinite(left_out) & is_even
+    outwards = np.copysign(np.float32(np.inf), left_out.astype(np.float32))
+    odd: Array = np.where(inexact, np.nextafter(nearest, outwards), nearest)
+    return odd
 
 
 def to_integer(values: Array, mode: str, target: np.dtype[Any]) -> Array:

@@ -211,6 +211,15 @@ def _alike(left: Any, right: Any) -> tuple[tensor, tensor]:
 
 def join(a: Any, b: Any) -> tensor:
     """Two blocks side by side in a new last axis."""
+    a, b = to_tensor(a), to_tensor(b)
+    if a.dtype != b.dtype:
+        is_same = a.dtype.is_int() and b.dtype.is_int()
+        if not is_same or a.dtype.primitive_bitwidth != b.dtype.primitive_bitwidth:
+            raise KernelTypeError(
+                f"{place()}: {a.dtype} and {b.dtype} cannot be joined",
+                hint="cast one with .to(...)",
+            )
+        b = casting.cast(b, a.dtype, bitcast=True)
     a, b = _alike(a, b)
     data = np.stack(_stacked((a, b)), axis=-1)
     return tensor(data, a.dtype, data.shape[1:], token=a.token or b.token)
@@ -269,7 +278,11 @@ def where(condition: Any, x: Any, y: Any) -> tensor:
     """`x` where the condition holds, else `y`."""
     condition = to_tensor(condition)
     if not condition.dtype.is_bool():
-        condition = tensor(condition.data != 0, t.int1, condition.shape, token=condition.token)
+        condition = (
+            in_type(condition, t.int1)
+            if condition.dtype.is_fp8()
+            else tensor(condition.data != 0, t.int1, condition.shape, token=condition.token)
+        )
     x, y = plain(x), plain(y)
     buffer = None
     if isinstance(x, tensor) and x.dtype.is_ptr():

@@ -17,6 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import Distribution
+from importlib.util import module_from_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Self, TypeAlias
 
@@ -276,19 +279,49 @@ def _find_all(module: ModuleType, words: Sequence[str]) -> None:
 
 def _modules() -> dict[str, ModuleType]:
     modules: dict[str, ModuleType] = {}
-    for name, content in _MODULES.items():
-        module = modules[name] = ModuleType(name, f"rankwise's stand-in for {name}.")
-        module.__spec__ = ModuleSpec(name, None, is_package=True)
-        module.__path__ = []
-        for word, value in content.items():
-            if not word.startswith("__") or word in {"__all__", "__getattr__", "__version__"}:
-                setattr(module, word, value)
-        vars(module).setdefault("__getattr__", refusing(name, _REFUSED.get(name, {})))
+    for name in _MODULES:
+        modules[name] = module_from_spec(_spec(name))
+        _LOADER.exec_module(modules[name])
     for name, module in modules.items():
         parent, _, last = name.rpartition(".")
         if parent and isinstance(_MODULES[parent].get(last, module), ModuleType):
             setattr(modules[parent], last, module)
     return modules
+
+
+class _StandInLoader(Loader):
+    """Fills a module with what the emulator has under its name: new ones, and those reloaded."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        module.__doc__ = f"rankwise's stand-in for {name}."
+        for word, value in _MODULES[name].items():
+            if not word.startswith("__") or word in {"__all__", "__getattr__", "__version__"}:
+                setattr(module, word, value)
+        vars(module).setdefault("__getattr__", refusing(name, _REFUSED.get(name, {})))
+
+
+_LOADER = _StandInLoader()
+
+
+def _spec(name: str) -> ModuleSpec:
+    """How a module is found: its file is that of the emulator's module of which most of it is."""
+    origin = _MODULES[name].get("__file__", __file__)
+    spec = ModuleSpec(name, _LOADER, origin=str(origin), is_package=True)
+    spec.has_location = True
+    return spec
+
+
+class _Installation(Distribution):
+    """What is installed as `triton`, for `importlib.metadata`."""
+
+    def read_text(self, filename: str) -> str | None:
+        if filename != "METADATA":
+            return None
+        return f"Metadata-Version: 2.1\nName: triton\nVersion: {triton.__version__}\n"
+
+    def locate_file(self, path: Any) -> Path:
+        return Path(__file__).parent.joinpath(path)
 
 
 class _Answers:
@@ -329,6 +362,8 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname in _MODULES:  # it is loaded anew
+            return _spec(fullname)
         if _is_triton(fullname):
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: {_why_missing(fullname)}", name=fullname
@@ -339,6 +374,11 @@ class _Finder(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = _AnsweringLoader(spec.loader, self._answers)
         return spec
+
+    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
+        """Answer `importlib.metadata`: a real Triton is hidden there, too."""
+        if context is None or context.name in (None, "triton"):
+            yield _Installation()
 
 
 def _why_missing(fullname: str) -> str:

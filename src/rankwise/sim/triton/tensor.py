@@ -110,7 +110,7 @@ class tensor:
     __hash__ = object.__hash__
 
     def __pos__(self) -> "tensor":
-        return self
+        raise KernelTypeError(f"{place()}: Triton has no unary + of blocks")
 
     def item(self) -> "tensor":
         """The one element of a block, as a number."""

@@ -47,7 +47,7 @@ class Setters:
     def of(self, word: "Word") -> str:
         """Who has set a word to what it holds, in words; empty if nobody is known to have."""
         setting = self._settings.get(word.address)
-        if setting is None or setting.value != word.value:
+        if setting is None or repr(setting.value) != repr(word.value):  # a NaN is itself
             return ""
         return f", set by {setting.who} at {setting.place}"
 
@@ -69,6 +69,12 @@ class Word(NamedTuple):
         """What it holds."""
         flat = self.buffer.elements(self.element)
         return self.element.decode(flat[self.position : self.position + 1])[0].item()
+
+    @property
+    def bits(self) -> bytes:
+        """What it holds, to be compared: a NaN is no other value than itself."""
+        flat = self.buffer.elements(self.element)
+        return bytes(flat[self.position : self.position + 1].tobytes())
 
     def __str__(self) -> str:
         name = f"{self.buffer.name}[{self.position}]"

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
-from rankwise.core.ledger import Arrival, Group, Lateness, delay_in_words
+from rankwise.core.ledger import Arrival, Delay, Group, Lateness, delay_in_words
+from rankwise.core.ledger.words import with_cpu_wait
 
 RANKS = (0, 1, 2)
 WORLD = {"world": Group(size=3, members=RANKS)}
@@ -253,3 +254,14 @@ def test_who_waited_while_everybody_was_stopped_waited_for_nobody() -> None:
         lateness.see(rank, WORLD, [arrival(2, begun_ms[0]), arrival(3, begun_ms[1])])
 
     assert waited_ms(lateness) == [0, 0, 40]
+
+
+def test_rank_waits_for_a_cpu_for_no_more_than_all_of_the_time() -> None:
+    delay = Delay(rank=1, last=1.0, waited=Duration(SECOND))
+
+    told = with_cpu_wait("rank 1 is late", delay, Duration(182 * SECOND), Duration(100 * SECOND))
+
+    assert told == (
+        "rank 1 is late; it had to wait for a CPU itself for 100 % of the time since the first "
+        "call: the machine is busy"
+    )

@@ -13,6 +13,7 @@ import rankwise.sim.triton.language as tl
 from rankwise.base.errors import ConfigError
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.runtime.host_tensors import launches_on
+from rankwise.sim.triton.tools.tensor_descriptor import TensorDescriptor
 
 SCALE = tl.constexpr(3)
 
@@ -421,3 +422,28 @@ def test_a_tuner_derived_from_triton_measures_a_configuration_by_the_name_it_has
         0.0,
     ]
     assert tuner.prune_configs({}) == configs
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (((8, 30), (30, 1), np.float16, "zero"), "stride of 60 bytes: it must be a multiple of 16"),
+        (((8, 8), (8, 1), np.int32, "nan"), "padding='nan' is for floats, not int32"),
+        (((8, 8), (16, 2), np.float32, "zero"), "has stride 2: it must be 1"),
+        (((8, 0), (8, 1), np.float32, "zero"), "no axis of length 0"),
+        (((8, 8), (8, 1), np.float32, "one"), "padding='one': it is 'zero' or 'nan'"),
+    ],
+)
+def test_a_descriptor_that_hardware_does_not_take_is_refused(given: Any, words: str) -> None:
+    shape, strides, kind, padding = given
+
+    with pytest.raises(AssertionError, match=words):  # as Triton says it
+        TensorDescriptor(np.zeros((8, 32), kind), shape, strides, [8, 8], padding=padding)
+
+
+def test_a_descriptor_of_a_base_between_16_bytes_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    between = torch.zeros(33 * 8)[1:257].view(32, 8)
+
+    with pytest.raises(AssertionError, match="the base of a TensorDescriptor is at 0x"):
+        TensorDescriptor.from_tensor(between, [8, 8])

@@ -275,25 +275,94 @@ def test_eight_bit_floats_are_loaded_and_stored() -> None:
     assert torch.equal(out.float(), (x.float() * 2).to(torch.float8_e4m3fn).float())
 
 
-@pytest.mark.parametrize("type_", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos"])
-def test_functions_of_narrow_floats_are_calculated_in_fp32_and_rounded(
-    name: str, type_: Any
-) -> None:
+@pytest.mark.parametrize("name", ["exp", "log2", "sqrt", "rsqrt", "sin", "erf", "floor"])
+def test_functions_of_narrow_floats_are_refused_as_by_the_compiler(name: str) -> None:
     function = getattr(tl, name)
 
-    def kernel(x: Any, y: Any) -> None:
-        tl.store(y + tl.arange(0, 512), function(tl.load(x + tl.arange(0, 512))))
+    def kernel(x: Any) -> None:
+        function(tl.load(x + tl.arange(0, 4)))
 
-    x = torch.rand(512, generator=torch.Generator().manual_seed(1)).add(0.1).to(type_)
-    y = torch.empty_like(x)
-    triton.jit(kernel)[(1,)](x, y)
+    with pytest.raises(triton.KernelTypeError, match=f"{name} is for fp32 and fp64, not fp16"):
+        triton.jit(kernel)[(1,)](torch.ones(4, dtype=torch.float16))
 
-    expected = getattr(torch, name)(x.float())
-    # Where fp32 comes out next to a tie, numpy and torch may round it differently.
-    bits = (y.view(torch.int16) - expected.to(type_).view(torch.int16)).abs()
-    assert bits.max() <= 1
-    assert (bits == 0).float().mean() > 0.99
+
+@triton.jit
+def cast_kernel(x: Any, o: Any, B: tl.constexpr) -> None:
+    i = tl.arange(0, B)
+    tl.store(o + i, tl.load(x + i).to(o.dtype.element_ty))
+
+
+def doubles_next_to_ties(narrow: Any, bits: int) -> Any:
+    """Values between two of the narrow type, and so little beside that float32 is the tie."""
+    base = torch.tensor([1.0, 1.5, 1024.0, 0.001, 3.0, 0.33], dtype=narrow).double()
+    half = torch.exp2(torch.floor(torch.log2(base)) - bits - 1)
+    return torch.cat([
+        sign * (base + half * (1 + nudge))
+        for sign in (1, -1)
+        for nudge in (2.0**-29, -(2.0**-29), 0.0)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(("narrow", "bits"), [(torch.float16, 10), (torch.bfloat16, 7)])
+def test_a_cast_of_float64_is_rounded_once(narrow: Any, bits: int) -> None:
+    x = torch.nn.functional.pad(doubles_next_to_ties(narrow, bits), (0, 28))
+    out = torch.empty(64, dtype=narrow)
+
+    cast_kernel[(1,)](x, out, B=64)
+
+    step = torch.exp2(torch.floor(torch.log2(x[:36].abs())) - bits)
+    exact = (out[:36].double() - x[:36]).abs()
+    assert bool((exact <= step / 2).all())  # nearest; a tie rounded twice is beyond the half
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_a_cast_of_integers_is_rounded_once(kind: Any) -> None:
+    # 2^25 + 2^17 is between two bf16, and one more is lost in float32.
+    x = torch.tensor([2**25 + 2**17 + 1, -(2**25) - 2**17 - 1, 2**25 + 2**17 - 1, 7], dtype=kind)
+    out = torch.empty(4, dtype=torch.bfloat16)
+
+    cast_kernel[(1,)](x, out, B=4)
+
+    assert out.tolist() == [2.0**25 + 2**18, -(2.0**25) - 2**18, 2.0**25, 7.0]
+
+
+def test_the_greatest_integers_are_rounded_once() -> None:
+    x = np.array([2**63 + 2**55 + 1, 2**63 + 2**55, 2**64 - 1, 0], np.uint64)
+    out = triton.typed(np.zeros(4, np.uint16), tl.bfloat16)
+
+    cast_kernel[(1,)](x, out, B=4)
+
+    values = formats.BRAIN.decode(out.array)
+    assert values.tolist() == [2.0**63 + 2**56, 2.0**63, 2.0**64, 0]
+
+
+def test_a_fused_product_of_halves_is_rounded_once() -> None:
+    @triton.jit
+    def kernel(a: Any, b: Any, c: Any, o: Any) -> None:
+        i = tl.arange(0, 2)
+        tl.store(o + i, tl.fma(tl.load(a + i), tl.load(b + i), tl.load(c + i)))
+
+    # 32816 is the middle between 32800 and 32832; float32 takes 32816 - 2**-16 for it.
+    a, b = torch.tensor([4 + 2.0**-8] * 2).half(), torch.tensor([4 - 2.0**-8, 2.0**-8 - 4]).half()
+    out = torch.empty(2, dtype=torch.float16)
+
+    kernel[(1,)](a, b, torch.tensor([32800.0, -32800.0]).half(), out)
+
+    assert out.tolist() == [32800.0, -32800.0]
+
+
+def test_rounding_towards_zero_of_doubles_truncates() -> None:
+    @triton.jit
+    def kernel(x: Any, o: Any) -> None:
+        i = tl.arange(0, 4)
+        tl.store(o + i, tl.load(x + i).to(tl.float16, fp_downcast_rounding="rtz"))
+
+    x = torch.tensor([1.9999999, -1.9999999, 1e9, 2.0**-24 * 1.5], dtype=torch.float64)
+    out = torch.empty(4, dtype=torch.float16)
+
+    kernel[(1,)](x, out)
+
+    assert out.tolist() == [2 - 2.0**-10, -2 + 2.0**-10, 65504.0, 2.0**-24]
 
 
 def test_shifting_a_signed_number_by_an_unsigned_one_keeps_its_sign() -> None:

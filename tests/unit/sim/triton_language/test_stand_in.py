@@ -2,9 +2,12 @@
 
 import builtins
 import importlib
+import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,41 @@ from rankwise.sim.triton import language as tl
 def triton() -> Iterator[object]:
     with installed():
         yield importlib.import_module("triton")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("triton.language.extra.libdevice", "rsqrt"),
+        ("triton.testing", "do_bench"),
+        ("triton", "jit"),
+    ],
+)
+def test_a_module_can_be_made_from_its_spec(triton: Any, module: str, name: str) -> None:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.loader is not None
+
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+
+    assert getattr(made, name) is getattr(import_module(module), name)
+    assert Path(str(made.__file__)).exists()
+
+
+def test_a_module_can_be_loaded_anew(triton: Any) -> None:
+    language = import_module("triton.language")
+    language.added_by_somebody = 1
+
+    again = importlib.reload(language)
+
+    assert again is language
+    assert again.sum is tl.sum
+
+
+def test_metadata_has_the_version_while_it_is_installed(triton: Any) -> None:
+    assert importlib.metadata.version("triton") == triton.__version__
+    assert importlib.metadata.metadata("triton")["Name"] == "triton"
 
 
 def increment(triton: Any) -> Any:

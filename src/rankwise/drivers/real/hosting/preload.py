@@ -41,8 +41,9 @@ def modules_to_preload(
 
     Args:
         program: as a fork server is told it: `("script", path, …)`, `("module", name, …)` or
-            `("function",)`; nothing is known about any other.
-        payload: the packed function.
+            `("function",)`; `("source",)` is a script without a file, and nothing is known about
+            any other.
+        payload: the packed function, or the source.
         path: where the workers will look for modules, the script's own directory aside; by
             default `sys.path`.
 
@@ -52,11 +53,15 @@ def modules_to_preload(
     try:
         if program[0] == "function":
             names = _names_in_pickles(payload)
+        elif program[0] == "source":
+            search_path.insert(0, os.getcwd())
+            names = _names_in_source(payload)
         else:
             file = _file_of(program[0], program[1], search_path)
             own_directory = os.getcwd() if program[0] == "module" else os.path.dirname(file)
             search_path.insert(0, own_directory)
-            names = _names_in_source(file)
+            with open(file, "rb") as source:
+                names = _names_in_source(source.read())
         return tuple(name for name in dict.fromkeys(names) if _is_foreign(name, search_path))
     except Exception:  # noqa: BLE001 - a guess is not worth an error, and the worker will show it
         return ()
@@ -82,9 +87,8 @@ def _file_of(kind: str, target: str, search_path: list[str]) -> str:
     return spec.origin
 
 
-def _names_in_source(file: str) -> Iterator[str]:
-    with open(file, "rb") as source:
-        tree = ast.parse(decode_source(source.read()))
+def _names_in_source(source: bytes) -> Iterator[str]:
+    tree = ast.parse(decode_source(source))
     for statement in tree.body:
         match statement:
             case ast.Import(names=names):

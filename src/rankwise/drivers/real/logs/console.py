@@ -46,6 +46,7 @@ class Outlet:
         on_blocked: called when bytes begin to wait, so that the reactor watches `fd`.
         on_unfinished: called when a stream begins a line and does not end it, on a terminal.
         activity: counts what is written, and what comes of unfinished lines.
+        byte_count: bytes handed to it so far, written or not.
         unfinished: the streams whose line is held back, in the order of their last words.
         open_line: the stream whose unfinished line is the last thing on the terminal.
     """
@@ -64,6 +65,7 @@ class Outlet:
         self.on_blocked: Callable[[], None] | None = None
         self.on_unfinished: Callable[[], None] | None = None
         self.activity = 0
+        self.byte_count = 0
         self.unfinished: dict[ConsoleChannel, None] = {}
         self.open_line: ConsoleChannel | None = None
         self._say = say
@@ -130,6 +132,7 @@ class Outlet:
         if self._is_gone or not data:
             return
         self.activity += 1
+        self.byte_count += len(data)
         self.open_line = open_line
         if not self._waiting_bytes:
             written = self._send(data, 0)
@@ -207,8 +210,8 @@ class Outlet:
         )
         if self._say is not None and not is_reader_gone:
             self._say(
-                f"cannot write to {self.name}: {error.strerror or error}; what the workers print "
-                "is not shown there any more, the job goes on"
+                f"cannot write to {self.name}: {error.strerror or error}; what ranks print "
+                "is not shown there any more, the run goes on"
             )
 
 

@@ -8,6 +8,7 @@ import socket
 from contextlib import suppress
 from ipaddress import ip_address
 
+from rankwise.drivers.real.loopback import loopback_address
 from rankwise.drivers.real.stores.names import addresses_of
 
 
@@ -27,7 +28,7 @@ def listen(host: str, port: int, *, must: bool) -> socket.socket:
         OSError: EADDRNOTAVAIL if the address is elsewhere, EADDRINUSE if it is taken.
     """
     if host == "localhost":
-        return _bound("127.0.0.1", port)
+        return _bound(loopback_address(), port)
     if is_literal(host):
         try:
             return _bound(host, port)

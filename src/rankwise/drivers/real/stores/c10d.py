@@ -32,6 +32,7 @@ import msgspec
 from rankwise.base.errors import ConfigError, LeaseLost, StoreError, StoreUnavailable
 from rankwise.base.keys import Change, Committed, Conflict, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import SECOND, ZERO, Duration, Instant, after
+from rankwise.drivers.real.loopback import loopback_address
 from rankwise.drivers.real.stores.addresses import is_here
 from rankwise.drivers.real.stores.c10d_log import (
     NO_TIME,
@@ -477,7 +478,8 @@ def _is_to_serve(config: C10dConfig) -> bool:
 
 def _tcp_store(distributed: Any, config: C10dConfig, *, serves: bool) -> Any:
     return distributed.TCPStore(
-        config.host,
+        # torch knows no other address of it than the file of names tells.
+        loopback_address() if config.host == "localhost" else config.host,
         config.port,
         is_master=serves,
         timeout=timedelta(microseconds=config.connect_timeout // 1000),

@@ -13,6 +13,8 @@ from functools import partial
 from threading import Condition, Thread
 from time import monotonic
 
+from rankwise.drivers.real.loopback import loopback_address
+
 Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]
 """As `socket.getaddrinfo` tells it."""
 
@@ -54,6 +56,8 @@ class Names:
         Raises:
             OSError: there is no such name, or no time left; or this is closed.
         """
+        if host == "localhost":  # the file of names may know its IPv4 address alone
+            host = loopback_address()
         with suppress(socket.gaierror):
             return _asked(host, port, socket.AI_NUMERICHOST)
         with self._changed:

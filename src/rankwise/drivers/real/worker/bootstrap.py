@@ -78,7 +78,7 @@ _ENTERING = (
     *(os.path.join(_PACKAGE, "sim", "rehearsal", f"{name}.py") for name in _SUBSTITUTING),
 )
 _SOON_NS = 2_000_000_000
-_LIBRARIES = (os.path.join(os.path.dirname(os.__file__), ""), _OUR_PACKAGE, "<")
+_LIBRARIES = (os.path.join(os.path.dirname(os.__file__), ""), _OUR_PACKAGE, "<frozen ")
 """Where no line of a program is, nor in any folder `site-packages`."""
 _OUR_FILES = (
     (lambda: None).__code__.co_filename,  # where this file was compiled, perhaps elsewhere
@@ -602,6 +602,9 @@ def _run_script(
     reporter: Reporter, path: str, arguments: list[str], payload_fd: "int | None"
 ) -> None:
     sys.argv = [path, *arguments]
+    if path == "-":
+        _run_standard_input(reporter, payload_fd)
+        return
     location = path
     if not path.startswith("/"):  # made absolute, and not normal, as Python does
         location = os.getcwd() if path == "." else f"{os.getcwd()}/{path}"
@@ -637,6 +640,24 @@ def _run_script(
     exec(code, main)  # noqa: S102 - running the program is what this is for
     for name in ("__file__", "__cached__"):  # as Python does before it calls exit functions
         main.pop(name, None)
+
+
+def _run_standard_input(reporter: Reporter, payload_fd: "int | None") -> None:
+    """Run the program that the launcher has read, as `python -` runs what it reads itself."""
+    import linecache  # noqa: PLC0415 - only such programs
+
+    assert payload_fd is not None, "the launcher hands it over"
+    source = os.pread(payload_fd, os.fstat(payload_fd).st_size, 0)
+    os.close(payload_fd)
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path.insert(0, "")
+    main = _renew_main()
+    reporter.announce()
+    code = _compiled(source, "<stdin>")
+    # Tracebacks show its lines, which are in no file. Without a time, they count as current.
+    lines = source.decode("utf-8", "replace").splitlines(keepends=True)
+    linecache.cache["<stdin>"] = (len(source), None, lines, "<stdin>")
+    exec(code, main)  # noqa: S102 - running the program is what this is for
 
 
 def _compiled_before(payload_fd: "int | None", location: str) -> "Any":

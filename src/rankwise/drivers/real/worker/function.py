@@ -110,10 +110,9 @@ def _pickled_value(value: object, name: str) -> bytes:
 
 
 def _dumps_by_value(value: object) -> bytes:
-    import cloudpickle  # noqa: PLC0415 - takes as long as starting a worker
+    from rankwise.base.pickle_by_value import dumps_by_value  # noqa: PLC0415 - takes as long as starting a worker
 
-    data: bytes = cloudpickle.dumps(value)
-    return data
+    return dumps_by_value(value)
 
 
 def _checked_body(body: bytes) -> bytes:

@@ -4,6 +4,7 @@ etcd's older protocol, which python-etcd speaks, is gone from etcd 3.6 and off i
 keys are the same texts; a key's index is the revision that wrote it.
 """
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from rankwise.base.errors import LeaseLost, RankwiseError, StoreError
@@ -37,19 +38,36 @@ ETCD_PORT = 2379
 READ_TIMEOUT_S = 60
 
 
-class EtcdException(RankwiseError):
-    """A call of the client could not be carried out."""
+def _also_of_python_etcd(name: str) -> tuple[type[Exception], ...]:
+    """The exception of python-etcd with that name; nothing where the package is not installed.
+
+    Programs that catch its exceptions go on as they are.
+    """
+    with suppress(ImportError):
+        import etcd  # noqa: PLC0415  # it is not needed, and often not there
+
+        kind = getattr(etcd, name, None)  # another package may have that name
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            return (kind,)
+    return ()
 
 
-class EtcdKeyNotFound(EtcdException):
+class EtcdException(RankwiseError, *_also_of_python_etcd("EtcdException")):  # type: ignore[misc]
+    """A call of the client could not be carried out.
+
+    Where python-etcd is installed, it and its siblings are caught by the names there, too.
+    """
+
+
+class EtcdKeyNotFound(EtcdException, *_also_of_python_etcd("EtcdKeyNotFound")):  # type: ignore[misc]
     """There is no such key."""
 
 
-class EtcdAlreadyExist(EtcdException):
+class EtcdAlreadyExist(EtcdException, *_also_of_python_etcd("EtcdAlreadyExist")):  # type: ignore[misc]
     """The key should not have existed."""
 
 
-class EtcdCompareFailed(EtcdException):
+class EtcdCompareFailed(EtcdException, *_also_of_python_etcd("EtcdCompareFailed")):  # type: ignore[misc]
     """The key is not as it should have been."""
 
 

@@ -1,9 +1,8 @@
 """`libdevice`: the mathematical library of CUDA devices.
 
 A table says, for each name, of which types it takes what and gives what, as NVIDIA's library does,
-and which numpy function does it. Narrower floats are taken for fp32, integers for fp32 where there
-is no function of integers, and signed for unsigned of the same width. Results are numpy's: the
-approximations that the library allows itself (`fast_…`) are not imitated.
+and which numpy function does it. Other types are refused.
+Results are numpy's: the approximations that the library allows itself (`fast_…`) are not imitated.
 """
 
 import math
@@ -74,37 +73,15 @@ def _applied(
 
 
 def _chosen(name: str, overloads: tuple[_Overload, ...], given: tuple[dtype, ...]) -> _Overload:
-    """The function of just these types, else the one that they cost least to be converted to."""
-    priced = [(_price(types, given), types, result) for types, result in overloads]
-    price, types, result = min(priced, key=lambda each: each[0])
-    if price >= _REFUSED:
-        raise KernelTypeError(
-            f"{place()}: libdevice.{name} is not for {', '.join(map(str, given))}, but for "
-            + " or ".join("(" + ", ".join(map(str, each)) + ")" for each, _result in overloads)
-        )
-    return types, result
-
-
-_REFUSED = 100
-
-
-def _price(wanted: tuple[dtype, ...], given: tuple[dtype, ...]) -> int:
-    return sum(_price_of_one(*pair) for pair in zip(wanted, given, strict=True))
-
-
-def _price_of_one(wanted: dtype, given: dtype) -> int:
-    if wanted == given:
-        return 0
-    if given.is_ptr():
-        return _REFUSED
-    if wanted.is_floating():
-        if given.is_floating():
-            widens = wanted.primitive_bitwidth > given.primitive_bitwidth
-            return (1 if wanted.is_fp32() else 2) if widens else _REFUSED
-        return 10 + wanted.primitive_bitwidth // 32
-    if given.is_floating() or given.primitive_bitwidth > wanted.primitive_bitwidth:
-        return _REFUSED
-    return 1 + (wanted.primitive_bitwidth - given.primitive_bitwidth) // 8
+    """The function of just these types: as in Triton, nothing is converted."""
+    for types, result in overloads:
+        if types == given:
+            return types, result
+    raise KernelTypeError(
+        f"{place()}: libdevice.{name} is not for {', '.join(map(str, given))}, but for "
+        + " or ".join("(" + ", ".join(map(str, each)) + ")" for each, _result in overloads),
+        hint="cast with .to(...) first",
+    )
 
 
 _FLOAT = "f32>f32 f64>f64"
