@@ -66,7 +66,7 @@ def variables_of_torch() -> list[Variable]:
     torch = Path(spec.origin).parent
     found: list[Variable] = []
     for name in OF_TORCH:
-        package, _, module = name.rpartition(".")
+        package = name.rpartition(".")[0]
         path = torch.parent.joinpath(*name.split("."))
         found += variables_of(path if path.is_dir() else path.with_suffix(".py"), package)
     return found
