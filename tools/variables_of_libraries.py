@@ -112,13 +112,13 @@ def _variables_in(module: str, tree: ast.Module, changed: set[str]) -> Iterator[
                 continue
             if _is_container(value) and name in changed:
                 yield Variable(f"{module}:{prefix}{name}", "container")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if _CACHES.intersection(map(_last, node.decorator_list)):
-                yield Variable(f"{module}:{node.name}", "cached function")
-            yield from _changes(module, node, own)
-        elif isinstance(node, ast.Call) and _last(node.func) in _CACHES and _is_made_here(node):
-            yield Variable(f"{module}:{ast.unparse(node.args[0])}", "cached function")
+    for part in ast.walk(tree):
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            if _CACHES.intersection(map(_last, part.decorator_list)):
+                yield Variable(f"{module}:{part.name}", "cached function")
+            yield from _changes(module, part, own)
+        elif isinstance(part, ast.Call) and _last(part.func) in _CACHES and _is_made_here(part):
+            yield Variable(f"{module}:{ast.unparse(part.args[0])}", "cached function")
 
 
 def _is_made_here(call: ast.Call) -> bool:

@@ -48,7 +48,7 @@ def is_of_matrices(name: str) -> bool:
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
     batch, heads, length, width = query.shape
-    return 2 * batch * heads * length * key.shape[-2] * (width + value.shape[-1])
+    return int(2 * batch * heads * length * key.shape[-2] * (width + value.shape[-1]))
 
 
 def _attention_backward(
@@ -56,48 +56,48 @@ def _attention_backward(
 ) -> int:
     """The scores again, and one product for each of the four gradients."""
     batch, heads, length, width = query.shape
-    return 2 * batch * heads * length * key.shape[-2] * (3 * width + 2 * value.shape[-1])
+    return int(2 * batch * heads * length * key.shape[-2] * (3 * width + 2 * value.shape[-1]))
 
 
 def _recurrent(input_: Tensor, of_input: Tensor, of_hidden: Tensor, *_: Any, **__: Any) -> int:
     """Each step of the sequence multiplies with both weights of the layer."""
-    return 2 * prod(input_.shape[:2]) * (of_input.numel() + of_hidden.numel())
+    return int(2 * prod(input_.shape[:2]) * (of_input.numel() + of_hidden.numel()))
 
 
 def _recurrent_backward(*args: Any, **kwargs: Any) -> int:
-    return 2 * _recurrent(*args, **kwargs)
+    return int(2 * _recurrent(*args, **kwargs))
 
 
 def _linear(input_: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * input_.numel() * weight.shape[0]
+    return int(2 * input_.numel() * weight.shape[0])
 
 
 def _linear_of_gradient(_shape: Any, grad: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * grad.numel() * weight.shape[1]
+    return int(2 * grad.numel() * weight.shape[1])
 
 
 def _linear_of_weights(grad: Tensor, input_: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * grad.numel() * input_.shape[-1]
+    return int(2 * grad.numel() * input_.shape[-1])
 
 
 def _convolution(_input: Tensor, weight: Tensor, *_: Any, out_val: Tensor, **__: Any) -> int:
-    return 2 * out_val.numel() * prod(weight.shape[1:])
+    return int(2 * out_val.numel() * prod(weight.shape[1:]))
 
 
 def _product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * left.numel() * right.shape[-1]
+    return int(2 * left.numel() * right.shape[-1])
 
 
 def _grouped(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
     """Groups of rows, or of columns, are multiplied each with its own matrix."""
     batch = left.shape[0] if left.dim() == 3 and right.dim() == 3 else 1
     rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
-    return 2 * batch * rows * inner * columns
+    return int(2 * batch * rows * inner * columns)
 
 
 def _transposed(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
     """A weight that has a row for each column of the result, and is perhaps packed."""
-    return 2 * left.numel() * right.shape[0]
+    return int(2 * left.numel() * right.shape[0])
 
 
 def _added(_added: Tensor, left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
@@ -105,11 +105,11 @@ def _added(_added: Tensor, left: Tensor, right: Tensor, *_: Any, **__: Any) -> i
 
 
 def _with_vector(matrix: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * matrix.numel()
+    return int(2 * matrix.numel())
 
 
 def _added_vector(_added: Tensor, matrix: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * matrix.numel()
+    return int(2 * matrix.numel())
 
 
 def _listed(lefts: Sequence[Tensor], rights: Sequence[Tensor], *_: Any, **__: Any) -> int:

@@ -33,9 +33,9 @@ def bytes_in(load: Any) -> int:
 def has_no_data(load: Any) -> bool:
     """Whether a load has fake or meta tensors: what is done with them moves nothing."""
     if type(load) is Tensor:
-        return load.is_meta
+        return bool(load.is_meta)
     if isinstance(load, Tensor):
-        return load.is_meta or type(load).__name__ == FAKE_TENSOR
+        return bool(load.is_meta) or type(load).__name__ == FAKE_TENSOR
     return isinstance(load, list | tuple) and any(map(has_no_data, load))
 
 
