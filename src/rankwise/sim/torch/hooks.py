@@ -41,6 +41,7 @@ What is touched:
 - `DeviceMesh.__init__` and `__setstate__`: meshes get the number of their rank as `_thread_id`,
   which torch has for its tests with threads. Equal meshes of two ranks would otherwise be one key
   of the caches of `torch.distributed.tensor`, whose values hold the coordinates of a rank.
+- `torch._C._cuda_getDeviceCount`, `_cuda_init` and `_accelerator_*`: there is no GPU (`no_gpus`).
 - `torch.UntypedStorage.resize_`, `torch.cuda.Event`, `torch.cuda.synchronize`: the memory and
   the time of the modelled machine.
 """
@@ -68,6 +69,7 @@ from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch import turns
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
+from rankwise.sim.torch.no_gpus import NoGpu, hide_gpus
 from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
 from rankwise.sim.torch.recording import follow_steps, recorded
@@ -123,6 +125,8 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         replace(name, partial(_made_by_ranks, kind, kind), torch.distributed)
     for owner in (torch.distributed, c10d):
         replace("PrefixStore", partial(_made_by_ranks, RehearsedPrefixStore, _prefixed), owner)
+    is_gpu_in_use = torch.cuda.is_initialized()
+    stack.callback(hide_gpus(can_pin=device == "cuda"))
     if device == "cuda":
         stack.callback(model_cuda())
     if world.prediction is not None:
@@ -144,7 +148,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
     for name in TABLES:
         replace(name, TableByRank, import_module("torch._library.custom_ops"))
-    state = TorchState(world, device)
+    state = TorchState(world, device, is_gpu_in_use=is_gpu_in_use)
     world.belongings.add(state)
     stack.callback(state.close)
     stack.callback(Settings(world).close)
@@ -194,8 +198,9 @@ def check_version(version: str) -> None:
 class TorchState:
     """What of torch's state each rank has for itself; moved in and out at each hand-over."""
 
-    def __init__(self, world: SimulatedWorld, device: str) -> None:
+    def __init__(self, world: SimulatedWorld, device: str, *, is_gpu_in_use: bool) -> None:
         self._device = device
+        self._is_gpu_in_use = is_gpu_in_use
         self._generator = torch.default_generator
         self._home = self._generator.get_state()
         self._dtype = torch.get_default_dtype()
@@ -228,6 +233,8 @@ class TorchState:
         torch.autograd.set_multithreading_enabled(False)
         if self._device == "cuda":
             OnCpu().__enter__()  # of this thread, for as long as it lives
+        elif self._is_gpu_in_use:
+            NoGpu().__enter__()  # the same
         generator = torch.Generator().manual_seed(self._world.seed_of(rank))
         if self._world.prediction is not None:
             from rankwise.sim.torch.operations import charge_thread  # noqa: PLC0415  # for machines
