@@ -24,6 +24,7 @@ from rankwise.sim.hardware.seats import Seats
 from rankwise.sim.kernel import Future, Server, Simulator, all_of
 
 if TYPE_CHECKING:
+    from rankwise.sim.hardware.samples import LinkSamples
     from rankwise.sim.hardware.specification import LinkSpec
     from rankwise.sim.hardware.topology import Topology
 
@@ -328,6 +329,7 @@ class Machine:
         servers: every GEMM and math engine that has been used, likewise.
         costs: how long work takes on the engines.
         messages: every message through a queue between PEs, as it arrives; None to keep none.
+        samples: of what links have carried, for a trace; None to take none.
         waits: what messages through queues, and their data, have waited for.
         fidelities: by algorithm of a collective, the levels on which it was simulated.
         rerouted: happens when a link dies next; then another future stands here.
@@ -340,6 +342,7 @@ class Machine:
         self.links: list[Link] = []
         self.servers: list[Server] = []
         self.messages: list[Message] | None = None
+        self.samples: LinkSamples | None = None
         self.fidelities: dict[str, str] = {}
         self.waits = Waits()
         self.costs = cost_model(topology.machine)
