@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+
 def output_on_terminal(command: list[str], columns: int) -> tuple[str, int]:
     """Run a command on a terminal of that many columns; return what it wrote, and its exit code."""
     ours, theirs = pty.openpty()

@@ -115,7 +115,9 @@ def test_the_figures_of_the_readme_are_those_of_the_page_on_performance() -> Non
 
 
 def test_the_readme_and_the_home_page_are_short_in_both_directions() -> None:
-    readme, home = ((ROOT / name).read_text().splitlines() for name in ("README.md", "docs/index.md"))
+    readme, home = (
+        (ROOT / name).read_text().splitlines() for name in ("README.md", "docs/index.md")
+    )
 
     assert len(readme) < 90
     assert [line for line in [*readme, *home] if len(line) > MARKDOWN_LINE_MAX] == []
