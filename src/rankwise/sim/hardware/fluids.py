@@ -50,7 +50,7 @@ USUAL_CHUNK = 4_096
 """Bytes that a fluid without weights has on each link in a turn: a chunk of a usual transfer."""
 _PASSES = 3
 """In the first one all slots wait; each further one has the turns of the one before. On the grid of
-`benchmarks/sim_sharing.py` a fourth changes no end by more than 0.2 %."""
+the benchmark sim_sharing a fourth changes no end by more than 0.2 %."""
 
 
 class RoundTrip(NamedTuple):

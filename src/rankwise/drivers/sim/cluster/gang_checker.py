@@ -285,7 +285,7 @@ class GangChecker:
 
     def _note_look(self, book: AttemptBook, last_progress: Instant, now: Instant) -> None:
         hang_timeout = self._spec.hang_timeout
-        assert hang_timeout is not None, "only a run with a hang timeout looks"
+        assert hang_timeout is not None, "a gang without a hang timeout has no looks"
         is_starting = len(book.started) < self._spec.size and book.ending_since is None
         if is_starting and between(last_progress, now) >= hang_timeout:
             book.start_has_hung = True
