@@ -101,8 +101,10 @@ class MachineLaunch:
         ahead: int,
         stands_for: KernelEnvironment | None,
         place: LaunchRank,
+        part: int | None = None,
     ) -> None:
         self._env = env
+        self._part = part
         self._ahead = ahead
         self._stands_for = stands_for
         self._simulator = env.simulator
@@ -114,6 +116,7 @@ class MachineLaunch:
         self._function: JITFunction
         self._given: dict[str, Any] = {}
         self._sizes = (1, 1, 1)
+        self._numbers: Sequence[int] = ()
         self._stages: int | None = None
         self._recordings: tuple[Recording, ...] | None = None
         self._lent: list[LentMapping] = []
@@ -131,11 +134,23 @@ class MachineLaunch:
         self._function, self._given = function, given
         self._sizes = grid_sizes(grid, given)
         self._stages = stages_of(function, meta)
+        everything = range(prod(self._sizes))
+        self._numbers = everything
         # What is repeated is not looked at, so that its races would be missed.
         if not self._env.enable_data and self._shared.races is None:
+            if self._part is not None:
+                self._numbers = _programs_of(self._part, len(everything), len(self._env.pes))
+            key = key_of(function, given, self._sizes, self._stages)
             self._recordings = self._shared.recordings.find(
-                key_of(function, given, self._sizes, self._stages), self._recorded
+                key and (key, self._part), self._recorded
             )
+        if self._recordings is None:
+            self._numbers = everything  # programs that depend on each other run all, or none
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it runs all programs of its grid."""
+        return len(self._numbers) == prod(self._sizes)
 
     def likeness(self) -> Hashable:
         """All that its times follow from, apart from its SIP; None if there is more to them.
@@ -256,7 +271,7 @@ class MachineLaunch:
         # A program that cannot be recorded may have taken a lock before that was found.
         before = [(buffer.flat, buffer.flat.copy()) for buffer in self._behind.values()
                   if not buffer.dtype.is_floating()]  # fmt: skip
-        found = recorded(launch, body, prod(self._sizes), self._behind)
+        found = recorded(launch, body, self._numbers, self._behind)
         for flat, values in before:
             flat[:] = values
         return found
@@ -265,7 +280,7 @@ class MachineLaunch:
         """Start a process for each program of a recording."""
         self._memory = LaunchMemory([])
         processes = []
-        for number, recording in enumerate(recordings):
+        for number, recording in zip(self._numbers, recordings, strict=True):
             steps = self._clock(number, _nobody_waits).repeat(recording, self._placed)
             processes.append(self._simulator.process(steps, self._env.name_of(name, number)))
         return processes
@@ -446,6 +461,15 @@ def _apart(buffer: Buffer) -> Buffer:
     is_seen = not buffer.dtype.is_floating()
     flat = buffer.flat.copy() if is_seen else np.zeros_like(buffer.flat)
     return Buffer(buffer.name, flat, buffer.dtype, buffer.address)
+
+
+def _programs_of(part: int, programs: int, pes: int) -> Sequence[int]:
+    """The programs on so many PEs, evenly spread; all where that would be much of the grid."""
+    used = min(programs, pes)
+    if 4 * part > used:
+        return range(programs)
+    chosen = {(2 * turn + 1) * used // (2 * part) for turn in range(part)}
+    return tuple(number for number in range(programs) if number % pes in chosen)
 
 
 def _share_memory(launches: Iterable[MachineLaunch]) -> bool:
