@@ -67,6 +67,8 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
             simulated, real = comparison.events_in_both(simulated, real)
         difference = comparison.first_difference(simulated, real)
         _show_losses(simulated, real)
+        for line in comparison.left_out(simulated):
+            click.echo(line)
         if difference is None:
             events = sum(map(len, simulated))
             if any(codes):

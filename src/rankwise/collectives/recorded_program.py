@@ -5,6 +5,7 @@
 
 import random
 import sys
+from typing import Any
 
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.sim.rehearsal.modules import UserModules
@@ -31,8 +32,8 @@ def main(kind: str, name: str, *args: str) -> None:
         note_slow_imports(recorder.folder, sys.modules)
 
 
-def _readers() -> list:  # type: ignore[type-arg]
-    readers = []
+def _readers() -> list[Any]:
+    readers: list[Any] = []
     if "torch" in sys.modules:
         from rankwise.sim.torch.recording import parts_of_value  # noqa: PLC0415  # only then
 

@@ -21,7 +21,7 @@ from rankwise.collectives.recorded import recorded
 from rankwise.collectives.reductions import Reduction, fold
 from rankwise.collectives.transport import Flat
 from rankwise.sim.rehearsal.meetings import CarryOut, Group
-from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
+from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, refuse_threads, running_rank
 
 GROUP = "rankwise.collectives"
 _KEY = "rankwise.collectives"
@@ -31,6 +31,7 @@ def simulated_communicator(timeout: Duration) -> Communicator | None:
     """The communicator of the simulated rank that calls this; None where there is none."""
     rank = running_rank()
     if rank is None:
+        refuse_threads("an operation of rankwise.collectives")
         return None
     communicator: Communicator | None = rank.belongings.get(_KEY)
     if communicator is None:

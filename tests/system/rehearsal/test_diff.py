@@ -51,6 +51,20 @@ def compare_once(tmp_path_factory: pytest.TempPathFactory) -> CompareOnce:
     return compared
 
 
+TENSORS_OF_CLASSES = """
+import torch.distributed._functional_collectives as functional
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+pending = functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+part = distribute_tensor(torch.arange(8.0), init_device_mesh("cpu", (2,)), [Shard(0)])
+summed = part.sum()
+ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+empty, fake = torch.ones(2, device="meta"), FakeTensorMode().from_tensor(torch.ones(2))
+sparse = torch.eye(3).to_sparse()
+dist.destroy_process_group()
+"""
 OTHER_PAYLOAD = """\
 collectives.barrier()
 weights[1, 2] = 5 if rank == 1 and is_simulated else 4
@@ -195,3 +209,32 @@ def test_a_comparison_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     assert stopped.code == 128 + signal.SIGTERM
     assert stopped.stderr == "rankwise diff: stopped by SIGTERM\n"
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_tensors_of_other_classes_are_compared_or_left_out_with_a_line(tmp_path: Path) -> None:
+    finished = compare(TORCH + TENSORS_OF_CLASSES, tmp_path)
+
+    assert finished.code == 0, finished.stderr
+    *left_out, verdict = finished.lines
+    assert left_out == [
+        "empty at the end is not compared: it has no values",
+        "fake at the end is not compared: it has no values",
+        "sparse at the end is not compared: it is a sparse_coo tensor",
+    ]
+    assert verdict.startswith("equal, bit for bit: ")
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_result_of_a_functional_collective_that_differs_is_found(tmp_path: Path) -> None:
+    finished = compare(
+        TORCH + "import torch.distributed._functional_collectives as functional\n"
+        "summed = functional.all_reduce(torch.ones(3), 'sum', dist.group.WORLD)\n"
+        "summed = summed + 1 if is_simulated and rank == 1 else summed\n",
+        tmp_path,
+    )
+
+    assert finished.code == 1
+    assert "rank 1 differs at summed at the end" in finished.lines[-1]

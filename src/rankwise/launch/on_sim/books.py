@@ -57,7 +57,8 @@ def _calls(rank: Rank, name: str, group: meetings.Group, fate: Fate) -> Iterator
     over = Stage.FAILED if fate is Fate.RAISED else Stage.DONE
     for came, gate in group.calls_of(rank.number):
         has_woken_in_vain = gate is not None and gate.error is not None and fate is Fate.LIVES
-        if has_woken_in_vain or (gate is not None and rank.waits_for is gate):
+        is_awaited = gate is not None and any(each.gate is gate for each in rank.strands)
+        if has_woken_in_vain or (is_awaited and gate is not None and not gate.is_open):
             stage = Stage.WAITING
         else:
             stage = over if gate is None or gate.is_open else Stage.ISSUED

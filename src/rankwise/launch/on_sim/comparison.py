@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.base.errors import RankwiseError
+from rankwise.sim.rehearsal.recording import LEFT_OUT
 
 _FORMATS = {
     "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",
@@ -65,6 +66,12 @@ def read_events(folder: Path, size: int) -> Events:
     decoder = msgspec.json.Decoder(RecordedEvent)
     files = [folder / f"{rank}.jsonl" for rank in range(size)]
     return [decoder.decode_lines(file.read_bytes()) if file.exists() else [] for file in files]
+
+
+def left_out(events: Events) -> list[str]:
+    """What of the program could not be compared, and why; once for all ranks."""
+    found = [each.event for rank in events for each in rank if LEFT_OUT in each.event]
+    return list(dict.fromkeys(found))
 
 
 def events_in_both(simulated: Events, real: Events) -> tuple[Events, Events]:

@@ -12,8 +12,8 @@ from rankwise.launch.on_sim.books import books_of
 from rankwise.launch.on_sim.output import Output
 from rankwise.launch.on_sim.time_watch import TimeWatch
 from rankwise.sim.rehearsal.meetings import lost
-from rankwise.sim.rehearsal.places import CallSite, owner_of, places_of
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.places import CallSite, owner_of, place_of, places_of
+from rankwise.sim.rehearsal.scheduler import Rank, Strand
 from rankwise.sim.rehearsal.world import SimulatedWorld
 
 DEADLOCK = "deadlock: no rank can ever go on"
@@ -174,10 +174,20 @@ class RankRecords:
 
     def note_wait(self, rank: Rank) -> None:
         """Note what a rank waits for."""
-        if (gate := rank.waits_for) is not None:
-            self.waits[rank.number] = gate.told()
+        waits = [text for strand in rank.strands if (text := _wait_of(strand))]
+        if waits:
+            self.waits[rank.number] = "; ".join(waits)
         elif not rank.has_begun:
             self.waits[rank.number] = "its first turn"
+
+
+def _wait_of(strand: Strand) -> str:
+    """What a thread of a rank waits for, and which thread that is."""
+    text = strand.waits_in_words
+    if not text or strand is strand.rank.main:
+        return text
+    place = place_of(strand.stack())
+    return f"its thread {strand.name!r} for {text}" + (f", at {place}" if place else "")
 
 
 def _is_users(place: CallSite) -> bool:

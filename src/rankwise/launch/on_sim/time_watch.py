@@ -142,4 +142,4 @@ class TimeWatch:
         times = {} if work is None else work.helper_times
         times = {key: computed for key, computed in times.items() if key not in ranks}
         has_children = any(key < 0 and key != -pid for key in times)
-        return times if has_children or self._world.substitutes.helpers else None
+        return times if has_children or self._world.scheduler.helpers else None

@@ -27,7 +27,7 @@ from rankwise.drivers.real.windows.layout import region_bytes
 from rankwise.drivers.real.windows.meeting import MEETING_PLACE, different_windows
 from rankwise.drivers.real.windows.region import Presence, WindowRegion
 from rankwise.sim.rehearsal.scheduler import Gate, Rank, Scheduler
-from rankwise.sim.rehearsal.world import SimulatedWorld, running_rank
+from rankwise.sim.rehearsal.world import SimulatedWorld, refuse_threads, running_rank
 
 _USUAL_PATIENCE = Duration(119 * SECOND)
 """A little less than the two minutes that a communicator has if nobody says how long."""
@@ -133,6 +133,7 @@ class _Place:
     def meet(self, rank: int, count: int, path: str, patience: Duration) -> "_Membership | None":
         """Meet the other ranks of this node; see `Place`."""
         if running_rank() is None:
+            refuse_threads("a communicator of windows")
             return None
         key = f"windows {os.environ.get('GROUP_RANK', '0')} {os.path.realpath(path)}"
         shared = self._world.shared

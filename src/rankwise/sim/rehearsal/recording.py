@@ -11,7 +11,7 @@ Simulated ranks and real processes write the same records, each rank to a file o
 import itertools
 import json
 import os
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ CAPTURE_VARIABLE = "RANKWISE_RECORD_CAPTURE"
 """`RANK/EVENT/INDEX`: which tensor of which event is kept whole."""
 IMPORTED = "imported"
 """The file in the folder for records that names what simulated ranks have imported."""
+LEFT_OUT = "not compared: "
+"""Stands in the event of a value that cannot be compared, before the reason."""
 _SLOW_TO_IMPORT = ("torch", "torch._dynamo")
 _KEY = "recording"
 
@@ -125,12 +127,12 @@ def note_slow_imports(folder: Path, imported: Container[str]) -> None:
 def note_globals(
     recorder: Recorder,
     names: dict[str, Any],
-    readers: Sequence[Callable[[Any], dict[str, Plain] | None]],
+    readers: Sequence[Callable[[Any], Mapping[str, Plain | str] | None]],
 ) -> None:
     """Record what the names of a program hold at its end.
 
     Each of the `readers` gives what of a value can be compared, by the names of its parts; None if
-    it does not know such values.
+    it does not know such values. A text in place of a part says why that cannot be compared.
     """
     for name, value in names.items():
         if name.startswith("_"):
@@ -138,5 +140,8 @@ def note_globals(
         for read in readers:
             if (found := read(value)) is not None:
                 for part, plain in found.items():
-                    recorder.note(f"{name}{part} at the end", [plain])
+                    if isinstance(plain, str):
+                        recorder.note(f"{name}{part} at the end is {LEFT_OUT}{plain}", [])
+                    else:
+                        recorder.note(f"{name}{part} at the end", [plain])
                 break

@@ -20,6 +20,27 @@ gets it back when
 - a rank has held the baton for longer than the patience, in real time, and has not got on
   meanwhile (`gets_on`): `run` returns that rank, which has been given up.
 
+Threads of a rank
+-----------------
+
+The baton belongs to a thread of a rank, a *strand*. A rank has its main strand, and one for each
+thread that it has started. Such a thread runs in real time, without the baton, as the kernel lets
+it: it may block in a socket for ever and stop no rank. It takes a *turn* (`turn`) for each call
+that concerns the world, a collective for instance: it asks, waits until the baton comes to it, and
+gives the baton away when the call is over. Its rank's state is moved in meanwhile.
+
+A strand that has the baton and waits in real time for a sibling (`nap`: a lock, a condition, the
+end of a thread) must not keep the baton from that sibling. Without a sibling in the queue or at a
+gate it is *parked*: its rank keeps the baton, so that the order of ranks does not depend on real
+time, and the first sibling that asks takes the baton directly. Otherwise it goes *away*: others
+run, and it asks for the baton when its wait is over.
+
+When no rank is ready, a thread without the baton may still ask. The conductor waits for it in real
+time before `run` returns, unless each such thread waits for another one of them, which is a
+deadlock, or none has made progress for the patience, or `NOTICE_S`.
+
+`_door` guards what threads without the baton touch: who is parked, and who takes over.
+
 Order
 -----
 
@@ -39,14 +60,17 @@ would leak a thread with all that it refers to for each one.
 import os
 import sys
 import threading
+from _thread import allocate_lock
 from collections import deque
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from signal import SIGINT, default_int_handler
+from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol, Self
 
+from rankwise.base.errors import LocalProtocolError
 from rankwise.base.units import SECOND, Instant
 from rankwise.bell import Bell
 
@@ -89,14 +113,14 @@ class Gate:
 
     def __init__(self) -> None:
         self.is_open = False
-        self._waiters: list[Rank] = []
+        self._waiters: list[Strand] = []
 
     def open(self) -> None:
         """Let it happen: the waiting ranks become ready, in the order in which they came."""
         self.is_open = True
         waiters, self._waiters = self._waiters, []
         if waiters:
-            waiters[0].scheduler.make_ready(*waiters)
+            waiters[0].rank.scheduler.make_ready(*waiters)
 
     def told(self) -> str:
         """Say what is waited for, after `waits for`."""
@@ -106,20 +130,25 @@ class Gate:
         """Name it."""
         return self.told()
 
-    def admit(self, rank: "Rank") -> None:
+    def admit(self, strand: "Strand") -> None:
         """Take note of one who waits."""
-        self._waiters.append(rank)
+        self._waiters.append(strand)
 
 
 class Timer(Gate):
-    """An instant of virtual time."""
+    """An instant of virtual time.
 
-    __slots__ = ("instant", "is_cancelled")
+    Attributes:
+        is_deadline: whether it only limits a wait for something else.
+    """
+
+    __slots__ = ("instant", "is_cancelled", "is_deadline")
 
     def __init__(self, instant: Instant) -> None:
         super().__init__()
         self.instant = instant
         self.is_cancelled = False
+        self.is_deadline = False
 
     def told(self) -> str:
         """Say when."""
@@ -148,16 +177,101 @@ class Belongings(Protocol):
         ...
 
 
+class Nap(Protocol):
+    """A wait in real time for another thread of the same rank."""
+
+    def told(self) -> str:
+        """Say what is waited for."""
+        ...
+
+    @property
+    def is_known_to_last(self) -> bool:
+        """Whether it lasts until another thread ends it; False if that is unknown."""
+        ...
+
+    def interrupt(self) -> bool:
+        """End it now, for a signal; whether that is possible."""
+        ...
+
+
+class Strand:
+    """A thread of a rank, as the scheduler sees it.
+
+    Attributes:
+        rank: whose it is.
+        thread: it; None if the program has started it without `threading`.
+        ident: of the thread; 0 before it lives.
+        baton: locked; released to let the thread go on with the baton.
+        gate: what it has last begun to wait for, which may have happened; None while it runs.
+        is_ready: whether it is in the queue of those that can go on.
+        is_asking: whether it waits for the baton, and for nothing else.
+        is_parked: whether it has the baton and naps, so that a sibling may take the baton over.
+        is_away: whether it naps without the baton.
+        is_dismissed: whether its rank is over, so that it never gets the baton again.
+        nap: what it waits for in real time.
+        is_starting: whether it starts another thread, which is a wait that is short.
+        turns: how many of its present calls need the baton.
+    """
+
+    __slots__ = (
+        "baton", "displaced", "gate", "ident", "is_asking", "is_away", "is_dismissed", "is_parked",
+        "is_ready", "is_starting", "nap", "rank", "thread", "turns",
+    )  # fmt: skip
+
+    def __init__(self, rank: "Rank", thread: threading.Thread | None, ident: int = 0) -> None:
+        self.rank = rank
+        self.thread = thread
+        self.ident = ident
+        self.baton = allocate_lock()
+        self.baton.acquire()
+        self.gate: Gate | None = None
+        self.is_ready = self.is_asking = self.is_parked = self.is_away = self.is_dismissed = False
+        self.nap: Nap | None = None
+        self.is_starting = False
+        self.turns = 0
+        self.displaced: Strand | None = None
+
+    @property
+    def name(self) -> str:
+        """What the program calls the thread; empty for the main one."""
+        if self is self.rank.main:
+            return ""
+        return self.thread.name if self.thread is not None else f"thread {self.ident}"
+
+    @property
+    def waits_in_words(self) -> str:
+        """What it waits for; empty if it goes on."""
+        if self.nap is not None:
+            return self.nap.told()
+        return "" if self.gate is None or self.gate.is_open else self.gate.told()
+
+    def stack(self) -> FrameType | None:
+        """Its innermost frame."""
+        return sys._current_frames().get(self.ident)  # noqa: SLF001  # no public way
+
+    @property
+    def takes_baton(self) -> bool:
+        """Whether it takes the baton: a gate that it has ceased to wait for may make it ready."""
+        if self.is_away or self.rank.exit_code is not None:
+            return False
+        return self is self.rank.main or self.turns > 0 or self.is_asking
+
+    @property
+    def is_in_line(self) -> bool:
+        """Whether the world will let it go on: it waits for a gate, or for the baton."""
+        return self.is_asking or self.is_ready or (self.gate is not None and not self.is_away)
+
+
 class Rank:
     """One rank of a simulated world.
 
     Attributes:
         number: its place in the world, from 0.
-        gate: what it has last begun to wait for, which may have happened; None while it runs.
+        main: the strand of its program.
+        helpers: those of the threads that it has started, in the order of their begin.
         exit_code: how it ended; None while it lives.
         has_begun: whether it has ever run.
         is_given_up: whether it has let no other rank run for too long; then it counts as killed.
-        is_ready: whether it is in the queue of those that can go on.
         is_aside: whether it belongs to no world, and waits to be called again in another one.
         polled: what it has looked for in vain, and since when it does; `polled_until` is when it
             has last gone on after a look.
@@ -174,7 +288,6 @@ class Rank:
     ) -> None:
         self.scheduler = scheduler
         self.number = number
-        self.gate: Gate | None = None
         self.exit_code: int | None = None
         self.handlers: dict[int, Any] = {}
         self.signals_handled = 0
@@ -182,24 +295,28 @@ class Rank:
         self.wakeup_fd = -1
         self.belongings: dict[object, Any] = {}
         self.process = process
-        self.baton = threading.Lock()
-        self.baton.acquire()
         self._program = program
         self._fate: int | None = None
         self._signals: list[int] = []
-        self.is_ready = False
         self.has_begun = False
         self.is_given_up = False
         self.is_aside = False
         self.polled: dict[Hashable, Instant] = {}
         self.polled_until = Instant(0)
         self.thread = threading.Thread(target=self._live, name=f"rank {number}", daemon=True)
+        self.main = Strand(self, self.thread)
+        self.helpers: list[Strand] = []
 
     @property
     def waits_for(self) -> Gate | None:
-        """What it waits for; None while it runs, can go on, or is over."""
-        gate = self.gate
+        """What its main thread waits for; None while it runs, can go on, or is over."""
+        gate = self.main.gate
         return None if gate is None or gate.is_open else gate
+
+    @property
+    def strands(self) -> tuple[Strand, ...]:
+        """Its threads, the main one first."""
+        return (self.main, *self.helpers)
 
     @property
     def is_over(self) -> bool:
@@ -230,7 +347,11 @@ class Rank:
         ):
             with suppress(OSError):  # nobody reads there, or it is full: it is a hint
                 os.write(self.wakeup_fd, bytes([number]))
-        self.scheduler.make_ready(self)
+        nap = self.main.nap
+        if nap is None or self.scheduler.holder is self.main:
+            self.scheduler.make_ready(self.main)
+        elif not nap.interrupt() and (self._fate is not None or self.is_ended_by(number)):
+            self.scheduler.give_up(self, -number)  # it cannot be unwound where it blocks
 
     def take_signals(self) -> None:
         """Do what signals mean to this rank, which is the one that runs.
@@ -280,7 +401,8 @@ class Rank:
 
     def _live(self) -> None:
         scheduler = self.scheduler
-        self.baton.acquire()
+        self.main.ident = get_ident()
+        self.main.baton.acquire()
         scheduler.pin()
         code = 1
         try:
@@ -294,6 +416,29 @@ class Rank:
             scheduler.broken_by = problem
         finally:
             scheduler.leave_for_good(self, code)
+
+
+def _end_of(strand: Strand | None) -> SystemExit:
+    """What unwinds a thread of a rank that is over; Python is silent about `SystemExit` alone."""
+    is_main = strand is None or strand is strand.rank.main
+    return RankEnded(-SIGKILL) if is_main else SystemExit(-SIGKILL)
+
+
+def not_for_threads(strand: Strand, call: str) -> LocalProtocolError:
+    """The error of a call that a rank's threads cannot make; its traceback has the line."""
+    return LocalProtocolError(
+        f"thread {strand.name!r} of rank {strand.rank.number} has made {call}: simulated ranks do"
+        " that in their main threads only",
+        hint="make this call in the thread that runs the program of the rank, or run without "
+        "--on sim",
+    )
+
+
+def _may_ask(strand: Strand) -> bool:
+    """Whether a thread may come to ask for the baton without any other one's doing."""
+    if strand.rank.is_over or strand.is_in_line:
+        return False
+    return strand.nap is None or not strand.nap.is_known_to_last
 
 
 def _has_happened(what: object) -> bool:
@@ -316,7 +461,9 @@ class Scheduler:
     Attributes:
         now: virtual time, in nanoseconds; it may be set forward by the conductor.
         ranks: those of the present attempt, by number.
-        current: who has the baton; None means the conductor.
+        holder: the strand that has the baton; None means the conductor.
+        current: its rank.
+        helpers: the strands of the threads that ranks have started and that live, by ident.
         is_paused: whether the rank that runs may hold the baton for as long as it wants.
         wake_ups: how often time has passed since no rank was ready.
         at_rest: called when no rank is ready, before time passes; returns whether it has made one
@@ -326,6 +473,7 @@ class Scheduler:
             has asked for a stop. None: holding the baton is no progress.
         on_held: told of a rank that has kept others waiting for `NOTICE_S`, once in a run, and of
             one that keeps a request to stop waiting.
+        on_given_up: told of a rank that has been given up, as nothing else can be done for it.
     """
 
     def __init__(
@@ -338,20 +486,28 @@ class Scheduler:
         self.now = Instant(0)
         self.ranks: dict[int, Rank] = {}
         self.current: Rank | None = None
+        self.holder: Strand | None = None
+        self.helpers: dict[int, Strand] = {}
         self.broken_by: BaseException | None = None
         self.is_paused = False
         self.wake_ups = 0
         self.at_rest: Callable[[], bool] | None = None
         self.gets_on: Callable[[Rank], bool] | None = None
         self.on_held: Callable[[Rank], None] | None = None
+        self.on_given_up: Callable[[Rank], None] | None = None
         self._choose = choose
         self._belongings = belongings
         self._cpu = cpu
-        self._ready: deque[Rank] = deque()
+        self._ready: deque[Strand] = deque()
+        self._asks: deque[Strand] = deque()
+        self._door = threading.RLock()
+        self._is_resting = False
+        self._naps_begun_or_over = 0
+        self._is_rest_certain = False
         self._agenda: list[tuple[Instant, int, Timer]] = []
         self._numbers = 0
         self._horizon: Instant | None = None
-        self._is_interrupted = False
+        self._is_interrupted = self._is_stopping = self._is_called = False
         self._ended_by = SIGKILL
         self._patience_s: float | None = None
         self._hand_overs = 0
@@ -369,7 +525,9 @@ class Scheduler:
         """Make a rank: `program` returns its exit code. It is ready, and runs when it is chosen."""
         rank = self.ranks[number] = Rank(self, number, process, program)
         rank.thread.start()
-        self.make_ready(rank)
+        # What it starts is no daemon then, as in a process; Python waits for none of them itself.
+        rank.thread._daemonic = False  # type: ignore[attr-defined]  # noqa: SLF001  # no public way
+        self.make_ready(rank.main)
         return rank
 
     def run(self, horizon: Instant | None = None, patience_s: float | None = None) -> Rank | None:
@@ -377,12 +535,16 @@ class Scheduler:
         self._horizon = horizon
         self._patience_s = patience_s
         chosen = self._pick()
+        while chosen is None and self._awaits_threads:
+            if self._is_interrupted or self._is_called:
+                break
+            self._wait_for_ask()
+            chosen = self._pick()
         stuck = None
         if chosen is not None:
-            self.current = chosen
-            chosen.baton.release()
+            self._pass_to(chosen)
             stuck = self._wait_for_baton()
-        self._is_interrupted = False
+        self._is_interrupted = self._is_called = False
         self._ended_by = SIGKILL
         if self.broken_by is not None:
             raise self.broken_by
@@ -394,10 +556,16 @@ class Scheduler:
         A rank that holds the baton for longer than `patience_s` from now is given up, as if this
         signal had ended it. Callable from a signal handler.
         """
-        self._is_interrupted = True
+        self._is_interrupted = self._is_stopping = True
         self._ended_by = signal
         if patience_s is not None:
             self._patience_s = patience_s
+        self._bell.ring()  # it may rest, or wait for a strand that is parked
+
+    def call(self) -> None:
+        """Have `run` return as `interrupt` does, for something that ends no rank."""
+        self._is_called = True
+        self._bell.ring()
 
     def return_by(self, instant: Instant) -> None:
         """Have `run` return before time passes this instant, if it would pass it."""
@@ -412,22 +580,22 @@ class Scheduler:
         Raises:
             RankEnded: the rank has been ended meanwhile.
         """
-        rank = self.current
-        assert rank is not None, "the conductor does not wait like a rank"
-        rank.take_signals()
+        strand = self._own()
+        self._take_signals(strand)
         timer = None
         if until is not None and not gate.is_open:
             timer = self.at(until)
-            timer.admit(rank)
+            timer.is_deadline = True
+            timer.admit(strand)
         try:
             while not gate.is_open:
                 if timer is not None and timer.is_open:
                     return False
-                gate.admit(rank)
-                rank.gate = gate
-                self._hand_over(rank)
-                rank.gate = None
-                rank.take_signals()
+                gate.admit(strand)
+                strand.gate = gate
+                self._hand_over(strand)
+                strand.gate = None
+                self._take_signals(strand)
         finally:
             if timer is not None:
                 timer.is_cancelled = True
@@ -439,42 +607,42 @@ class Scheduler:
 
     def wait_for_signal(self) -> None:
         """Let others run until a handler of the rank that runs has been called."""
-        rank = self.current
-        assert rank is not None, "the conductor does not wait like a rank"
+        strand = self._own()
+        rank = strand.rank
         gate, seen = _Signal(), rank.signals_handled
-        rank.take_signals()
+        self._take_signals(strand)
         while rank.signals_handled == seen:
-            rank.gate = gate
-            self._hand_over(rank)
-            rank.gate = None
-            rank.take_signals()
+            strand.gate = gate
+            self._hand_over(strand)
+            strand.gate = None
+            self._take_signals(strand)
 
     def wait_for_pending(self, numbers: frozenset[int], until: Instant | None = None) -> int | None:
         """Take one of these signals of the rank that runs, when it comes; None if none has."""
-        rank = self.current
-        assert rank is not None, "the conductor does not wait like a rank"
+        strand = self._own()
+        rank = strand.rank
         gate, timer = _Signal(), None
         if until is not None:
             timer = self.at(until)
-            timer.admit(rank)
+            timer.is_deadline = True
+            timer.admit(strand)
         while (number := rank.take_pending(numbers.__contains__)) is None:
-            rank.take_signals()
+            self._take_signals(strand)
             if timer is not None and timer.is_open:
                 return None
-            rank.gate = gate
-            self._hand_over(rank)
-            rank.gate = None
+            strand.gate = gate
+            self._hand_over(strand)
+            strand.gate = None
         if timer is not None:
             timer.is_cancelled = True
         return number
 
     def yield_to_others(self) -> None:
         """Let all ranks that are ready run before the present one goes on."""
-        rank = self.current
-        assert rank is not None, "the conductor does not wait like a rank"
-        self.make_ready(rank)
-        self._hand_over(rank)
-        rank.take_signals()
+        strand = self._own()
+        self.make_ready(strand)
+        self._hand_over(strand)
+        self._take_signals(strand)
 
     def poll(self, what: Hashable) -> None:
         """The rank that runs has looked for `what` in vain: let others run, and time pass.
@@ -482,9 +650,10 @@ class Scheduler:
         The longer it looks for that, perhaps for other things in turn, the more: another rank may
         sleep for an hour first.
         """
-        rank = self.current
-        if rank is None or rank.thread.ident != threading.get_ident():
+        strand = self.holder
+        if strand is None or strand.ident != get_ident():
             return
+        rank = strand.rank
         if self.now - rank.polled_until > _POLL_GAP_MAX:
             rank.polled = {}
         since = rank.polled.get(what)
@@ -507,12 +676,12 @@ class Scheduler:
         self._numbers += 1
         heappush(self._agenda, (timer.instant, self._numbers, timer))
 
-    def make_ready(self, *ranks: Rank) -> None:
-        """Let ranks run when it is their turn, in this order."""
-        for rank in ranks:
-            if not rank.is_ready and rank.exit_code is None:
-                rank.is_ready = True
-                self._ready.append(rank)
+    def make_ready(self, *strands: Strand) -> None:
+        """Let strands run when it is their turn, in this order."""
+        for strand in strands:
+            if not strand.is_ready and not strand.is_away and strand.rank.exit_code is None:
+                strand.is_ready = True
+                self._ready.append(strand)
 
     def arrive(self, rank: Rank) -> None:
         """A rank's thread has the baton for the first time."""
@@ -522,11 +691,29 @@ class Scheduler:
 
     def leave_for_good(self, rank: Rank, code: int) -> None:
         """A rank is over: the conductor is told."""
-        if self.current is not rank:
+        if self.holder is not rank.main:
             return  # it was given up as stuck: no rank waits for it
         self._belongings.move_out(rank)
         rank.exit_code = code
+        self._dismiss(rank)
         self._give_back()
+
+    def give_up(self, rank: Rank, code: int) -> None:
+        """Count a rank as ended that blocks where it cannot be unwound; for who has the baton."""
+        rank.is_given_up = True
+        rank.exit_code = code
+        self._dismiss(rank)
+        if self.on_given_up is not None:
+            self.on_given_up(rank)
+
+    def _dismiss(self, rank: Rank) -> None:
+        """Let the threads of a rank that is over end, where they wait for the world."""
+        with self._door:
+            for strand in rank.strands:
+                is_waiting = strand.is_in_line and strand is not self.holder
+                strand.is_dismissed = True
+                if is_waiting and strand.baton.locked():
+                    strand.baton.release()
 
     def pin(self) -> None:
         """Pin the calling thread to the core of the ranks.
@@ -542,16 +729,24 @@ class Scheduler:
     @property
     def next_instant(self) -> Instant | None:
         """When somebody can go on: now, or at the next thing on the agenda; None means never."""
-        if any(not rank.is_over for rank in self._ready) or (self.at_rest and self.at_rest()):
+        if self._asks:
+            self._admit()
+        if any(not strand.rank.is_over for strand in self._ready):
+            return self.now
+        if self.at_rest and self.at_rest():
             return self.now
         while self._agenda and self._agenda[0][2].is_cancelled:
             heappop(self._agenda)
+        if self._awaits_threads:
+            return self.now
         return self._agenda[0][0] if self._agenda else None
 
-    def _pick(self) -> Rank | None:
-        """Take the next rank from the queue, letting time pass; None gives the conductor a turn."""
-        if self._is_interrupted:
+    def _pick(self) -> Strand | None:
+        """Take the next one from the queue, letting time pass; None gives the conductor a turn."""
+        if self._is_interrupted or self._is_called:
             return None
+        if self._asks:
+            self._admit()
         ready = self._ready
         while not ready:
             if self.at_rest is not None and self.at_rest():
@@ -559,6 +754,8 @@ class Scheduler:
             if not self._agenda:
                 return None
             instant = self._agenda[0][0]
+            if self.helpers and self._awaits_threads:
+                return None
             if self._horizon is not None and instant > self._horizon:
                 return None
             timer = heappop(self._agenda)[2]
@@ -573,32 +770,289 @@ class Scheduler:
             chosen = ready[index]
             del ready[index]
         chosen.is_ready = False
-        return chosen if chosen.exit_code is None else self._pick()
+        return chosen if chosen.takes_baton else self._pick()
 
-    def _hand_over(self, rank: Rank) -> None:
-        """Let the next one run, and return when it is this rank's turn again."""
-        if rank is not self.current:
+    def _hand_over(self, strand: Strand) -> None:
+        """Let the next one run, and return when it is this one's turn again."""
+        if strand is not self.holder:
             raise RankEnded(-SIGKILL)  # given up as stuck, while others have gone on
         chosen = self._pick()
-        if chosen is rank:
+        if chosen is strand:
             return
+        strand.displaced = None  # from now on others run, so it has to ask
+        self._leave_to(chosen, strand.rank)
+        self._wait_for_turn(strand)
+
+    def _leave_to(self, chosen: Strand | None, rank: Rank) -> None:
+        """The strand that has the baton passes it on; None gives it to the conductor."""
         self._hand_overs += 1
         self._belongings.move_out(rank)
         if chosen is None:
             self._give_back()
         else:
-            self.current = chosen
-            chosen.baton.release()
-        rank.baton.acquire()
-        self._belongings.move_in(rank)
+            self._pass_to(chosen)
+
+    def _pass_to(self, strand: Strand) -> None:
+        self._is_rest_certain = False
+        self.current, self.holder = strand.rank, strand
+        strand.baton.release()
+
+    def _wait_for_turn(self, strand: Strand) -> None:
+        strand.baton.acquire()
+        if strand.is_dismissed:
+            raise _end_of(strand)
+        self._belongings.move_in(strand.rank)
 
     def _give_back(self) -> None:
-        self.current = None
+        self.current = self.holder = None
         self._bell.ring()
+
+    def _own(self) -> Strand:
+        """The strand that has the baton, which is the caller's.
+
+        Raises:
+            RankEnded: the caller's rank is over.
+            LocalProtocolError: the caller is a thread of a rank, and has taken no turn.
+        """
+        strand = self.holder
+        if strand is not None and strand.ident == get_ident():
+            return strand
+        own = self.helpers.get(get_ident())
+        if own is None or own.rank.is_over:
+            raise _end_of(own)  # given up as stuck, while others have gone on
+        raise not_for_threads(own, "a call that waits for other ranks")
+
+    def _take_signals(self, strand: Strand) -> None:
+        rank = strand.rank
+        if strand is rank.main:
+            rank.take_signals()
+        elif rank.is_to_end or strand.is_dismissed:  # as Python, where the main thread handles them
+            raise _end_of(strand)
+
+    # What follows is for threads that ranks have started: see "Threads of a rank" above.
+
+    def begin_thread(self, rank: Rank, thread: threading.Thread | None) -> Strand:
+        """The calling thread, which a rank has started, begins."""
+        strand = Strand(rank, thread, get_ident())
+        with self._door:
+            self.helpers[strand.ident] = strand
+            rank.helpers.append(strand)
+        return strand
+
+    def own_strand(self) -> Strand | None:
+        """The strand of the calling thread; None if it is no rank's."""
+        holder, ident = self.holder, get_ident()
+        return holder if holder is not None and holder.ident == ident else self.helpers.get(ident)
+
+    def end_thread(self, strand: Strand, release_joiners: Callable[[], None]) -> None:
+        """The calling thread, which a rank has started, ends."""
+        with self._door:
+            self.helpers.pop(strand.ident, None)
+            strand.rank.helpers.remove(strand)
+            self._naps_begun_or_over += 1
+            release_joiners()  # with the door shut: a rank that joins it does not wait for ever
+            self._leave_for_parked(strand.rank)
+            self._ring_if_resting()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Have the baton until the block ends, in a thread that a rank has started.
+
+        Elsewhere, and inside of another turn, it does nothing.
+
+        Raises:
+            RankEnded: the rank is over.
+        """
+        strand = self.helpers.get(get_ident())
+        if strand is None:
+            yield
+            return
+        if not strand.turns:
+            self._begin_turn(strand)
+        strand.turns += 1
+        try:
+            yield
+        finally:
+            strand.turns -= 1
+            if not strand.turns and strand is self.holder:
+                self._end_turn(strand)
+
+    def _begin_turn(self, strand: Strand) -> None:
+        rank = strand.rank
+        with self._door:
+            if strand.is_dismissed or rank.is_over:
+                raise _end_of(strand)
+            holder = self.holder
+            if holder is not None and holder.rank is rank and holder.is_parked:
+                holder.is_parked, holder.is_away = False, True
+                strand.displaced, self.holder = holder, strand
+                return
+            self._ask(strand)
+        try:
+            self._wait_for_turn(strand)
+        finally:
+            strand.is_asking = False
+
+    def _end_turn(self, strand: Strand) -> None:
+        displaced, strand.displaced = strand.displaced, None
+        with self._door:
+            if displaced is not None and displaced.is_away and displaced.nap is not None:
+                displaced.is_away, displaced.is_parked = False, True
+                self.holder = displaced
+                return
+        self._leave_to(self._pick(), strand.rank)
+
+    def nap(self, nap: Nap, wait: Callable[[], Any]) -> Any:
+        """Wait in real time for a sibling, in whichever thread of a rank this is.
+
+        A thread that has the baton lets siblings have it. `wait` blocks, and must return soon after
+        `nap.interrupt`.
+
+        Raises:
+            RankEnded: the rank has ended meanwhile.
+        """
+        own = self.holder
+        if own is None or own.ident != get_ident():
+            return self._nap_without_baton(nap, wait)
+        if own.is_starting:
+            return wait()
+        with self._door:
+            own.nap = nap
+            self._naps_begun_or_over += 1
+            own.is_away = self._is_interrupted or self._must_others_run(own)
+            own.is_parked = not own.is_away
+        if own.is_away:
+            self._leave_to(self._pick(), own.rank)
+        try:
+            return wait()
+        finally:
+            with self._door:
+                own.nap = None
+                self._naps_begun_or_over += 1
+                has_baton, own.is_parked = own.is_parked, False
+                if not has_baton:
+                    own.is_away = False
+                    self._ask(own)
+            if not has_baton:
+                try:
+                    self._wait_for_turn(own)
+                finally:
+                    own.is_asking = False
+            self._take_signals(own)
+
+    def _nap_without_baton(self, nap: Nap, wait: Callable[[], Any]) -> Any:
+        strand = self.helpers.get(get_ident())
+        if strand is None:
+            return wait()
+        with self._door:
+            strand.nap = nap
+            self._naps_begun_or_over += 1
+            self._leave_for_parked(strand.rank)
+            self._ring_if_resting()  # perhaps nobody is left who may ask
+        try:
+            return wait()
+        finally:
+            with self._door:
+                strand.nap = None
+                self._naps_begun_or_over += 1
+
+    def _must_others_run(self, strand: Strand) -> bool:
+        """Whether a strand that naps waits for other ranks, by way of its siblings perhaps."""
+        rank = strand.rank
+        siblings = [each for each in rank.strands if each is not strand]
+        if any(each.is_in_line for each in siblings):
+            return True
+        # If no sibling can help, another rank holds what it waits for, a lock of a library perhaps.
+        return not any(map(_may_ask, (strand, *siblings)))
+
+    def _leave_for_parked(self, rank: Rank) -> None:
+        """A thread without the baton naps or ends: its rank's parked strand may need others now."""
+        parked = self.holder
+        if parked is None or parked.rank is not rank or not parked.is_parked:
+            return
+        if self._must_others_run(parked):
+            parked.is_parked, parked.is_away = False, True
+            self._leave_to(self._pick(), rank)
+
+    def _ask(self, strand: Strand) -> None:
+        """Ask for the baton, with the door held."""
+        if strand.is_dismissed:
+            raise _end_of(strand)
+        strand.is_asking = True
+        self._is_rest_certain = False
+        self._asks.append(strand)
+        self._ring_if_resting()
+
+    def _ring_if_resting(self) -> None:
+        if self._is_resting:
+            self._bell.ring()
+
+    def _admit(self) -> None:
+        """Put those who ask into the queue."""
+        while self._asks:
+            self.make_ready(self._asks.popleft())
+
+    @property
+    def _awaits_threads(self) -> bool:
+        """Whether a thread without the baton may ask for it, before virtual time passes.
+
+        If ranks sleep, time passes: they may look in a loop for what a thread does. But a time-out
+        of virtual time must not strike because a thread takes real time.
+        """
+        if self._asks:
+            return True
+        if self._agenda and not (self._agenda[0][2].is_deadline or self._agenda[0][2].is_cancelled):
+            return False
+        return self._can_be_asked
+
+    @property
+    def _can_be_asked(self) -> bool:
+        """Whether a thread without the baton may ask for it, as it does not wait for others."""
+        if self._is_rest_certain:
+            return False
+        while True:
+            seen = self._naps_begun_or_over
+            with self._door:
+                threads = [*self.helpers.values()]
+            threads += [rank.main for rank in self.ranks.values() if rank.main.is_away]
+            if any(map(_may_ask, threads)):
+                return True
+            # A thread that has let another one go on may itself have begun to wait since we looked.
+            if seen == self._naps_begun_or_over:
+                return False
+
+    def _wait_for_ask(self) -> None:
+        """Let threads without the baton come to ask for it, in real time."""
+        self._is_resting = True
+        try:
+            still_s = 0.0
+            while (
+                not (self._asks or self._is_interrupted or self._is_called) and self._can_be_asked
+            ):
+                if self._bell.wait(self._rest_glance_after):
+                    continue
+                gets_on = self._do_threads_get_on()
+                still_s = 0.0 if gets_on else still_s + self._rest_glance_after()
+                if still_s >= (NOTICE_S if self._patience_s is None else self._patience_s):
+                    self._is_rest_certain = True
+        finally:
+            self._is_resting = False
+
+    def _do_threads_get_on(self) -> bool:
+        if self.gets_on is None or self._is_stopping:
+            return False
+        return any(self.gets_on(strand.rank) for strand in [*self.helpers.values()][:1])
+
+    def _rest_glance_after(self) -> float:
+        return (NOTICE_S if self._patience_s is None else self._patience_s) / _LOOKS_PER_PATIENCE
 
     def _wait_for_baton(self) -> Rank | None:
         seen, patience_s, held_s, still_s = self._hand_overs, self._patience_s, 0.0, 0.0
-        while not self._bell.wait(self._glance_after):
+        while True:
+            if self._bell.wait(self._glance_after):
+                if self.holder is None or self._has_taken_from_parked():
+                    return None
+                continue  # it was rung for an interrupt
             glance_s, rank = self._glance_after(), self.current
             gets_on = rank is not None and self._gets_on(rank)
             is_held = self._hand_overs == seen and not self.is_paused
@@ -609,13 +1063,26 @@ class Scheduler:
             if not is_held or rank is None:
                 held_s = still_s = 0.0
             elif patience_s is not None and still_s >= patience_s:
-                self.current = None
-                rank.is_given_up = True
-                rank.exit_code = -self._ended_by
+                self.current = self.holder = None
+                self._belongings.move_out(rank)  # what it has must not stay for the next one
+                self.give_up(rank, -self._ended_by)
                 return rank
             elif held_s >= self._notice_s:
                 self._tell_of(rank)
-        return None
+
+    def _has_taken_from_parked(self) -> bool:
+        """Whether the conductor has taken the baton from a strand that naps, to end or signal it.
+
+        Nothing runs with the baton while it naps, so its rank's state can be moved out from here.
+        """
+        with self._door:
+            strand = self.holder
+            if not self._is_interrupted or strand is None or not strand.is_parked:
+                return False
+            strand.is_parked, strand.is_away = False, True
+            self.current = self.holder = None
+        self._belongings.move_out(strand.rank)
+        return True
 
     def _gets_on(self, rank: Rank) -> bool:
         if self.gets_on is None or self._patience_s is None or self._is_interrupted:

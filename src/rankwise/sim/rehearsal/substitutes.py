@@ -1,8 +1,8 @@
 """What the process's functions do while ranks run: for a rank, what they would do in its process.
 
-Only the thread of the rank that runs is served; other threads, those that a program starts among
-them, get the function itself. A child that is forked is a process of its own and finds everything
-as it was.
+Only the thread that has the baton is served; other threads get the function itself, those that a
+program starts too, while they have no turn. A child that is forked is a process of its own and
+finds everything as it was.
 
 `time.sleep` is virtual. The clocks show real time plus the virtual time that has passed, so that a
 program which polls until some time of day comes to an end; or, if that is asked for, virtual time
@@ -27,6 +27,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
+from threading import get_ident
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -36,6 +37,7 @@ from rankwise.sim.rehearsal.belongings import ProcessBelongings
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.rank_time import PICOSECONDS, RankTime
 from rankwise.sim.rehearsal.scheduler import Rank, RankEnded, Scheduler, set_affinity
+from rankwise.sim.rehearsal.threads import Threads
 
 Replaced = tuple[Any, str, Any]
 _CALENDAR = (time.time, time.time_ns)
@@ -67,7 +69,6 @@ class Substitutes:
         time: that of the ranks.
 
     Attributes:
-        helpers: the threads that ranks have started, by ident.
         is_own: whether a rank has another file at a standard descriptor than the process.
         pipes_for_children: where children of a rank write what is for descriptors 1 and 2; None
             for these descriptors themselves.
@@ -88,21 +89,21 @@ class Substitutes:
         self._seed = seed
         self._cpus = cpus
         self._replaced: list[Replaced] = []
-        self._threads = threading.local()
-        self.helpers: set[int] = set()
+        self._threads = Threads(scheduler)
         self.is_own: Callable[[Rank, int], bool] = lambda _rank, _number: False
         self.pipes_for_children: Callable[[int], tuple[int, int] | None] = _no_pipes
         self._variables: set[bytes] = set()
         """Of the process's environment, as C sees it: those that ranks have changed there."""
 
     def running(self) -> Rank | None:
-        """The rank whose own thread calls this; None elsewhere."""
-        rank = self._scheduler.current
-        return rank if rank is not None and rank.thread.ident == threading.get_ident() else None
+        """The rank whose thread calls this and has the baton; None elsewhere."""
+        strand = self._scheduler.holder
+        return strand.rank if strand is not None and strand.ident == get_ident() else None
 
     def owner(self) -> Rank | None:
         """The rank that has started the calling thread, itself or by another one of its threads."""
-        return getattr(self._threads, "rank", None)
+        strand = self._scheduler.helpers.get(get_ident())
+        return None if strand is None else strand.rank
 
     def install(self, *more: tuple[Any, str, Callable[..., Any]]) -> None:
         """Replace everything, and `more`: of an object, by name, what serves a rank instead."""
@@ -132,6 +133,7 @@ class Substitutes:
             (threading, "main_thread", self._main_thread),
             (threading, _START_THREAD, self._start_thread),
             (subprocess, "_fork_exec", self._fork_exec),
+            *self._threads.substitutes,
         )
         for owner, name, make in table:
             self._replace(owner, name, make(_found(owner, name)))
@@ -171,6 +173,10 @@ class Substitutes:
     def seed_of(self, rank: Rank) -> int:
         """A seed for other random states of a rank."""
         return seeds_of(rank.number, self._seed)[2]
+
+    def join_threads(self, rank: Rank) -> None:
+        """Wait for the threads of a rank whose program is over, unless they are daemons."""
+        self._threads.join_at_end(rank)
 
     def run_exit_functions(self, rank: Rank) -> None:
         """Call what the rank's program has registered with `atexit`, the last one first.
@@ -366,13 +372,18 @@ class Substitutes:
             if rank is None:
                 return original(function, *more, **how)
 
+            thread = getattr(function, "__self__", None)
+            thread = thread if isinstance(thread, threading.Thread) else None
+
+            if thread is not None and not thread.daemon:
+                how = _not_waited_for(thread, how)
+
             def live(*words: Any, **options: Any) -> None:
-                self._threads.rank = rank
-                self.helpers.add(threading.get_ident())
+                strand = self._scheduler.begin_thread(rank, thread)
                 try:
                     function(*words, **options)
                 finally:
-                    self.helpers.discard(threading.get_ident())
+                    self._threads.end(strand)
 
             return start(live, *more, **how)
 
@@ -410,6 +421,22 @@ class Substitutes:
         if _is_in_program(sys._getframe(2)):  # noqa: SLF001  # whose call it is
             self._scheduler.yield_to_others()
         return original(*args, **kwargs)
+
+
+def _not_waited_for(thread: threading.Thread, how: dict[str, Any]) -> dict[str, Any]:
+    """Have Python not wait for a thread at its end: its rank does, and may be killed before."""
+    if "daemon" in how:  # since Python 3.13
+        return {**how, "daemon": True}
+    register: Callable[[], None] = thread._set_tstate_lock  # type: ignore[attr-defined]  # noqa: SLF001  # it registers the others
+
+    def register_as_daemon() -> None:
+        del thread._set_tstate_lock  # type: ignore[attr-defined]  # noqa: SLF001  # the same
+        thread._daemonic = True  # type: ignore[attr-defined]  # noqa: SLF001  # the same
+        register()
+        thread._daemonic = False  # type: ignore[attr-defined]  # noqa: SLF001  # the same
+
+    thread._set_tstate_lock = register_as_daemon  # type: ignore[attr-defined]  # noqa: SLF001  # the same
+    return how
 
 
 def _breakpoint(rank: Rank, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -4,17 +4,18 @@ It puts the parts together: the scheduler of the ranks, what each of them has fo
 the process's functions do for them meanwhile. One world lives at a time in a process.
 """
 
-import copy
 import gc
+import itertools
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Self, TextIO
+from threading import get_ident
+from typing import Any, Self, TextIO, TypeVar, cast
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
@@ -23,12 +24,15 @@ from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.meetings import Conditions, Group
 from rankwise.sim.rehearsal.rank_time import RankTime
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, not_for_threads
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.substitutes import Substitutes
 
 _CPU_FIELD = 36
 """Where `/proc/thread-self/stat` tells the core, counted after the name of the program."""
+
+
+_serials = itertools.count()
 
 
 SIMULATED_VARIABLE = "RANKWISE_SIMULATED"
@@ -58,6 +62,7 @@ class SimulatedWorld:
         descriptors: which standard ones ranks have replaced.
         size: how many ranks the present attempt has.
         steps: how many steps each rank has begun that counts them.
+        serial: the number of the present attempt among those of all worlds of this process.
         sections: how many sections ranks have begun or ended.
         shared: other values that ranks share, by name.
         changes: those who wait for memory to change.
@@ -111,6 +116,8 @@ class SimulatedWorld:
         self.shared: dict[str, Any] = {}
         self.changes = Changes()
         self._at_end_of_ranks: list[Callable[[Rank], None]] = [self.descriptors.give_back]
+        self.scheduler.on_given_up = self._end_rank
+        self.serial = 0
         self._collection = gc.get_threshold()
         self._stack = ExitStack()
 
@@ -149,14 +156,19 @@ class SimulatedWorld:
                 if (faults := self._conditions.faults) is not None:
                     faults.begin(rank)
                 code = program()
+                self.substitutes.join_threads(rank)
                 self.substitutes.run_exit_functions(rank)
             finally:
-                for function in self._at_end_of_ranks:
-                    function(rank)
+                if not rank.is_given_up:
+                    self._end_rank(rank)
             return code
 
         rank = self.scheduler.spawn(number, process, live)
         return rank
+
+    def _end_rank(self, rank: Rank) -> None:
+        for function in self._at_end_of_ranks:
+            function(rank)
 
     def group(self, name: str, ranks: tuple[int, ...]) -> Group:
         """The group of this name; the first of its members to ask makes it."""
@@ -189,7 +201,7 @@ class SimulatedWorld:
         return any(group.match_any_source() for group in list(self.groups.values()))
 
     def at_end_of_ranks(self, function: Callable[[Rank], None]) -> None:
-        """Have a function called in the thread of each rank that ends, however it ends."""
+        """Have a function called for each rank that ends: in its thread, unless it was given up."""
         self._at_end_of_ranks.append(function)
 
     def seed_of(self, rank: Rank) -> int:
@@ -203,6 +215,7 @@ class SimulatedWorld:
         )
         self.scheduler.ranks.clear()
         self.size = size
+        self.serial = next(_serials)
         # Each rank may allocate as much between two collections as a process of its own.
         first, *others = self._collection
         gc.set_threshold(first * max(size, 1), *others)
@@ -254,6 +267,36 @@ _world: SimulatedWorld | None = None
 def running_rank() -> Rank | None:
     """The simulated rank whose thread calls this; None elsewhere."""
     return None if _world is None else _world.substitutes.running()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def taking_turns(function: _Function) -> _Function:
+    """The same function; a thread that a rank has started takes a turn for it (`Scheduler.turn`).
+
+    So such a thread finds the state of its rank in it, and may wait in it for other ranks.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        world = _world
+        if world is None or get_ident() not in world.scheduler.helpers:
+            return function(*args, **kwargs)
+        with world.scheduler.turn():
+            return function(*args, **kwargs)
+
+    return cast("_Function", call)
+
+
+def refuse_threads(call: str) -> None:
+    """Refuse a call that simulated ranks make in their main threads only.
+
+    Raises:
+        LocalProtocolError: a thread that a rank has started calls this.
+    """
+    if _world is not None and (strand := _world.scheduler.helpers.get(get_ident())) is not None:
+        raise not_for_threads(strand, call)
 
 
 def present_world() -> SimulatedWorld:
@@ -315,9 +358,8 @@ def _leave_in_child() -> None:
     handlers = {**_world.handlers_before, **({} if rank is None else rank.handlers)}
     _world.substitutes.uninstall()
     _world.substitutes.unpin()
-    if rank is not None:  # what it has of the substitutes is to take it for no rank
-        _world.scheduler.current = rank = copy.copy(rank)
-        rank.thread = threading.Thread()
+    _world.scheduler.holder = None  # what it has of the substitutes is to take it for no rank
+    _world.scheduler.helpers.clear()
     for number, handler in handlers.items():
         signal.signal(number, handler)
     _release_signals()

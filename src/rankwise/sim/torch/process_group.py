@@ -17,6 +17,7 @@ from rankwise.base.errors import CollectiveError
 from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
+from rankwise.sim.rehearsal.world import taking_turns
 from rankwise.sim.torch.arithmetic import (
     PREMUL_SUM,
     add_sparse,
@@ -28,12 +29,14 @@ from rankwise.sim.torch.arithmetic import (
     ring_reduced,
 )
 from rankwise.sim.torch.cuda_graphs import present_capture
+from rankwise.sim.torch.layout_rules import LayoutRules
 from rankwise.sim.torch.loads import (
     Loads,
     bytes_brought,
     bytes_in,
     copy_all,
     fill,
+    has_no_data,
     in_memory_order,
     joined,
     spread,
@@ -69,6 +72,8 @@ _SAYS_NOTHING = ("", "undefined", "default_pg")
 """Descriptions of groups to which nobody has given one."""
 _INTERFACE = ("/distributed_c10d.py", "/c10d_logger.py", "/contextlib.py")
 """Files through which a program calls operations."""
+_WITHOUT_DATA = "without data"
+"""Said of fake and meta tensors, so that ranks which bring others are found."""
 _OF_BARRIER = torch.zeros(1)
 """What the future of a barrier gives."""
 
@@ -97,6 +102,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._clock = clock
         self._number = group.ranks[rank]
         self._rules = ShapeRules(self._number, len(group.ranks), backend, compares_shapes)
+        self._layouts = LayoutRules(self._number, backend, is_of_gloo=compares_shapes)
         self._meetings = group
         group.compares_sizes = True
         self._count = len(group.ranks)
@@ -109,6 +115,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """The ranks of the group, as the world counts them."""
         return self._meetings.ranks
 
+    @taking_turns
     def exchange(
         self, call: str, alike: Sequence[Tensor], load: Any, carry_out: Callable[[Loads], None]
     ) -> None:
@@ -352,6 +359,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """Wait for all ranks."""
         return self._meet("barrier #?", [], None, _nothing, [_OF_BARRIER], opts=opts)
 
+    @taking_turns
     def monitored_barrier(
         self, timeout: timedelta = NO_TIMEOUT, wait_all_ranks: bool = False
     ) -> None:
@@ -388,10 +396,12 @@ class RehearsedProcessGroup(NamedProcessGroup):
         if self._meetings.label and description not in _SAYS_NOTHING:
             self._meetings.label = description.removeprefix("mesh_")
 
+    @taking_turns
     def _start_coalescing(self, device: Any) -> None:
         del device
         self._coalescing = []
 
+    @taking_turns
     def _end_coalescing(self, device: Any) -> RehearsedWork:
         del device
         works, self._coalescing = self._coalescing or [], None
@@ -403,6 +413,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self._meetings.begun_by(self._number)
 
+    @taking_turns
     def _meet(  # a row of a table
         self,
         call: str,
@@ -415,6 +426,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root: int = 0,
     ) -> RehearsedWork:
         """Come to the next operation, and wait for it if torch would do nothing else with it."""
+        name = call.partition(" ")[0]
+        is_sender = name == "broadcast" and root == self.rank()
+        self._layouts.check("broadcast from here" if is_sender else name, load)
         if (capture := present_capture()) is not None:
             again = partial(self._come, call, alike, load, carry_out, root)
             capture.keep(load)
@@ -443,6 +457,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
             for tensor in alike:
                 check_dtype(call, tensor.dtype, self._backend_name)
             words = f"{call} of {told_shapes(alike)}" if alike else call
+        if has_no_data(load):  # as torch's own kernels for such tensors
+            words, carry_out = f"{words} {_WITHOUT_DATA}", _nothing
         computed, clock = partial(plainly, carry_out), self._clock
         if clock is None:
             return self._meetings.meet(self._number, words, load, computed), ()
@@ -476,9 +492,12 @@ class RehearsedProcessGroup(NamedProcessGroup):
             handle=handle, tensors=tensors, passages=passages,
         )  # fmt: skip
 
+    @taking_turns
     def _post(
         self, peer: int, tag: int, call: str, tensors: list[Tensor], *, is_send: bool
     ) -> RehearsedWork:
+        self._layouts.check("send" if is_send else "recv", tensors)
+        self._layouts.warn_of_message(tensors)
         clock = self._clock
         passage = None if clock is None else clock.come(tensors, bytes_in(tensors))
         post = self._meetings.post(
@@ -531,7 +550,14 @@ def _delivered(
                 f"a message does not fit:\n  {send.told_with_place()}\n"
                 f"  {receive.told_with_place()}"
             )
-    plainly(copy_all, received, sent)
+    have_none = has_no_data(sent), has_no_data(received)
+    if not any(have_none):
+        plainly(copy_all, received, sent)
+    elif not all(have_none):
+        raise CollectiveError(
+            f"one end of a message is {_WITHOUT_DATA}:\n  {send.told_with_place()}\n"
+            f"  {receive.told_with_place()}"
+        )
     if timed is not None:
         timed(send.rank, receive.rank, send_passage, receive_passage)
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from rankwise.sim.rehearsal.recording import Plain, Recorder, present_recorder
 from rankwise.sim.torch.arithmetic import data_of, plainly
@@ -219,25 +221,62 @@ def install_in_process() -> None:
 
 def plains(tensors: Sequence[Tensor]) -> list[Plain]:
     """What of tensors can be compared; of distributed ones, this rank's part."""
-    return [_plain(_whole(tensor)) for tensor in tensors]
+    found = [part for tensor in tensors for part in _parts("", tensor).values()]
+    return [part for part in found if not isinstance(part, str)]
 
 
-def parts_of_value(value: Any) -> dict[str, Plain] | None:
-    """What of a tensor, a module or an optimizer can be compared, by name of its part."""
+def parts_of_value(value: Any) -> dict[str, Plain | str] | None:
+    """What of a tensor, a module or an optimizer can be compared, by name of its part.
+
+    A text says why a part cannot.
+    """
     if isinstance(value, Tensor):
-        return {"": plains([value])[0]}
+        return _parts("", value)
     if isinstance(value, torch.nn.Module):
         named = {**dict(value.named_parameters()), **dict(value.named_buffers())}
-        return {f".{name}": plains([each])[0] for name, each in named.items()}
+        return _all_parts({f".{name}": each for name, each in named.items()})
     if isinstance(value, torch.optim.Optimizer):
         states = enumerate(value.state.values())
-        return {
-            f".state[{index}].{name}": plains([each])[0]
-            for index, state in states
-            for name, each in state.items()
-            if isinstance(each, Tensor)
-        }
+        return _all_parts(
+            {
+                f".state[{index}].{name}": each
+                for index, state in states
+                for name, each in state.items()
+                if isinstance(each, Tensor)
+            }
+        )
     return None
+
+
+def _all_parts(tensors: dict[str, Tensor]) -> dict[str, Plain | str]:
+    parts: dict[str, Plain | str] = {}
+    for name, tensor in tensors.items():
+        parts |= _parts(name, tensor)
+    return parts
+
+
+def _parts(name: str, tensor: Any) -> dict[str, Plain | str]:
+    """The tensor itself, or those that it is made of.
+
+    A tensor of a class of its own has no memory that C++ could read: DTensors, results of
+    functional collectives and nested tensors tell what they wrap by `__tensor_flatten__`.
+    """
+    if (local := getattr(tensor, "to_local", None)) is not None:
+        with torch.no_grad():
+            return _parts(name, local())
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        return {name: "it has no values"}
+    if is_traceable_wrapper_subclass(tensor):
+        if (trigger_wait := getattr(tensor, "trigger_wait", None)) is not None:
+            return _parts(name, trigger_wait())  # of a functional collective, perhaps under way
+        names, _ = tensor.__tensor_flatten__()
+        return _all_parts({f"{name}.{each}": getattr(tensor, each) for each in names})
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        return {name: f"it is a {kind} tensor"}
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return {name: f"{type(tensor).__name__} does not tell what it is made of"}
+    return {name: _plain(tensor)}
 
 
 def _whole(tensor: Any) -> Tensor:

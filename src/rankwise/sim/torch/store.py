@@ -17,11 +17,12 @@ from torch.distributed import DistStoreError, QueueEmptyError, Store
 
 from rankwise.base.units import SECOND, Instant
 from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
+from rankwise.sim.rehearsal.world import taking_turns
 
 SYMMETRIC_MEMORY = "symmetric memory"
 """What a rank has shared, which goes with its groups."""
 OF_RANK = "@rank"
-_MARK = re.compile(OF_RANK + r"\d+")
+_MARK = re.compile(OF_RANK + r"\d+\.\d+")
 _PATIENCE = timedelta(seconds=300)
 _OF_GROUPS = "torch.distributed.distributed_c10d"
 """The module that makes process groups."""
@@ -89,15 +90,18 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         self._patience, self._is_kept = _PATIENCE, False
         self._clones: list[RehearsedStore] = []
 
+    @taking_turns
     def set(self, key: str, value: Any) -> None:
         """Set a key."""
         self._entries.put(self._common(key), _as_bytes(value))
 
+    @taking_turns
     def get(self, key: str) -> bytes:
         """The value of a key, once it is set."""
         self.wait([key])
         return self._entries.values[self._common(key)]
 
+    @taking_turns
     def add(self, key: str, amount: int) -> int:
         """Add to a key that counts; returns the sum. To add 0 is to look: others run then."""
         key = self._common(key)
@@ -107,11 +111,13 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
             self._scheduler.poll((key, total))
         return total
 
+    @taking_turns
     def append(self, key: str, value: Any) -> None:
         """Put a value after the one that is there."""
         key = self._common(key)
         self._entries.put(key, self._entries.values.get(key, b"") + _as_bytes(value))
 
+    @taking_turns
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Set a key if it has the expected value; returns the value that it has now."""
         key = self._common(key)
@@ -123,6 +129,7 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
             return _as_bytes(desired)
         return _as_bytes(expected) if present is None else present
 
+    @taking_turns
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are set; if not, others run before the next look."""
         if all(self._entries.has(self._common(key)) for key in keys):
@@ -130,6 +137,7 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         self._scheduler.poll(tuple(keys))
         return False
 
+    @taking_turns
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait for keys: for `timeout`, or the store's, if the program has set that; else for ever.
 
@@ -154,12 +162,14 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
                         f"wait timeout after {patience_ms}ms, keys: {', '.join(keys)}"
                     )
 
+    @taking_turns
     def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
         return self._entries.values.pop(self._common(key), None) is not None
 
     deleteKey = delete_key  # noqa: N815  # as C++ calls it, for a `PrefixStore` around this one
 
+    @taking_turns
     def num_keys(self) -> int:
         """How many keys are set, with any prefix."""
         count = len(self._entries.values)
@@ -168,15 +178,18 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
 
     getNumKeys = num_keys  # noqa: N815  # the same
 
+    @taking_turns
     def list_keys(self) -> list[str]:
         """The keys that are set; those with the prefix, without it."""
         prefix = self._common("")
         return [key.removeprefix(prefix) for key in self._entries.values if key.startswith(prefix)]
 
+    @taking_turns
     def queue_push(self, key: str, value: Any) -> None:
         """Put a value at the end of a queue."""
         self._entries.push(self._common(key), _as_bytes(value))
 
+    @taking_turns
     def queue_pop(self, key: str, block: bool = True) -> bytes:  # torch's signature
         """Take the first value of a queue; wait for one, unless `block` is false."""
         key, queues = self._common(key), self._entries.queues
@@ -186,6 +199,7 @@ class RehearsedStore(Store):  # type: ignore[misc]  # torch is untyped here
         self._wait([key], queues.__contains__)
         return self._entries.pop(key)
 
+    @taking_turns
     def queue_len(self, key: str) -> int:
         """How many values a queue holds."""
         key = self._common(key)

@@ -12,6 +12,7 @@ from torch.futures import Future
 from rankwise.base.errors import CollectiveTimeout
 from rankwise.base.units import SECOND, Duration
 from rankwise.sim.rehearsal.meetings import Group, Meeting, Post
+from rankwise.sim.rehearsal.world import taking_turns
 from rankwise.sim.torch.words import told_shapes
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         self._passages = passages
         self._future: Any = None
 
+    @taking_turns
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Let others run until it is done."""
         self._close()
@@ -78,6 +80,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         """There is no stream to synchronise with."""
         self.wait()
 
+    @taking_turns
     def is_completed(self) -> bool:
         """Whether everybody has come; if not, others run before the next look."""
         for gate in self._gates:
@@ -99,6 +102,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         """The tensors that were filled."""
         return self._outputs
 
+    @taking_turns
     def get_future(self) -> Any:
         """A future that is done: C++ code blocks on it where no other rank could run.
 
