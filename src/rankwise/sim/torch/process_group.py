@@ -542,7 +542,9 @@ def _delivered(
     for source, target in zip(sent, received, strict=True):
         if source.numel() != target.numel() or source.dtype != target.dtype:
             raise CollectiveError(
-                f"a message does not fit:\n  {send.told_with_place()}\n"
+                f"a message does not fit: rank {send.rank} sends {source.numel()} of"
+                f" {told_dtype(source)}, rank {receive.rank} takes {target.numel()} of"
+                f" {told_dtype(target)}:\n  {send.told_with_place()}\n"
                 f"  {receive.told_with_place()}"
             )
     plainly(copy_all, received, sent)
