@@ -31,8 +31,9 @@ SIMULATED_ALL_REDUCE = rankwise sim bench ccl_allreduce
 SIMULATED_MLP = rankwise sim bench tp_mlp --report $(LOGS)/simulated.html --trace $(LOGS)/simulated.json.gz
 
 define SAY_ALL
-echo "First .venv gets what the tests need, unless it has it: PyTorch, Ray, pytest and their like, 1.5 GB, in"
-echo "two minutes or more. Then all tests take about 12 minutes on two idle cores."
+echo "First .venv gets what the tests need, unless it has it: PyTorch, Ray, pytest and their like, in two minutes"
+echo "or more; how much that is depends on the build of PyTorch that pip finds. Then all tests take about 12"
+echo "minutes on two idle cores."
 endef
 define SAY_SOME
 echo "First .venv gets pytest and its like, unless it has them: 30 MB, in about a minute. Tests that need PyTorch"
@@ -67,6 +68,16 @@ test: ## Run all tests (installs PyTorch for the comparisons); PYTEST_ARGS="-k g
 	@$(if $(PYTEST_ARGS),$(SAY_SOME),$(SAY_ALL))
 	$(SETUP) $(if $(PYTEST_ARGS),some-tests,test)
 	$(CLEAN) $(BIN)/python -m pytest -n $(if $(CI),2,4) --dist loadfile --no-loadscope-reorder --durations=$(if $(CI),30,10) $(PYTEST_ARGS)
+
+.PHONY: corpus-busy
+corpus-busy: ## Run the programs with known culprits, and the healthy ones, beside four busy loops
+	@$(SETUP) test
+	$(CLEAN) RANKWISE_CORPUS_BUSY=4 $(BIN)/python -m pytest tests/corpus $(PYTEST_ARGS)
+
+.PHONY: test-as-users
+test-as-users: ## Run what touches PyTorch, Triton and pickled functions with the build for CUDA that users have (5 GB)
+	@$(SETUP) some-tests
+	exec tools/as_users $(PYTEST_ARGS)
 
 .PHONY: test-clients
 test-clients: ## Run trainers that nobody here wrote on simulated ranks (installs Lightning, accelerate, torchtitan, ...)

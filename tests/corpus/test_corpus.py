@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from busy import busy_loops, loops_wanted
 from corpus import PRELOADED, Program, programs
 from etcd_servers import free_ports
 from running import RANKWISE, Running
@@ -35,6 +36,13 @@ def server() -> Iterator[rankwise.ForkServer]:
             0
         ]  # or the first test would have begun it
         yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loops() -> Iterator[None]:
+    """What `make corpus-busy` wants to run beside the programs."""
+    with busy_loops(loops_wanted()):
+        yield
 
 
 def of(chosen: list[Program]) -> "list[pytest.ParameterSet]":

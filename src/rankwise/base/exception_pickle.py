@@ -272,7 +272,8 @@ def _ways(error: BaseException) -> Iterator[Callable[[], bytes]]:
 
 
 def _by_value(thing: object) -> bytes:
-    from rankwise.base.pickle_by_value import dumps_by_value  # noqa: PLC0415  # only who fails pays for it, and it may be what fails
+    # Only a failure pays for importing it, and cloudpickle may be what fails.
+    from rankwise.base.value_pickle import dumps_by_value  # noqa: PLC0415
 
     return dumps_by_value(thing)
 

@@ -1,18 +1,21 @@
 """Which of several failures explains the others.
 
 When one rank dies its peers soon fail too: a collective reports a closed connection, a barrier a
-missing member. The earliest failure is the cause, and `Failure.at` is fine enough to tell,
-with one correction: the kernel closes a dying process's connections *before* its parent can see
-it end, so a peer's "connection closed" may carry an earlier instant than the death that closed it.
-If the earliest failure may be such a consequence, a death by signal that was seen less than
-`HEAD_START` later is the cause; without one, an exit that told of nothing. A consequence is an
-exception that tells of a lost peer, or SIGABRT or SIGPIPE, by which native code dies of a closed
-connection. A `ValueError` tells of no peer, and stays the cause of what was killed after it. What
-ended because rankwise had told it to stop never explains anything and comes last. Who was found to
-be out of step explains the exceptions of those that waited for it, and comes first: it was accused
-only since none had failed by itself. Ranks that have hung explain consequences that others raise,
-also earlier: while these waited, they did. An exception of our own collectives says that another
-rank is to blame. So the first failure that says nothing of others explains it, also a later one.
+missing member. The earliest failure is the cause, and `Failure.at` is fine enough to tell, with one
+correction: the kernel closes a dying process's connections *before* its parent can see it end, so a
+peer's "connection closed" may carry an earlier instant than the death that closed it. An exception
+that tells of a lost peer is never the cause where another rank has failed without one, however much
+later: by a signal, an exit code, or an exception of its own. (The kernel may write a core for
+seconds before it tells of a death; the gang waits for that before it tells others to stop.) SIGABRT
+and SIGPIPE, by which native code dies of a closed connection, may be a consequence, too: a death by
+another signal that was seen less than `HEAD_START` later explains them; without one, an exit that
+told of nothing. A `ValueError` tells of no peer, and stays the cause of what was killed after it.
+What ended because rankwise had told it to stop never explains anything and comes last. Who was
+found to be out of step explains the exceptions of those that waited for it, and comes first: it was
+accused only since none had failed by itself. Ranks that have hung explain consequences that others
+raise, also earlier: while these waited, they did. An exception of our own collectives says that
+another rank is to blame. So the first failure that says nothing of others explains it, also a later
+one.
 
 Tasks of a chip worker are no ranks: the task graph knows which of them follow from which (see
 `rankwise.workers.failures`). Members of a group of tasks run together as ranks do, and are ordered
@@ -53,9 +56,11 @@ def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure])
     ordered = sorted(suspects, key=lambda suspect: _order_in_time(failure_of(suspect)))
     if ordered and may_be_consequence(failure_of(ordered[0])):
         earliest = failure_of(ordered[0])
+        says_so = _says_peer_is_gone(earliest)
         soon = [each for each in ordered if failure_of(each).at - earliest.at < HEAD_START]
-        for died_alone in (_killed_by_foreign_signal, _exited_in_silence):
-            for suspect in soon:
+        by_itself = (_killed_by_foreign_signal, _exited_in_silence)
+        for died_alone in (*by_itself, _raised_by_itself, _killed) if says_so else by_itself:
+            for suspect in ordered if says_so else soon:
                 if died_alone(failure_of(suspect)):
                     return [suspect, *(each for each in ordered if each is not suspect)]
         hung = [each for each in ordered if failure_of(each).cause is FailureCause.HUNG]
@@ -116,6 +121,21 @@ def may_be_consequence(failure: Failure) -> bool:
         and failure.exit is not None
         and failure.exit.signal_number in SELF_INFLICTED_SIGNALS
     )
+
+
+def _says_peer_is_gone(failure: Failure) -> bool:
+    """Whether a rank has raised an exception that tells of a lost peer."""
+    error = failure.error if failure.cause is FailureCause.RAISED else None
+    return error is not None and tells_of_lost_peer(error)
+
+
+def _raised_by_itself(failure: Failure) -> bool:
+    error = failure.error if failure.cause is FailureCause.RAISED else None
+    return error is not None and not may_be_of_others(error)
+
+
+def _killed(failure: Failure) -> bool:
+    return failure.cause is FailureCause.SIGNALED
 
 
 def _tells_of_no_other(failure: Failure) -> bool:

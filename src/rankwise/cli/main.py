@@ -22,6 +22,7 @@ import click
 import rankwise
 from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.cli.start import be_interruptible
+from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.launch.standard_streams import flush_standard_streams, give_up
 
 
@@ -187,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     atexit.register(flush_standard_streams)
     status = invoke(sys.argv[1:] if arguments is None else arguments)
     # Only the interpreter's end is left: a late signal must not interrupt it.
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for signum in ENDING_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     _end(status)
 

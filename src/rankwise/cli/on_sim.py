@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
     from rankwise.sim.rehearsal.faults import Fault
 
+_VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""What the runtimes of GPUs read: a simulation uses none of this machine's."""
 _MEANINGLESS = {
     "node_rank": "all nodes are simulated in one process",
     "rdzv_backend": "simulated nodes meet in a store of their own",
     "rdzv_endpoint": "simulated nodes meet in a store of their own",
     "no_python": "simulated ranks are threads of one Python program",
     "start_method": "simulated ranks are threads, not processes",
+    "start_timeout": "simulated ranks start at once",
     "preload": "simulated ranks share what one of them has imported",
     "numa_binding": "simulated ranks take turns on one core",
     "node_check": "simulated nodes are always fit",
@@ -78,6 +81,9 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     limit = thread_environment(counts.most * job.gang.size, environ)
     os.environ.update(limit)
     job = msgspec.structs.replace(job, environment={**job.environment, **limit})
+    for name in _VISIBLE_GPUS:
+        # For C libraries alone: `os.environ` is what ranks are told, which may name a node's GPUs.
+        os.putenv(name, "")
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.exploration import Order, run_in_order  # noqa: PLC0415  # the same

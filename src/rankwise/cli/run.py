@@ -22,7 +22,12 @@ from rankwise.cli.main import CONTEXT_SETTINGS, begin_work
 from rankwise.cli.options import OptionWithVariable, complete_file, values_from
 from rankwise.cli.run_options import GROUPS, OPTIONS, REHEARSAL
 from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
-from rankwise.cli.start import die_of_sigterm, end_on_sigterm, hold_interrupts
+from rankwise.cli.start import (
+    die_of_sigterm,
+    end_on_sigterm,
+    hold_interrupts,
+    outlive_user_signals,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -151,6 +156,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
 
     options = options_in(ctx)
+    outlive_user_signals()
     _check_one_place(ctx.meta[STRICT_WORDS])
     if options.on is not None and options.on.startswith("sim"):
         from rankwise.cli.on_sim import simulate  # noqa: PLC0415  # only there

@@ -26,6 +26,7 @@ from rankwise.cli.run_names import random_run_name
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.real.cpus import usable_cpu_count
+from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.launch.cluster.plan import plan_alone
 from rankwise.launch.job import Executable, Function, Job, LogPlan, Program, StartMethod
 from rankwise.launch.limits import (
@@ -98,6 +99,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     logs_specs: str | None
     numa_binding: str | None
     signals_to_handle: str
+    forward_signals: str
     shutdown_timeout: Duration | None
     virtual_local_rank: bool
     preload: list[str] | None
@@ -126,6 +128,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     faults: tuple[str, ...]
     hang_timeout: Duration | None
+    start_timeout: Duration | None
     timeout: Duration | None
     on_failure: str | None
     no_ledger: bool
@@ -208,6 +211,8 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         timeout=_more_than_nothing(options, "timeout", options.timeout),
         keep_children=options.keep_children,
         signals=_signals(options),
+        heeds_all_signals=True,
+        passed_signals=_passed_signals(options),
         virtual_local_rank=options.virtual_local_rank,
         cpus_by_rank=_cpus_by_rank(options, size),
         console=not options.quiet,
@@ -289,6 +294,9 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
 def _gang(options: RunOptions, size: int) -> GangSpec:
     hang_timeout = _more_than_nothing(options, "hang_timeout", options.hang_timeout)
     gang = GangSpec(size=size, hang_timeout=hang_timeout)
+    start_timeout = _more_than_nothing(options, "start_timeout", options.start_timeout)
+    if start_timeout is not None:
+        gang = msgspec.structs.replace(gang, spawn_timeout=start_timeout)
     if options.shutdown_timeout is not None:
         gang = msgspec.structs.replace(gang, grace=options.shutdown_timeout)
     return gang
@@ -430,8 +438,40 @@ def _check_event_handler(options: RunOptions) -> None:
 
 def _signals(options: RunOptions) -> tuple[int, ...]:
     label = options.label("signals_to_handle")
+    numbers = _signal_numbers(label, options.signals_to_handle)
+    if not numbers:
+        raise ConfigError(
+            f"{label} names no signal, so nothing could end the run gracefully",
+            hint="leave it out for SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        )
+    return numbers
+
+
+def _passed_signals(options: RunOptions) -> tuple[int, ...]:
+    """The signals that ranks are sent; of one that is to stop the run, too, that is what it does.
+
+    Raises:
+        ConfigError: one of them cannot be passed on.
+    """
+    label, given = options.label("forward_signals"), options.forward_signals
+    if given.strip() == "none":
+        return ()
+    numbers = _signal_numbers(label, given)
+    if not numbers:
+        raise ConfigError(f"{label} names no signal", hint=f"to pass none on: {label}=none")
+    for number in numbers:
+        if number not in ENDING_SIGNALS:
+            name = signal.Signals(number).name
+            raise ConfigError(
+                f"{label}: {name} ends no process, so it is left to do what it does",
+                hint="name signals such as SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU",
+            )
+    return numbers
+
+
+def _signal_numbers(label: str, names: str) -> tuple[int, ...]:
     numbers = []
-    for name in filter(None, map(str.strip, options.signals_to_handle.split(","))):
+    for name in filter(None, map(str.strip, names.split(","))):
         if name in _UNFIT_SIGNALS:
             raise ConfigError(f"{label}: {name} {_UNFIT_SIGNALS[name]}")
         if name not in signal.Signals.__members__:
@@ -442,11 +482,6 @@ def _signals(options: RunOptions) -> tuple[int, ...]:
             told = f"{label}: {name!r} is not a signal's name, expected such as SIGTERM"
             raise ConfigError(told, hint=hint)
         numbers.append(int(signal.Signals[name]))
-    if not numbers:
-        raise ConfigError(
-            f"{label} names no signal, so nothing could end the run gracefully",
-            hint="leave it out for SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        )
     return tuple(dict.fromkeys(numbers))
 
 

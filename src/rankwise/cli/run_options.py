@@ -254,6 +254,13 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             default_shown="never",
         ),
         _ours(
+            "--start-timeout SECONDS",
+            "Time that starting all ranks may take, with what a fork server imports for them. With "
+            "--hang-timeout, an import that neither computes nor reads for that time ends it, too.",
+            type=DURATION,
+            default_shown="10m",
+        ),
+        _ours(
             "--on-failure COMMAND",
             "A shell command to run when ranks have failed, also before a restart, or --timeout "
             "has ended the run, with the failures and the report as JSON on its stdin. Of several "
@@ -288,6 +295,12 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             "--signals-to-handle NAME,...",
             "Signals that end the run gracefully; a second one kills the workers immediately.",
             default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        ),
+        _ours(
+            "--forward-signals NAME,...|none",
+            "Signals that are passed on to the ranks that catch them. With none, SIGUSR1 and "
+            "SIGUSR2 do nothing.",
+            default="SIGUSR1,SIGUSR2",
         ),
     ),
     *_group(

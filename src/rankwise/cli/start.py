@@ -2,6 +2,7 @@
 
 import _signal  # type: ignore[import-not-found]  # `signal` takes ten times as long
 import os
+import sys
 
 TYPE_CHECKING = False  # an interrupt while `typing` is imported would show a traceback
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ def start() -> "NoReturn":
     """The console script. Ctrl-C while it still imports ends it without a word."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, end_interrupted)
+    if sys.argv[1:2] == ["run"]:
+        outlive_user_signals()
     from rankwise.cli.main import main  # noqa: PLC0415  # an interrupt may come before this
 
     main()
@@ -23,22 +26,43 @@ def end_interrupted(_signum: int, _frame: "FrameType | None") -> "NoReturn":
     os._exit(128 + 2)
 
 
+def outlive_user_signals() -> None:
+    """Let SIGUSR1 and SIGUSR2 never end this process; the run passes them on to its ranks.
+
+    Schedulers send them to every process of a job. They are caught, not ignored: what this process
+    starts would inherit that.
+    """
+    for number in (_signal.SIGUSR1, _signal.SIGUSR2):
+        if _signal.getsignal(number) == _signal.SIG_DFL:
+            _signal.signal(number, _go_on)
+
+
+def _go_on(_signum: int, _frame: "FrameType | None") -> None:
+    """Do nothing."""
+
+
 def hold_interrupts() -> None:
     """Let Ctrl-C wait until the run catches it: what is started meanwhile must be taken down.
 
-    The run lets it come; see `Supervision.run`.
+    The signals of users wait too, so that they do not end the guardian before it ignores them.
+    The run lets them come; see `Supervision.run`.
     """
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT,))
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT, _signal.SIGUSR1, _signal.SIGUSR2))
 
 
 def end_on_sigterm() -> None:
     """Let SIGTERM end this process with a line until the run itself catches it.
 
-    The guardian takes down what has been started, as it does whenever this process ends. The run
-    finds this handler, and leaves another one when it has succeeded.
+    So do the signals that end a run as SIGTERM does. The guardian takes down what has been started,
+    as it does whenever this process ends. The run finds this handler, and leaves another one when
+    it has succeeded.
     """
-    if _signal.getsignal(_signal.SIGTERM) == _signal.SIG_DFL:
-        _signal.signal(_signal.SIGTERM, end_stopped)
+    from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS  # noqa: PLC0415  # not before Ctrl-C is heard
+
+    left_alone = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT)
+    for number in ENDING_SIGNALS:
+        if number not in left_alone and _signal.getsignal(number) == _signal.SIG_DFL:
+            _signal.signal(number, end_stopped)
 
 
 def die_of_sigterm() -> None:
@@ -49,10 +73,11 @@ def die_of_sigterm() -> None:
 
 def end_stopped(signum: int, _frame: "FrameType | None") -> "NoReturn":
     """End this process as a run that SIGTERM has stopped."""
+    name = "SIGTERM" if signum == _signal.SIGTERM else _signal.strsignal(signum)
     try:
-        os.write(2, b"rankwise: stopped by SIGTERM\n")
+        os.write(2, f"rankwise: stopped by {name}\n".encode())
     finally:
-        os._exit(128 + signum)
+        os._exit(128 + _signal.SIGTERM)
 
 
 def be_interruptible() -> None:

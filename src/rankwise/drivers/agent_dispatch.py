@@ -30,6 +30,7 @@ from rankwise.core.gang.vocabulary import (
     AnnounceKill,
     AnnounceStuck,
     DumpStacks,
+    LookForDumps,
     LookForProgress,
     SignalWorker,
     SpawnWorker,
@@ -161,6 +162,8 @@ class AgentDispatch:
                 host.signal(effect.local_rank, effect.attempt, effect.signal)
             case LookForProgress():
                 host.look_for_progress(effect.attempt)
+            case LookForDumps():
+                host.look_for_dumps(effect.attempt)
             case DumpStacks():
                 host.dump_stacks(effect.attempt)
             case Sweep():

@@ -11,7 +11,7 @@ from rankwise.launch.failure_report.composing import blocks_of_ranks, lines_of_s
 from rankwise.launch.failure_report.rendering import lines_of_blocks
 from rankwise.launch.failure_report.stacks import fatal_lines
 from rankwise.launch.failure_report.text import printable
-from rankwise.launch.failure_report.words import one_line
+from rankwise.launch.failure_report.words import one_line, signal_name
 
 _OUR_PROGRAMS = "rankwise/drivers/real/"
 LEFT_BEHIND_SHOWN = 3
@@ -92,6 +92,23 @@ def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
     name = SIGNAL_NAMES.get(signum, f"signal {signum}")
     who, patience = counted(ranks_left), format_duration(rest)
     return f"stopping {who} ({name}) for up to {patience}; once more kills them now"
+
+
+def as_sigterm_line(signum: int) -> str:
+    """Say that a signal of which the user has said nothing stops the run."""
+    return f"{signal_name(signum)}: the run is stopped as by SIGTERM"
+
+
+def passed_on_line(signum: int, reached: Sequence[int], others: Sequence[int]) -> str:
+    """Say which ranks were sent a signal that rankwise itself outlives."""
+    name = signal_name(signum)
+    if not reached:
+        return f"{name}: not passed on, since no rank catches it"
+    line = f"{name}: passed on to {ranks_in_words(reached)}"
+    if not others:
+        return line
+    verb = "does" if len(others) == 1 else "do"
+    return f"{line}; {ranks_in_words(others)} {verb} not catch it"
 
 
 def suspension_line(lease: Duration) -> str:

@@ -40,6 +40,7 @@ from rankwise.drivers.real.signals import SignalPipe
 from rankwise.launch.failure_report.words import one_line, signal_name
 from rankwise.launch.job import Job
 from rankwise.launch.notices import fields_of, line_for_machines, notice
+from rankwise.launch.signal_effects import STOPPING, effects_of
 
 PATIENCE_S = 60.0
 _STDERR = 2
@@ -85,7 +86,8 @@ class FailureCommand:
                 in between, and the command would run on.
         """
         ends_at = time.monotonic() + patience_s
-        signals = SignalPipe(self._job.signals if self._job.handle_signals else ())
+        ending = [each for each, effect in effects_of(self._job).items() if effect in STOPPING]
+        signals = SignalPipe(ending if self._job.handle_signals else ())
 
         def patience() -> float:
             nonlocal ends_at

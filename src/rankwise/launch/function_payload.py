@@ -20,8 +20,6 @@ from rankwise.base.calls import empty_call
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.interrupts import came_from_handler, gate_here
 
-_SOURCES_CHARACTERS_MAX = 1 << 20
-
 
 def pack_function(
     fn: Callable[..., Any],
@@ -53,14 +51,13 @@ def pack_function(
         "argv": list(sys.argv),
         "pass_rank": pass_rank,
         "arguments_by_rank": arguments_by_rank,
-        "sources": _sources_in_memory(),
     }
     plain_args = (
         {rank: tuple(own) for rank, own in args.items()} if arguments_by_rank else tuple(args)
     )
     with gate_here().standing_in():
         try:
-            call = _pickled((fn, plain_args))
+            call, header["sources"] = _pickled((fn, plain_args))
         except Exception as error:
             if came_from_handler(error):
                 raise
@@ -70,25 +67,6 @@ def pack_function(
                 hint="create it inside the function, or pass what it can be made from",
             ) from error
     return pickle.dumps(header) + call
-
-
-def _sources_in_memory() -> dict[str, tuple[int, None, list[str], str]]:
-    """The sources that are in no file, such as the cells of a notebook, as `linecache` has them.
-
-    Without them the tracebacks of workers would have no lines.
-    """
-    linecache = sys.modules.get("linecache")
-    cached = {} if linecache is None else linecache.cache
-    found: dict[str, tuple[int, None, list[str], str]] = {}
-    room = _SOURCES_CHARACTERS_MAX
-    for name, entry in reversed(list(cached.items())):  # the latest cells first
-        if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
-            continue  # a file, or one that is to be looked up
-        room -= entry[0]
-        if room < 0:
-            break
-        found[name] = entry
-    return found
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -121,15 +99,18 @@ class _ByName(pickle.Pickler):
         return NotImplemented
 
 
-def _pickled(value: object) -> bytes:
+def _pickled(value: object) -> tuple[bytes, dict[str, Any]]:
+    """A value as bytes, and the sources of its code that are in no file."""
     buffer = io.BytesIO()
     try:
         _ByName(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     except (_NeedsValue, AttributeError, TypeError, pickle.PicklingError):
-        from rankwise.base.pickle_by_value import dumps_by_value  # noqa: PLC0415 - see the module's text
+        from rankwise.base.value_pickle import (  # noqa: PLC0415 - see the module's text
+            dumps_with_sources,
+        )
 
-        return dumps_by_value(value, pickle.HIGHEST_PROTOCOL)
-    return buffer.getvalue()
+        return dumps_with_sources(value)
+    return buffer.getvalue(), {}
 
 
 def _find_culprit(fn: Any, name: str, args: Any) -> tuple[str, Exception] | None:

@@ -5,7 +5,7 @@ what a look reads: the kernel's counts of the ranks' processes, the words that r
 into their segment, and their books of collective calls.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, b
 from rankwise.core.gang.progress import Activity, Doing, ProgressWatch
 from rankwise.drivers.real.call_rings import calls_begun, polls_in_vain, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
-from rankwise.drivers.real.process_work import is_stopped, works_of
+from rankwise.drivers.real.process_work import ProcessWork, is_stopped, works_of
 from rankwise.drivers.real.reactor import Reactor, Timer
 from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.launch.planning import JobPlanner
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rankwise.launch.control.server import Reply
     from rankwise.launch.watches import Watches
 
+_SERVER = -1
+"""The fork server among the ranks, while it imports what they need."""
 WINDOW = Duration(500 * MILLISECOND)
 """How long ranks are watched for an answer to `rankwise why`."""
 
@@ -52,6 +54,7 @@ class HangWatch:
         planner: knows the memory that they share.
         reactor: wakes for the next look.
         clock: tells when a look was.
+        starting_server: the process of the fork server while it imports, if there is one.
         watches: ask the ranks and the other nodes, and read who waits for whom.
     """
 
@@ -64,12 +67,14 @@ class HangWatch:
         reactor: Reactor,
         clock: Clock,
         watches: "Watches",
+        starting_server: Callable[[], int | None],
     ) -> None:
         self._host = host
         self._planner = planner
         self._reactor = reactor
         self._clock = clock
         self._watches = watches
+        self._starting_server = starting_server
         self._watch = ProgressWatch(hang_timeout, clock.now())
         self._timer: Timer | None = None
         self._in_call_since: dict[int, Instant] = {}
@@ -164,11 +169,14 @@ class HangWatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        links = self._alive()
-        if not links:
+        links, server = self._alive(), self._starting_server()
+        if not links and server is None:
             return  # the next rank that is made begins again
         now = self._clock.now()
-        self._watch.look(self._works(links), now)
+        works = self._works(links)
+        if server and server in (done := works_of([server])):
+            works[_SERVER] = _of_process(server, done[server])
+        self._watch.look(works, now)
         if self._watch.warns(now):
             self._watches.ask_recorders(
                 partial(self._tell_half, between(self._watch.last_progress, now))
@@ -197,13 +205,11 @@ class HangWatch:
             else:
                 self._in_call_since[link.local_rank] = in_call_since
             output = sum(stream.pump.byte_count for stream in link.streams)
-            works[link.local_rank] = Activity(
-                pid=link.pid,
+            works[link.local_rank] = msgspec.structs.replace(
+                _of_process(link.pid, process),
                 marks=marks,
                 is_in_call=in_call_since is not None,
-                main_time=process.main_time,
                 polls=self._polls(link.local_rank),
-                helper_times=process.helper_times,
                 byte_count=process.byte_count - output,
             )
         return works
@@ -224,3 +230,15 @@ class HangWatch:
         call = book.call_of_main_thread
         since = None if call is None else call.begun_at
         return (*marks, calls_begun(segment, local_rank), since or 0), since
+
+
+def _of_process(pid: int, process: ProcessWork) -> Activity:
+    """What a process and its descendants have done, as far as the kernel tells it."""
+    return Activity(
+        pid=pid,
+        main_time=process.main_time,
+        main_waited=process.main_waited,
+        helper_times=process.helper_times,
+        helper_waits=process.helper_waits,
+        byte_count=process.byte_count,
+    )

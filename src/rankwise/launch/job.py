@@ -158,6 +158,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         keep_children: whether processes that ranks have left running live on when all ranks have
             ended well.
         signals: signal numbers that end the run gracefully.
+        heeds_all_signals: whether the run decides what all other signals do, too, that would end
+            this process: for a process that is nothing but the run. See `launch.signal_effects`.
+        passed_signals: those of them that ranks are sent which catch them.
         virtual_local_rank: every worker sees LOCAL_RANK=0 and one device.
         cpus_by_rank: CPUs that each local rank is bound to; None leaves them alone.
         handle_signals: install handlers while the run lasts (only ever from the main thread).
@@ -186,6 +189,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Duration | None = None
     keep_children: bool = False
     signals: tuple[int, ...] = (15, 2, 1, 3)
+    heeds_all_signals: bool = False
+    passed_signals: tuple[int, ...] = ()
     virtual_local_rank: bool = False
     cpus_by_rank: Mapping[int, frozenset[int]] | None = None
     handle_signals: bool = True

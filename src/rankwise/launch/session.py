@@ -7,7 +7,7 @@ told in docs/architecture.md. `Supervision` makes one, in whatever thread the ru
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_abandoned, remove_tree
 from rankwise.launch.run_history import RunHistory
 from rankwise.launch.run_parts import RunParts
+from rankwise.launch.signal_effects import STOPPING, SignalEffect, effects_of
 from rankwise.launch.watches import Watches
 
 if TYPE_CHECKING:
@@ -107,9 +108,11 @@ class Session:
         self._is_interrupted = False
         self._is_cut_short = False
         self._signals_caught = 0
+        self._signals_told: set[int] = set()
         self._stops_asked = 0
         self._stop_asked_at: Instant | None = None
         self._is_asked_by_ranks = False
+        self._effects = effects_of(job)
         # Before and after everything else, so that no signal meets half a session.
         self._signals = signals = self._catch_signals(stack)
         ensure_open_files(DESCRIPTORS_PER_WORKER * job.gang.size)
@@ -144,6 +147,7 @@ class Session:
             clock,
             say=self._say,
             recorder=lambda: self._recorder,
+            starting_server=lambda: hosting.starting_server,
         )
         self._host = RealProcessHost(
             reactor=self.reactor,
@@ -160,7 +164,7 @@ class Session:
             on_recorded=self._watches.on_recorded,
             on_preload_failure=self._on_preload_failure,
             abandon_spawns=partial(self._abandon_spawns, hosting),
-            renew_spawner=hosting.replace_server,
+            renew_spawner=partial(self._renew_spawner, hosting),
             keeps_children=job.keep_children,
         )
         stack.callback(self._host.close)
@@ -229,8 +233,8 @@ class Session:
 
     def _tell_that_it_is_over(self, signum: int) -> None:
         """Answer a signal while nodes that are slower than this one hear of the end."""
-        if signum not in self._job.signals:
-            return  # Ctrl-Z, which asks for no end
+        if self._effects.get(signum) not in STOPPING:
+            return  # it asks for no end, such as Ctrl-Z
         from rankwise.launch.failure_report.words import signal_name  # noqa: PLC0415  # rare
 
         assert self._signals is not None, "it has caught one"
@@ -246,7 +250,8 @@ class Session:
         if outcome is None or outcome.status is not OutcomeStatus.SUCCEEDED or self._is_cut_short:
             return False
         if self._signals is not None:
-            self._signals.leave(end_well)
+            ending = [each for each, effect in self._effects.items() if effect in STOPPING]
+            self._signals.leave(end_well, (SIGTSTP, *ending))
         return True
 
     def has_root_cause(self, outcome: Outcome) -> bool:
@@ -336,15 +341,18 @@ class Session:
             return None
         self._pauses = SIGTSTP not in self._job.signals and is_default(SIGTSTP)
         pausing = (SIGTSTP,) if self._pauses else ()
-        signals = SignalPipe((*self._job.signals, *pausing))
+        signals = SignalPipe((*self._effects, *pausing))
         stack.callback(lambda: self.late_signals.extend(signals.late))
         stack.enter_context(signals)
         return signals if signals.is_active else None
 
     def _on_signals(self, numbers: list[int]) -> None:
-        for signum in numbers:
-            if signum == SIGTSTP and self._pauses:
+        for number in numbers:
+            if number == SIGTSTP and self._pauses:
                 self._stand_still()
+                continue
+            signum = self._heed(number)
+            if signum is None:
                 continue
             if self._dispatch.outcome is None:
                 self.caught_signal = self.caught_signal or signum
@@ -359,6 +367,39 @@ class Session:
             # That ranks got it too, and were heard of first, does not make it the second request.
             if not self._is_asked_by_ranks or self._signals_caught != 1:
                 self.request_stop(signum)
+
+    def _heed(self, signum: int) -> int | None:
+        """Do what a signal asks for; the one by which it stops the run, if it does."""
+        effect, is_new = self._effects[signum], signum not in self._signals_told
+        self._signals_told.add(signum)
+        match effect:
+            case SignalEffect.STOPS:
+                return signum
+            case SignalEffect.STOPS_AS_SIGTERM:
+                # Once: the kernel repeats SIGXCPU every second.
+                if is_new and self._dispatch.outcome is None:
+                    from rankwise.launch.announcements import as_sigterm_line  # noqa: PLC0415  # rare
+
+                    self._say(as_sigterm_line(signum), "signal", signal=signum)
+                return SIGTERM if is_new else None
+            case SignalEffect.PASSED_ON:
+                if self._dispatch.outcome is None:
+                    reached, others = self._host.pass_on(signum)
+                    self._tell_passed_on(signum, reached, others, is_new=is_new)
+            case SignalEffect.OUTLIVED:
+                pass
+        return None
+
+    def _tell_passed_on(
+        self, signum: int, reached: Iterable[int], others: Iterable[int], *, is_new: bool
+    ) -> None:
+        """Say which ranks were sent a signal, the first time that it comes."""
+        if is_new:
+            from rankwise.launch.announcements import passed_on_line  # noqa: PLC0415  # rare
+
+            rank = self._planner.ranks.rank
+            line = passed_on_line(signum, [*map(rank, reached)], [*map(rank, others)])
+            self._say(line, "signal", signal=signum)
 
     def _stand_still(self) -> None:
         """Ctrl-Z: stop with all ranks until a shell lets this process go on; then let them go on.
@@ -432,10 +473,15 @@ class Session:
 
     def _abandon_spawns(self, hosting: Hosting) -> None:
         """Have no more ranks made; say what has held them up, unless the user did not want them."""
-        modules = ", ".join(hosting.unfinished_imports)
-        if modules and self.caught_signal is None:
-            self._say(f"no rank could start: the fork server is still importing {modules}")
+        module = hosting.importing
+        if module and self.caught_signal is None:
+            self._say(f"no rank could start: the fork server is still importing {module}")
         hosting.abandon_spawns()
+
+    def _renew_spawner(self, hosting: Hosting) -> None:
+        """Have a fork server that can make ranks, and watch it while it imports."""
+        hosting.replace_server()
+        self._watches.begin_start()
 
     def _on_preload_failure(self, module: str, error: str) -> None:
         """Tell of an import that the user has asked for; one that we have chosen is our affair."""

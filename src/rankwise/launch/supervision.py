@@ -28,6 +28,7 @@ from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout, LogPlaces
 from rankwise.launch.notices import notice
 from rankwise.launch.session import Session
+from rankwise.launch.signal_effects import USER_SIGNALS
 
 if TYPE_CHECKING:
     from rankwise.launch.failure_command import FailureCommand
@@ -121,7 +122,8 @@ class Supervision:
                     session = self._make_session(stack)
                 finally:
                     if self._ends_process:  # the command line has held them; see its `start.py`
-                        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                        held = {signal.SIGINT, *USER_SIGNALS}
+                        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
                 with self._lock:
                     self._session = session
                     for signum in self._early_stops:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rankwise.base.units import ZERO, Duration, Instant, between
+from rankwise.base.wording import ranks_in_words
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
@@ -52,6 +53,7 @@ class Watches:
         clock: tells the time to them.
         say: tells the user something.
         recorder: what the ranks do is recorded there, if it is; asked for when a rank starts.
+        starting_server: the process of the fork server while it imports, if there is one.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Watches:
         *,
         say: "Say",
         recorder: Callable[[], "RunRecorder | None"],
+        starting_server: Callable[[], int | None],
     ) -> None:
         self._job = job
         self._planner = planner
@@ -70,6 +73,7 @@ class Watches:
         self._clock = clock
         self._say = say
         self._recorder = recorder
+        self._starting_server = starting_server
         self._held: list[Stimulus] | None = None
         """What is heard of the gang while it is found out who is to blame for a failure."""
         self._curious: list[Callable[[InquiryAnswered | None], None]] = []
@@ -157,6 +161,11 @@ class Watches:
             )
             self._say(self.ledger_lacks, "no-ledger")
 
+    def begin_start(self) -> None:
+        """A rank is about to be made: watch the fork server that imports for it."""
+        if self._job.gang.hang_timeout is not None and self._starting_server() is not None:
+            self._hang_watch.begin()
+
     def last_progress(self) -> Instant:
         """When a rank last made progress."""
         return self._hang_watch.last_progress()
@@ -179,7 +188,12 @@ class Watches:
 
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
-        return self._call_watch.explain_hang()
+        verdict, waits = self._call_watch.explain_hang()
+        if stopped := [self._planner.ranks.rank(each) for each in self._host.stopped()]:
+            are = "is" if len(stopped) == 1 else "are"
+            told = f"{ranks_in_words(stopped)} {are} stopped by a signal (SIGSTOP) or a debugger"
+            verdict = f"{told}; {verdict}" if verdict else told
+        return verdict, waits
 
     def stand_still(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""
@@ -209,7 +223,10 @@ class Watches:
         if not self._is_too_long_ago(looked):
             self._agent.deliver(looked)
             return
-        awaited = self._call_watch.awaited()
+        # One that is stopped is what the others wait for, whatever their books say.
+        stopped = self._host.stopped()
+        is_all = len(stopped) == len(self._host.living())
+        awaited = self._call_watch.awaited() if is_all or not stopped else stopped
         if awaited:
             accused = tuple(map(self._planner.ranks.rank, awaited))
             told = msgspec.structs.replace(looked, awaited=awaited, accused=accused)
@@ -280,4 +297,5 @@ class Watches:
             reactor=self._reactor,
             clock=self._clock,
             watches=self,
+            starting_server=self._starting_server,
         )

@@ -24,6 +24,10 @@ class ProcessHost(Protocol):
         """Find out when any worker last made progress: `ProgressLooked`."""
         ...
 
+    def look_for_dumps(self, attempt: int) -> None:
+        """Find out whose core the kernel is writing: `DumpsLooked`."""
+        ...
+
     def dump_stacks(self, attempt: int) -> None:
         """Make every living worker print its stacks: `StacksDumped`."""
         ...

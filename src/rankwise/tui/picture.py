@@ -197,7 +197,9 @@ def _work(worker: RankStatus, look: RunLook) -> Activity:
         marks=(*worker.marks, worker.calls),
         is_in_call=worker.call is not None and worker.call.in_s is not None,
         main_time=work.main_time,
+        main_waited=work.main_waited,
         helper_times=work.helper_times,
+        helper_waits=work.helper_waits,
         byte_count=work.byte_count,
     )
 

@@ -11,6 +11,7 @@ what a child remembers under it is never asked for; a child forgets such when it
 
 import struct
 import weakref
+from io import BytesIO
 from typing import Any
 
 from rankwise.base.calls import empty_call
@@ -183,7 +184,12 @@ class CallableTable:
         if len(self.found) >= self._forget_at:
             self._forget_stale(memory)
         self._offsets[number] = offset
-        return pickle.loads(memory[offset : offset + length])  # noqa: S301  # our own
+        with BytesIO(memory[offset : offset + length]) as payload:
+            if sources := pickle.load(payload):  # noqa: S301  # our own
+                import linecache  # noqa: PLC0415  # only from notebooks and the like
+
+                linecache.cache.update(sources)
+            return pickle.load(payload)  # noqa: S301  # the same
 
     def _forget_stale(self, memory: Any) -> None:
         for number, offset in list(self._offsets.items()):

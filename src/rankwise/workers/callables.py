@@ -196,7 +196,8 @@ class CoreCallable:
         return self._payload()
 
     def _payload(self) -> bytes:
-        from rankwise.base.pickle_by_value import dumps_by_value  # noqa: PLC0415  # takes its time, and most callables are inherited
+        # Takes its time, and most callables are inherited.
+        from rankwise.base.value_pickle import dumps_by_value  # noqa: PLC0415
 
         return dumps_by_value(self.binary)
 

@@ -6,12 +6,13 @@ lie, so that parent and children go on sharing them.
 
 import ctypes
 import io
+import pickle
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwise.base.pickle_by_value import ValuePickler
+from rankwise.base.value_pickle import ValuePickler
 from rankwise.drivers.real.tree.arena import Arena
 
 
@@ -21,7 +22,7 @@ class _Pickler(ValuePickler):
         self._arena = arena
 
     def reducer_override(self, thing: Any) -> Any:
-        """Arrays of the arena as places, everything else as cloudpickle does."""
+        """Arrays of the arena as places, everything else by value where needed."""
         if type(thing) is np.ndarray and not thing.dtype.hasobject:
             place = thing.__array_interface__["data"][0]
             steps = [(n - 1) * step for n, step in zip(thing.shape, thing.strides, strict=True)]
@@ -33,10 +34,14 @@ class _Pickler(ValuePickler):
 
 
 def pickled(callable_: Any, arena: Arena) -> bytes:
-    """A callable as bytes, for children that share this arena."""
+    """A callable as bytes, for children that share this arena.
+
+    Two pickles: the sources of its code that are in no file, for tracebacks, and the callable.
+    """
     file = io.BytesIO()
-    _Pickler(file, arena).dump(callable_)
-    return file.getvalue()
+    pickler = _Pickler(file, arena)
+    pickler.dump(callable_)
+    return pickle.dumps(pickler.sources_in_memory()) + file.getvalue()
 
 
 def _array_at(

@@ -160,6 +160,10 @@ def test_functions_of_libdevice_take_and_give_the_same_types() -> None:
 
 def test_the_list_is_that_of_the_installed_triton() -> None:
     pytest.importorskip("triton.language")  # `triton` alone may be a directory of our own tests
+    listed_version = json.loads(LIST.read_text())["version"]
+    installed_version = importlib.import_module("triton").__version__
+    if installed_version != listed_version:  # torch's usual build brings one along
+        pytest.skip(f"the list is that of Triton {listed_version}, here is {installed_version}")
 
     assert recomputed() == json.loads(LIST.read_text())
 

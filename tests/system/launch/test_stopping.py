@@ -110,7 +110,38 @@ def test_an_import_that_hangs_in_the_fork_server_is_a_hang(gate: Path, tmp_path:
 
     assert done.code != 0
     assert "no rank could start: the fork server is still importing slowmod" in done.stderr
-    assert "could not be started: it did not start within 3 s" in done.stderr
+    assert "could not be started: its start made no progress for 3 s" in done.stderr
+
+
+COMPUTES = """
+import time
+until = time.process_time() + 3
+while time.process_time() < until:
+    sum(range(1000))
+"""
+
+
+def test_import_that_computes_for_longer_than_the_hang_timeout_is_no_hang(tmp_path: Path) -> None:
+    write_program(tmp_path, COMPUTES, "computes.py")
+    script = write_program(tmp_path, "import computes; print('fine')")
+    options = ("--start-method=forkserver", "--preload=computes", "--hang-timeout=1s")
+
+    done = run("run", "--nproc-per-node=2", *options, script)
+
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("fine") == 2
+
+
+def test_start_timeout_ends_a_start_and_names_the_import(tmp_path: Path) -> None:
+    write_program(tmp_path, COMPUTES.replace("+ 3", "+ 1000"), "computes.py")
+    script = write_program(tmp_path, "print('never')")
+    options = ("--start-method=forkserver", "--preload=json,computes", "--start-timeout=1s")
+
+    done = run("run", "--nproc-per-node=2", *options, script)
+
+    assert done.code == 1, done.stderr
+    assert "no rank could start: the fork server is still importing computes\n" in done.stderr
+    assert "could not be started: it did not start within 1 s" in done.stderr
 
 
 def test_whoever_waits_for_stubborn_ranks_is_told_how_long_and_what_helps(tmp_path: Path) -> None:

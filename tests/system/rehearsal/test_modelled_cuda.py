@@ -1,5 +1,7 @@
 """`--device cuda`: scripts of torch that were written for CUDA and NCCL, on the CPU."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,71 @@ except RuntimeError as error:
     print(error)
 """
 
+OPTIMISERS = """\
+import torch
+
+kinds = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Adamax", "RAdam", "ASGD")
+for kind in (*kinds, "Adadelta", "Rprop", "Adafactor"):
+    parameter = torch.nn.Parameter(torch.ones(4, 4, device="cuda"))
+    parameter.grad = torch.ones_like(parameter)
+    getattr(torch.optim, kind)([parameter], lr=0.01).step()
+    assert parameter.detach().max() < 1, kind
+print(True)
+"""
+
+ATTENTION = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+dist.init_process_group("nccl")
+mesh = init_device_mesh("cuda", (2,))
+torch.manual_seed(0)
+whole = [torch.randn(2, 4, 8, 16, device="cuda", requires_grad=True) for _ in range(3)]
+attend = torch.nn.functional.scaled_dot_product_attention
+expected = attend(*whole, is_causal=True)
+expected.square().sum().backward()
+parts = [distribute_tensor(each.detach(), mesh, [Shard(1)]).requires_grad_() for each in whole]
+attended = attend(*parts, is_causal=True)
+attended.square().sum().backward()
+gradient = parts[0].grad
+print(
+    attended.placements, gradient.placements,
+    torch.allclose(attended.full_tensor(), expected, atol=1e-6),
+    torch.allclose(gradient.full_tensor(), whole[0].grad, atol=1e-5),
+)
+"""
+
+NO_GPU = """\
+import rankwise
+
+
+def work():
+    print(torch.cuda.is_available(), torch.cuda.device_count(), end=" ")
+    print(torch.accelerator.current_accelerator(), torch.accelerator.is_available())
+    for attempt in (
+        lambda: torch.ones(1, device="cuda"),
+        lambda: torch.ones(1).cuda(),
+        lambda: torch.ones(1).pin_memory(),
+        lambda: torch.ones(1).to(torch.device("cuda:0")),
+        torch.cuda.current_device,
+    ):
+        try:
+            attempt()
+        except (AssertionError, RuntimeError):
+            print("refused")
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.square().sum().backward()
+    torch.optim.AdamW([parameter], lr=0.0, weight_decay=0.0).step()
+    print(parameter.tolist())
+
+
+if IN_USE:  # no machine of these tests has a GPU: let torch say that the program uses one
+    torch.cuda._initialized = True
+rankwise.run(work, nprocs=1, on="sim")
+"""
+
 
 def test_a_training_for_cuda_runs_on_modelled_devices(tmp_path: Path) -> None:
     finished = run(
@@ -121,6 +188,58 @@ def test_a_training_for_cuda_runs_on_modelled_devices(tmp_path: Path) -> None:
         f"[6.0, 6.0] [0, 1, 0, 1] 2 nccl cuda:{rank % 2}" for rank in range(4)
     )
     assert finished.stderr == ""
+
+
+def test_each_optimiser_takes_a_step_on_modelled_devices(tmp_path: Path) -> None:
+    program = write_program(tmp_path, OPTIMISERS)
+
+    finished = run("run", "--on=sim", "--device=cuda", "--nproc-per-node=1", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["True"]
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_a_simulated_rank_without_modelled_devices_finds_no_gpu(
+    tmp_path: Path, *, in_use: bool
+) -> None:
+    program = write_program(tmp_path, f"import torch\nIN_USE = {in_use}\n{NO_GPU}")
+
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    lines = [line.removeprefix("[rank0]:") for line in done.stdout.splitlines()]
+    assert lines == ["False 0 None False"] + ["refused"] * 5 + ["[1.0]"]
+
+
+def test_gpus_are_hidden_from_what_a_simulation_loads_and_not_from_what_ranks_read(
+    tmp_path: Path,
+) -> None:
+    program = write_program(
+        tmp_path,
+        "import ctypes, os\n"
+        "getenv = ctypes.CDLL(None).getenv\n"
+        "getenv.restype = ctypes.c_char_p\n"
+        "print(getenv(b'CUDA_VISIBLE_DEVICES'), os.environ.get('CUDA_VISIBLE_DEVICES'))\n",
+    )
+
+    finished = run(
+        "run", "--on=sim", "--nproc-per-node=1", "--no-prefix", program,
+        environment={"CUDA_VISIBLE_DEVICES": "2"},
+    )  # fmt: skip
+
+    assert finished.lines == ["b'' 2"], finished.stderr
+
+
+def test_attention_of_tensors_that_are_split_by_heads_is_computed_on_each_part(
+    tmp_path: Path,
+) -> None:
+    program = write_program(tmp_path, ATTENTION)
+
+    finished = run("run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["(Shard(dim=1),) (Shard(dim=1),) True True"] * 2
 
 
 def test_shapes_that_nccl_takes_need_no_more_than_the_right_size(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Orchestration functions on trees of real processes."""
 
+import linecache
 import os
 import re
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -199,6 +201,22 @@ def test_a_function_that_is_registered_after_init_brings_along_what_it_captures(
     run(worker, lambda orch: orch.submit_sub(number, given((result, INOUT))))
 
     assert result[0] == 7
+
+
+def test_the_traceback_of_a_late_function_has_the_line_of_its_notebook_cell(
+    worker: Worker,
+) -> None:
+    source, name = "def fail(args):\n    raise ValueError('in a cell')  # its line\n", "<cell 3>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, name, "exec"), cell)  # as IPython does
+
+    with pytest.raises(ValueError, match="in a cell") as caught:
+        run(worker, lambda orch: orch.submit_sub(cell["fail"]))
+
+    shown = "".join(traceback.format_exception(caught.value))
+    assert 'File "<cell 3>", line 2' in shown
+    assert "raise ValueError('in a cell')  # its line" in shown
 
 
 def test_shared_arrays_that_a_late_function_captures_stay_shared(worker: Worker) -> None:

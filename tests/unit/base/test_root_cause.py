@@ -153,8 +153,35 @@ def test_an_exit_that_told_of_nothing_explains_a_lost_peer_that_was_told_of_just
     lost = raised(0, 100 * MILLISECOND, "RuntimeError", "Connection reset by peer")
 
     assert order_of(lost, exited(1, 109 * MILLISECOND)) == [1, 0]
-    assert order_of(lost, exited(1, 351 * MILLISECOND)) == [0, 1]
     assert order_of(lost, exited(1, 109 * MILLISECOND), killed(2, 120 * MILLISECOND)) == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        exited(1, 40 * HEAD_START),
+        killed(1, 40 * HEAD_START),
+        killed(1, 40 * HEAD_START, SIGABRT),
+        raised(1, 40 * HEAD_START, "ValueError", "boom"),
+    ],
+)
+def test_what_fails_by_itself_explains_a_lost_peer_however_late(own: Failure) -> None:
+    lost = raised(0, 5, "RuntimeError", "Connection closed by peer")
+    stopped = failure(2, 6, FailureCause.STOPPED, -SIGKILL)
+
+    assert order_of(lost, stopped, own) == [1, 0, 2]
+
+
+def test_lost_peer_is_the_cause_where_all_say_the_same() -> None:
+    lost = [raised(rank, 5 + rank, "RuntimeError", "Connection closed by peer") for rank in (0, 1)]
+
+    assert order_of(*lost) == [0, 1]
+
+
+def test_death_by_another_signal_explains_more_than_an_abort() -> None:
+    lost = raised(0, 5, "RuntimeError", "Connection closed by peer")
+
+    assert order_of(lost, killed(1, 6, SIGABRT), killed(2, 7)) == [2, 0, 1]
 
 
 def test_such_an_exit_does_not_explain_an_exception_that_tells_of_no_peer() -> None:

@@ -13,7 +13,9 @@ import pytest
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import DURATION_MAX, MILLISECOND, SECOND
 from rankwise.cli.run import config_from_cli, notices, parse
+from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod, Streams
+from rankwise.launch.signal_effects import SignalEffect, effects_of
 
 
 @pytest.fixture
@@ -92,6 +94,25 @@ def test_options_reach_the_job(folder: Path) -> None:
     assert job.virtual_local_rank
     assert not job.console
     assert (job.master_addr, job.master_port) == ("::1", 4711)
+
+
+def test_signals_of_the_user_go_to_ranks_unless_they_stop_the_run(folder: Path) -> None:
+    passed = job_of("train.py")
+    stopping = job_of("--signals-to-handle SIGUSR1,SIGINT train.py")
+    outlived = job_of("--forward-signals none train.py")
+
+    assert passed.heeds_all_signals
+    assert effects_of(passed)[signal.SIGUSR1] is SignalEffect.PASSED_ON
+    assert effects_of(stopping)[signal.SIGUSR1] is SignalEffect.STOPS
+    assert effects_of(stopping)[signal.SIGUSR2] is SignalEffect.PASSED_ON
+    assert signal.SIGTERM not in effects_of(stopping), "it does what it does to any program"
+    assert effects_of(outlived)[signal.SIGUSR1] is SignalEffect.OUTLIVED
+
+
+def test_run_in_python_catches_no_signals_but_those_that_stop_it() -> None:
+    job = Job(program=Script("train.py"), gang=GangSpec(size=1), run_id="run")
+
+    assert set(effects_of(job)) == {*job.signals}
 
 
 def test_nothing_is_made_while_reading(folder: Path) -> None:
@@ -459,6 +480,9 @@ def test_a_static_endpoint_is_the_master(
         ("--signals-to-handle SIGTERM,SIGCHLD train.py", "SIGCHLD comes whenever a process"),
         ("--signals-to-handle SIGSEGV train.py", "SIGSEGV tells of a fault"),
         ("--signals-to-handle , train.py", "--signals-to-handle names no signal"),
+        ("--forward-signals SIGFOO train.py", "--forward-signals: 'SIGFOO' is not a signal"),
+        ("--forward-signals SIGWINCH train.py", "--forward-signals: SIGWINCH ends no process"),
+        ("--forward-signals , train.py", "--forward-signals names no signal"),
         ("-r 4 train.py", "--redirects is '4'"),
         ("-t 1:x train.py", "--tee is '1:x'"),
         ("--local-ranks-filter a train.py", "--local-ranks-filter is 'a', expected a comma-sep"),

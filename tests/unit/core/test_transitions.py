@@ -35,9 +35,11 @@ from rankwise.core.gang import transitions as of_gangs
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import GangPhase, RecallState
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     DumpStacks,
     GangSpec,
     GuardianLost,
+    LookForDumps,
     LookForProgress,
     ProgressLooked,
     RanksBlamed,
@@ -78,6 +80,7 @@ from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
 Move = tuple[Any, Any, type]
 """From a phase to a phase, and the fact that led there."""
 STOPS_MAX = 2
+PEER_GONE = "Connection closed by peer"
 MAY_SAY = {
     RecallState.BOUND: (Said.OFFERS,),
     RecallState.OFFERED: (Said.FELL, Said.WITHDRAWS),
@@ -168,7 +171,8 @@ class NodeWorld(World):
     """The world of a gang, or of an agent that is alone."""
 
     answered = (
-        SpawnWorker, Sweep, DumpStacks, LookForProgress, PrepareRound, DescribeFailures,
+        SpawnWorker, Sweep, DumpStacks, LookForProgress, LookForDumps, PrepareRound,
+        DescribeFailures,
     )  # fmt: skip
 
     recovers = False
@@ -226,6 +230,9 @@ class NodeWorld(World):
             case LookForProgress(attempt):
                 yield ProgressLooked(attempt, self.now)
                 yield ProgressLooked(attempt, Instant(0))
+            case LookForDumps(attempt):
+                yield DumpsLooked(attempt)
+                yield DumpsLooked(attempt, (0,))
             case PrepareRound(number):
                 yield RoundPrepared(number, 29500)
                 yield PreparationFailed(number, "no")
@@ -277,7 +284,7 @@ class NodeWorld(World):
         known = (
             w.pid is None, w.has_ended, w.has_failed, w.refusal, w.hung_at is None,
             w.error is None, w.blamed_at is None, w.must_end_by is None, w.has_lingered,
-            w.recall_state,
+            w.recall_state, w.says_peer_is_gone, w.dumps_core,
         )  # fmt: skip
         alive = [attempt for each, attempt in self.alive if each == rank]
         return repr((known, alive, sorted(name for each, name in owed if each == rank)))
@@ -291,7 +298,7 @@ class NodeWorld(World):
             gang._stop is None, gang._stop_came_first,  # the same
             gang.recovers, gang.attempt, gang._falls_due is None, gang._resumed is None,
             gang._is_stuck_killed, gang._is_pause_told, gang._stop_ordered_at is None,
-            gang._is_recall_due,
+            gang._is_recall_due, gang._verdict_due is None, gang._dumps_due is None,
         )  # fmt: skip
 
     def key_of_agent(self, agent: Any) -> Any:
@@ -417,7 +424,24 @@ def compare(recorded: Any, table: Any) -> None:
     assert told(moves_of(table) - recorded.moves) == [], "in the table, but it never happens"
 
 
+def lose_peer(grace: int, *, recovers: bool) -> None:
+    """A worker fails since its peer is gone, and none is dying: exploring that takes minutes."""
+    gang, now = RecordedGang(GangSpec(size=2, grace=Duration(grace))), Instant(1)
+    gang.recovers = recovers
+    said = (WorkerSaid(1, 0, Said.OFFERS, Duration(3)),) if recovers else ()
+    for fact in (
+        Started(), WorkerSpawned(0, 0, 100), WorkerSpawned(1, 0, 101), *said,
+        reported(0, PEER_GONE), WorkerExited(0, 0, ExitStatus(1), now),
+    ):  # fmt: skip
+        gang.handle(fact, now)
+    assert gang.next_deadline is not None, "it waits for the peer's death"
+    gang.tick(gang.next_deadline)
+    gang.handle(DumpsLooked(0), gang.next_deadline or now)
+
+
 def test_gangs_go_from_phase_to_phase_as_their_table_says() -> None:
+    for grace, recovers in ((10, False), (0, False), (10, True)):
+        lose_peer(grace, recovers=recovers)
     for size, grace in ((1, 10), (1, 0), (2, 10), (2, 0)):
         explore(NodeWorld(RecordedGang(gang_spec(size, grace))))
     for grace in (10, 0):

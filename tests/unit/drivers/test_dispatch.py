@@ -47,6 +47,9 @@ class EagerHost:
     def look_for_progress(self, attempt: int) -> None:
         self.orders.append(("look", attempt))
 
+    def look_for_dumps(self, attempt: int) -> None:
+        self.orders.append(("look for dumps", attempt))
+
     def dump_stacks(self, attempt: int) -> None:
         self.orders.append(("dump", attempt))
 

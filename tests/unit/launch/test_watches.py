@@ -46,6 +46,7 @@ def watched() -> tuple[Watches, OneHold, list[Stimulus], list[Stimulus]]:
         nothing,
         say=nothing,
         recorder=lambda: cast("Any", recorder),
+        starting_server=lambda: None,
     )
     watches.attach(
         cast("Any", SimpleNamespace(links={})),

@@ -34,8 +34,10 @@ def test_fixtures_give_the_default_machine_and_its_mapping(tmp_path: Path) -> No
 
 def test_a_failure_on_a_simulated_rank_is_shown_without_our_frames(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
-        "def divide():\n    1 / 0\n"
-        "def test_mine(rankwise_ranks):\n    rankwise_ranks(divide, nprocs=2)\n"
+        "def test_mine(rankwise_ranks):\n"
+        "    def divide():\n"
+        "        1 / 0\n"
+        "    rankwise_ranks(divide, nprocs=2)\n"
     )
     plugin = "rankwise.testing.simulator_fixtures"
 
@@ -46,6 +48,7 @@ def test_a_failure_on_a_simulated_rank_is_shown_without_our_frames(tmp_path: Pat
     )  # fmt: skip
 
     assert "root cause: rank 0 failed: ZeroDivisionError" in done.stdout
+    assert f'File "{tmp_path}/test_mine.py", line 3' in done.stdout
     assert "raise_unless_succeeded" not in done.stdout
 
 

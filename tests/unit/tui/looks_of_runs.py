@@ -55,7 +55,7 @@ def look_of(
         usage={pid: Usage(cpu_s(rank), 1536 * MIB, at_s - 100) for pid, rank in pids.items()},
         gpu_bytes={} if gpu_bytes is None else dict.fromkeys(pids, gpu_bytes),
         works={
-            pid: ProcessWork(duration_from_seconds(cpu_s(rank)), {0: Duration(0)}, 0)
+            pid: ProcessWork(duration_from_seconds(cpu_s(rank)), Duration(0), {0: Duration(0)}, 0)
             for pid, rank in pids.items()
         },
         boot_s=at_s,

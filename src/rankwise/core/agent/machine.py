@@ -222,6 +222,7 @@ class Agent:
                 | gang_words.WorkerSaid()
                 | gang_words.Swept()
                 | gang_words.ProgressLooked()
+                | gang_words.DumpsLooked()
                 | gang_words.StacksDumped()
             ):
                 self._tell_gang(stimulus, now)

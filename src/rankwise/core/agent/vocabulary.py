@@ -126,6 +126,7 @@ NodeStimulus = (
     | gang.WorkerSaid
     | gang.Swept
     | gang.ProgressLooked
+    | gang.DumpsLooked
     | gang.RanksBlamed
     | gang.StacksDumped
     | gang.StoodStill
@@ -324,6 +325,7 @@ GangOrder = (
     | gang.SignalWorker
     | gang.TellWorker
     | gang.LookForProgress
+    | gang.LookForDumps
     | gang.DumpStacks
     | gang.Sweep
 )

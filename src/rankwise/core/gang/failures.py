@@ -68,7 +68,8 @@ def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCau
         return FailureCause.NOT_STARTED
     if worker.lost is not None and worker.error is None:
         return FailureCause.GUARDIAN_LOST
-    if stop_ordered_at is not None and worker.failed_at > stop_ordered_at:
+    is_late = stop_ordered_at is not None and worker.failed_at > stop_ordered_at
+    if is_late and not worker.died_by_itself:
         return FailureCause.STOPPED
     if worker.error is not None:
         return FailureCause.RAISED

@@ -45,6 +45,9 @@ finished: a stray of this one could hold the port or the device of the next.
 - A process that survives SIGKILL (it is stuck in the kernel) is given up after `sweep_timeout`,
   so that nothing waits for ever. Two gangs must never be alive at once: what a sweep could not
   end, or a sweep that did not end itself, forbids another gang, and the outcome's detail says so.
+- While workers are started, who makes them has to make progress: a fork server computes or reads
+  while it imports. Without any for `hang_timeout`, or when `spawn_timeout` is over, those that do
+  not exist yet have not started.
 - A hang is the absence of progress of *any* worker. `progress.py` decides what progress is, from
   looks at the workers. When the timeout could have passed, the gang asks (`LookForProgress`) and
   sets its next deadline from the answer.
@@ -55,6 +58,11 @@ finished: a stray of this one could hold the port or the device of the next.
   keeps it. Its exit would tell, so only when `exit_timeout` has passed without one is the gang
   ended as if it had.
 - Ctrl-Z stops the workers and their agent. No deadline counts the time in which they stood still.
+- A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
+  death later: only when it has taken its connections down, and written its core. So nobody is
+  told to stop until another one has failed by itself, or `verdict_timeout` has passed. Then the
+  gang asks whose cores are being written (`LookForDumps`), and waits for these for up to
+  `dump_timeout`.
 - If the guardian is lost, so are its workers: the gang ends at once, and none can follow. What had
   happened before stays true: a gang whose workers had all ended well has succeeded.
 """
@@ -68,11 +76,13 @@ from rankwise.core.gang.state import GangPhase, RecallState, WorkerLife
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
     AnnounceStuck,
+    DumpsLooked,
     DumpStacks,
     Effect,
     Finish,
     GangSpec,
     GuardianLost,
+    LookForDumps,
     LookForProgress,
     Pause,
     ProgressLooked,
@@ -121,9 +131,13 @@ class Gang:
         """Whether another attempt may follow, for which workers are worth keeping."""
         self._workers = GangWorkers(spec.size)
         self._deadline: Instant | None = None
+        self._start_due = Instant(0)
         self._exits_due: Instant | None = None
         self._stop_due: Instant | None = None
         self._falls_due: Instant | None = None
+        self._verdict_due: Instant | None = None
+        self._dumps_due: Instant | None = None
+        """Until when dying workers are awaited for the verdict, at the latest."""
         self._is_stuck_killed = False
         self._is_pause_told = False
         self._is_recall_due = False
@@ -136,7 +150,9 @@ class Gang:
     @property
     def next_deadline(self) -> Instant | None:
         """When `tick` wants to be called next; None while only stimuli can change anything."""
-        due = (self._exits_due, self._stop_due, self._falls_due) if self._is_under_way else ()
+        due: tuple[Instant | None, ...] = ()
+        if self._is_under_way:
+            due = (self._exits_due, self._stop_due, self._falls_due, self._verdict_due)
         return min((at for at in (self._deadline, *due) if at is not None), default=None)
 
     @property
@@ -174,6 +190,8 @@ class Gang:
                 return self._on_stop_requested(stimulus, now)
             case ProgressLooked():
                 return self._on_progress_looked(stimulus, now)
+            case DumpsLooked():
+                return self._on_dumps_looked(stimulus, now)
             case RanksBlamed():
                 return self._on_ranks_blamed(stimulus, now)
             case StacksDumped():
@@ -193,12 +211,18 @@ class Gang:
             return self._check_exit_deadlines(now)
         if self._falls_due is not None and self._is_under_way and now >= self._falls_due:
             return self._release_fallen()
+        if self._verdict_due is not None and self._is_under_way and now >= self._verdict_due:
+            self._verdict_due = None
+            return [LookForDumps(self.attempt)]
         if self._deadline is None or now < self._deadline:
             return []
         self._deadline = None
         match self.phase:
+            case GangPhase.STARTING if now < self._start_due:
+                return [LookForProgress(self.attempt)]
             case GangPhase.STARTING:
-                return self._give_up_starting(now)
+                patience = format_duration(self.spec.spawn_timeout)
+                return self._give_up_starting(f"it did not start within {patience}", now)
             case GangPhase.RUNNING:
                 return [LookForProgress(self.attempt)]
             case GangPhase.DUMPING:
@@ -223,8 +247,18 @@ class Gang:
                 f"{what} came while the gang was {self.phase}; a gang begins with Started, once"
             )
         self.phase = GangPhase.STARTING
-        self._deadline = after(now, self.spec.start_patience)
+        self._begin_starting(now)
         return [SpawnWorker(worker.local_rank, self.attempt) for worker in self._workers]
+
+    def _begin_starting(self, now: Instant) -> None:
+        self._start_due = after(now, self.spec.spawn_timeout)
+        self._look_by(now)
+
+    def _look_by(self, last_progress: Instant) -> None:
+        """While workers are started: look again when their start could have hung."""
+        hang_timeout = self.spec.hang_timeout
+        hung_at = self._start_due if hang_timeout is None else after(last_progress, hang_timeout)
+        self._deadline = min(self._start_due, hung_at)
 
     def _worker_of(
         self, stimulus: WorkerSpawned | WorkerRefused | WorkerReported | WorkerExited | WorkerSaid
@@ -307,6 +341,8 @@ class Gang:
         if self._is_under_way and worker.has_failed:
             if self.spec.stop_delay and not self._workers.have_ended:
                 self._stop_due = self._stop_due or after(now, self.spec.stop_delay)
+            elif self._awaits_cause:
+                self._await_cause(now)
             else:
                 is_unborn = worker.refusal is not None
                 return self._begin_stopping(now) if is_unborn else self._end_attempt(now)
@@ -319,6 +355,30 @@ class Gang:
                 return self._begin_clearing(now)
             case _:
                 return self._sweep_if_all_ended(now)
+
+    @property
+    def _awaits_cause(self) -> bool:
+        """Whether all that have failed say that a peer is gone, and others may be dying."""
+        failed = [worker for worker in self._workers if worker.has_failed]
+        may_come = self.phase is GangPhase.RUNNING and bool(self._workers.running)
+        return may_come and all(worker.says_peer_is_gone for worker in failed)
+
+    def _await_cause(self, now: Instant) -> None:
+        if self._dumps_due is None:
+            self._verdict_due = after(now, min(self.spec.verdict_timeout, self.spec.dump_timeout))
+            self._dumps_due = after(now, self.spec.dump_timeout)
+
+    def _on_dumps_looked(self, looked: DumpsLooked, now: Instant) -> list[Effect]:
+        if looked.attempt != self.attempt or self.phase is GangPhase.FINISHED:
+            return []
+        for local_rank in looked.dumping:
+            self._workers[local_rank].dumps_core = True
+        if self._dumps_due is None or self._verdict_due is not None or not self._awaits_cause:
+            return []
+        if any(worker.dumps_core for worker in self._workers.running) and now < self._dumps_due:
+            self._verdict_due = self._dumps_due
+            return []
+        return self._end_attempt(now)
 
     # Recovery
 
@@ -397,7 +457,7 @@ class Gang:
             return []  # since a worker of our own has failed, or since it was told to end
         if not (self._is_under_way and self.recovers and self._workers.recallable):
             return self._on_stop_requested(StopRequested(SIGTERM), now)
-        self._is_recall_due = self._stop_came_first = True
+        self._is_recall_due, self._stop_came_first = True, self._dumps_due is None
         return self._end_attempt(now)
 
     def _clear_if_all_yielded(self, now: Instant) -> list[Effect]:
@@ -444,8 +504,9 @@ class Gang:
         """Begin another attempt with those that are left, and new workers in the other places."""
         self.attempt, self.recovers = resumed.attempt, resumed.recovers
         self.phase = GangPhase.STARTING
-        self._deadline = after(now, self.spec.start_patience)
+        self._begin_starting(now)
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
+        self._verdict_due = self._dumps_due = None
         self._is_stuck_killed = self._is_pause_told = False
         self._is_recall_due = self._stop_came_first = False
         kept = self._workers.renew()
@@ -526,9 +587,8 @@ class Gang:
         worker.signals_sent.append(signal)
         return SignalWorker(worker.local_rank, self.attempt, signal)
 
-    def _give_up_starting(self, now: Instant) -> list[Effect]:
-        patience = format_duration(self.spec.start_patience)
-        self._workers.give_up_unmade(f"it did not start within {patience}", now)
+    def _give_up_starting(self, why: str, now: Instant) -> list[Effect]:
+        self._workers.give_up_unmade(why, now)
         return self._begin_stopping(now)
 
     def _give_up_killing(self, now: Instant) -> list[Effect]:
@@ -602,7 +662,8 @@ class Gang:
             case GangPhase.FINISHED | GangPhase.SWEEPING | GangPhase.KILLING | GangPhase.IDLE:
                 return []
             case GangPhase.STARTING | GangPhase.RUNNING | GangPhase.DUMPING:
-                self._stop_came_first = self.phase is not GangPhase.DUMPING
+                is_first_fact = self.phase is not GangPhase.DUMPING and self._dumps_due is None
+                self._stop_came_first = is_first_fact
                 return self._begin_stopping(now)
             case GangPhase.RECALLING | GangPhase.CLEARING | GangPhase.PAUSED:
                 return self._begin_stopping(now)
@@ -611,6 +672,8 @@ class Gang:
 
     def _on_progress_looked(self, stimulus: ProgressLooked, now: Instant) -> list[Effect]:
         hang_timeout = self.spec.hang_timeout
+        if self.phase is GangPhase.STARTING and stimulus.attempt == self.attempt:
+            return self._on_start_looked(stimulus, now)
         if self.phase is not GangPhase.RUNNING or stimulus.attempt != self.attempt:
             return []
         assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
@@ -622,6 +685,15 @@ class Gang:
             if worker.local_rank in stimulus.awaited:
                 worker.accused = stimulus.accused
         return self._begin_dumping(now)
+
+    def _on_start_looked(self, looked: ProgressLooked, now: Instant) -> list[Effect]:
+        hang_timeout = self.spec.hang_timeout
+        assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
+        if between(looked.last_progress, now) >= hang_timeout:
+            patience = format_duration(hang_timeout)
+            return self._give_up_starting(f"its start made no progress for {patience}", now)
+        self._look_by(looked.last_progress)
+        return []
 
     def _on_ranks_blamed(self, stimulus: RanksBlamed, now: Instant) -> list[Effect]:
         if stimulus.attempt != self.attempt:
@@ -651,6 +723,8 @@ class Gang:
         self._exits_due = postponed(self._exits_due, stood)
         self._stop_due = postponed(self._stop_due, stood)
         self._falls_due = postponed(self._falls_due, stood)
+        self._verdict_due = postponed(self._verdict_due, stood)
+        self._dumps_due = postponed(self._dumps_due, stood)
         self._workers.postpone(stood)
         return []
 

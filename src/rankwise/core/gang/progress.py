@@ -8,10 +8,16 @@ rank has done so far (`Activity`). What it has done between two looks is progres
 
     it has begun or ended a collective call, a step or a section              progress
     it is in the same collective call as before, whatever it does there       none: waits may spin
-    its main thread has computed, or wanted to, for a twentieth of the time   progress
+    its main thread has computed for a twentieth of the time                  progress
     its other threads and its child processes have, together                  progress
+    any of these has, of the time in which it could have run                  progress
     it has read or written 64 KiB, and 4 KiB for each second                  progress
     anything less                                                             none
+
+On a machine that has more to do than CPUs, a thread computes less than it would. So what it has
+computed is compared with the time in which it could have run: in which it did not wait for a CPU.
+The wait itself is no progress: who polls waits for a CPU each time that it wakes up. Less than 20
+ms from one look to the next are no progress in any case; a starved thread gets that much.
 
 A main thread that asks the handle of a call again and again whether it is over has computed only
 where that took 10 ms from one question to the next, on average: it waits, and spins.
@@ -42,6 +48,7 @@ LOOKS_PER_PATIENCE = 4
 LEAST_INTERVAL = Duration(50 * MILLISECOND)
 """Looks that follow each other faster are one look: too little can have been done meanwhile."""
 CPU_SHARE = 20
+COMPUTED_MIN = Duration(20 * MILLISECOND)
 PER_POLL = Duration(10 * MILLISECOND)
 BYTES_MIN = 64 << 10
 BYTES_PER_SECOND = 4 << 10
@@ -54,9 +61,11 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
         pid: its process; another one is another life.
         marks: how far it has come, such as its count of calls; any change is progress.
         is_in_call: whether its main thread is in a collective call.
-        main_time: the CPU time of its main thread, with the time that it waited for a CPU.
+        main_time: the CPU time of its main thread.
+        main_waited: for how long that was ready to run and had no CPU.
         polls: how often it has asked in vain whether a call that it has issued is over.
         helper_times: the CPU time of its other threads and of its child processes, by a key each.
+        helper_waits: for how long those were ready and had no CPU, where that is counted.
         byte_count: what all of them have read and written, output streams left out.
     """
 
@@ -64,8 +73,10 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[int, ...] = ()
     is_in_call: bool = False
     main_time: Duration = Duration(0)
+    main_waited: Duration = Duration(0)
     polls: int = 0
     helper_times: Mapping[int, Duration] = {}
+    helper_waits: Mapping[int, Duration] = {}
     byte_count: int = 0
 
 
@@ -188,20 +199,34 @@ def _what_it_did(before: Activity, now: Activity, elapsed: Duration) -> Doing:
         return Doing.ADVANCES
     if now.is_in_call:
         return Doing.WAITS
-    of_main = now.main_time - before.main_time
-    if of_main < (now.polls - before.polls) * PER_POLL:
-        of_main = 0
-    computed = max(of_main, _of_helpers(before, now))
-    if computed * CPU_SHARE >= elapsed:
+    if _main_computes(before, now, elapsed) or _helpers_compute(before, now, elapsed):
         return Doing.COMPUTES
     enough = max(BYTES_MIN, BYTES_PER_SECOND * elapsed // SECOND)
     return Doing.TRANSFERS if now.byte_count - before.byte_count >= enough else Doing.NOTHING
 
 
-def _of_helpers(before: Activity, now: Activity) -> int:
-    """What the helpers have computed together; one that has less than before is another one."""
-    earlier = before.helper_times
-    return sum(
-        time - earlier[key] if time >= earlier.get(key, 0) and key in earlier else time
-        for key, time in now.helper_times.items()
+def _main_computes(before: Activity, now: Activity, elapsed: Duration) -> bool:
+    computed = now.main_time - before.main_time
+    if computed < max((now.polls - before.polls) * PER_POLL, COMPUTED_MIN):
+        return False
+    return computed * CPU_SHARE >= elapsed - (now.main_waited - before.main_waited)
+
+
+def _helpers_compute(before: Activity, now: Activity, elapsed: Duration) -> bool:
+    computed = {key: _grown(before.helper_times, now.helper_times, key) for key in now.helper_times}
+    together = sum(computed.values())
+    if together < COMPUTED_MIN:
+        return False
+    if together * CPU_SHARE >= elapsed:
+        return True
+    return any(
+        time * CPU_SHARE >= elapsed - _grown(before.helper_waits, now.helper_waits, key)
+        for key, time in computed.items()
+        if time
     )
+
+
+def _grown(before: Mapping[int, Duration], now: Mapping[int, Duration], key: int) -> int:
+    """By how much a helper has more; one that has less than before is another one."""
+    earlier, time = before.get(key, 0), now.get(key, 0)
+    return time - earlier if time >= earlier else time

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from rankwise.base.failure import ErrorRecord, ExitStatus
+from rankwise.base.root_cause import tells_of_lost_peer
 from rankwise.base.units import Duration, Instant
 
 
@@ -64,6 +65,8 @@ class WorkerLife(msgspec.Struct):
     """The ranks of the job that are blamed, or that all others wait for when they hang."""
     must_end_by: Instant | None = None
     """Until when it may live on, since it has told of the exception that it dies of."""
+    dumps_core: bool = False
+    """Whether it was seen dying, while its core was written."""
     signals_sent: list[int] = []
     """The signals that it has been sent, in this order."""
     has_lingered: bool = False
@@ -99,6 +102,16 @@ class WorkerLife(msgspec.Struct):
     def is_ended_by_us(self) -> bool:
         """Whether its process ended by a signal that it had been sent."""
         return self.exit is not None and self.exit.signal_number in self.signals_sent
+
+    @property
+    def says_peer_is_gone(self) -> bool:
+        """Whether it has ended of an exception that another one's death may explain."""
+        return self.has_ended and self.error is not None and tells_of_lost_peer(self.error)
+
+    @property
+    def died_by_itself(self) -> bool:
+        """Whether it was dying, of a signal that it was not sent, before it was told to stop."""
+        return self.dumps_core and self.exit is not None and not self.is_ended_by_us
 
     @property
     def failed_at(self) -> Instant:

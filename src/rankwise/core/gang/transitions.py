@@ -8,6 +8,7 @@ docs/state-machines.md shows them as a diagram.
 from rankwise.base.machine import Ticked
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     GuardianLost,
     ProgressLooked,
     RanksBlamed,
@@ -27,16 +28,44 @@ TRANSITIONS: dict[GangPhase, dict[GangPhase, tuple[type, ...]]] = {
     GangPhase.IDLE: {GangPhase.STARTING: (Started,)},
     GangPhase.STARTING: {
         GangPhase.RUNNING: (Resumed, Swept, WorkerSpawned),
-        GangPhase.STOPPING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerRefused),
-        GangPhase.KILLING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerRefused),
+        GangPhase.STOPPING: (
+            ProgressLooked,
+            RecallRequested,
+            StopRequested,
+            Ticked,
+            WorkerExited,
+            WorkerRefused,
+        ),
+        GangPhase.KILLING: (
+            ProgressLooked,
+            RecallRequested,
+            StopRequested,
+            Ticked,
+            WorkerExited,
+            WorkerRefused,
+        ),
         GangPhase.SWEEPING: (RecallRequested, StopRequested),
         GangPhase.FINISHED: (GuardianLost,),
     },
     GangPhase.RUNNING: {
         GangPhase.DUMPING: (ProgressLooked, RanksBlamed),
-        GangPhase.RECALLING: (RecallRequested, WorkerExited, WorkerSpawned),
-        GangPhase.STOPPING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
-        GangPhase.KILLING: (RecallRequested, StopRequested, Ticked, WorkerExited, WorkerSpawned),
+        GangPhase.RECALLING: (DumpsLooked, RecallRequested, WorkerExited, WorkerSpawned),
+        GangPhase.STOPPING: (
+            DumpsLooked,
+            RecallRequested,
+            StopRequested,
+            Ticked,
+            WorkerExited,
+            WorkerSpawned,
+        ),
+        GangPhase.KILLING: (
+            DumpsLooked,
+            RecallRequested,
+            StopRequested,
+            Ticked,
+            WorkerExited,
+            WorkerSpawned,
+        ),
         GangPhase.SWEEPING: (WorkerExited,),
         GangPhase.FINISHED: (GuardianLost,),
     },
@@ -70,11 +99,18 @@ TRANSITIONS: dict[GangPhase, dict[GangPhase, tuple[type, ...]]] = {
     },
     GangPhase.STOPPING: {
         GangPhase.KILLING: (StopRequested, Ticked),
-        GangPhase.SWEEPING: (StopRequested, Swept, Ticked, WorkerExited, WorkerRefused),
+        GangPhase.SWEEPING: (
+            ProgressLooked,
+            StopRequested,
+            Swept,
+            Ticked,
+            WorkerExited,
+            WorkerRefused,
+        ),
         GangPhase.FINISHED: (GuardianLost,),
     },
     GangPhase.KILLING: {
-        GangPhase.SWEEPING: (Swept, Ticked, WorkerExited, WorkerRefused),
+        GangPhase.SWEEPING: (ProgressLooked, Swept, Ticked, WorkerExited, WorkerRefused),
         GangPhase.FINISHED: (GuardianLost,),
     },
     GangPhase.SWEEPING: {GangPhase.FINISHED: (GuardianLost, Swept, Ticked)},

@@ -26,11 +26,15 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             dies of; one whose threads never end would otherwise keep all others waiting.
         hang_timeout: without progress of any worker for this long, the gang has hung;
             None never asks.
-        spawn_timeout: how long starting all workers may take, if not `hang_timeout` is shorter.
+        spawn_timeout: how long starting all workers may take. What makes no progress meanwhile for
+            `hang_timeout`, workers or who makes them, has hung.
         stacks_timeout: how long workers may take to print their stacks after a hang.
         sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
         fall_timeout: how long an exception of a recoverable worker is held back, since it may be
             the consequence of a death that is about to be heard of.
+        verdict_timeout: how long the death is awaited that explains a worker's exception which
+            says that its peer is gone; the kernel closes connections before it tells of a death.
+        dump_timeout: how long at most, while a worker writes its core.
     """
 
     size: int
@@ -38,29 +42,24 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stop_delay: Duration = Duration(0)
     exit_timeout: Duration = Duration(10 * SECOND)
     hang_timeout: Duration | None = None
-    spawn_timeout: Duration = Duration(300 * SECOND)
+    spawn_timeout: Duration = Duration(600 * SECOND)
     stacks_timeout: Duration = Duration(2 * SECOND)
     sweep_timeout: Duration = Duration(10 * SECOND)
     fall_timeout: Duration = Duration(1 * SECOND)
+    verdict_timeout: Duration = Duration(2 * SECOND)
+    dump_timeout: Duration = Duration(30 * SECOND)
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"size is {self.size}, expected at least one worker")
         for name in (
             "grace", "stop_delay", "exit_timeout", "spawn_timeout", "stacks_timeout",
-            "sweep_timeout", "fall_timeout",
+            "sweep_timeout", "fall_timeout", "verdict_timeout", "dump_timeout",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")
         if self.hang_timeout is not None and self.hang_timeout <= 0:
             raise ValueError(f"hang_timeout is {self.hang_timeout} ns, expected more than 0")
-
-    @property
-    def start_patience(self) -> Duration:
-        """How long starting all workers may take: those to be born make no progress."""
-        if self.hang_timeout is None:
-            return self.spawn_timeout
-        return min(self.spawn_timeout, self.hang_timeout)
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -171,6 +170,16 @@ class ProgressLooked(msgspec.Struct, frozen=True, tag=True):
     """The same as ranks of the job."""
 
 
+class DumpsLooked(msgspec.Struct, frozen=True, tag=True):
+    """These workers are dying: the kernel writes their cores. Answers `LookForDumps`.
+
+    It is also told of a worker that is found so when it is sent a signal.
+    """
+
+    attempt: int
+    dumping: tuple[int, ...] = ()
+
+
 class RanksBlamed(msgspec.Struct, frozen=True, tag=True):
     """The ledger of collectives shows that others wait for these workers in vain."""
 
@@ -212,6 +221,7 @@ Stimulus = (
     | Swept
     | StopRequested
     | ProgressLooked
+    | DumpsLooked
     | RanksBlamed
     | StacksDumped
     | StoodStill
@@ -237,6 +247,12 @@ class SignalWorker(msgspec.Struct, frozen=True, tag=True):
 
 class LookForProgress(msgspec.Struct, frozen=True, tag=True):
     """Find out when a worker last made progress; answer `ProgressLooked`."""
+
+    attempt: int
+
+
+class LookForDumps(msgspec.Struct, frozen=True, tag=True):
+    """Find out whose core the kernel is writing; answer `DumpsLooked`."""
 
     attempt: int
 
@@ -310,6 +326,7 @@ Effect = (
     | SignalWorker
     | TellWorker
     | LookForProgress
+    | LookForDumps
     | DumpStacks
     | Sweep
     | AnnounceKill

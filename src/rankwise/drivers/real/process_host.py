@@ -30,6 +30,7 @@ from typing import Any
 from rankwise.base.failure import ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     GuardianLost,
     ProgressLooked,
     StacksDumped,
@@ -44,6 +45,7 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.drivers.real.hosting.connection import Connection, GuardianConnection
 from rankwise.drivers.real.logs.flow import LogFlow
+from rankwise.drivers.real.process_work import is_stopped
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.recall_line import AgentWord, take_words, tell
 from rankwise.drivers.real.report_pipe import (
@@ -77,7 +79,7 @@ PIPE_CHUNK_BYTES = 1 << 18
 SMALL_RESULT_BYTES = 1 << 15
 LARGE_CHUNK_BYTES = 1 << 20
 """What is read at once of a large result, whose pipe is made to hold as much."""
-SIGINT, SIGKILL, SIGTERM = 2, 9, 15
+SIGINT, SIGKILL, SIGTERM, SIGCONT = 2, 9, 15, 18
 
 
 class RealProcessHost:
@@ -186,9 +188,14 @@ class RealProcessHost:
             if signal == SIGINT and _is_starting(link):
                 # Python swallows a Ctrl-C at some instants of its start, and goes on.
                 signal = SIGKILL
+            if signal == SIGTERM and _dumps_core(link):
+                self._deliver(DumpsLooked(attempt, (local_rank,)))
             # What is left of the group is swept. A kill of all would take along the resource
             # tracker of multiprocessing, which has yet to remove the worker's shared memory.
             self._signal(link, signal, group=signal != SIGKILL)
+            if signal != SIGKILL:
+                # A process that is stopped (SIGSTOP, a debugger) takes it only when it goes on.
+                self._signal(link, SIGCONT, group=True)
             link.is_killed |= signal == SIGKILL
 
     def signal_all(self, signum: int) -> None:
@@ -197,9 +204,32 @@ class RealProcessHost:
             if not link.is_over:
                 self._signal(link, signum, group=True)
 
+    def pass_on(self, signum: int) -> tuple[list[int], list[int]]:
+        """Send a signal to the workers that catch it, and not to what they have started.
+
+        Returns:
+            The local ranks of those, and of the others that live.
+        """
+        reached: list[int] = []
+        others: list[int] = []
+        for local_rank, link in sorted(self._current.items()):
+            if link.is_over or link.process is None:
+                continue
+            if link.process.catches(signum):
+                link.process.signal(signum, group=False)
+                reached.append(local_rank)
+            else:
+                others.append(local_rank)
+        return reached, others
+
     def look_for_progress(self, attempt: int) -> None:
         """Find out when a worker last made progress; see ports.processes."""
         self._deliver(ProgressLooked(attempt, self._last_progress()))
+
+    def look_for_dumps(self, attempt: int) -> None:
+        """Find out whose core the kernel is writing; see ports.processes."""
+        dying = [rank for rank, link in self._current.items() if _dumps_core(link)]
+        self._deliver(DumpsLooked(attempt, tuple(sorted(dying))))
 
     def ask_recorders(self, ask: int) -> frozenset[int]:
         """Ask workers for what torch has recorded; those of them that can be asked, by local rank.
@@ -227,6 +257,13 @@ class RealProcessHost:
     def collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
         """Ask all workers that can answer for their stacks; call back with text by local rank."""
         self._stacks.collect(on_done)
+
+    def stopped(self) -> tuple[int, ...]:
+        """The local ranks of the workers that a signal such as SIGSTOP, or a debugger, has stopped.
+
+        They make no progress, and show no stacks.
+        """
+        return tuple(rank for rank, pid in sorted(self.living().items()) if is_stopped(pid))
 
     def note_ends(self) -> None:
         """Note which workers have ended by now, whatever is heard of them only later."""
@@ -557,6 +594,11 @@ class RealProcessHost:
             self._reactor.unwatch_readable(link.result_fd)
             os.close(link.result_fd)
             link.result_fd = -1
+
+
+def _dumps_core(link: WorkerLink) -> bool:
+    """Whether a worker is dying, and the kernel writes its core."""
+    return not link.is_over and link.process is not None and link.process.dumps_core
 
 
 def _is_starting(link: WorkerLink) -> bool:

@@ -1,7 +1,7 @@
 """What processes have computed, read and written so far, as the kernel counts it in /proc.
 
 One look reads a file per process of the machine (who is whose child), and for each rank two files
-per process and one per thread: some 10 us each. A file that cannot be read counts as nothing.
+per process and two per thread: some 10 us each. A file that cannot be read counts as nothing.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankwise.base.units import SECOND, Duration
+from rankwise.base.units import SECOND, ZERO, Duration
 
 _TICK = SECOND // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -25,15 +25,19 @@ class ProcessWork(msgspec.Struct, frozen=True):
     """What a process and its descendants have done.
 
     Attributes:
-        main_time: CPU time of its main thread, and the time that it waited for a CPU.
+        main_time: CPU time of its main thread.
+        main_waited: for how long that was ready to run and had no CPU; 0 where nobody counts.
         helper_times: CPU time of all other threads, by number of the thread; and of children that
             have ended, by the negative number of the process that waited for them.
         byte_count: what all have read and written.
+        helper_waits: for how long the threads among those were ready and had no CPU.
     """
 
     main_time: Duration
+    main_waited: Duration
     helper_times: Mapping[int, Duration]
     byte_count: int
+    helper_waits: Mapping[int, Duration] = {}
 
 
 class Usage(NamedTuple):
@@ -65,7 +69,7 @@ def work_beside_this_thread(main: int, *, since_s: float = 0.0) -> ProcessWork |
         return None
     helpers = {key: time for key, time in work.helper_times.items() if key != asking}
     byte_count = work.byte_count - _bytes_in(f"/proc/{pid}/task/{asking}/io")
-    return ProcessWork(work.main_time, helpers, byte_count)
+    return msgspec.structs.replace(work, helper_times=helpers, byte_count=byte_count)
 
 
 def bytes_of_this_process() -> int:
@@ -112,16 +116,18 @@ def is_stopped(pid: int) -> bool:
 
 
 def _work_of(pid: int, main: int, children: Mapping[int, list[int]]) -> ProcessWork | None:
-    main_time = _main_time(pid, main)
-    if main_time is None:
+    of_main = _ran_and_waited(pid, main)
+    if of_main is None:
         return None
     helpers: dict[int, Duration] = {}
+    waits: dict[int, Duration] = {}
     byte_count = 0
     for process in _tree(pid, children):
         byte_count += _bytes_in(f"/proc/{process}/io")
-        helpers |= _threads_of(process)
+        for thread, (ran, waited) in _threads_of(process):
+            helpers[thread], waits[thread] = ran, waited
     helpers.pop(main, None)
-    return ProcessWork(main_time, helpers, byte_count)
+    return ProcessWork(*of_main, helpers, byte_count, waits)
 
 
 def _tree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
@@ -152,28 +158,28 @@ def _processes() -> Iterator[tuple[int, list[bytes]]]:
             yield int(name), fields
 
 
-def _main_time(pid: int, main: int) -> Duration | None:
+def _ran_and_waited(pid: int, thread: int) -> tuple[Duration, Duration] | None:
     """How long it has run, and waited for a CPU; where nobody counts that, how long it has run."""
-    if counted := _read(f"/proc/{pid}/task/{main}/schedstat").split():
-        return Duration(int(counted[0]) + int(counted[1]))
-    fields = _fields_after_name(_read(f"/proc/{pid}/task/{main}/stat"))
-    return _cpu_time(fields) if fields else None
+    path = f"/proc/{pid}/task/{thread}"
+    if counted := _read(f"{path}/schedstat").split():
+        return Duration(int(counted[0])), Duration(int(counted[1]))
+    fields = _fields_after_name(_read(f"{path}/stat"))
+    return (_cpu_time(fields), ZERO) if fields else None
 
 
-def _threads_of(pid: int) -> dict[int, Duration]:
-    times: dict[int, Duration] = {}
+def _threads_of(pid: int) -> Iterator[tuple[int, tuple[Duration, Duration]]]:
+    """What each thread of a process has run and waited, but for threads that compute nothing."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return times
+        return
     for thread in threads:
-        stat = _read(f"/proc/{pid}/task/{thread}/stat")
-        name = stat.partition(b"(")[2]
-        if (fields := _fields_after_name(stat)) and not name.startswith(_WATCHERS):
-            times[int(thread)] = _cpu_time(fields)
+        name = _read(f"/proc/{pid}/task/{thread}/comm")
+        times = _ran_and_waited(pid, int(thread))
+        if times is not None and not name.startswith(_WATCHERS):
+            yield int(thread), times
     if fields := _fields_after_name(_read(f"/proc/{pid}/stat")):
-        times[-pid] = Duration((int(fields[13]) + int(fields[14])) * _TICK)
-    return times
+        yield -pid, (Duration((int(fields[13]) + int(fields[14])) * _TICK), ZERO)
 
 
 def _cpu_time(fields: list[bytes]) -> Duration:

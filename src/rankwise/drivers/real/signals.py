@@ -8,7 +8,7 @@ anything else. A signal that was ignored when we came (`nohup`, a background job
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
@@ -94,9 +94,11 @@ class SignalPipe:
         if self.on_arrival is not None:
             self.on_arrival(signum)
 
-    def leave(self, handler: Callable[[int, FrameType | None], None]) -> None:
-        """Leave this handler for all signals instead of those that they had before."""
-        self._previous = dict.fromkeys(self._previous, handler)
+    def leave(
+        self, handler: Callable[[int, FrameType | None], None], signals: Collection[int]
+    ) -> None:
+        """Leave this handler for these of the signals instead of those that they had before."""
+        self._previous |= dict.fromkeys(self._previous.keys() & signals, handler)
 
     def take(self) -> list[int]:
         """The caught signals in the order of their arrival.

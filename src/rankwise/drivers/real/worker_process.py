@@ -58,6 +58,27 @@ class WorkerProcess:
         tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # since glibc 2.30
         return tgkill is not None and not self.has_ended and tgkill(self.pid, thread, signum) == 0
 
+    def catches(self, signum: int) -> bool:
+        """Whether it has a handler for a signal, as the kernel shows it."""
+        mask = self._status().get(b"SigCgt", b"0")
+        return bool(int(mask, 16) >> (signum - 1) & 1)
+
+    @property
+    def dumps_core(self) -> bool:
+        """Whether the kernel is writing its core: it is dying, and has let go of nothing yet."""
+        return self._status().get(b"CoreDumping") == b"1"
+
+    def _status(self) -> dict[bytes, bytes]:
+        """What the kernel tells of it, by name; nothing if it has ended."""
+        try:
+            with open(f"/proc/{self.pid}/status", "rb") as file:
+                lines = file.read().splitlines()
+        except OSError:
+            return {}
+        if self.has_ended:  # another process may have the number
+            return {}
+        return {name: value.strip() for name, _, value in (each.partition(b":") for each in lines)}
+
     def exit_code(self) -> int | None:
         """How it ended, minus the signal that killed it; None when the kernel does not show it."""
         try:

@@ -21,8 +21,10 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import (
     AnnounceKill,
+    DumpsLooked,
     DumpStacks,
     GuardianLost,
+    LookForDumps,
     LookForProgress,
     ProgressLooked,
     RanksBlamed,
@@ -104,6 +106,8 @@ def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told | None:
             return f"last progress {(now - last_progress) / SECOND:.6f} s ago", None, ""
         case RanksBlamed(ranks, _, reason):
             return "", ranks[0], f" blamed: {reason}"
+        case DumpsLooked(_, dumping):
+            return f"cores written of workers: {_join(dumping) or 'none'}", None, ""
         case StacksDumped():
             return "stacks dumped", None, ""
         case StoodStill(duration):
@@ -124,6 +128,8 @@ def _tell_effect(effect: Effect) -> Told | None:
             return f"send {SIGNAL_NAMES.get(signal, f'signal {signal}')} to ", rank, ""
         case LookForProgress():
             return "look for progress", None, ""
+        case LookForDumps():
+            return "look for cores that are written", None, ""
         case DumpStacks():
             return "dump stacks", None, ""
         case Sweep(attempt):

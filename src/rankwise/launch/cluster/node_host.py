@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from rankwise.launch.cluster.fitness import NodeCheck
 
 SIGKILL = 9
+SIGCONT = 18
 SIGTERM = 15
 SHUT_RDWR = 2
 PORTS_TRIED_MAX = 100
@@ -86,6 +87,7 @@ class RealNodeHost:
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
         """Signal a worker's process group, unless its rank is on its way to a step to stop at."""
         if signal != SIGKILL and self._agreement is not None and local_rank in self._steppers:
+            self._processes.signal(local_rank, attempt, SIGCONT)  # it may be stopped
             return
         if signal == SIGTERM and self._takes_sigterm(local_rank):
             signal = SIGKILL  # of SIGTERM it would ask the job to stop, and go on
@@ -98,6 +100,10 @@ class RealNodeHost:
     def look_for_progress(self, attempt: int) -> None:
         """Find out when a worker last made progress."""
         self._processes.look_for_progress(attempt)
+
+    def look_for_dumps(self, attempt: int) -> None:
+        """See ports.processes."""
+        self._processes.look_for_dumps(attempt)
 
     def dump_stacks(self, attempt: int) -> None:
         """Make every living worker print its stacks."""

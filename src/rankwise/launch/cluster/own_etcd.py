@@ -30,7 +30,19 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
+from signal import (
+    SIGALRM,
+    SIGHUP,
+    SIGINT,
+    SIGIO,
+    SIGKILL,
+    SIGPWR,
+    SIGTERM,
+    SIGUSR1,
+    SIGUSR2,
+    SIGVTALRM,
+    SIGXCPU,
+)
 from threading import Event, Thread
 from typing import BinaryIO, Self
 
@@ -53,8 +65,10 @@ MEMBERS = 3
 LINGER = Duration(10 * SECOND)
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_LONGEST_S = 30.0
-SIGNALS_OF_AN_END = (SIGHUP, SIGINT, SIGTERM)
-"""By which a job is told to end, whatever runs it."""
+SIGNALS_OF_A_JOB = (
+    SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGXCPU, SIGPWR, SIGIO
+)  # fmt: skip
+"""By which a job is told to end, or of its end, whatever runs it: they reach all its processes."""
 
 
 class OwnEtcd:
@@ -263,7 +277,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _prepare_member(agent: int) -> None:
     die_with_parent(agent)
     with suppress(OSError):  # where that cannot be done, etcd ends within seconds of a signal
-        ignore_for_good(SIGNALS_OF_AN_END)
+        ignore_for_good(SIGNALS_OF_A_JOB)
 
 
 def _environment() -> dict[str, str]:

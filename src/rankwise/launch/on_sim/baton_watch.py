@@ -37,7 +37,9 @@ class BatonWatch:
         done = Activity(
             pid=number,
             main_time=work.main_time,
+            main_waited=work.main_waited,
             helper_times=work.helper_times,
+            helper_waits=work.helper_waits,
             byte_count=work.byte_count - self._printed(),
         )
         self._watch.look({rank.number: done}, self._clock.now())

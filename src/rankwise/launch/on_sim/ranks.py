@@ -29,6 +29,7 @@ from rankwise.core.agent.vocabulary import (
     Stimulus,
 )
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     ProgressLooked,
     RanksBlamed,
     Said,
@@ -260,6 +261,10 @@ class SimulatedRanks:
         if is_over and records.judge(None, patience_is_over=True) is not None:
             return  # the agents of those that are to blame have heard it
         self._deliver(ProgressLooked(attempt, last_progress))
+
+    def look_for_dumps(self, attempt: int) -> None:
+        """Answer that no core is written: a rank that is killed has died at once."""
+        self._deliver(DumpsLooked(attempt))
 
     def dump_stacks(self, attempt: int) -> None:
         """Find out where each rank stands, and what it waits for."""

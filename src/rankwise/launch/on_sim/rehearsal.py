@@ -37,7 +37,7 @@ from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.proc import check_proc
-from rankwise.launch.announcements import time_limit_line
+from rankwise.launch.announcements import as_sigterm_line, passed_on_line, time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.job import Executable, Job, Streams
@@ -52,11 +52,13 @@ from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.ranks import VirtualClock
 from rankwise.launch.private_places import remove_abandoned
 from rankwise.launch.run_history import RunHistory
+from rankwise.launch.signal_effects import SignalEffect, effects_of
 from rankwise.observe.records import RECORDER
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
 from rankwise.sim.rehearsal.descriptors import STANDARD
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.first_import import FirstImport
+from rankwise.sim.rehearsal.names_of_ranks import NAMES, NamesOfRanks
 from rankwise.sim.rehearsal.places import place_of, places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
 from rankwise.sim.rehearsal.schedules import Schedule
@@ -165,6 +167,9 @@ class Rehearsal:
         self._begun_at = self._clock.now()
         self._stops: list[int] = []
         self._stop_count = 0
+        self._passed: list[int] = []
+        self._signals_told: set[int] = set()
+        self._passing_told: set[int] = set()
         self._stuck = ""
         self._standstill: tuple[str, tuple[Stood, ...]] = ("", ())
 
@@ -210,6 +215,7 @@ class Rehearsal:
         stack.callback(output.leave_console)
         stack.callback(complaints.tell_losses)
         stack.callback(output.end_attempt)
+        names = NamesOfRanks()
         world = stack.enter_context(
             SimulatedWorld(
                 stdout=output.stdout,
@@ -222,8 +228,9 @@ class Rehearsal:
                     "torch": partial(_follow_torch, self._device),
                     "torch._dynamo.trace_rules": _follow_dynamo,
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
-                    "torch.distributed.tensor": _follow_dtensor,
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
+                    **{module: partial(names.follow, module) for module in NAMES},
+                    "torch.distributed.tensor": partial(_follow_dtensor, self._device, names),
                 },
                 prediction=self.prediction,
                 packages=self._packages,
@@ -282,7 +289,7 @@ class Rehearsal:
         )
         with self._signals_caught(world), self._time_limited():
             nodes.start()
-            self._run_nodes(nodes, records)
+            self._run_nodes(world, nodes, records)
         outcome = nodes.outcome()
         if outcome.status is OutcomeStatus.STOPPED:
             awaited, stood = self._standstill
@@ -312,13 +319,16 @@ class Rehearsal:
         else:
             stack.enter_context(FirstImport("triton", library="torch", then=find))
 
-    def _run_nodes(self, nodes: SimulatedNodes, records: RankRecords) -> None:
+    def _run_nodes(
+        self, world: SimulatedWorld, nodes: SimulatedNodes, records: RankRecords
+    ) -> None:
         """Let ranks and nodes go on until the last agent has finished."""
         hang_timeout = self.job.gang.hang_timeout
         patience_s = None if hang_timeout is None else hang_timeout / SECOND
         grace = self.job.gang.grace
         while not nodes.is_over:
             stuck = nodes.run(self._patience_s_of_stop if self.caught_signal else patience_s)
+            self._pass_signals_on(world)
             while self._stops:
                 if self._stops[0] == TIME_LIMIT_SIGNAL:
                     awaited, stood = records.standstill(stuck)
@@ -339,8 +349,25 @@ class Rehearsal:
     @contextmanager
     def _signals_caught(self, world: SimulatedWorld) -> Iterator[None]:
         """Have signals to this process stop the run; the second one does not wait for ranks."""
+        effects = self._effects
 
-        def stop(number: int, _frame: FrameType | None) -> None:
+        def heed(number: int, _frame: FrameType | None) -> None:
+            is_new = number not in self._signals_told
+            self._signals_told.add(number)
+            match effects[number]:
+                case SignalEffect.STOPS:
+                    stop(number)
+                case SignalEffect.STOPS_AS_SIGTERM if is_new:
+                    self._say(as_sigterm_line(number), "signal", signal=number)
+                    stop(signal.SIGTERM)
+                case SignalEffect.PASSED_ON:
+                    # Where no rank runs, as this thread may be in the middle of anything.
+                    self._passed.append(number)
+                    world.scheduler.call()
+                case _:
+                    pass
+
+        def stop(number: int) -> None:
             self.caught_signal = self.caught_signal or number
             self._stops.append(number)
             self._stop_count += 1
@@ -359,11 +386,13 @@ class Rehearsal:
             yield
             return
         before = {
-            number: signal.signal(number, stop)
-            for number in self._signals
-            if signal.getsignal(number) is not signal.SIG_IGN
+            number: signal.signal(number, heed)
+            for number in effects
+            if signal.getsignal(number) not in (signal.SIG_IGN, None)
         }
-        world.handlers_before = before
+        # What a rank forks finds what a program does, and not what the command has made of it.
+        ours = before.keys() - {*self.job.signals} if self.job.heeds_all_signals else ()
+        world.handlers_before = before | dict.fromkeys(ours, signal.SIG_DFL)
         try:
             yield
         finally:
@@ -377,10 +406,26 @@ class Rehearsal:
         return grace_s if self._stop_count == 1 else min(_HAND_OVER_S, grace_s)
 
     @property
-    def _signals(self) -> tuple[int, ...]:
-        """Those that stop the run: a time limit is one that this process sends to itself."""
-        limit = () if self.job.timeout is None else (TIME_LIMIT_SIGNAL,)
-        return (*self.job.signals, *limit)
+    def _effects(self) -> Mapping[int, SignalEffect]:
+        """What signals do: a time limit is one that this process sends to itself."""
+        effects = effects_of(self.job)
+        if self.job.timeout is None:
+            return effects
+        return {**effects, TIME_LIMIT_SIGNAL: SignalEffect.STOPS}
+
+    def _pass_signals_on(self, world: SimulatedWorld) -> None:
+        """Let ranks take, when they run next, the signals that they catch."""
+        while self._passed:
+            number = self._passed.pop(0)
+            living = [each for each in world.scheduler.ranks.values() if not each.is_over]
+            reached = [each for each in living if callable(each.handlers.get(number))]
+            for rank in reached:
+                rank.signal(number)
+            if number not in self._passing_told:
+                self._passing_told.add(number)
+                others = sorted(each.number for each in living if each not in reached)
+                line = passed_on_line(number, sorted(each.number for each in reached), others)
+                self._say(line, "signal", signal=number)
 
     @contextmanager
     def _time_limited(self) -> Iterator[None]:
@@ -518,14 +563,18 @@ def _follow_torch(device: str, world: SimulatedWorld) -> Callable[[], None]:
     return install(world, device)
 
 
-def _follow_dtensor(world: SimulatedWorld) -> Callable[[], None]:
-    from rankwise.sim.torch import dtensor  # noqa: PLC0415  # only for programs that use it
+def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> Callable[[], None]:
+    stack = ExitStack()
+    if device == "cuda":
+        from rankwise.sim.torch import attention_sharding  # noqa: PLC0415  # for these alone
 
-    return dtensor.install(world)
+        stack.callback(attention_sharding.shard_attention_of_cpu())
+    stack.callback(names.follow("torch.distributed.tensor", world))
+    return stack.close
 
 
 def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:
-    from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # the same
+    from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # only for programs of torch
 
     return stay_out_of_graphs()
 

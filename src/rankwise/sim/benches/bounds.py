@@ -8,7 +8,9 @@ it needs of the math engine is counted apart, as exponentials take several times
 each message waits for those that it depends on, and at least the bytes of the busiest link between
 devices over its bandwidth, plus one latency. For a ring of n ranks with S bytes those are 2 (n - 1)
 alpha and 2 (n - 1) S / (n B) + alpha, the two halves of the usual closed form; they overlap, since
-slots are passed on while later ones still come in.
+slots are passed on while later ones still come in. The lower bound is the larger one of the two;
+the alpha-beta law is the chain of latencies and the time of the bytes, one after the other: for the
+ring 2 (n - 1) (alpha + S / (n B)).
 """
 
 from collections import deque
@@ -28,10 +30,15 @@ from rankwise.sim.hardware.topology import Topology
 
 
 class Bound(NamedTuple):
-    """What limits a task, and how many picoseconds it takes at least."""
+    """What limits a task, and how many picoseconds it takes at least.
+
+    Attributes:
+        law: of a collective, the picoseconds of its alpha-beta law; 0 of other tasks.
+    """
 
     name: str
     picoseconds: int
+    law: int = 0
 
 
 class Roofline(NamedTuple):
@@ -89,22 +96,25 @@ def alpha_beta_bound(
         homes: the device of every rank.
         item_bytes: bytes per element.
     """
-    return Bound(
-        "alpha-beta",
-        max(_chain_of_latencies(machine, plan, homes), _busiest(machine, plan, homes, item_bytes)),
-    )
+    chain = _chain_of_latencies(machine, plan, homes)
+    with_latency, moving = _busiest(machine, plan, homes, item_bytes)
+    return Bound("alpha-beta", max(chain, with_latency), chain + moving)
 
 
-def _busiest(machine: Machine, plan: Plan, homes: tuple[int, ...], item_bytes: int) -> int:
+def _busiest(
+    machine: Machine, plan: Plan, homes: tuple[int, ...], item_bytes: int
+) -> tuple[int, int]:
+    """How long the bytes of the busiest link take, with the latency of their way and without."""
     carried: dict[str, int] = {}
-    longest = 0
+    longest = moving = 0
     for (source, target), elements in plan.elements_sent().items():
         path = machine.sip_links(homes[source], homes[target])
         for link in path:
             carried[link.name] = carried.get(link.name, 0) + elements * item_bytes
             busy = link.rate.time_for(carried[link.name])
             longest = max(longest, busy + sum(each.latency for each in path))
-    return longest
+            moving = max(moving, busy)
+    return longest, moving
 
 
 def _chain_of_latencies(machine: Machine, plan: Plan, homes: tuple[int, ...]) -> int:

@@ -45,7 +45,7 @@ def kernel_result(
     held_back_by = ""
     if bound.picoseconds < ENOUGH * time:
         pes = torch.engine.topology.pe_count
-        held_back_by = most_lost_to(torch.engine.op_log, pes, span, *bound)
+        held_back_by = most_lost_to(torch.engine.op_log, pes, span, bound.name, bound.picoseconds)
     return _result(
         torch, bench, case, time, bound, flops=flops, size=size, held_back_by=held_back_by
     )
@@ -93,6 +93,7 @@ def _result(
         bytes=size,
         bound=bound.name,
         bound_ps=bound.picoseconds,
+        law_ps=bound.law,
         held_back_by=held_back_by,
         is_checked=torch.engine.enable_data,
         fidelity=fidelity,

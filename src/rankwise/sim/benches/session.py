@@ -32,6 +32,7 @@ from rankwise.sim.faults.vocabulary import FaultOfChip
 from rankwise.sim.files import load_yaml
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.faults import checked_faults
+from rankwise.sim.hardware.samples import LinkSamples
 from rankwise.sim.hardware.topology import Topology, load_topology, parse_topology
 from rankwise.sim.kernel import line_of
 from rankwise.sim.reporting.results import BenchResult
@@ -127,6 +128,13 @@ class Session:
         )
         if with_messages:
             self.engine.machine.messages = []
+            self.engine.machine.samples = LinkSamples(self.engine.machine.links)
+            self.engine.op_log.on_append = self._sample
+
+    def _sample(self) -> None:
+        machine = self.engine.machine
+        assert machine.samples is not None, "they are taken if this is called"
+        machine.samples.take(machine.simulator.now)
 
     def run(self) -> Finished:
         """Run the program to its end."""

@@ -182,9 +182,9 @@ class _LaneEnvironment(KernelEnvironment):
         del address
         return self._workspace
 
-    def name_of(self, kernel: str, program: int) -> str:
+    def name_of(self, kernel: str, program: int, pe: Pe) -> str:
         """What deadlock reports call one lane of the rank."""
-        return f"{self.name} lane {program}: {kernel} on {self.pe_of(program).name}"
+        return f"{self.name} lane {program}: {kernel} on {pe.name}"
 
     def program_ended(self, dma_waited: int) -> None:
         """Count what has not been loaded in time."""

@@ -35,7 +35,7 @@ its first messages ahead, which no other rank could have answered with more than
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ from rankwise.sim.ccl.configuration import Queues
 from rankwise.sim.ccl.execution import TCM_SHARE, pass_on
 from rankwise.sim.ccl.message_model import Picoseconds
 from rankwise.sim.ccl.plan import Plan
-from rankwise.sim.hardware.fluids import Fluid
+from rankwise.sim.hardware.fluids import Fluid, RoundTrip
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.paths import Path
@@ -108,6 +108,12 @@ class MessageExecution:
         self._missing = len(lanes)
         self._reached: list[Future] | None = None
         self._fluid: Fluid | None = None
+        self._latency_inside = 0
+        """Of a way, inside of its two devices."""
+        self._is_kept, self._alone = True, 0
+        """Whether parts stay in the TCM, and how long it takes alone; known with the ends."""
+        self._still = 0
+        """Of the time alone: that in which no bytes move, since latencies count."""
         self._share = Fraction(1)
         """Of the collective, what the fluid moves."""
 
@@ -126,7 +132,7 @@ class MessageExecution:
         if not self._plan.rounds:
             return
         ends = self._ends()
-        self._fluid = Fluid(self._machine.simulator, self._name, self._loads(), max(ends), ends)
+        self._fluid = self._started(self._loads(), max(ends), ends)
         self._reached = [self._fluid.reached(end) for end in ends]
         if self._machine.topology.faults is not None:
             self._machine.rerouted.add_callback(self._go_on)
@@ -146,8 +152,7 @@ class MessageExecution:
             for mark, future in before.stop().items()
         }
         loads = {link: round(size * self._share) for link, size in self._loads().items()}
-        simulator = self._machine.simulator
-        fluid = self._fluid = Fluid(simulator, self._name, loads, alone, marks.values())
+        fluid = self._fluid = self._started(loads, alone, marks.values())
         for future, mark in marks.items():
             fluid.reached(mark).add_callback(partial(pass_on, future))
         self._machine.rerouted.add_callback(self._go_on)
@@ -157,20 +162,99 @@ class MessageExecution:
         rounds = self._plan.rounds
         assert rounds, "only rings have a message level, and one rank has nothing to do"
         timing = _Rounds(self._machine, self._plan, self._lanes, self._layout, self._work)
+        self._latency_inside = timing.latency_inside
         ends = timing.ends(rounds)
+        self._is_kept, self._alone = timing.is_kept, max(ends)
+        self._still = max(0, max(ends) - timing.moving)
         by_rank = [0] * len(ends)
         for rank, end in zip(self._plan.ring, ends, strict=True):
             by_rank[rank] = end
         return by_rank
 
-    def _loads(self) -> dict[Link, int]:
-        """The bytes over each wire between devices and between cubes."""
+    def _started(self, loads: dict[Link, int], duration: int, marks: Iterable[int]) -> Fluid:
+        """Start a fluid for all messages, or for what is left of them."""
+        layout, lanes = self._layout, self._lanes
+        assert layout.n_slots is not None, "it is known by now"
+        assert layout.vc_chunk_size is not None, "it is known by now"
+        own = int(self._plan.part_elements.max()) * self._work.item_bytes // len(lanes[0].pes)
+        slots = max(1, min(layout.n_slots, -(-own // layout.slot_size)))
+        turn = slots * min(layout.vc_chunk_size, max(1, own))
+        lanes_over = self._lanes_over()
+        return Fluid(
+            self._machine.simulator,
+            self._name,
+            loads,
+            duration,
+            marks,
+            # The parts of a PE have no weights of their own: lanes wait on the wires.
+            weights={link: max(1, lanes_over[link] * turn or size) for link, size in loads.items()},
+            latency=round(self._still * self._share),
+            slot_chunks=max(1, layout.slot_size // layout.vc_chunk_size),
+            round_trips=self._round_trips(),
+        )
+
+    def _round_trips(self) -> list[RoundTrip]:
+        """Of the slots from each rank to the next one on another device."""
         machine, lanes = self._machine, self._lanes
-        loads: Counter[Link] = Counter()
+        wake = picoseconds(machine.topology.machine.pe.ipcq.wake_ns)
+        trips = []
+        for one, other in zip(lanes, [*lanes[1:], lanes[0]], strict=True):
+            if one.sip == other.sip:
+                continue
+            there = tuple(machine.sip_links(one.sip, other.sip))
+            back = tuple(machine.sip_links(other.sip, one.sip))
+            latency = sum(link.latency for link in (*there, *back))
+            trips.append(RoundTrip(latency + 2 * self._latency_inside + wake, there, back))
+        return trips
+
+    def _lanes_over(self) -> Counter[Link]:
+        """How many lanes send over each link, those to all next ranks counted."""
+        return self._over_links([len(each.pes) for each in self._lanes])
+
+    def _loads(self) -> dict[Link, int]:
+        """The bytes over each wire between devices and cubes, and through busy parts of PEs."""
         sent = [
             sum(self._plan.elements_sent_by(rank).values()) * self._work.item_bytes
             for rank in self._plan.ring
         ]
+        return self._over_links(sent) + self._inside_pes(sent)
+
+    def _inside_pes(self, sent: Sequence[int]) -> Counter[Link]:
+        """The bytes through parts of PEs that few collectives at once would fill."""
+        rounds, lanes = self._plan.rounds, self._lanes
+        assert rounds, "only rings have a message level"
+        # For each round: what comes in is stored, an operand loaded, and what is sent, unless it is
+        # still in scratch memory.
+        through_memory = len(rounds) + sum(each.combines for each in rounds)
+        through_memory += 1 if self._is_kept else len(rounds)
+        loads: Counter[Link] = Counter()
+        for own, size in zip(lanes, sent, strict=True):
+            of_lane = size // len(own.pes)
+            moved = of_lane * through_memory // len(rounds)
+            # Lanes are alike: if the first one's parts have room, there is nothing to look for.
+            for lane, number in enumerate(own.pes):
+                pe = self._machine.sip(own.sip).pe(number)
+                assert pe.tcm.port is not None, "memories of a PE have ports"
+                assert pe.hbm.port is not None, "memories of a PE have ports"
+                own_loads = (
+                    (pe.hbm.port, moved),
+                    (pe.dma_engine, moved),
+                    (pe.tcm.port, moved + 2 * of_lane),
+                )
+                if not lane and not any(self._fills(*each) for each in own_loads):
+                    break
+                for link, amount in own_loads:
+                    loads[link] += amount
+        return loads
+
+    def _fills(self, link: Link, size: int) -> bool:
+        """Whether as many collectives as meet on a PE could fill a part of it together."""
+        return link.rate.time_for(size) * _MEET_ON_PE > self._alone
+
+    def _over_links(self, sent: Sequence[int]) -> Counter[Link]:
+        """What goes over each wire, if each rank sends so much to the next one."""
+        machine, lanes = self._machine, self._lanes
+        loads: Counter[Link] = Counter()
         of_cubes = machine.topology.machine.cube.pes.count
         cubes = [Counter(pe // of_cubes for pe in each.pes) for each in lanes]
         for here, size in enumerate(sent):
@@ -195,6 +279,7 @@ class _Ways:
     Attributes:
         latency: from the first byte's leaving to its arrival, in the lane that it takes longest.
         mebibyte: how long one of all lanes together takes where it is narrowest.
+        latency_inside: the longest inside of the two devices of a way.
     """
 
     def __init__(self, machine: Machine, lanes: Sequence[Lanes]) -> None:
@@ -206,11 +291,13 @@ class _Ways:
         ]
         users = Counter(link for way in wires for link in way)
         latency, mebibyte = [], []
+        self.latency_inside = 0
         for (one, other), way in zip(pairs, wires, strict=True):
             alike = _alike(machine, one.sip), _alike(machine, other.sip)
             key = (one.sip == other.sip, one.pes, other.pes, *alike)
             if key not in inside:
                 inside[key] = _inside(machine, one, other, way)
+            self.latency_inside = max(self.latency_inside, inside[key][0])
             latency.append(inside[key][0] + sum(link.latency for link in way))
             narrowest = max((link.rate.time_for(MIB * users[link]) for link in way), default=0)
             mebibyte.append(max(inside[key][1], narrowest))
@@ -265,9 +352,9 @@ class _Pe:
         elements = size // self._work.item_bytes
         return self._pe.math_engine.duration(elements, self._work.operation, self._work.dtype)
 
-    def pass_on(self, size: int, *, combines: bool) -> int:
+    def pass_on(self, size: int, *, combines: bool, loads_first: bool) -> int:
         """Be busy with it, where the PE is busiest: what it takes in, it stores and sends."""
-        pe, loads = self._pe, 1 + combines  # with the operand
+        pe, loads = self._pe, 1 + combines + loads_first  # with the operand
         assert pe.tcm.port is not None, "memories of a PE have ports"
         assert pe.hbm.port is not None, "memories of a PE have ports"
         return max(
@@ -302,6 +389,8 @@ class _Rounds:
         ways = _Ways(machine, lanes)
         self._count = len(lanes)
         self._latency, self._mebibyte = ways.latency, ways.mebibyte
+        self.latency_inside = ways.latency_inside
+        self.moving = 0
         kinds = {_alike(machine, each.sip): each for each in reversed(lanes)}
         numbers = {kind: number for number, kind in enumerate(kinds)}
         self._kind = np.array([numbers[_alike(machine, each.sip)] for each in lanes])
@@ -328,7 +417,7 @@ class _Rounds:
         if lane_count == _PAIR:
             self._others = np.maximum(0, self._others - 9 * layout.vc_chunk_size // 2)
             self._get_apart = 0
-        self._is_kept = bool(own.max() <= self._pes[0][0].keeps_bytes)
+        self.is_kept = bool(own.max() <= self._pes[0][0].keeps_bytes)
         assert layout.n_slots is not None, "it is known by now"
         wake = picoseconds(machine.topology.machine.pe.ipcq.wake_ns)
         slot = _time_over(self._first.max(), self._mebibyte)
@@ -341,11 +430,14 @@ class _Rounds:
         store_first, store_last = self._by_slot(_Pe.store)
         combine_first, combine_last = self._by_slot(_Pe.combine)
         busy = {
-            combines: self._slots * self._by_slot(partial(_Pe.pass_on, combines=combines))[0]
+            combines: self._slots
+            * self._by_slot(partial(_Pe.pass_on, combines=combines, loads_first=not self.is_kept))[
+                0
+            ]
             for combines in (False, True)
         }
         here = self._kind
-        free = came = np.zeros_like(self._latency)
+        free = came = moving = np.zeros_like(self._latency)
         sends = np.roll(self._length_of, -rounds[0].offset)
         head, tail = load_first[here, sends], load_last[here, sends]
         for number, (offset, combines) in enumerate(rounds):
@@ -354,6 +446,7 @@ class _Rounds:
             duration = _time_over(self._size[sends], self._mebibyte)
             duration = np.maximum(duration, busy[combines][here, sends])
             duration = np.maximum(duration, np.where(slots > 1, slots * self._slot_pace, 0))
+            moving = moving + duration
             begin = np.maximum(head, free)
             last_slots = _time_over(self._last[sends], self._mebibyte)
             free = np.maximum(begin + duration, tail + last_slots)
@@ -371,9 +464,10 @@ class _Rounds:
                 previous = np.where(before >= 0, tail - before, came)
                 tail = np.maximum(tail, previous + load_last[here, got]) + combine_last[here, got]
             came = arrived
-            if not self._is_kept and number + 1 < len(rounds):
+            if not self.is_kept and number + 1 < len(rounds):
                 head = head + (store_first + load_first)[here, got]
                 tail = tail + (store_last + load_last)[here, got]
+        self.moving = int(moving.max())
         ends = np.maximum(free, tail + store_last[here, got])
         return [int(end) for end in np.broadcast_to(ends, self._count)]
 
@@ -397,6 +491,8 @@ def _time_over(size: Any, mebibyte: Picoseconds) -> Picoseconds:
 
 
 _PAIR = 2
+_MEET_ON_PE = 8
+"""A part of which a collective takes less than an eighth is not looked at: wires fill before."""
 
 
 def _is_one(array: Picoseconds) -> bool:

@@ -98,8 +98,13 @@ class KernelLaunch(_Command, frozen=True, kw_only=True, eq=False):
 
 
 class Run(_Command, frozen=True, kw_only=True, eq=False):
-    """Run a process of the caller's own in the SIP's stream: `start(env)` makes its generator."""
+    """Run a process of the caller's own in the SIP's stream: `start(env)` makes its generator.
 
+    Attributes:
+        is_confined: whether it uses the engines of its own SIP alone; flows may leave it.
+    """
+
+    is_confined: bool = False
     start: Callable[["KernelEnvironment"], Generator[Any, Any, Any]]
 
 

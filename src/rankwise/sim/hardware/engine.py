@@ -76,7 +76,7 @@ class GraphEngine:
         )
         self.machine = Machine(self.simulator, self.topology)
         self.images: Images[Any] = Images(self.machine)
-        self.images.are_allowed = self.topology.faults is None  # else devices are not alike
+        self.images.are_allowed &= self.topology.faults is None  # else devices are not alike
         self.op_log = OpLog()
         self.peers = Peers()
         self.watchpoints = Watchpoints()
@@ -174,7 +174,12 @@ class GraphEngine:
                 yield future
             handle.started_at = self.now
             yield self._command_time
-            value = yield from self._effect(handle, handle.command)
+            touched = _touched_by(handle.command)
+            self.images.begin_command(touched)
+            try:
+                value = yield from self._effect(handle, handle.command)
+            finally:
+                self.images.end_command(touched)
         except TimeLimit:
             raise  # no failure of the command, which was only running when the time was over
         except Exception as exception:  # noqa: BLE001 (it is raised where the handle is waited for)
@@ -301,3 +306,16 @@ class GraphEngine:
             size=size,
             **operands,
         )
+
+
+def _touched_by(command: Command) -> Sequence[int] | None:
+    """The SIPs that a command touches by other ways than flows between SIPs; None for any."""
+    match command:
+        case MmuMap():
+            return ()
+        case Copy():
+            return tuple(dict.fromkeys((command.sip, command.destination_sip)))
+        case Run(is_confined=False):
+            return None
+        case _:
+            return (command.sip,)

@@ -28,6 +28,10 @@ class _Engine(Server):
         """What it has done, as `account` takes it."""
         return self.flops
 
+    def is_idle(self, at: int) -> bool:
+        """Whether work that was asked for at that instant would begin at once."""
+        return self.free_at <= at
+
     def account(self, size: int, work: int) -> None:
         """Add what an image has worked on, and how long."""
         self.flops += size

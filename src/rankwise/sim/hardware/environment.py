@@ -18,7 +18,7 @@ class KernelEnvironment:
 
     Attributes:
         sip: the number of the SIP.
-        pes: the PEs that programs are dealt to in turn: program i runs on `pes[i % len(pes)]`.
+        pes: the PEs that programs are dealt to (`seats`).
         space: the SIP's virtual addresses.
         queues: what connects its programs with others; None for the queues between all PEs.
     """
@@ -57,12 +57,12 @@ class KernelEnvironment:
         return self.engine.enable_data
 
     def pe_of(self, program: int) -> "Pe":
-        """The PE that a program runs on."""
+        """The PE by which a program is addressed, and on which it begins if that is free."""
         return self.pes[program % len(self.pes)]
 
-    def name_of(self, kernel: str, program: int) -> str:
-        """What deadlock reports call a program of a kernel."""
-        return f"{kernel}[{program}] on {self.pe_of(program).name}"
+    def name_of(self, kernel: str, program: int, pe: "Pe") -> str:
+        """What deadlock reports call a program of a kernel that runs on a PE."""
+        return f"{kernel}[{program}] on {pe.name}"
 
     def space_around(self, address: int) -> AddressSpace:
         """The virtual addresses among which one is: this SIP's, or those of a peer."""

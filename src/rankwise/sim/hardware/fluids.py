@@ -8,25 +8,62 @@ A fluid has so many bytes to move over each of its links in a time that it would
 *demands* a share of each link, its work there over that time. It has *progress*, from 0 to that
 time: a picosecond for each picosecond, while every link gives it what it demands.
 
-**With other fluids.** A link whose demands exceed it is shared evenly: each gets the same, those
-that want less excepted (max-min fairness). A fluid moves on as fast as its scarcest link lets it.
-Shares are worked out anew when a fluid comes or goes, and at no other time.
+**With other fluids.** A link whose demands exceed it is shared by weight, max-min fairly over all
+links of all fluids that meet (`fair_shares`). A busy link serves in turn, a chunk each, so the
+weight of a fluid is the bytes that it has on a link in one turn: a chunk for each slot that waits.
+Where a fluid has fewer bytes for each of them than on another link, they wait there only part of
+the time, and its weight is less by as much. Speeds are worked out anew when a fluid comes or goes,
+for those that it meets, directly or through others; once for all that come and go at one instant.
 
-**With chunks.** A chunk that is carried while k flows want the link shares it evenly, too: the k
-flows and the fluids. It takes longer by the fluids' part, and the fluids that get less than they
-would go on later by what they have lost. Of what a fluid has lost on several links, the most
-counts: its ranks wait for each other, so that one wait serves for all.
+**Latency.** Collectives that meet begin together and wait together: what one leaves of a link while
+it waits for latencies, another one does not take. So the part of a fluid's time in which it moves
+nothing stays as it is, and the rest takes longer.
 
-All is counted in whole picoseconds, shares in parts of `WHOLE`; no float decides anything.
+**Slots on their way.** A sender has a fixed number of slots; those that are under way, or whose
+credit is, do not wait for the link (Little's law). A slot of C chunks waits C turns at the link
+that holds it up. Besides, it takes the latency of the way there and back, a turn at each other full
+link of its way, for its last chunk, and a turn at each full link of the way back, for its credit.
+Of the slots, the first part of this time counts (`RoundTrip`).
+
+**With chunks.** A chunk that is carried while k flows want the link shares it by weight, too: each
+of the k flows has a chunk in a turn. It takes longer by the fluids' part, and the fluids that get
+less than they would go on later by what they have lost. Of what a fluid has lost on several links,
+the most counts: its ranks wait for each other, so that one wait serves for all.
+
+Time is counted in whole picoseconds, shares in parts of `WHOLE`. A speed is worked out in floats
+whose operations and order are fixed, and rounded to such a part before it decides anything.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import NamedTuple
 
+import numpy as np
+
+from rankwise.sim.hardware.fair_shares import Figures, Uses, fair_speeds
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.kernel import Future, Simulator
 
 WHOLE = 1 << 20
 """All of a link."""
+USUAL_CHUNK = 4_096
+"""Bytes that a fluid without weights has on each link in a turn: a chunk of a usual transfer."""
+_PASSES = 3
+"""In the first one all slots wait; each further one has the turns of the one before. On the grid of
+the benchmark sim_sharing a fourth changes no end by more than 0.2 %."""
+
+
+class RoundTrip(NamedTuple):
+    """What a slot takes on one way besides waiting for the link that holds it up.
+
+    Attributes:
+        latency: picoseconds there and back, without waiting.
+        there, back: the links between devices of the way, and of its credit's.
+    """
+
+    latency: int
+    there: tuple[Link, ...]
+    back: tuple[Link, ...]
 
 
 class Fluid:
@@ -38,9 +75,16 @@ class Fluid:
         loads: how many bytes it moves over each link.
         duration: picoseconds that it takes alone.
         marks: how much progress somebody waits for (`reached`).
+        weights: the bytes that it has on each link in a turn, if all of its slots wait.
+        latency: the part of the duration in which it moves nothing.
+        slot_chunks: pieces in which a slot moves.
+        round_trips: of its slots, for each way; empty if they all wait.
 
     Attributes:
-        duration, loads: as they were given.
+        duration, loads, weights, latency, slot_chunks, round_trips: as they were given.
+        shares: of each link, while it moves; 1 is all of it.
+        numbers: of the sharings of its links, in their order.
+        weight: speed for each turn per picosecond, on the link where its slots wait.
         demands: the share of each link that it would take alone.
     """
 
@@ -51,14 +95,34 @@ class Fluid:
         loads: Mapping[Link, int],
         duration: int,
         marks: Iterable[int],
+        *,
+        weights: Mapping[Link, int] | None = None,
+        latency: int = 0,
+        slot_chunks: int = 1,
+        round_trips: Sequence[RoundTrip] = (),
     ) -> None:
         self._simulator = simulator
         self.duration = duration
         self.loads = dict(loads)
+        self.weights = dict.fromkeys(loads, USUAL_CHUNK) if weights is None else dict(weights)
+        self.slot_chunks = slot_chunks
+        self.round_trips = round_trips
         self.demands = {
             link: min(WHOLE, link.rate.time_for(size) * WHOLE // duration) if duration else 0
             for link, size in loads.items()
         }
+        assert 0 <= latency <= duration, "it is a part of the duration"
+        self.latency = latency
+        turns = max((size / self.weights[link] for link, size in loads.items()), default=0.0)
+        self.weight = max(1, duration - latency) / turns if turns else 1.0
+        moving = max(1, duration - latency)
+        self.shares = np.array(
+            [min(1.0, max(1, link.rate.time_for(size)) / moving) for link, size in loads.items()]
+        )
+        self.numbers = np.zeros(0, np.int64)
+        self.is_stale = False
+        """Whether others have come or gone since its speed was worked out."""
+        self.has_ended = False
         self._lost: dict[Link, int] = {}
         self._speed = WHOLE
         self._since = simulator.now
@@ -66,8 +130,8 @@ class Fluid:
         self._marks = {mark: simulator.future(name) for mark in sorted({*marks, duration})}
         self._waiting = list(self._marks)
         self._waiting.reverse()  # the next one is the last
-        self._alarm = 0
-        """Counts the times that it was set; an earlier one means nothing."""
+        self._looks_at: int | None = None
+        """The instant of the alarm that counts; others mean nothing."""
         self._begin()
 
     def reached(self, mark: int) -> Future:
@@ -90,12 +154,9 @@ class Fluid:
         """Go on later: chunks have taken so much time from it on a link."""
         self._lost[link] = self._lost.get(link, 0) + amount
 
-    def rush(self) -> None:
-        """Go on as fast as its links allow from now on."""
-        speed = min(
-            (_speed(link, demand) for link, demand in self.demands.items() if demand),
-            default=WHOLE,
-        )
+    def go_on_at(self, speed: int) -> None:
+        """Go on at that speed, in parts of `WHOLE`, from now on."""
+        self.is_stale = False
         if speed != self._speed:
             self._done = self._progress()
             self._since, self._lost_before = self._simulator.now, self._lost_most
@@ -115,39 +176,52 @@ class Fluid:
         for link in self.loads:
             link.make_way()
             if link.sharing is None:
-                link.sharing = Sharing()
+                link.sharing = Sharing(next(_numbers))
             link.sharing.fluids.append(self)
+        self.numbers = np.array([_sharing_of(link).number for link in self.loads], np.int64)
         self._set_alarm()
-        _rush_all(self.loads)
+        self._disturb()
+
+    def _disturb(self) -> None:
+        """Have the speeds worked out anew of those that it meets: it has come, or goes."""
+        met = [link.sharing.fluids for link in self.loads if link.sharing is not None]
+        found = dict.fromkeys(each for fluids in met if len(fluids) > 1 for each in fluids)
+        for fluid in found:
+            fluid.is_stale = True
+        if found:
+            self._simulator.call_at(self._simulator.now, _work_out, list(found))
 
     def stop(self) -> dict[int, Future]:
         """End it before its time, with what it has moved so far; the marks that are left."""
         left = {mark: self._marks[mark] for mark in self._waiting}
-        self._alarm += 1
+        self._looks_at = None
         self._end()
         return left
 
     def _end(self) -> None:
+        self._disturb()
+        self.has_ended = True
         for link, size in self.loads.items():
             assert link.sharing is not None, "it has a share until it ends"
             moved = self.part_of(size)
             link.sharing.fluids.remove(self)
             link.account(moved, link.rate.time_for(moved))
-        _rush_all(self.loads)
-        for link in self.loads:
-            if link.sharing is not None and not link.sharing.fluids:
+            if not link.sharing.fluids:
                 link.sharing = None
 
     def _set_alarm(self) -> None:
-        self._alarm += 1
+        """Look when the next mark is due, unless a look is due before: it will see to the rest."""
         left = max(0, self._waiting[-1] - self._progress()) * WHOLE
         instant = self._simulator.now - (-left // self._speed)
-        self._simulator.call_at(instant, self._look, self._alarm)
+        if self._looks_at is None or instant < self._looks_at:
+            self._looks_at = instant
+            self._simulator.call_at(instant, self._look, instant)
 
-    def _look(self, alarm: int) -> None:
+    def _look(self, instant: int) -> None:
         """See how far it is. It may have been held up since the alarm was set."""
-        if alarm != self._alarm:
+        if instant != self._looks_at:
             return
+        self._looks_at = None
         progress = self._progress()
         while self._waiting and self._waiting[-1] <= progress:
             self._marks[self._waiting.pop()].succeed()
@@ -158,26 +232,29 @@ class Fluid:
 
 
 class Sharing:
-    """The fluids that have a share of one link."""
+    """The fluids that have a share of one link, and its number among all."""
 
-    __slots__ = ("fluids",)
+    __slots__ = ("fluids", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.fluids: list[Fluid] = []
 
-    def stretched(self, link: Link, duration: int, flows: int) -> int:
+    def stretched(self, link: Link, duration: int, flows: int, chunk: int = USUAL_CHUNK) -> int:
         """How long a chunk takes beside the fluids, which hear what it takes from them.
 
         Args:
             link: which carries it.
             duration: what the chunk takes on the link alone.
             flows: how many flows want the link, the chunk's own included.
+            chunk: its bytes, and those of the other flows in a turn.
         """
         demands = [fluid.demand(link) for fluid in self.fluids]
-        share = fair_share(demands, flows)
-        left = WHOLE - sum(min(demand, share) for demand in demands)
-        longer = -(-duration * WHOLE // left)
-        for fluid, demand in zip(self.fluids, demands, strict=True):
+        weights = [fluid.weights[link] for fluid in self.fluids]
+        # Only the cost of simulating makes the chunks of a long flow larger than usual.
+        shares = shares_of(demands, weights, flows * min(chunk, USUAL_CHUNK))
+        longer = -(-duration * WHOLE // (WHOLE - sum(shares)))
+        for fluid, demand, share in zip(self.fluids, demands, shares, strict=True):
             if demand > share:
                 fluid.lose(link, longer * (demand - share) // fluid.demands[link])
         return longer
@@ -191,29 +268,94 @@ class Sharing:
         return sum(fluid.part_of(fluid.loads[link]) for fluid in self.fluids)
 
 
-def fair_share(demands: Sequence[int], flows: int) -> int:
-    """What each gets of a link who wants more than that; flows want all that they can get."""
-    left, count = WHOLE, len(demands) + flows
-    for demand in sorted(demands):
-        if demand * count >= left:
+_numbers = count()
+"""Tell links apart, and decide nothing else."""
+
+
+def _sharing_of(link: Link) -> Sharing:
+    assert link.sharing is not None, "a fluid has a share of it"
+    return link.sharing
+
+
+def shares_of(demands: Sequence[int], weights: Sequence[int], flows: int) -> list[int]:
+    """What each fluid gets of a link beside flows of some weight, which want all they can get."""
+    shares = list(demands)
+    left, total = WHOLE, sum(weights) + flows
+    order = sorted(range(len(demands)), key=lambda index: demands[index] / weights[index])
+    for place, index in enumerate(order):
+        if demands[index] * total >= left * weights[index]:
+            for other in order[place:]:
+                shares[other] = left * weights[other] // total
             break
-        left -= demand
-        count -= 1
-    return left // count if count else WHOLE
+        left -= demands[index]
+        total -= weights[index]
+    return shares
 
 
-def _speed(link: Link, demand: int) -> int:
-    """How fast a link lets a fluid go that demands so much of it."""
-    assert link.sharing is not None, "the fluid has a share of it"
-    fluids = link.sharing.fluids
+def _work_out(stale: Iterable[Fluid]) -> None:
+    """Work out the speeds of stale fluids, and of all that they meet."""
+    for fluid in stale:
+        if fluid.is_stale and not fluid.has_ended:
+            met = _all_that_meet(fluid)
+            for each, speed in zip(met, _speeds(met), strict=True):
+                each.go_on_at(speed)
+
+
+def _all_that_meet(fluid: Fluid) -> list[Fluid]:
+    """A fluid and those that it meets, directly or through others."""
+    found, seen = {fluid: None}, set[Link]()
+    waiting = [fluid]
+    while waiting:
+        for link in waiting.pop().loads:
+            assert link.sharing is not None, "the fluid has a share of it"
+            if len(link.sharing.fluids) > 1 and link not in seen:
+                seen.add(link)
+                new = [each for each in link.sharing.fluids if each not in found]
+                found.update(dict.fromkeys(new))
+                waiting += new
+    return list(found)
+
+
+def _speeds(fluids: Sequence[Fluid]) -> list[int]:
+    """How fast fluids go that share links with each other alone; in parts of `WHOLE`."""
     if len(fluids) == 1:
-        return WHOLE
-    share = fair_share([each.demands[link] for each in fluids], 0)
-    return min(WHOLE, max(1, share) * WHOLE // demand)
+        return [WHOLE]
+    numbers = np.concatenate([fluid.numbers for fluid in fluids])
+    flow = np.repeat(np.arange(len(fluids)), [len(fluid.numbers) for fluid in fluids])
+    present, link = np.unique(numbers, return_inverse=True)
+    share = np.concatenate([fluid.shares for fluid in fluids])
+    uses = Uses(flow, link, share, len(present))
+    all_wait = np.array([fluid.weight for fluid in fluids])
+    weights = all_wait
+    passes = _PASSES if any(fluid.round_trips for fluid in fluids) else 1
+    for _ in range(passes):
+        speeds, full_at = fair_speeds(uses, weights)
+        if passes > 1:
+            turns = dict(zip(present.tolist(), (1 / full_at).tolist(), strict=True))
+            weights = all_wait * _waiting_parts(fluids, speeds / weights, turns)
+    # In its latency a fluid moves nothing.
+    duration = np.array([max(1, fluid.duration) for fluid in fluids], np.float64)
+    latency = np.array([fluid.latency for fluid in fluids], np.float64)
+    overall = duration / (latency + (duration - latency) / speeds)
+    return [max(1, speed) for speed in np.rint(WHOLE * overall).astype(np.int64).tolist()]
 
 
-def _rush_all(links: Iterable[Link]) -> None:
-    """Work out the shares of all fluids anew that meet on some links."""
-    there = [link.sharing.fluids for link in links if link.sharing is not None]
-    for fluid in dict.fromkeys(each for fluids in there for each in fluids):
-        fluid.rush()
+def _waiting_parts(fluids: Sequence[Fluid], levels: Figures, turns: Mapping[int, float]) -> Figures:
+    """Of the slots of each fluid, which part waits for the link that holds it up."""
+
+    def turn(link: Link) -> float:
+        return 0.0 if link.sharing is None else turns.get(link.sharing.number, 0.0)
+
+    parts = np.ones(len(fluids))
+    for number, fluid in enumerate(fluids):
+        own = 1 / levels[number]
+        elsewhere = max(
+            (
+                trip.latency + max(0.0, sum(map(turn, (*trip.there, *trip.back))) - own)
+                for trip in fluid.round_trips
+            ),
+            default=0.0,
+        )
+        at_link = fluid.slot_chunks * own
+        parts[number] = at_link / (at_link + elsewhere)
+    return parts

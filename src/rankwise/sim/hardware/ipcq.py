@@ -139,6 +139,8 @@ class IpcQueue:
             assert self.machine.messages is not None, "messages are kept from the start, or never"
             now = self._simulator.now
             self.machine.messages.append(Message(*self._ends, size, sent_at, now, pace))
+            if self.machine.samples is not None:
+                self.machine.samples.take(now)
 
         return note
 

@@ -172,7 +172,7 @@ class Link:
         self._work += duration
         if self.sharing is not None:
             waiting = 0 if self._rotation is None else len(self._rotation)
-            duration = self.sharing.stretched(self, duration, waiting + 1)
+            duration = self.sharing.stretched(self, duration, waiting + 1, chunk)
         end = self._free_at = start + duration
         self._bytes += chunk
         tail = (end if end > tail else tail) + self.latency  # noqa: FURB136 (three times as fast)

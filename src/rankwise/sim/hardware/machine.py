@@ -8,7 +8,7 @@ die-to-die links to the package's gateway (cube 0), the links between SIPs, and 
 two places share a part of the way (the PE, the cube, the SIP), the path begins and ends there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -20,15 +20,19 @@ from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import Hop, mesh_route
+from rankwise.sim.hardware.seats import Seats
 from rankwise.sim.kernel import Future, Server, Simulator, all_of
 
 if TYPE_CHECKING:
+    from rankwise.sim.hardware.samples import LinkSamples
     from rankwise.sim.hardware.specification import LinkSpec
     from rankwise.sim.hardware.topology import Topology
 
 Part: TypeAlias = Link | GemmEngine | MathEngine
 PartPlace: TypeAlias = tuple[str, int, int]
 """Where a part is on its SIP: of which kind, and two numbers."""
+_FLOWS_PER_LOOK = 64
+"""How many flows are kept before those that are done are left out."""
 _PARTS_OF_PE = ("tcm_port", "dma_engine", "gemm_engine", "math_engine", "port_in", "port_out")
 
 
@@ -173,7 +177,9 @@ class Pe:
     def _dma_path(self, source: Memory, destination: Memory) -> Path:
         path = self.dma_paths.get((source, destination))
         if path is None or path.is_broken:
-            path = Path([self.dma_engine, *self.machine.path(source, destination)])
+            way = self.machine.path(source, destination)
+            sips = tuple(sorted({self.cube.sip.number, *way.sips}))
+            path = Path([self.dma_engine, *way], sips)
             self.dma_paths[source, destination] = path
         return path
 
@@ -233,13 +239,18 @@ class Cube:
 
 
 class Sip:
-    """One device: a mesh of cubes."""
+    """One device: a mesh of cubes.
+
+    Attributes:
+        seats: which of its PEs have a program.
+    """
 
     def __init__(self, machine: "Machine", number: int) -> None:
         self.machine = machine
         self.number = number
         self.name = f"sip{number}"
         self.cube_count = machine.topology.machine.sip.cubes.count
+        self.seats = Seats()
         self._cubes: dict[int, Cube] = {}
 
     def cube(self, number: int) -> Cube:
@@ -318,9 +329,11 @@ class Machine:
         servers: every GEMM and math engine that has been used, likewise.
         costs: how long work takes on the engines.
         messages: every message through a queue between PEs, as it arrives; None to keep none.
+        samples: of what links have carried, for a trace; None to take none.
         waits: what messages through queues, and their data, have waited for.
         fidelities: by algorithm of a collective, the levels on which it was simulated.
         rerouted: happens when a link dies next; then another future stands here.
+        on_touch: is told of devices before a flow from elsewhere comes to them.
     """
 
     def __init__(self, simulator: Simulator, topology: "Topology") -> None:
@@ -329,6 +342,7 @@ class Machine:
         self.links: list[Link] = []
         self.servers: list[Server] = []
         self.messages: list[Message] | None = None
+        self.samples: LinkSamples | None = None
         self.fidelities: dict[str, str] = {}
         self.waits = Waits()
         self.costs = cost_model(topology.machine)
@@ -338,6 +352,11 @@ class Machine:
         self._cube_wires: dict[tuple[int, int, int], list[Link]] = {}
         self._paths: dict[tuple[Memory, Memory], Path] = {}
         self._dead: set[Hop] = set()
+        self._inside: dict[int, dict[PartPlace, Part]] = {}
+        self.on_touch: Callable[[tuple[int, ...]], None] | None = None
+        self._coming: dict[int, list[Future]] = {}
+        """By SIP, the flows that were not begun by a launch inside of it, some of them done."""
+        self._looked_at: dict[int, int] = {}
         self.rerouted = simulator.future("the death of a link")
         for instant, hops in () if topology.faults is None else topology.faults.deaths:
             if instant:
@@ -372,13 +391,17 @@ class Machine:
         destination = destination.tcm if isinstance(destination, Pe) else destination
         if source is destination:
             size *= 2  # read and written through one port
-        return self.start_flow(
-            self.path(source, destination), size, chunk, _Transfer(source, destination)
-        )
+        path = self.path(source, destination)
+        if len(path.sips) == 1 and self.on_touch is not None:
+            self.on_touch(path.sips)
+        flow = self.start_flow(path, size, chunk, _Transfer(source, destination))
+        if len(path.sips) == 1:
+            self._note(path.sips, flow)
+        return flow
 
     def start_flow(
         self,
-        path: list[Link],
+        path: Path,
         size: int,
         chunk: int | None = None,
         name: object = "",
@@ -391,14 +414,38 @@ class Machine:
         cheaper to simulate.
         """
         chunk = chunk or self.topology.machine.system.chunk_bytes
-        return start_flow(self.simulator, path, size, chunk, name, may_be_express=is_alone)
+        sips = path.sips
+        if len(sips) < 2:
+            return start_flow(self.simulator, path, size, chunk, name, may_be_express=is_alone)
+        if self.on_touch is not None:
+            self.on_touch(sips)
+        flow = start_flow(self.simulator, path, size, chunk, name, may_be_express=is_alone)
+        self._note(sips, flow)
+        return flow
+
+    def _note(self, sips: tuple[int, ...], flow: Future) -> None:
+        """Keep a flow that was not begun by a launch inside of its own device."""
+        for sip in sips:
+            coming = self._coming.setdefault(sip, [])
+            coming.append(flow)
+            if len(coming) >= self._looked_at.get(sip, _FLOWS_PER_LOOK):
+                coming[:] = [each for each in coming if not each.is_done]
+                self._looked_at[sip] = 2 * len(coming) + _FLOWS_PER_LOOK
+
+    def is_idle(self, sip: int) -> bool:
+        """Whether nothing is under way on a device, except what has not asked for a part yet."""
+        now = self.simulator.now
+        return all(each.is_done for each in self._coming.get(sip, ())) and all(
+            part.is_idle(now) for part in self.sip(sip).parts().values()
+        )
 
     def path(self, source: Memory, destination: Memory) -> Path:
         """The links from one memory to another, the ports of both included."""
         key = (source, destination)
         path = self._paths.get(key)
         if path is None or path.is_broken:
-            path = self._paths[key] = Path(self._find_path(source, destination))
+            sips = tuple(sorted({source.sip, destination.sip} - {-1}))
+            path = self._paths[key] = Path(self._find_path(source, destination), sips)
         return path
 
     def _find_path(self, source: Memory, destination: Memory) -> list[Link]:
@@ -474,11 +521,7 @@ class Machine:
 
     def wires_inside(self, sip: int) -> dict[PartPlace, Part]:
         """The links between cubes of a SIP that have been used."""
-        return {
-            (kind, source, target): link
-            for (kind, number, source, target), link in self._wires.items()
-            if kind == "die" and number == sip
-        }
+        return self._inside.get(sip, {})
 
     def wire(self, kind: str, sip: int, source: int, destination: int) -> Link:
         """The link between neighbours: SIPs, cubes of a SIP (`die`), or host and SIP (`pcie`)."""
@@ -497,6 +540,8 @@ class Machine:
                     spec = self.topology.machine.system.host.link
                     name = f"sip{source}->host" if destination < 0 else f"host->sip{destination}"
             wire = self._wires[key] = self.link(name, spec.rate, spec.latency_ns)
+            if kind == "die":
+                self._inside.setdefault(sip, {})[kind, source, destination] = wire
         return wire
 
     def _node(self, number: int) -> str:

@@ -3,7 +3,7 @@
 It is the account of a run, byte-identical for equal runs.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -46,6 +46,8 @@ class OpLog:
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
+        self.on_append: Callable[[], None] | None = None
+        """Called after each operation, if somebody takes samples."""
 
     def append(
         self,
@@ -74,6 +76,8 @@ class OpLog:
             writes=tuple(writes),
         )
         self._operations.append(operation)
+        if self.on_append is not None:
+            self.on_append()
         return operation
 
     def encode(self) -> bytes:

@@ -14,12 +14,14 @@ class Path(list["Link"]):
         latency: of all links together.
         slowest: the lowest rate among them; None of a path without links.
         is_broken: whether one of them has died: what begins now must take another way.
+        sips: the devices inside of which it has links; empty if that is not known.
     """
 
-    __slots__ = ("is_broken", "latency", "slowest")
+    __slots__ = ("is_broken", "latency", "sips", "slowest")
 
-    def __init__(self, links: Iterable["Link"]) -> None:
+    def __init__(self, links: Iterable["Link"], sips: tuple[int, ...] = ()) -> None:
         super().__init__(links)
         self.is_broken = False
+        self.sips = sips
         self.latency = sum(link.latency for link in self)
         self.slowest = min((link.rate for link in self), default=None)

@@ -4,7 +4,7 @@ Knows nothing of accelerators. Time is an integer whose unit is the model's choi
 """
 
 from rankwise.base.errors import Deadlock, SimulationError, TimeLimit, Waiting
-from rankwise.sim.kernel.futures import Future, Process, Steps, all_of
+from rankwise.sim.kernel.futures import EndOfMany, Future, Process, Steps, all_of
 from rankwise.sim.kernel.greenlets import Fiber, RankGreenlet, main_greenlet, park, start_fiber
 from rankwise.sim.kernel.places import Line, frames_of_stack, line_of, users_line, where_of
 from rankwise.sim.kernel.resources import Channel, CreditPool, Server
@@ -14,6 +14,7 @@ __all__ = [
     "Channel",
     "CreditPool",
     "Deadlock",
+    "EndOfMany",
     "Fiber",
     "Future",
     "Line",

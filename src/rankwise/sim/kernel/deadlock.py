@@ -7,11 +7,11 @@ full, because the answer to "why does it hang" is always in that list.
 from collections.abc import Callable, Iterable
 
 from rankwise.base.errors import Deadlock, Waiting
-from rankwise.sim.kernel.futures import AllOf, Process
+from rankwise.sim.kernel.futures import AllOf, EndOfMany, Process
 from rankwise.sim.kernel.places import frames_of_generator, users_line_among
 
 _SHOWN_IN_MESSAGE = 16
-_ENDS = (Process, AllOf)
+_ENDS = (Process, AllOf, EndOfMany)
 
 
 def deadlock_of(

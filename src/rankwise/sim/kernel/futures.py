@@ -244,6 +244,12 @@ class AllOf(Future):
         return f"{len(pending)} of {len(self._parts)}: {shown}"
 
 
+class EndOfMany(Future):
+    """The end of several things that need not have begun; deadlock reports tell it last."""
+
+    __slots__ = ()
+
+
 def all_of(futures: Iterable[Future]) -> Future:
     """Happen when all of `futures` have, with the list of their values, in the given order.
 

@@ -80,7 +80,6 @@ class Simulator:
         self._ready: list[AgendaItem] = []
         self._wave: Iterator[AgendaItem] = iter(())
         self._ahead: Iterator[int] = iter(())
-        self._stops_at_instant = False
         self._living: dict[Process, None] = {}
         self._owner = threading.get_ident()
         self._is_running = False
@@ -127,19 +126,42 @@ class Simulator:
         self._ready.append(process)
         return process
 
-    def has_nothing_but(self, count: int) -> bool:
-        """Whether all that is ever to happen comes of so many more items of the present wave.
+    def catch_up(self, since: int, begin: Callable[[], object]) -> None:
+        """Let something have begun at an earlier instant: it is carried out up to now, by itself.
 
-        Nothing else is on the agenda, and `run` does not stop at an instant, where its caller could
-        ask for more. To be called by what a wave of several items carries out.
+        It must be apart from all that has happened since. What it does now and later goes to the
+        agenda. May be called from inside the simulation.
         """
-        return (
-            length_hint(self._wave) == count
-            and not self._ready
-            and not self._later
-            and not length_hint(self._ahead)
-            and not self._stops_at_instant
-        )
+        now = self.now
+        if since >= now:
+            begin()
+            return
+        agenda = self._soon_at, self._soon, self._later, self._sorted, self._ready
+        walk = self._wave, self._ahead
+        self._soon_at, self._soon, self._later, self._sorted, self._ready = [], [], {}, [], []
+        self._wave, self._ahead = iter(()), iter(())
+        self.now = since
+        try:
+            begin()
+            self._carry_out(None, now - 1)
+        finally:
+            left = sorted(
+                [*zip(self._soon_at, self._soon, strict=True), *self._later.items()],
+                key=lambda entry: entry[0],
+            )
+            self._soon_at, self._soon, self._later, self._sorted, self._ready = agenda
+            self._wave, self._ahead = walk
+            self.now = now
+            for instant, wave in left:
+                for item in wave if type(wave) is list else [wave]:
+                    if instant > now:
+                        self._put(item, instant)  # type: ignore[arg-type]
+                    else:
+                        self._ready.append(item)  # type: ignore[arg-type]
+
+    def ends_instant(self) -> bool:
+        """Whether nothing else is left to happen at this instant; to be asked by a process."""
+        return not length_hint(self._wave) and not self._ready
 
     def run(self, until: Future | int | None = None) -> Any:
         """Carry out the agenda.
@@ -189,7 +211,6 @@ class Simulator:
         last = _NEVER if last_instant is None else last_instant
         now = self.now
         # What is ready at this instant is carried out, wherever the limit is.
-        self._stops_at_instant = last_instant is not None
         horizon = max(now, last if self.time_limit is None else min(last, self.time_limit))
         wall_end = None if self.wall_limit_s is None else time.monotonic() + self.wall_limit_s
         waves = 0

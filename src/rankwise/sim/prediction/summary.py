@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 OPERATIONS_SHOWN = 20
 RANKS_SHOWN = 64
+UNKNOWN_SHOWN = 3
 
 
 class Figures(NamedTuple):
@@ -110,6 +111,12 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
             f"rank {figures.memory_rank}; a device has {format_bytes(capacity)}{full}",
         ),
     ]
+    if prediction.unknown:
+        names = sorted({work.name for work in prediction.unknown})
+        count = sum(priced.count for priced in prediction.unknown.values())
+        told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
+        why = "flops unknown, only moving the tensors is counted; a cost model can price it"
+        rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
     return [row for row in rows if row[0] != "asleep" or figures.asleep]
 
 
@@ -185,6 +192,7 @@ class PredictedRun:
     """A run as the reports of `rankwise sim` want it; see `reporting.run`."""
 
     messages = None
+    samples = None
 
     def __init__(self, prediction: Prediction) -> None:
         self._prediction = prediction

@@ -508,7 +508,7 @@ class Scheduler:
         self._agenda: list[tuple[Instant, int, Timer]] = []
         self._numbers = 0
         self._horizon: Instant | None = None
-        self._is_interrupted = self._is_stopping = False
+        self._is_interrupted = self._is_stopping = self._is_called = False
         self._ended_by = SIGKILL
         self._patience_s: float | None = None
         self._hand_overs = 0
@@ -536,14 +536,16 @@ class Scheduler:
         self._horizon = horizon
         self._patience_s = patience_s
         chosen = self._pick()
-        while chosen is None and not self._is_interrupted and self._awaits_threads:
+        while chosen is None and self._awaits_threads:
+            if self._is_interrupted or self._is_called:
+                break
             self._wait_for_ask()
             chosen = self._pick()
         stuck = None
         if chosen is not None:
             self._pass_to(chosen)
             stuck = self._wait_for_baton()
-        self._is_interrupted = False
+        self._is_interrupted = self._is_called = False
         self._ended_by = SIGKILL
         if self.broken_by is not None:
             raise self.broken_by
@@ -560,6 +562,11 @@ class Scheduler:
         if patience_s is not None:
             self._patience_s = patience_s
         self._bell.ring()  # it may rest, or wait for a strand that is parked
+
+    def call(self) -> None:
+        """Have `run` return as `interrupt` does, for something that ends no rank."""
+        self._is_called = True
+        self._bell.ring()
 
     def return_by(self, instant: Instant) -> None:
         """Have `run` return before time passes this instant, if it would pass it."""
@@ -737,7 +744,7 @@ class Scheduler:
 
     def _pick(self) -> Strand | None:
         """Take the next one from the queue, letting time pass; None gives the conductor a turn."""
-        if self._is_interrupted:
+        if self._is_interrupted or self._is_called:
             return None
         if self._asks:
             self._admit()
@@ -1020,7 +1027,9 @@ class Scheduler:
         self._is_resting = True
         try:
             still_s = 0.0
-            while not (self._asks or self._is_interrupted) and self._can_be_asked:
+            while (
+                not (self._asks or self._is_interrupted or self._is_called) and self._can_be_asked
+            ):
                 if self._bell.wait(self._rest_glance_after):
                     continue
                 gets_on = self._do_threads_get_on()

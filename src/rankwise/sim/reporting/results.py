@@ -9,7 +9,8 @@ import msgspec
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND, format_picoseconds
 
 HELD_BACK, FIDELITY = "held back by", "fidelity"
-COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", "at best", "reached",
+LOWER_BOUND, LAW = "lower bound", "alpha-beta law"
+COLUMNS = ("bench", "case", "simulated", "FLOP/s", "bytes/s", "bound", LOWER_BOUND, LAW, "reached",
            HELD_BACK, FIDELITY)  # fmt: skip
 """The heads of the table."""
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -27,6 +28,8 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
             operand for collectives.
         bound: what limits the task on this machine: `compute`, `memory`, or `alpha-beta`.
         bound_ps: how long it would take if nothing but that mattered; 0 if unknown.
+        law_ps: of a collective, its alpha-beta law: the chain of latencies, and then the bytes of
+            the busiest link. Slots overlap both, so a run may be faster; 0 of other tasks.
         held_back_by: the resource that costs most of the rest, where less than 90 % of the bound
             were reached: `credits`, `links`, `DMA`, `math`, `wave tail` and others.
         fidelity: how exactly its collectives were simulated: `kernel`, `queue`, `message`.
@@ -40,6 +43,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     bound: str
     bound_ps: int
+    law_ps: int = 0
     held_back_by: str = ""
     is_checked: bool
     fidelity: str = ""
@@ -94,6 +98,7 @@ def cells_of(result: BenchResult) -> tuple[str, ...]:
         format_rate(result.bytes_per_second, "B/s"),
         result.bound,
         format_picoseconds(result.bound_ps) if result.bound_ps else "-",
+        format_picoseconds(result.law_ps) if result.law_ps else "-",
         f"{100 * result.ratio:.1f} %" if result.bound_ps else "-",
         result.held_back_by,
         result.fidelity,
@@ -104,6 +109,8 @@ def tells(head: str, cells: Sequence[str]) -> bool:
     """Whether a column says something: fidelity, where it differs or is not the most exact."""
     if head == FIDELITY:
         return any("message" in cell for cell in cells) or len(set(cells)) > 1
+    if head == LAW:
+        return any(cell != "-" for cell in cells)
     return head != HELD_BACK or any(cells)
 
 

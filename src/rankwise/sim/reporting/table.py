@@ -14,6 +14,8 @@ from rankwise.sim.reporting.results import (
     COLUMNS,
     FIDELITY,
     HELD_BACK,
+    LAW,
+    LOWER_BOUND,
     BenchResult,
     cells_of,
     tells,
@@ -60,7 +62,26 @@ def result_table(
         lines += _records(columns, width)
     else:
         lines += _aligned(columns, widths)
-    return "\n".join([*lines, _note(shown)])
+    notes = [_note(shown), *_formulas(shown)]
+    if width is not None:
+        notes = [part for note in notes for part in wrap(note, max(width, 20))]
+    return "\n".join([*lines, *notes])
+
+
+def _formulas(results: Sequence[BenchResult]) -> list[str]:
+    """What the two columns of a collective say; nothing where there is none."""
+    if not any(result.law_ps for result in results):
+        return []
+    return [
+        (
+            f"{LOWER_BOUND}: the longer of the chain of latencies, and bytes / bandwidth + latency"
+            " of the busiest link; a ring of n: max(2 (n-1) alpha, 2 (n-1) S/(n B) + alpha)"
+        ),
+        (
+            f"{LAW}: the chain of latencies + bytes / bandwidth of the busiest link;"
+            " a ring of n: 2 (n-1) (alpha + S/(n B))"
+        ),
+    ]
 
 
 def _columns(results: Sequence[BenchResult], labels: Labels) -> list[_Column]:

@@ -30,6 +30,11 @@ class ReportedMachine(Protocol):
         """Messages from PE to PE, if they were kept."""
         ...
 
+    @property
+    def samples(self) -> Any:
+        """Samples of what links have carried, if they were taken."""
+        ...
+
     def utilisation(self) -> dict[str, float]:
         """How busy each part was, as a share of the whole time."""
         ...

@@ -1,6 +1,7 @@
 """A run as a timeline for Perfetto: trace-event JSON.
 
-One process per SIP, one track per engine, and an arrow for every message from PE to PE. Instants
+One process per SIP, one track per engine, counters (`counters`), and an arrow for every message
+from PE to PE. Instants
 are microseconds, as the format has it, with six decimals: picoseconds are kept. Equal runs give
 equal bytes. How figures are written so that Perfetto, which counts whole nanoseconds, drops
 nothing is told in `base.trace_events`; the ends of an arrow lie in slices that last a nanosecond at
@@ -27,6 +28,7 @@ from rankwise.base.trace_events import (
     track_events,
 )
 from rankwise.sim.hardware.machine import Message
+from rankwise.sim.reporting.counters import Count, bandwidths, pes_in_use, queue_depths
 from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.timeline import (
     MESSAGES_IN,
@@ -85,6 +87,7 @@ def trace_events(engine: ReportedRun) -> list[TraceEvent]:
     shown = [*_operations(engine), *_messages(engine)]
     tracks = _Tracks(each.track for each in shown)
     events = [_event(each, tracks) for each in shown]
+    events += [_counter_event(each, tracks) for each in _counts(engine)]
     events.sort(key=lambda event: (event["ts"], event["ph"] != "X"))
     return [*tracks.names(), *events]
 
@@ -130,6 +133,22 @@ def _event(shown: _Bar | _ArrowEnd, tracks: _Tracks) -> TraceEvent:
         "pid": process, "tid": number, "ts": microseconds(shown.at),
     }  # fmt: skip
     return {**event, "bp": "e"} if shown.phase == "f" else event
+
+
+def _counts(engine: ReportedRun) -> Iterator[Count]:
+    machine = engine.machine
+    if machine.samples is not None:
+        yield from bandwidths(machine.samples, engine.now)
+    yield from pes_in_use(engine.op_log)
+    yield from queue_depths(machine.messages or [])
+
+
+def _counter_event(count: Count, tracks: _Tracks) -> TraceEvent:
+    value = round(count.value, 3) if count.value % 1 else int(count.value)
+    return {
+        "name": count.name, "ph": "C", "pid": tracks.process(count.sip),
+        "ts": microseconds(count.at), "args": {count.unit: value},
+    }  # fmt: skip
 
 
 def _operations(engine: ReportedRun) -> Iterator[_Bar]:

@@ -4,12 +4,12 @@ Everything that takes simulated time is a command to the engine, and everything 
 through `wait`. Outside of ranks, `wait` runs the simulation until the command is complete. Inside
 a rank it must not: a rank is a greenlet, the simulation is driven from one place, and other ranks
 have work to submit first. So there the wait is *deferred*: it is put on a list, the rank gives way
-to its parent, and the scheduler of the ranks completes the list before the rank goes on.
+to its parent, and the scheduler of the ranks resumes it at the instant of its command's completion.
 """
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -77,6 +77,7 @@ class RuntimeContext:
         distributed: the collectives.
         multiprocessing: `spawn`.
         ops: `ops.symm_mem`, the collectives on symmetric memory.
+        on_deferral: the scheduler of the ranks that run, which is told what each of them waits for.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class RuntimeContext:
         self._given_up: set[Handle] = set()
         self._pending_worker_waits: list[Any] = []
         self._awaited: dict[int, Any] = {}
+        self.on_deferral: Callable[[int, Any], None] | None = None
         self._pending_collectives: list[Any] = []
         self._is_ending_ranks = False
         self._devices: dict[int, list[Device]] = {}
@@ -170,7 +172,7 @@ class RuntimeContext:
         """Wait until a command is complete; raise what it failed with.
 
         A command that was waited for already is complete, and costs nothing. In a rank the wait is
-        deferred: the rank goes on when the scheduler has drained the waits of all ranks.
+        deferred: the rank resumes at the instant at which the command is complete.
         """
         if handle in self._completed:
             self._raise_failure(handle)
@@ -181,7 +183,7 @@ class RuntimeContext:
             if self._is_ending_ranks:
                 raise SystemExit("this rank is ended, because another one has failed")
             self._pending_worker_waits.append(handle)
-            self._awaited[self.rank] = handle
+            self.note_deferral(self.rank, handle)
             self.give_way()
             # The scheduler that goes on with a rank has completed its wait, or has taken it off the
             # list. If it has done neither, the rank drives the engine itself.
@@ -190,6 +192,18 @@ class RuntimeContext:
                 self.complete(handle)
             self._completed.add(handle)
         self._raise_failure(handle)
+
+    def note_deferral(self, rank: int, handle: Any) -> None:
+        """Note that a rank waits for a command, and have its scheduler told, if it has one."""
+        self._awaited[rank] = handle
+        if self.on_deferral is not None:
+            self.on_deferral(rank, handle)
+
+    def settle(self, handle: Any) -> None:
+        """Take a command that is complete off the lists: its rank resumes."""
+        self._carry_through(handle)  # which takes a collective off its list
+        if handle in self._pending_worker_waits:
+            self._pending_worker_waits.remove(handle)
 
     def awaited_by(self, rank: int) -> Any:
         """The command that a rank waited for last; None if it has waited for none."""
@@ -279,16 +293,11 @@ class RuntimeContext:
                 self.give_up()
                 raise stuck
 
-    def is_stuck(self, rank: int) -> bool:
-        """Whether a rank waits for what could not be completed yet."""
-        return self._awaited.get(rank) in self._pending_worker_waits
-
     def drain_for_host_read(self) -> None:
         """Begin the barrier of a host read: no deferred wait is left when the host sees the value.
 
-        Outside of ranks the waits are drained now. In a rank they are drained together with the
-        wait for the read itself, before the rank goes on, so that reads of several ranks take place
-        at the same time. Pending collectives are not part of the barrier.
+        Outside of ranks the waits are drained now. A rank waits for the work of its own device
+        alone, which the read itself comes after. Pending collectives are not part of the barrier.
         """
         if getcurrent().parent is None:
             self.drain_waits()

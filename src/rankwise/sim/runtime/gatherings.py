@@ -69,6 +69,8 @@ class Gatherings:
             return blame
         if is_stuck and not self._are_all_waiting(alive):
             return None
+        if not is_stuck and len(alive) == self._context.world_size:
+            return None
         if not is_stuck and all(alive.issuperset(meeting.missing()) for meeting in meetings):
             return None
         blame = find_blame(self._books(alive), patience_is_over=is_stuck)

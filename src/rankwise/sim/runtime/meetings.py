@@ -137,6 +137,7 @@ class Meeting:
         series: whose calls it is one of: those of a group, or messages of a pair.
         ranks: who has to come, counted over all ranks, in the order of the group.
         calls: who has come.
+        disagrees: whether two have come that want different things.
     """
 
     def __init__(self, context: "RuntimeContext", series: str, ranks: tuple[int, ...]) -> None:
@@ -144,9 +145,12 @@ class Meeting:
         self.series = series
         self.ranks = ranks
         self.calls: dict[int, Call] = {}
+        self.disagrees = False
 
     def join(self, call: Call) -> None:
         """Take in a rank's call; the last one starts the collective."""
+        first = next(iter(self.calls.values()), call)
+        self.disagrees = self.disagrees or call.signature != first.signature
         self.calls[call.rank] = call
         if self.is_complete and not self.disagrees:
             Collective(self._context, [self.calls[rank] for rank in self.ranks]).submit(self.series)
@@ -155,12 +159,6 @@ class Meeting:
     def is_complete(self) -> bool:
         """Whether all have come."""
         return len(self.calls) == len(self.ranks)
-
-    @property
-    def disagrees(self) -> bool:
-        """Whether two have come that want different things."""
-        signatures = [call.signature for call in self.calls.values()]
-        return any(signature != signatures[0] for signature in signatures[1:])
 
     def missing(self) -> list[int]:
         """Who has not come."""
@@ -262,12 +260,14 @@ class Collective:
                     after=call.after,
                     name=f"{call} of rank {call.rank}",
                     start=partial(self._run_rank, index),
+                    is_confined=True,
                 ),
                 own,
                 call.line,
             )
             if call.is_awaited:
                 self._context._pending_collectives.append(call.handle)  # noqa: SLF001 (one part in files)
+                self._context.note_deferral(call.rank, call.handle)
 
     def _run_rank(self, index: int, env: KernelEnvironment) -> Steps:
         call, start = self._calls[index], env.simulator.now

@@ -1,9 +1,9 @@
-"""`spawn`: ranks as greenlets, scheduled in rounds.
+"""`spawn`: ranks as greenlets, each with a clock of its own.
 
-In each round every live rank runs, in the order of the ranks, to its next wait; then all deferred
-waits and all collectives that are complete are drained; then the next round begins. Who waits for
-what only another rank can bring, a signal for instance, is left out meanwhile. The simulation only
-moves in the drain, so all ranks have submitted what they can before any time passes.
+A rank that waits resumes at the instant of its handle. The ranks that are due at an instant run, in
+the order of the ranks, each to its next wait; then the simulation moves on to the next instant at
+which the handle of a rank is complete, and to the end of that instant. So all ranks have submitted
+what they can before any time passes, and the order of what completes at one instant does not count.
 
 The signature is PyTorch's. There is no isolation: ranks share one process and its modules, and a
 rank must not block on anything but the simulation.
@@ -11,7 +11,7 @@ rank must not block on anything but the simulation.
 A rank that raises ends the others: each gets `SystemExit` at its wait, so that its `finally` blocks
 run; waiting again there raises `SystemExit` once more. Then `SpawnException` tells the root causes,
 in the order that failures of processes have.
-The rest of the round is run first, so that ranks which fail on their own in it are told, too.
+The other ranks that are due at that instant run first: failures at one instant are all root causes.
 """
 
 import random
@@ -29,9 +29,10 @@ from rankwise.base.seeds import derived_seed
 from rankwise.base.units import Instant
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.ccl.algorithm_modules import AlgorithmError
+from rankwise.sim.hardware.commands import Handle
 from rankwise.sim.hardware.faults import Unreachable
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_NANOSECOND
-from rankwise.sim.kernel import RankGreenlet
+from rankwise.sim.kernel import Future, RankGreenlet, Steps
 from rankwise.sim.kernel.places import (
     frames_of_stack,
     line_of,
@@ -154,7 +155,7 @@ class Multiprocessing:
             join: run them to their end; else return something to join.
             daemon: accepted, and without meaning: there are no processes.
             start_method: the same.
-            schedule_seed: permutes the order of the ranks in every round; None keeps theirs.
+            schedule_seed: permutes the order of ranks that resume at one instant; None: rank order.
             wall_limit_s: seconds of real time after which the ranks are ended, even one that never
                 gives way; only in the main thread, because a signal does it.
 
@@ -204,6 +205,13 @@ class _Schedule:
         self._is_ending = False
         self._order = None if seed is None else random.Random(derived_seed(seed, "schedule"))  # noqa: S311 (a schedule, no secret)
         self._ranks = [RankGreenlet(rank, self._body) for rank in range(nprocs)]
+        self._awaited: dict[int, Handle] = {}
+        """By rank, the command that it waits for. A rank that waits for others' calls has none."""
+        self._done: list[int] = []
+        """The ranks whose commands are complete, and that have not resumed."""
+        self._idle: list[int] = []
+        """The ranks that gave way without waiting for anything; they resume with the next."""
+        self._resumption: Future | None = None
 
     def run(self) -> None:
         """Run all ranks to their end; what they leave when they fail is given up."""
@@ -223,8 +231,10 @@ class _Schedule:
             distributed.begin_ranks(self._ranks)
             if context.races is not None:
                 context.races.meet(range(len(self._ranks)))
-            self._run_rounds()
+            context.on_deferral = self._awaits
+            self._run_ranks()
         finally:
+            context.on_deferral = None
             self._end_ranks()
             distributed.end_ranks()
             context._pending_worker_waits.clear()  # noqa: SLF001
@@ -235,32 +245,79 @@ class _Schedule:
         if self._errors:
             raise _spawn_exception(self._errors, root_cause_first(self._failures), len(self._ranks))
 
-    def _run_rounds(self) -> None:
-        live = self._ranks
-        while live and not self._errors:
-            order = [rank for rank in live if not self._context.is_stuck(rank.rank)]
-            if self._order is not None:
-                self._order.shuffle(order)
-            for rank in order:
-                rank.switch(rank.rank)
-                if self._is_interrupted():
-                    return
-            live = [rank for rank in live if not rank.dead]
-            if self._errors:
+    def _run_ranks(self) -> None:
+        due = self._ranks
+        while due:
+            self._let_run(due)
+            if self._interrupt is not None or (self._errors and not self._done):
                 return
-            self._refuse_deadlock(live, is_stuck=False)
-            had_work = bool(
-                self._context._pending_worker_waits or self._context._pending_collectives  # noqa: SLF001
-            )
-            try:
-                _drain_pending(self._context)
-            except Deadlock as deadlock:
-                raise self._stuck(live, str(deadlock), (), deadlock.waiting) from deadlock
-            if live and not had_work:
-                self._refuse_deadlock(live, is_stuck=True)
+            live = [rank for rank in self._ranks if not rank.dead]
+            if not self._errors:
+                self._refuse_deadlock(live, is_stuck=False)
+            due = self._next_due(live)
         abandoned = self._context.distributed.gatherings.abandoned()
         if abandoned is not None and not self._errors:
             raise self._stuck([], abandoned.text, abandoned.blamed)
+
+    def _let_run(self, due: list[RankGreenlet]) -> None:
+        """Let ranks run, one after the other, each to its next wait."""
+        order = due.copy()
+        if self._order is not None:
+            self._order.shuffle(order)
+        gatherings = self._context.distributed.gatherings
+        for rank in order:
+            self._awaited.pop(rank.rank, None)
+            rank.switch(rank.rank)
+            if self._is_interrupted():
+                return
+            is_waiting = rank.rank in self._awaited or gatherings.call_of(rank.rank) is not None
+            if not rank.dead and not is_waiting:
+                self._idle.append(rank.rank)
+
+    def _next_due(self, live: list[RankGreenlet]) -> list[RankGreenlet]:
+        """Move on to the next instant at which a rank may resume; the ranks that do."""
+        if live and not self._done:
+            if self._awaited:
+                self._move_on(live)
+            elif not self._idle:
+                self._refuse_deadlock(live, is_stuck=True)
+                raise self._stuck(live, "every rank waits for another one", ())
+        due, self._done = {*self._done, *self._idle}, []
+        self._idle.clear()
+        for rank in sorted(due):
+            if rank in self._awaited:
+                self._context.settle(self._awaited[rank])
+        return [rank for rank in live if rank.rank in due]
+
+    def _move_on(self, live: list[RankGreenlet]) -> None:
+        first = next(iter(self._awaited.values()))
+        self._resumption = self._context.engine.simulator.future(first.future.name)
+        try:
+            self._context.engine.simulator.run(self._resumption)
+        except Deadlock as deadlock:
+            raise self._stuck(live, str(deadlock), (), deadlock.waiting) from deadlock
+
+    def _awaits(self, rank: int, handle: Handle) -> None:
+        """Note what a rank waits for: it resumes when that is complete."""
+        self._awaited[rank] = handle
+        if handle.is_done:
+            self._done.append(rank)
+        else:
+            handle.future.add_callback(lambda _future: self._is_due(rank))
+
+    def _is_due(self, rank: int) -> None:
+        if self._is_ending:
+            return  # what a rank that has failed has left behind is complete
+        self._done.append(rank)
+        if len(self._done) == 1:
+            # Not from this wave: other handles may complete at this instant in the waves after it.
+            self._context.engine.simulator.process(self._end_instant(), "the end of the instant")
+
+    def _end_instant(self) -> Steps:
+        while not self._context.engine.simulator.ends_instant():
+            yield 0
+        if self._resumption is not None and not self._resumption.is_done:
+            self._resumption.succeed()
 
     def _is_interrupted(self) -> bool:
         """Whether the rank that ran last was interrupted: then no other one runs on."""

@@ -210,10 +210,18 @@ def _unless_torch_asks(name: str, original: Any, modelled: Callable[..., Any]) -
     return tell
 
 
+def _initialised() -> None:
+    """Torch's Python code may ask for CUDA; its C++ code, below a program's call, may not."""
+    if not _is_asked_by_torch(sys._getframe(1)):  # noqa: SLF001  # no other way to the caller
+        raise RuntimeError(
+            "this would use a real GPU: the modelled one is known to the threads of ranks alone"
+        )
+
+
 _YES, _NO, _NO_BYTES = True, False, 0
 _NAMES: dict[str, Any] = {
     "device_count": _count, "current_device": _current, "set_device": _set_device,
-    "device": _device, "get_device_properties": _properties,
+    "_lazy_init": _initialised, "device": _device, "get_device_properties": _properties,
     "get_device_name": _answers(_properties().name), "get_device_capability": _answers((9, 0)),
     "mem_get_info": _answers((_MEMORY_BYTES, _MEMORY_BYTES)), "memory_stats": _answers({}),
     "memory_summary": _answers(""), "get_rng_state": _cpu_random_state,

@@ -38,6 +38,8 @@ _OPTIONS = frozenset({
 })  # fmt: skip
 """Options of compilers, which change nothing here."""
 
+_MESSAGES = frozenset({"send", "recv"})
+_OWN = "rankwise.sim.triton"
 _WAITING_CALLS = frozenset({"load", "atomic_add", "atomic_xchg", "atomic_or", "atomic_and",
                             "atomic_max", "atomic_min", "atomic_cas", "atomic_load"})  # fmt: skip
 
@@ -246,6 +248,7 @@ class JITFunction(KernelInterface):
         self.observer = observer
         self.detect_races = detect_races
         self._tries: int | None = None
+        self._exchanges: bool | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as the function that it was made of, and be made anew."""
@@ -313,6 +316,12 @@ class JITFunction(KernelInterface):
             self._tries = _tries_of_loops(self.fn, _WAITING_CALLS.union(functions))
             self._tries = max(self._tries, *(each.tries() for each in functions.values()), 0)
         return self._tries
+
+    def exchanges(self) -> bool:
+        """Whether it, or a function that it names, sends messages to programs, or receives some."""
+        if self._exchanges is None:
+            self._exchanges = _exchanges(self.fn, set())
+        return self._exchanges
 
     def _functions(self) -> "dict[str, JITFunction]":
         """The kernel functions that it names, also those in modules."""
@@ -417,6 +426,35 @@ def _tries_of_loops(function: Callable[..., Any], looks: frozenset[str]) -> int:
     loops = [each for each in ast.walk(tree) if isinstance(each, ast.While)]
     waiting = [loop for loop in loops if _looks_at_memory(loop, looks)]
     return max((TRIES_COUNTED if _counts(loop) else TRIES for loop in waiting), default=0)
+
+
+def _exchanges(function: Callable[..., Any], seen: set[CodeType]) -> bool:
+    """Whether a function, or one that it names, mentions `send` or `recv`."""
+    if not isinstance(function, FunctionType) or function.__code__ in seen:
+        return False
+    seen.add(function.__code__)
+    codes = [function.__code__]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    names = dict.fromkeys(name for code in codes for name in (*code.co_names, *code.co_freevars))
+    if not _MESSAGES.isdisjoint(names):
+        return True
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    known = function.__globals__ | {name: cell.cell_contents for name, cell in cells}
+    found = [known[name] for name in names if name in known]
+    found += [
+        vars(module)[name]
+        for module in found
+        if isinstance(module, ModuleType) and not module.__name__.startswith(_OWN)
+        for name in names
+        if name in vars(module)
+    ]
+    functions = [each.fn if isinstance(each, JITFunction) else each for each in found]
+    return any(
+        _exchanges(each, seen)
+        for each in functions
+        if isinstance(each, FunctionType) and not (each.__module__ or "").startswith(_OWN)
+    )
 
 
 def _counts(loop: ast.While) -> bool:

@@ -1,7 +1,8 @@
 """`KernelRunner`: a kernel on the processing elements of a simulated machine.
 
-Each program is a fiber on the PE that its number gives. What it calculates is real; what that costs
-is told to the PE's engines (`timing`), and its messages go through the modelled queues (`queues`).
+Each program is a fiber on a PE (`hardware.seats` says which). What it calculates is real; what that
+costs is told to the PE's engines (`timing`), and its messages go through the modelled queues
+(`queues`).
 Kernels are children of the main greenlet, which drives the agenda, never of the rank that happened
 to launch them: when a rank dies, its kernels do not die in the middle with it.
 """
@@ -10,15 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
-from rankwise.sim.kernel import (
-    Process,
-    Steps,
-    all_of,
-    main_greenlet,
-)
+from rankwise.sim.hardware.images import Image, Original
+from rankwise.sim.kernel import Steps, main_greenlet
 from rankwise.sim.triton.execution import ACTIVE
 from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction
@@ -28,8 +24,6 @@ from rankwise.sim.triton.tuning import Autotuner, Config, Heuristics
 
 if TYPE_CHECKING:
     from greenlet import greenlet
-
-    from rankwise.sim.hardware.images import ImageGroup
 
 __all__ = ["DevicePointer", "KernelRunner", "chosen", "tried"]
 
@@ -83,51 +77,24 @@ class KernelRunner:
         grid = self.grid or num_programs
         function, meta = chosen(env, kernel_fn, kernel_args, self.meta, grid)
         launching.prepare(function, kernel_args, meta, grid)
-        likeness = launching.likeness()
-        group: ImageGroup[MachineLaunch] | None = None
+        likeness, images = launching.likeness(), env.engine.images
+        role: Original[MachineLaunch] | Image[MachineLaunch] | None = None
         if likeness is not None:
-            group = yield from env.engine.images.group_of(env.sip, likeness, launching)
-        if group is None:
-            try:
-                yield from _all_programs(launching.start())
-                launching.end()
-            finally:
-                launching.take_back()
-            return
-        if group.original is launching:
-            name = f"{env.name} on sip{env.sip} and its images"
-            env.simulator.process(_for_all(group), name)
-        yield group.ended
-
-
-def _all_programs(processes: list[Process]) -> Steps:
-    """Wait for the programs of a launch; if one fails, end the others."""
-    if processes:
+            role = yield from images.role_of(env.sip, likeness, launching, has_data=env.enable_data)
         try:
-            yield all_of(processes)
-        except BaseException as exception:
-            _end(processes, exception)
+            if isinstance(role, Image):
+                yield role.ended
+                return
+            launching.original = role
+            yield from launching.all_steps()
+            if role is not None:
+                images.end(role)
+        except BaseException:
+            if isinstance(role, Original):
+                images.spoil(role)
             raise
-
-
-def _for_all(group: "ImageGroup[MachineLaunch]") -> Steps:
-    """Carry out the original of launches that are images of each other."""
-    original = group.original
-    original.images = group.images
-    try:
-        yield from _all_programs(original.start())
-    except Exception as exception:  # noqa: BLE001 (all who wait for it raise it)
-        group.ended.fail(exception)
-    else:
-        group.end()
-
-
-def _end(processes: list[Process], cause: BaseException) -> None:
-    """End the programs that are left when one has failed."""
-    for process in processes:
-        if not process.is_done:
-            process.add_callback(lambda _event: None)  # its failure is handled here
-            process.cancel(LocalProtocolError(f"another program of the launch failed: {cause}"))
+        finally:
+            launching.take_back()
 
 
 def chosen(

@@ -19,12 +19,8 @@ from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.memory import SIP_STRIDE
 from rankwise.sim.hardware.memory import Mapping as LentMapping
 from rankwise.sim.hardware.op_log import Operand
-from rankwise.sim.kernel import (
-    Future,
-    Process,
-    park,
-    start_fiber,
-)
+from rankwise.sim.hardware.seats import SeatedPrograms
+from rankwise.sim.kernel import Future, Process, Steps, park, start_fiber
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.courses import Course, rehearsed
 from rankwise.sim.triton.dtypes import dtype, dtype_named
@@ -40,7 +36,8 @@ from rankwise.sim.triton.timing import ProgramClock
 from rankwise.sim.triton.words import Change, Setters
 
 if TYPE_CHECKING:
-    from rankwise.sim.hardware.machine import Machine
+    from rankwise.sim.hardware.images import Original
+    from rankwise.sim.hardware.machine import Machine, Pe
 
 
 class DevicePointer(msgspec.Struct, frozen=True):
@@ -117,8 +114,11 @@ class MachineLaunch:
         self._stages: int | None = None
         self._recordings: tuple[Recording, ...] | None = None
         self._lent: list[LentMapping] = []
-        self.images: Mapping[int, MachineLaunch] = {}
-        """The launches on other SIPs that take their times from this one, by SIP."""
+        self.original: Original[MachineLaunch] | None = None
+        """Notes what this launch does, for its images."""
+        self._programs: SeatedPrograms | None = None
+        self._key: Hashable = None
+        self._skip = 0
         shared = self._shared = _shared_state(env.machine)
         self._peers = LaunchPeers(env, place, shared.setters, self._taken_in)
 
@@ -133,15 +133,11 @@ class MachineLaunch:
         self._stages = stages_of(function, meta)
         # What is repeated is not looked at, so that its races would be missed.
         if not self._env.enable_data and self._shared.races is None:
-            self._recordings = self._shared.recordings.find(
-                key_of(function, given, self._sizes, self._stages), self._recorded
-            )
+            self._key = key_of(function, given, self._sizes, self._stages)
+            self._recordings = self._shared.recordings.find(self._key, self._recorded)
 
     def likeness(self) -> Hashable:
-        """All that its times follow from, apart from its SIP; None if there is more to them.
-
-        A recording is known by its identity: equal launches have the same.
-        """
+        """All that its times follow from, apart from its SIP; None if there is more to them."""
         env = self._env
         if not isinstance(env.pes, DealtPes) or env.queues is not None:
             return None
@@ -165,7 +161,7 @@ class MachineLaunch:
         """What its programs do, as far as that follows from its arguments; None if it does not."""
         function, given, env = self._function, self._given, self._env
         if not env.enable_data:
-            return None if self._recordings is None else id(self._recordings)
+            return None if self._recordings is None else self._key
         if self._shared.races is not None or 0 in self._sizes:
             return None
         if function.waits():
@@ -173,31 +169,30 @@ class MachineLaunch:
         key: Hashable = key_of(function, given, self._sizes, self._stages)
         return key
 
-    def stands_for(self, others: "Sequence[MachineLaunch]") -> bool:
-        """Whether launches with an equal likeness take as long as this one.
-
-        If so, the others have calculated what they store; this one runs on the machine.
-        """
-        if not self._env.enable_data:
-            return True
-        if self._env.engine.watchpoints.are_awaited() or _share_memory([self, *others]):
-            return False  # somebody would see the numbers before their time
+    def rehearse(self) -> tuple[Hashable, Callable[[], None]] | None:
+        """Calculate what it stores: its course, and what takes that back; None if it has none."""
+        if self._env.engine.watchpoints.are_awaited():
+            return None  # a program would see the numbers before their time
         course, take_back = self.rehearsed()
         if take_back is None:
-            return False
-        take_back()
+            return None
         if not course.keeps_programs_apart():
-            return False
-        done: list[Callable[[], None]] = []
-        for other in others:
-            its_course, take_back = other.rehearsed()
-            if take_back is not None:
-                done.append(take_back)
-            if take_back is None or its_course.digest != course.digest:
-                for each in done:
-                    each()
-                return False
-        return True
+            take_back()
+            return None
+        return course.digest, take_back
+
+    def is_apart_from(self, others: "Sequence[MachineLaunch]") -> bool:
+        """Whether it was given other memory of the host than launches that go on."""
+        return not _share_memory([self, *others])
+
+    def carry_out(self, skip: int) -> Future:
+        """Begin after all; the first so many operations are in the op log already."""
+        self._skip = skip
+        outer, ACTIVE.execution = ACTIVE.execution, None
+        try:
+            return self._simulator.process(self.all_steps(), self._env.name)
+        finally:
+            ACTIVE.execution = outer
 
     def rehearsed(self) -> tuple[Course, Callable[[], None] | None]:
         """Calculate what it stores: its course, and what takes that back if it has one."""
@@ -211,11 +206,22 @@ class MachineLaunch:
             start = int(buffer.flat.__array_interface__["data"][0])
             yield start, start + buffer.size_bytes, buffer.address
 
-    def start(self) -> list[Process]:
-        """Start a process for each program: a fiber, or the repetition of a recorded one."""
+    def all_steps(self) -> Steps:
+        """Run all programs; if one fails, or the launch is cancelled, the others are ended."""
+        programs = self._programs = self._start()
+        try:
+            yield programs.done
+        except Exception as exception:
+            programs.end(LocalProtocolError(f"another program of the launch failed: {exception}"))
+            raise
+        self.end()
+
+    def _start(self) -> SeatedPrograms:
+        """Have a process begin for each program: a fiber, or the repetition of a recorded one."""
         function, given, sizes, stages = self._function, self._given, self._sizes, self._stages
         if self._recordings is not None:
-            return self._repeated(function.__name__, self._recordings)
+            self._memory = LaunchMemory([])
+            return self._seated(len(self._recordings), self._repeated(self._recordings))
         launch, body = function.prepared(given, sizes)
         launch.computes = self._env.enable_data
         launch.may_spin_wait = function.waits()
@@ -236,18 +242,20 @@ class MachineLaunch:
         queues = self._env.queues or LaunchQueues(
             self._shared.queues, self._env.machine, self._env.pe_of, count
         )
-        launch.channels = ProgramQueues(queues, _wait_for)
-        return [
-            start_fiber(
-                self._simulator,
-                self._program,
-                launch,
-                body,
-                number,
-                name=self._env.name_of(launch.name, number),
-            )
-            for number in range(count)
-        ]
+        launch.channels = ProgramQueues(queues, self._wait_for_others)
+        return self._seated(count, partial(self._fiber, launch, body))
+
+    def _seated(self, count: int, begin: "Callable[[int, Pe], Process]") -> SeatedPrograms:
+        env = self._env
+        # Collectives have lanes of their own: whether they are kernels must make no difference.
+        seats = None if env.queues is not None else env.machine.sip(env.sip).seats
+        return SeatedPrograms(
+            self._simulator, seats, env.pes, count, begin, are_addressed=self._function.exchanges()
+        )
+
+    def _fiber(self, launch: Launch, body: Callable[[], Any], number: int, pe: "Pe") -> Process:
+        name = self._env.name_of(launch.name, number, pe)
+        return start_fiber(self._simulator, self._program, launch, body, number, pe, name=name)
 
     def _recorded(self) -> tuple[Recording, ...] | None:
         launch, body = self._function.prepared(self._given, self._sizes)
@@ -261,14 +269,15 @@ class MachineLaunch:
             flat[:] = values
         return found
 
-    def _repeated(self, name: str, recordings: tuple[Recording, ...]) -> list[Process]:
-        """Start a process for each program of a recording."""
-        self._memory = LaunchMemory([])
-        processes = []
-        for number, recording in enumerate(recordings):
-            steps = self._clock(number, _nobody_waits).repeat(recording, self._placed)
-            processes.append(self._simulator.process(steps, self._env.name_of(name, number)))
-        return processes
+    def _repeated(self, recordings: tuple[Recording, ...]) -> "Callable[[int, Pe], Process]":
+        """What begins a program of a recording."""
+        name = self._function.__name__
+
+        def begin(number: int, pe: "Pe") -> Process:
+            steps = self._clock(pe, _nobody_waits).repeat(recordings[number], self._placed)
+            return self._simulator.process(steps, self._env.name_of(name, number, pe))
+
+        return begin
 
     def _placed(self, step: Step) -> Operation:
         """The operation of a recorded step, in the memory of this launch."""
@@ -279,14 +288,14 @@ class MachineLaunch:
             step.operation, buffer=buffer.name, address=buffer.address + step.offset
         )
 
-    def _program(self, launch: Launch, body: Callable[[], Any], number: int) -> None:
+    def _program(self, launch: Launch, body: Callable[[], Any], number: int, pe: "Pe") -> None:
         execution = Execution(
             launch,
             np.array([number], np.int64),
             wait=self._wait_for_change,
-            name=self._env.name_of(launch.name, number),
+            name=self._env.name_of(launch.name, number, pe),
         )
-        clock = self._clock(number, lambda future: _wait_for(execution, future))
+        clock = self._clock(pe, lambda future: _wait_for(execution, future))
         execution.observer = execution.pacing = clock
         ACTIVE.execution = execution
         try:
@@ -297,8 +306,7 @@ class MachineLaunch:
         finally:
             ACTIVE.execution = None
 
-    def _clock(self, number: int, wait: Callable[[Future], Any]) -> ProgramClock:
-        pe = self._env.pe_of(number)
+    def _clock(self, pe: "Pe", wait: Callable[[Future], Any]) -> ProgramClock:
         start_dma = partial(self._env.start_dma, pe)
         return ProgramClock(self._simulator, pe, start_dma, wait, self._log, self._ahead)
 
@@ -314,15 +322,31 @@ class MachineLaunch:
         else:
             # It may look at several words in turn.
             watchpoints.watch_everything(future)
-        _wait_for(execution, future)
+        self._wait_for_others(execution, future)
+
+    def _wait_for_others(self, execution: Execution, future: Future) -> Any:
+        """Leave a program's fiber, and its seat, until another program has done something."""
+        clock, programs = execution.observer, self._programs
+        assert isinstance(clock, ProgramClock), "a program runs in simulated time"
+        assert programs is not None, "it has begun"
+        if future.is_done:
+            return _wait_for(execution, future)
+        return programs.wait(clock.pe, partial(_wait_for, execution, future))
 
     def _log(self, operation: Operation, place: str, start: int, end: int) -> None:
+        if self._skip:
+            self._skip -= 1
+            return
         self.log_at(operation.address, operation, place, start, end)
+        if self.original is not None:
+            self.original.note((operation, place), start, end)
+
+    def log_image(self, entry: Any, start: int, end: int, sip: int) -> None:
+        """Write an operation of a launch on another SIP to the op log, as one of this."""
+        operation, place = entry
         own = self._env.sip
-        for sip, image in self.images.items():
-            address = operation.address + (sip - own) * SIP_STRIDE
-            there = f"sip{sip}{place.removeprefix(f'sip{own}')}"
-            image.log_at(address, operation, there, start, end)
+        address = operation.address + (own - sip) * SIP_STRIDE
+        self.log_at(address, operation, f"sip{own}{place.removeprefix(f'sip{sip}')}", start, end)
 
     def log_at(self, address: int, operation: Operation, place: str, start: int, end: int) -> None:
         """Write an operation to the op log, at an address of this launch."""

@@ -186,7 +186,7 @@ class LaunchPeers:
         assert isinstance(clock, ProgramClock), "a launch with peers runs in simulated time"
         if not size:
             return
-        env, pe = self._env, self._env.pe_of(int(execution.programs[0]))
+        env, pe = self._env, clock.pe
         begin, end = source.address, target.address
 
         def start() -> Future:

@@ -36,6 +36,7 @@ class ProgramClock:
         ahead: how many operations the program may run ahead.
 
     Attributes:
+        pe: the processing element.
         dma_waited: picoseconds for which calculations and messages have waited for loads, and the
             program for what was under way when it had done everything.
     """
@@ -50,7 +51,7 @@ class ProgramClock:
         ahead: int,
     ) -> None:
         self._simulator = simulator
-        self._pe = pe
+        self.pe = pe
         self._start_dma = start_dma
         self._wait = wait
         self._log = log
@@ -97,7 +98,7 @@ class ProgramClock:
         if way in self._last_message:
             before.append(self._last_message[way])
         work = self._simulator.process(
-            self._after(before, steps), f"send on {way} by {self._pe.name}", locate=locate
+            self._after(before, steps), f"send on {way} by {self.pe.name}", locate=locate
         )
         self._last_message[way] = work
         self._keep(work)
@@ -106,7 +107,7 @@ class ProgramClock:
         self, operation: Operation, take_effect: Callable[[], None], locate: Callable[[], str]
     ) -> None:
         """Begin to store a word that tells others of the stores before it, after which it comes."""
-        name = f"{operation.name} on {operation.buffer} by {self._pe.name}"
+        name = f"{operation.name} on {operation.buffer} by {self.pe.name}"
         steps = self._after([*self._stores, *self._copies], self._released(operation, take_effect))
         self._aside.append(self._simulator.process(steps, name, locate=locate))
 
@@ -120,7 +121,7 @@ class ProgramClock:
 
     def copy(self, operation: Operation, start: Callable[[], Future]) -> Future:
         """Begin to move bytes from memory to memory, after the stores that it may read."""
-        name = f"{operation.name} to {operation.buffer} by {self._pe.name}"
+        name = f"{operation.name} to {operation.buffer} by {self.pe.name}"
         before = [future for future in self._stores if not future.is_done]
         work = self._simulator.process(self._copied(operation, start, before), name)
         self._aside.append(work)
@@ -135,7 +136,7 @@ class ProgramClock:
             yield all_of(before)
         since = self._simulator.now
         yield start()
-        self._log(operation, self._pe.name, since, self._simulator.now)
+        self._log(operation, self.pe.name, since, self._simulator.now)
 
     def wait_for(self, future: Future) -> None:
         """Let the program go on when something that it has begun is done."""
@@ -203,7 +204,7 @@ class ProgramClock:
 
     def _begin(self, operation: Operation, after: list[Future]) -> Future:
         before = [future for future in after if not future.is_done]
-        name = f"{operation.name} on {self._pe.name}"
+        name = f"{operation.name} on {self.pe.name}"
         work = self._simulator.process(self._carry_out(operation, before), name)
         self._keep(work)
         if operation.kind in {"store", "atomic"}:
@@ -246,10 +247,10 @@ class ProgramClock:
                     yield self._start_dma(operation.address, operation.footprint, is_load=is_load)
             case "dot":
                 assert operation.shape is not None, "a dot has sizes"
-                yield self._pe.gemm_engine.request(*operation.shape, dtype)
+                yield self.pe.gemm_engine.request(*operation.shape, dtype)
             case _:
-                yield self._pe.math_engine.request(operation.elements, operation.name, dtype)
-        self._log(operation, self._pe.name, start, self._simulator.now)
+                yield self.pe.math_engine.request(operation.elements, operation.name, dtype)
+        self._log(operation, self.pe.name, start, self._simulator.now)
 
 
 def _flattened(tokens: tuple[Any, ...]) -> list[Future]:

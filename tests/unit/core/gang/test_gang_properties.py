@@ -15,11 +15,13 @@ from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     DumpStacks,
     Effect,
     Finish,
     GangSpec,
     GuardianLost,
+    LookForDumps,
     LookForProgress,
     ProgressLooked,
     SignalWorker,
@@ -63,6 +65,7 @@ class GangInAnyWorld(RuleBasedStateMachine):
         self.to_sweep: list[int] = []
         self.to_look: list[int] = []
         self.to_dump: list[int] = []
+        self.to_look_for_dumps: list[int] = []
         self.outcomes: list[Outcome] = []
 
     @initialize(spec=SPECS)
@@ -90,6 +93,8 @@ class GangInAnyWorld(RuleBasedStateMachine):
                     self.to_sweep.append(attempt)
                 case LookForProgress(attempt):
                     self.to_look.append(attempt)
+                case LookForDumps(attempt):
+                    self.to_look_for_dumps.append(attempt)
                 case DumpStacks(attempt):
                     self.to_dump.append(attempt)
                 case Finish(outcome):
@@ -170,6 +175,12 @@ class GangInAnyWorld(RuleBasedStateMachine):
     @rule(ago=st.sampled_from([0, 1, SECOND, 10 * SECOND]))
     def progress_is_looked_up(self, ago: int) -> None:
         self.tell(ProgressLooked(self.to_look.pop(), Instant(max(0, self.now - ago))))
+
+    @precondition(lambda self: self.to_look_for_dumps)
+    @rule(is_dumping=st.booleans())
+    def dumps_are_looked_for(self, *, is_dumping: bool) -> None:
+        dumping = tuple(rank for rank, _ in self.alive[:1]) if is_dumping else ()
+        self.tell(DumpsLooked(self.to_look_for_dumps.pop(), dumping))
 
     @precondition(lambda self: self.to_dump)
     @rule()

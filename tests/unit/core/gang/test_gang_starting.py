@@ -18,6 +18,8 @@ from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     Finish,
     GangSpec,
+    LookForProgress,
+    ProgressLooked,
     SpawnWorker,
     Started,
     StopRequested,
@@ -174,11 +176,24 @@ def test_workers_that_do_not_come_up_in_time_are_given_up() -> None:
     ]
 
 
-def test_a_start_may_not_take_longer_than_a_silence() -> None:
+def test_start_that_makes_no_progress_for_the_hang_timeout_is_given_up() -> None:
     gang = starting_gang(size=2, hang_timeout=PATIENCE)
 
     assert gang.next_deadline == Instant(PATIENCE)
-    assert gang.tick(Instant(PATIENCE)) == [Sweep(0)]
+    assert gang.tick(Instant(PATIENCE)) == [LookForProgress(0)]
+    assert gang.handle(ProgressLooked(0, Instant(0)), Instant(PATIENCE)) == [Sweep(0)]
+    assert gang.failures_so_far[0].detail == "its start made no progress for 5 s"
+
+
+def test_start_that_makes_progress_goes_on_until_its_own_limit() -> None:
+    limit = Duration(2 * PATIENCE)
+    gang = starting_gang(size=2, hang_timeout=PATIENCE, spawn_timeout=limit)
+    gang.tick(Instant(PATIENCE))
+
+    assert gang.handle(ProgressLooked(0, Instant(PATIENCE)), Instant(PATIENCE)) == []
+    assert gang.next_deadline == Instant(limit)
+    assert gang.tick(Instant(limit)) == [Sweep(0)]
+    assert gang.failures_so_far[0].detail == "it did not start within 10 s"
 
 
 def test_a_worker_that_comes_up_after_it_was_given_up_is_killed() -> None:

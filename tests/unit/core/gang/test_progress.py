@@ -19,7 +19,9 @@ def watching(*ranks: Activity) -> ProgressWatch:
 def work(
     *marks: int,
     main: float = 0,
+    waited: float = 0,
     helpers: dict[int, float] | None = None,
+    helpers_waited: dict[int, float] | None = None,
     byte_count: int = 0,
     polls: int = 0,
     is_in_call: bool = False,
@@ -31,7 +33,11 @@ def work(
         marks=marks,
         is_in_call=is_in_call,
         main_time=Duration(round(main * SECOND)),
+        main_waited=Duration(round(waited * SECOND)),
         helper_times={key: Duration(round(s * SECOND)) for key, s in (helpers or {}).items()},
+        helper_waits={
+            key: Duration(round(s * SECOND)) for key, s in (helpers_waited or {}).items()
+        },
         byte_count=byte_count,
         polls=polls,
     )
@@ -44,6 +50,36 @@ def work(
         pytest.param(work(pid=1), work(pid=2), Doing.ADVANCES, id="another process"),
         pytest.param(work(main=3), work(main=3.5), Doing.COMPUTES, id="a twentieth of the time"),
         pytest.param(work(main=3), work(main=3.4), Doing.NOTHING, id="less than a twentieth"),
+        pytest.param(
+            work(main=3, waited=1),
+            work(main=3.1, waited=10.9),
+            Doing.COMPUTES,
+            id="starved, and all of the time in which it could run",
+        ),
+        pytest.param(
+            work(main=3, waited=1),
+            work(main=3.05, waited=9.5),
+            Doing.NOTHING,
+            id="a poller that waits for a CPU whenever it wakes up",
+        ),
+        pytest.param(
+            work(main=3, waited=1),
+            work(main=3.019, waited=10.9),
+            Doing.NOTHING,
+            id="less than 20 ms, whatever it waited",
+        ),
+        pytest.param(
+            work(helpers={7: 1, 8: 1}, helpers_waited={7: 2, 8: 2}),
+            work(helpers={7: 1.1, 8: 1.1}, helpers_waited={7: 11.8, 8: 11.8}),
+            Doing.COMPUTES,
+            id="a starved pool of threads",
+        ),
+        pytest.param(
+            work(helpers={7: 1, 8: 1}, helpers_waited={7: 2, 8: 2}),
+            work(helpers={7: 1.05, 8: 1.05}, helpers_waited={7: 9, 8: 9}),
+            Doing.NOTHING,
+            id="threads that poll on a busy machine",
+        ),
         pytest.param(
             work(main=3, polls=5),
             work(main=12.9, polls=1000),

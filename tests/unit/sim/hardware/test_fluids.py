@@ -1,10 +1,15 @@
 """Fluids take their share of links, from each other and from flows of chunks."""
 
+from random import Random
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.sim.hardware.fluids import WHOLE, Fluid, fair_share
+from rankwise.sim.hardware import fluids
+from rankwise.sim.hardware.fair_shares import Figures, Uses, fair_speeds
+from rankwise.sim.hardware.fluids import WHOLE, Fluid, RoundTrip, shares_of
 from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.quantities import Rate
 from rankwise.sim.kernel import Simulator
@@ -18,9 +23,12 @@ def link_of(simulator: Simulator, latency: int = 0) -> Link:
     return Link(simulator, "wire", Rate.of_gigabytes_per_second(50), latency)
 
 
-def begin(simulator: Simulator, links: list[Link], *, duration: int = ALONE) -> list[int]:
+def begin(
+    simulator: Simulator, links: list[Link], *, duration: int = ALONE, latency: int = 0
+) -> list[int]:
     """Start a fluid of SIZE bytes per link; the list gets the instant of its end."""
-    fluid = Fluid(simulator, "fluid", dict.fromkeys(links, SIZE), duration, [duration])
+    loads = dict.fromkeys(links, SIZE)
+    fluid = Fluid(simulator, "fluid", loads, duration, [duration], latency=latency)
     ends: list[int] = []
     fluid.reached(duration).add_callback(lambda _event: ends.append(simulator.now))
     return ends
@@ -128,12 +136,116 @@ def test_busy_and_bytes_grow_with_its_progress() -> None:
     assert wire.busy == ALONE // 4
 
 
-@given(st.lists(st.integers(0, WHOLE), max_size=6), st.integers(0, 6))
-def test_shares_are_even_and_exceed_no_link(demands: list[int], flows: int) -> None:
-    share = fair_share(demands, flows)
+@given(
+    st.lists(st.tuples(st.integers(0, WHOLE), st.integers(1, 1 << 20)), max_size=6),
+    st.integers(0, 1 << 20),
+)
+def test_shares_exceed_no_link_and_go_by_weight(fluids: list[tuple[int, int]], flows: int) -> None:
+    demands, weights = [demand for demand, _ in fluids], [weight for _, weight in fluids]
+    shares = shares_of(demands, weights, flows)
 
-    given_away = sum(min(demand, share) for demand in demands) + flows * share
-    if flows or sum(demands) > WHOLE:
-        assert WHOLE - len(demands) - flows <= given_away <= WHOLE
-    else:
-        assert all(demand <= share for demand in demands)
+    assert sum(shares) <= WHOLE
+    for demand, weight, share in zip(demands, weights, shares, strict=True):
+        assert share <= demand
+        if share < demand:  # nobody has more for its weight, but for rounding
+            assert all(
+                other * weight <= (share + 1) * each
+                for other, each in zip(shares, weights, strict=True)
+            )
+
+
+def begin_weighted(simulator: Simulator, links: list[Link], weight: int, **more: Any) -> list[int]:
+    fluid = Fluid(
+        simulator, "fluid", dict.fromkeys(links, SIZE), ALONE, [ALONE],
+        weights=dict.fromkeys(links, weight), **more,
+    )  # fmt: skip
+    ends: list[int] = []
+    fluid.reached(ALONE).add_callback(lambda _event: ends.append(simulator.now))
+    return ends
+
+
+def test_two_fluids_have_a_link_by_weight() -> None:
+    simulator = Simulator()
+    wire = link_of(simulator)
+
+    heavy, light = begin_weighted(simulator, [wire], 3), begin_weighted(simulator, [wire], 1)
+    simulator.run()
+
+    assert heavy[0] == pytest.approx(ALONE * 4 / 3, rel=1e-4)
+    assert light[0] == pytest.approx(2 * ALONE, rel=1e-4)
+
+
+def test_share_that_a_fluid_cannot_use_elsewhere_goes_to_others() -> None:
+    """Three on one wire, of which one goes on over a second: a fourth gets two thirds of that."""
+    simulator = Simulator()
+    first, second = link_of(simulator), link_of(simulator)
+
+    begin(simulator, [first, second])
+    begin(simulator, [first])
+    begin(simulator, [first])
+    ends = begin(simulator, [second])
+    simulator.run()
+
+    assert ends[0] == pytest.approx(ALONE * 3 / 2, rel=1e-4)
+
+
+def test_latency_of_a_fluid_does_not_grow_with_others_on_its_links() -> None:
+    simulator = Simulator()
+    wire = link_of(simulator)
+
+    ends = [begin(simulator, [wire], duration=ALONE + 5, latency=5) for _ in range(2)]
+    simulator.run()
+
+    assert ends[0][0] == pytest.approx(2 * ALONE + 5, rel=1e-4)
+
+
+def test_slots_under_way_do_not_count_at_the_link() -> None:
+    """A turn takes 40 ns: 16 of them at the wire, and as long on the way, are half of the slots."""
+    simulator = Simulator()
+    wire, chunk = link_of(simulator), 1_000
+    way = RoundTrip(latency=1 << 50, there=(wire,), back=())
+
+    near = begin_weighted(simulator, [wire], chunk)
+    far = begin_weighted(simulator, [wire], chunk, slot_chunks=16, round_trips=[way])
+    simulator.run()
+
+    assert near[0] == pytest.approx(ALONE, rel=1e-2)
+    assert far[0] == pytest.approx(2 * ALONE, rel=1e-2)
+
+
+def test_speeds_are_worked_out_once_for_all_that_begin_at_one_instant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulator = Simulator()
+    wire, sizes = link_of(simulator), []
+
+    def counted(uses: Uses, weights: Figures) -> tuple[Figures, Figures]:
+        sizes.append(len(weights))
+        return fair_speeds(uses, weights)
+
+    monkeypatch.setattr(fluids, "fair_speeds", counted)
+
+    for _ in range(100):
+        begin(simulator, [wire])
+    simulator.run(until=ALONE)
+
+    assert set(sizes) == {100}
+    assert len(sizes) == 1
+
+
+def test_fluids_that_come_and_go_all_end() -> None:
+    """`benchmarks/sim_sharing.py` measures the CPU time of a thousand."""
+    simulator, random = Simulator(), Random(7)
+    wires = [link_of(simulator) for _ in range(32)]
+
+    ends: list[list[int]] = []
+    for number in range(128):
+        links = random.sample(wires, 4)
+        simulator.call_at(
+            number * 1_000_000, lambda links=links: ends.append(begin(simulator, links))
+        )
+    simulator.run()
+
+    assert len(ends) == 128
+    assert all(ends)
+    assert all(wire.sharing is None for wire in wires)

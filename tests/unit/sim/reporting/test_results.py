@@ -85,7 +85,7 @@ def test_a_table_of_one_bench_fits_eighty_columns_with_a_row_per_result() -> Non
     title, head, *rows = table.splitlines()
     assert title == "gemm:"
     assert head.split() == [
-        "case", "simulated", "FLOP/s", "bytes/s", "bound", "at", "best", "reached",
+        "case", "simulated", "FLOP/s", "bytes/s", "bound", "lower", "bound", "reached",
     ]  # fmt: skip
     assert sum("25.0 %" in row for row in rows) == 2
     assert max(map(len, table.splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""`spawn`: rounds, root causes, how the others end, and what stuck ranks are told."""
+"""`spawn`: turns, root causes, how the others end, and what stuck ranks are told."""
 
 import subprocess
 import sys
@@ -148,9 +148,9 @@ def test_an_exception_that_cannot_be_printed_is_told_by_its_class(ctx: RuntimeCo
         ctx.multiprocessing.spawn(worker, nprocs=1)
 
 
-def test_ranks_that_raise_in_the_same_round_are_all_root_causes(ctx: RuntimeContext) -> None:
+def test_ranks_that_raise_at_one_instant_are_all_root_causes(ctx: RuntimeContext) -> None:
     def worker(rank: int) -> None:
-        ctx.wait(lasting(ctx, 10, 0))
+        ctx.wait(lasting(ctx, 10, rank))
         if rank != 1:
             raise RuntimeError(rank)
         ctx.zeros(4)
@@ -165,7 +165,7 @@ def test_the_failure_that_explains_the_others_comes_first_as_it_does_of_processe
     ctx: RuntimeContext,
 ) -> None:
     def worker(rank: int) -> None:
-        ctx.wait(lasting(ctx, 10, 0))
+        ctx.wait(lasting(ctx, 10, rank))
         if rank == 0:
             raise ConnectionResetError("connection reset by peer")
         if rank == 1:

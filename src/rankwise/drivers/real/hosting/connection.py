@@ -117,6 +117,8 @@ class Connection:
         self._numbers = count(1)
         self.unanswered: set[int] = set()
         """Processes that were ordered, and neither made nor refused yet."""
+        self.importing = ""
+        """The module that a fork server imports, or has imported last, of those it was told."""
         self.on_silent: Callable[[str], None] = self._lose
         """Is told why the other side must be given up though it has not died."""
         self._is_ready = False
@@ -205,7 +207,7 @@ class Connection:
         ours.setblocking(False)  # noqa: FBT003  # the standard library's signature
         self._reader = wire.FrameReader()
         self._environment = None
-        self._is_ready = False
+        self._is_ready, self.importing = False, ""
         self._untold.clear()
         self.unanswered.clear()
         self.loss = ""
@@ -315,6 +317,8 @@ class Connection:
                 listener.on_exited(worker, code, Instant(at))
             case ("swept", int(token), survivors, killed):
                 listener.on_swept(token, tuple(survivors), dict(killed))
+            case ("importing", str(name)):
+                self.importing = name
             case ("ready", int(), dict() as details):
                 self._is_ready = True
                 self._expect_answer()

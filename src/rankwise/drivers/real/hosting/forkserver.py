@@ -51,10 +51,12 @@ import gc
 import os
 
 from rankwise.drivers.real.hosting.spawn_loop import SpawnLoop, SpawnRefused
+from rankwise.drivers.real.hosting.wire import encode
 from rankwise.drivers.real.worker import bootstrap
 
 TYPE_CHECKING = False  # the fewer modules, the cheaper the forks
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _ALWAYS_NEEDED = ("atexit", "rankwise.drivers.real.worker.function")
@@ -70,7 +72,7 @@ class ForkServerProgram:
         self, control: _socket.socket, preload: list[str], *, is_guess: bool = False
     ) -> None:
         self._preload = preload
-        failed = import_modules(preload)
+        failed = import_modules(preload, lambda name: _tell_import(control, name))
         self._environment = dict(os.environ)
         gc.collect()
         gc.freeze()
@@ -138,9 +140,18 @@ class ForkServerProgram:
             numpy_random.seed()  # the standard library does the same to its own after a fork
 
 
-def import_modules(names: list[str]) -> dict[str, str]:
+def _tell_import(control: _socket.socket, name: str) -> None:
+    """Tell the agent what is imported now: that may take long, or for ever."""
+    try:  # noqa: SIM105 - a fork server imports only what it cannot do without
+        control.send(encode(("importing", name)), _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT)
+    except OSError:
+        pass  # it has ended, which the loop will notice
+
+
+def import_modules(names: list[str], tell: "Callable[[str], None]") -> dict[str, str]:
     """Import each module; return the error of each that cannot be imported.
 
+    `tell` is called with the name of each before.
     `sys.path` is the workers' again afterwards.
     """
     workers_path = sys.path[:]
@@ -151,6 +162,8 @@ def import_modules(names: list[str]) -> dict[str, str]:
     failed: dict[str, str] = {}
     for name in (*names, *_ALWAYS_NEEDED):
         try:
+            if name in names:
+                tell(name)
             __import__(name)
         except BaseException as error:  # noqa: BLE001 - a module may do anything, and exit
             failed[name] = f"{type(error).__name__}: {error}"

@@ -95,6 +95,7 @@ class Hosting:
             self._exit = stack.pop_all()
         self._gang: HostingListener | None = None
         self._is_server_ready = False
+        self._server_pid = 0
         self._awaited_sweep: int | None = None
         self._loss = ""
         self.guardian.listener = _Listener(self, lambda _: None, self._on_guardian_lost)
@@ -174,10 +175,20 @@ class Hosting:
             self.server.unwatch()
 
     @property
-    def unfinished_imports(self) -> tuple[str, ...]:
-        """What the fork server has been told to import, if it has not come to an end of it."""
+    def importing(self) -> str:
+        """The module that the fork server imports, of those that it was told; empty for none."""
         is_importing = self.server is not None and not self._is_server_ready
-        return self._preload if is_importing else ()
+        return self.server.importing if self.server is not None and is_importing else ""
+
+    @property
+    def starting_server(self) -> int | None:
+        """The fork server's process until it can make workers, 0 before it exists; else None."""
+        is_starting = self.server is not None and not self._is_server_ready
+        return self._server_pid if is_starting else None
+
+    def note_server(self, pid: int) -> None:
+        """The fork server's process exists."""
+        self._server_pid = pid
 
     def abandon_spawns(self) -> None:
         """See to it that a sweep from now on comes after every worker that was ordered.
@@ -208,6 +219,7 @@ class Hosting:
         ours, self._spare_end = socket.socketpair()
         self._is_abandoned = self._is_server_ready = False
         self.server_number -= 1
+        self._server_pid = 0
         self.server.reopen(ours)
         self.server.watch(self._reactor)
         self._start_server(*self._modules)
@@ -236,8 +248,8 @@ class Hosting:
             self._start_server()
             self._close_spare_end()
             return
-        if not self._is_server_ready and self._preload:
-            reason += f" while it imported {', '.join(self._preload)}"
+        if self.importing:
+            reason += f" while it imported {self.importing}"
         self.lose_server(reason)
 
     def lose_server(self, reason: str) -> None:
@@ -304,6 +316,8 @@ class _Listener:
         self.on_lost = on_lost
 
     def on_spawned(self, worker: int, pid: int) -> None:
+        if worker == self._hosting.server_number:
+            self._hosting.note_server(pid)
         if worker > SERVER_NUMBER and self._hosting.gang is not None:
             self._hosting.gang.on_spawned(worker, pid)
 

@@ -25,6 +25,7 @@ import select
 import time
 
 from rankwise.drivers.real.hosting import prctl
+from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.drivers.real.hosting.wire import BadFrame, FrameReader, FrameWriter
 
 TYPE_CHECKING = False  # `typing` would cost a third of the guardian's start-up
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
             """Send what the other side takes now. Raises `OSError` if it is gone."""
 
 
-_IGNORED = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM)
-"""What a terminal or a scheduler sends to everybody: the agent alone decides what it means."""
 _BATCH = 16
 """How many orders may be received before the first is carried out."""
 _FILES_OF_BATCH = 1 / 16
@@ -120,7 +119,9 @@ class SpawnLoop:
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._descriptors = [self._wakeup, wakeup_write]
         self._control.setblocking(False)  # noqa: FBT003 - the standard library's signature
-        for number in _IGNORED:
+        # What a terminal or a scheduler sends to everybody: the agent alone decides what it means.
+        # SLURM (`--signal=USR1@60`) and mpirun send also others than those that end a job.
+        for number in ENDING_SIGNALS:
             _signal.signal(number, _signal.SIG_IGN)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         _signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
@@ -259,8 +260,9 @@ class SpawnLoop:
                 os.close(status)
                 os.setsid()
                 prctl.die_with_parent(parent)
-                # The defaults, also of what this process has inherited otherwise.
-                for number in self._changed_signals:
+                # The defaults, also of what this process has inherited otherwise. A fork server
+                # ignores what this process does from its first instruction on.
+                for number in () if order.get("keep") else self._changed_signals:
                     _signal.signal(number, _signal.SIG_DFL)
                 _set_up(order, dict(zip(targets, fds, strict=True)))
                 self._become(order)

@@ -48,6 +48,7 @@ from rankwise.drivers.real.stores.c10d_log import (
 )
 from rankwise.drivers.real.stores.connections import endpoint_text
 from rankwise.drivers.real.stores.patience import closed_error, describe
+from rankwise.drivers.real.stores.port_owner import port_owner
 from rankwise.ports.clock import Clock
 from rankwise.ports.store import Store
 
@@ -496,9 +497,11 @@ def _joined(distributed: Any, config: C10dConfig, who: str) -> Any:
 
 
 def _nobody_serves(config: C10dConfig, who: str, error: Exception) -> StoreUnavailable:
+    owner = port_owner(config.port) if is_here(config.host) else None
+    by = "" if owner is None or owner.is_rankwise else f"; {owner} listens at that port"
     return StoreUnavailable(
         f"no answer within {config.connect_timeout / SECOND:.3g} s from {who}:"
-        f" {_first_line(error)}",
+        f" {_first_line(error)}{by}",
         hint="start the agent on that machine, or check --rdzv-endpoint",
     )
 

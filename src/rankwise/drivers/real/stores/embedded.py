@@ -48,6 +48,7 @@ from rankwise.drivers.real.stores.embedded_server import EmbeddedServer
 from rankwise.drivers.real.stores.encryption import encryption_lack
 from rankwise.drivers.real.stores.names import Names
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
+from rankwise.drivers.real.stores.port_owner import port_owner
 from rankwise.drivers.real.stores.watch_connection import WatchConnection
 from rankwise.ports.clock import Clock
 from rankwise.ports.store import Store
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 AnswerT = TypeVar("AnswerT", bound=protocol.Answer)
 
 RECEIVED_AT_ONCE = 256 * 1024
+STRANGER_PATIENCE_S = 10.0
+"""How long one who has our port may take to greet, before it is looked up who that is."""
 HINT = "check --rdzv-endpoint; the store lives in the agent of that machine, and ends with it"
 
 
@@ -91,9 +94,9 @@ def open_embedded(config: EmbeddedConfig, clock: Clock) -> "EmbeddedStore":
         ConfigError: this process must serve or encrypt, and cannot.
     """
     config = with_encryption(config)
-    server = _serve_if_due(config, clock)
+    is_taken, server = _serve_if_due(config, clock)
     if server is None:
-        return EmbeddedStore(config, config.host, config.port)
+        return EmbeddedStore(config, config.host, config.port, is_taken=is_taken)
     host, port = server.address
     # A server on all addresses is reached on the one that never leaves the machine.
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared only
@@ -124,7 +127,13 @@ class EmbeddedStore(Store):
     """
 
     def __init__(
-        self, config: EmbeddedConfig, host: str, port: int, server: EmbeddedServer | None = None
+        self,
+        config: EmbeddedConfig,
+        host: str,
+        port: int,
+        server: EmbeddedServer | None = None,
+        *,
+        is_taken: bool = False,
     ) -> None:
         self.server = server
         self._config = config
@@ -138,6 +147,8 @@ class EmbeddedStore(Store):
         self._watches: set[EmbeddedWatch] = set()
         self._life: bytes | None = None
         self._has_server_ended = False
+        self._stranger_from = monotonic() + STRANGER_PATIENCE_S if is_taken else None
+        """From when on one who has not greeted is a stranger, where we would serve ourselves."""
         self._tls: ssl.SSLContext | None = None
         if config.encrypts:
             from rankwise.drivers.real.stores.tls import client_context  # noqa: PLC0415  # loads ssl
@@ -219,7 +230,26 @@ class EmbeddedStore(Store):
                 return self._connect_once(patience)
             except OSError as error:
                 last_error = error
+        self._refuse_stranger()
         raise patience.exhausted(last_error, HINT) from last_error
+
+    def _refuse_stranger(self) -> None:
+        """End the run if a process of this machine holds the port that is no agent.
+
+        An agent may be slow, or stopped: it is waited for. So is one that has greeted before.
+        """
+        if self._stranger_from is None or self._life is not None:
+            return
+        if self._closed.is_set() or monotonic() < self._stranger_from:
+            return
+        owner = port_owner(self._config.port)
+        if owner is not None and not owner.is_rankwise:
+            address = endpoint_text(self._config.host, self._config.port)
+            raise StoreRefused(
+                f"the nodes cannot meet at {address}: {owner} listens at port {self._config.port} "
+                "of this machine, and is no agent of rankwise",
+                hint="end it, or choose another port on all nodes (--rdzv-endpoint, --master-port)",
+            )
 
     def note_end(self) -> StoreRefused:
         """Remember that the server has ended, so that nobody tries it any more; what to raise."""
@@ -531,21 +561,25 @@ def _expected(answer: protocol.Answer, kind: type[AnswerT], who: str) -> AnswerT
     raise RemoteProtocolError(f"{who} answers {type(answer).__name__}, expected {kind.__name__}")
 
 
-def _serve_if_due(config: EmbeddedConfig, clock: Clock) -> EmbeddedServer | None:
+def _serve_if_due(config: EmbeddedConfig, clock: Clock) -> tuple[bool, EmbeddedServer | None]:
+    """Whether another process has the port that is ours to serve at; else the server, if we do."""
     if config.is_host is False:
-        return None
+        return False, None
     address = endpoint_text(config.host, config.port)
     try:
         listener = listen(config.host, config.port, must=config.is_host is True)
     except OSError as error:
-        if config.is_host is None and error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            return None
+        is_taken = error.errno == errno.EADDRINUSE
+        if config.is_host is None and (is_taken or error.errno == errno.EADDRNOTAVAIL):
+            return is_taken, None
+        owner = port_owner(config.port) if is_taken else None
+        by = "" if owner is None else f" by {owner}"
         raise ConfigError(
-            f"no store can listen at {address}: {describe(error)}",
+            f"no store can listen at {address}: {describe(error)}{by}",
             hint="give another --rdzv-endpoint, or is_host=false where another agent serves",
         ) from error
     if not config.encrypts:
-        return EmbeddedServer([listener], config.token, clock)
+        return False, EmbeddedServer([listener], config.token, clock)
     from rankwise.drivers.real.stores.tls import server_context  # noqa: PLC0415  # loads ssl
 
-    return EmbeddedServer([listener], config.token, clock, server_context(config.token))
+    return False, EmbeddedServer([listener], config.token, clock, server_context(config.token))

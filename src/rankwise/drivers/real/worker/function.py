@@ -110,7 +110,8 @@ def _pickled_value(value: object, name: str) -> bytes:
 
 
 def _dumps_by_value(value: object) -> bytes:
-    from rankwise.base.pickle_by_value import dumps_by_value  # noqa: PLC0415 - takes as long as starting a worker
+    # Takes as long as starting a worker.
+    from rankwise.base.value_pickle import dumps_by_value  # noqa: PLC0415
 
     return dumps_by_value(value)
 

@@ -19,13 +19,16 @@ from typing import Any, NoReturn
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
-from rankwise.base.units import Duration, Instant, after
+from rankwise.base.units import Duration, Instant, after, between
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AnnounceRestart, FinishRun
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     DumpStacks,
     GuardianLost,
+    LookForDumps,
     LookForProgress,
+    ProgressLooked,
     RanksBlamed,
     SignalWorker,
     SpawnWorker,
@@ -66,8 +69,17 @@ class AttemptBook:
     refused_at: dict[int, Instant] = field(default_factory=dict)
     exit_codes: dict[int, int] = field(default_factory=dict)
     reported_at: dict[int, Instant] = field(default_factory=dict)
+    lost_peers: set[int] = field(default_factory=set)
+    """Have told of an exception that says that a peer is gone."""
+    failed: set[int] = field(default_factory=set)
+    cause_due: Instant | None = None
+    """Until when the death is awaited that explains what the lost peers of others have done."""
+    asks_who_dies: bool = False
+    """Whether it has asked then; it ends when that is answered."""
     failed_at: Instant | None = None
     """When the first failure was heard of."""
+    start_has_hung: bool = False
+    """Whether nothing had made progress for too long before all had come up."""
     is_blamed: bool = False
     """Whether somebody has blamed one of its workers."""
     dump_ordered_at: Instant | None = None
@@ -108,14 +120,21 @@ class GangChecker:
                 book = self._attempts[attempt]
                 book.refused_at[local_rank] = now
                 self._note_failure(book, now)
-            case WorkerReported(local_rank, attempt):
-                self._attempts[attempt].reported_at.setdefault(local_rank, now)
+            case WorkerReported(local_rank, attempt, error):
+                book = self._attempts[attempt]
+                if local_rank not in book.reported_at and "connection" in error.message.lower():
+                    book.lost_peers.add(local_rank)
+                book.reported_at.setdefault(local_rank, now)
             case WorkerExited(local_rank, attempt, exit_status):
                 self._note_exit(self._attempts[attempt], local_rank, exit_status.code, now)
             case Swept(attempt):
                 self._attempts[attempt].swept = stimulus
             case StacksDumped(attempt):
                 self._must_end(self._attempts[attempt], now)
+            case ProgressLooked(attempt, last_progress):
+                self._note_look(self._attempts[attempt], last_progress, now)
+            case DumpsLooked(attempt):
+                self._must_end(self._attempts[attempt], now)  # nobody writes a core here
             case RanksBlamed(_, attempt) if attempt < len(self._attempts):
                 self._attempts[attempt].is_blamed = True
             case StopRequested():
@@ -136,6 +155,11 @@ class GangChecker:
                 self._judge_signal(effect, now)
             case LookForProgress():
                 self._asked_for_progress_at = now
+            case LookForDumps(attempt):
+                book = self._attempts[attempt]
+                if book.cause_due is None or now < book.cause_due:
+                    self._broken("the gang asks who is dying before it has waited")
+                book.asks_who_dies = True
             case DumpStacks(attempt):
                 self._judge_dump(self._attempts[attempt], now)
             case Sweep(attempt):
@@ -199,7 +223,18 @@ class GangChecker:
         for ranks in (book.living, book.untold, book.unkilled):
             ranks.discard(local_rank)
         if code != 0:
+            book.failed.add(local_rank)
+        if code != 0 and not self._awaits_cause(book, now):
             self._note_failure(book, now)
+
+    def _awaits_cause(self, book: AttemptBook, now: Instant) -> bool:
+        """Whether all that have failed say that a peer is gone, so that its death is awaited."""
+        is_open = book.ending_since is None and book.dump_ordered_at is None and book.living
+        if not is_open or len(book.started) < self._spec.size or book.failed - book.lost_peers:
+            return False
+        book.failed_at = book.failed_at or now
+        book.cause_due = book.cause_due or after(now, self._spec.verdict_timeout)
+        return True
 
     def _note_failure(self, book: AttemptBook, now: Instant) -> None:
         if book.failed_at is None and book.sweep_ordered_at is None:
@@ -245,12 +280,22 @@ class GangChecker:
             )
             if now >= exits_due:
                 self._must_end(book, exits_due)
+            elif book.cause_due is not None and now >= book.cause_due and not book.asks_who_dies:
+                self._must_end(book, book.cause_due)
+
+    def _note_look(self, book: AttemptBook, last_progress: Instant, now: Instant) -> None:
+        hang_timeout = self._spec.hang_timeout
+        assert hang_timeout is not None, "only a run with a hang timeout looks"
+        is_starting = len(book.started) < self._spec.size and book.ending_since is None
+        if is_starting and between(last_progress, now) >= hang_timeout:
+            book.start_has_hung = True
+            self._must_end(book, now)
 
     def _starting_ends(self, book: AttemptBook) -> Instant:
-        return after(book.begun_at, self._spec.start_patience)
+        return after(book.begun_at, self._spec.spawn_timeout)
 
     def _gave_up_starting(self, book: AttemptBook) -> bool:
-        return book.ending_since == self._starting_ends(book)
+        return book.start_has_hung or book.ending_since == self._starting_ends(book)
 
     def _expect_spawns(self, book: AttemptBook, now: Instant) -> None:
         if len(book.spawned) < self._spec.size:

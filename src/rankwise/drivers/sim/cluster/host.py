@@ -21,6 +21,7 @@ from rankwise.core.agent.vocabulary import (
     Stimulus,
 )
 from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
     GuardianLost,
     ProgressLooked,
     RanksBlamed,
@@ -251,6 +252,10 @@ class SimulatedHost:
             if worker.round == attempt and not worker.is_stray
         ]
         self._tell(GUARDIAN, ProgressLooked(attempt, max(seen, default=now)))
+
+    def look_for_dumps(self, attempt: int) -> None:
+        """Answer that no core is written: simulated workers leave none."""
+        self._tell(GUARDIAN, DumpsLooked(attempt))
 
     def dump_stacks(self, attempt: int) -> None:
         """Let the workers print their stacks, which takes them a while."""

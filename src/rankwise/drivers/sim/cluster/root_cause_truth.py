@@ -74,7 +74,8 @@ def may_be_root(told: SimulatedWorker, culprits: Collection[SimulatedWorker], sl
     It is the earliest; or a violent death that was seen soon after the earliest, if that may be its
     consequence; or, where there is no such death, an exit that told of nothing; but it is not the
     consequence of such a death, or exit. Where times are known exactly, it is the first of these,
-    and of one instant the one of the lowest rank.
+    and of one instant the one of the lowest rank. What tells of a lost peer is explained by any
+    failure that does not.
     """
     in_order = sorted(culprits, key=_order)
     times = {worker: _order(worker)[0] for worker in in_order}
@@ -86,7 +87,12 @@ def may_be_root(told: SimulatedWorker, culprits: Collection[SimulatedWorker], sl
         first, deaths, exits = first[:1], deaths[:1], exits[:1]
     explaining = deaths if told.is_violent else exits if told.is_silent else []
     seen_soon = told in explaining and times[told] - earliest < HEAD_START + slack
-    if told not in first and not (seen_soon and any(each.may_be_consequence for each in first)):
+    # Where times are known exactly, the gang knows all that has failed before it told any to stop.
+    if not slack and told.lost_peer and not all(each.lost_peer for each in in_order):
+        return False
+    explains = any(each.lost_peer for each in first) and not told.lost_peer
+    is_explained = seen_soon and any(each.may_be_consequence for each in first)
+    if told not in first and not (explains or is_explained):
         return False
     stronger = [] if told.is_violent else deaths if told.is_silent else [*deaths, *exits]
     seen_before = any(times[each] - earliest < HEAD_START - slack for each in stronger)

@@ -1,0 +1,79 @@
+"""Collectives that share links, by queues and by messages: the same ends within 5 %."""
+
+from typing import Any
+
+import pytest
+
+from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.benches.session import topology_with
+
+LINE = ("default", {"system.sips.graph": "mesh_2d", "system.sips.shape": "[1,4]"})
+SWITCH, TORUS = ("switch8", dict[str, str]()), ("torus16", dict[str, str]())
+Ring = tuple[tuple[int, ...], int, int]
+
+
+def ends_of(machine: tuple[str, dict[str, str]], rings: list[Ring], fidelity: str) -> list[int]:
+    """How long each all-reduce takes: of (ranks, lanes, MiB), all begun at once."""
+    ccl = {
+        "defaults": {"fidelity": fidelity},
+        "algorithms": {
+            f"ring{lanes}": {
+                "module": "rankwise.sim.ccl.algorithms.ring_allreduce",
+                "n_lanes": lanes,
+            }
+            for _, lanes, _ in rings
+        },
+    }
+    engine = GraphEngine(topology_with(*machine), enable_data=False)
+    with RuntimeContext(engine=engine, ccl=ccl) as torch:
+
+        def program(rank: int) -> None:
+            distributed = torch.distributed
+            groups = [distributed.new_group(list(ranks)) for ranks, _, _ in rings]
+            tensors: list[Any] = [torch.empty(size << 19, dtype="f16") for *_, size in rings]
+            distributed.barrier()
+            works = [
+                distributed.all_reduce(tensor, group=group, async_op=True, algorithm=f"ring{lanes}")
+                for (ranks, lanes, _), group, tensor in zip(rings, groups, tensors, strict=True)
+                if rank in ranks
+            ]
+            for work in works:
+                work.wait()
+
+        nprocs = 1 + max(max(ranks) for ranks, _, _ in rings)
+        torch.multiprocessing.spawn(program, nprocs=nprocs)
+    spans: dict[int, tuple[int, int]] = {}
+    for each in engine.op_log:
+        if each.kind == "all_reduce":
+            group = int(each.name.partition("in group ")[2].split()[0])
+            start, end = spans.get(group, (each.start, each.end))
+            spans[group] = min(start, each.start), max(end, each.end)
+    return [end - start for _, (start, end) in sorted(spans.items())]
+
+
+@pytest.mark.parametrize(
+    ("machine", "rings"),
+    [
+        pytest.param(LINE, [((0, 1), 4, 4), ((0, 1), 32, 4)], id="line, 2 of 4 and 32 lanes"),
+        pytest.param(LINE, [((0, 1), 32, 4), ((0, 1), 32, 1)], id="line, 2 of 4 and 1 MiB"),
+        pytest.param(
+            LINE, [((0, 2), 32, 4), ((0, 1), 32, 4), ((1, 2), 32, 4)], id="line, 3 over two wires"
+        ),
+        pytest.param(LINE, [((0, 1), 2, 4), ((1, 2), 2, 4)], id="line, 2 on the same PEs alone"),
+        pytest.param(
+            SWITCH, [((0, 1, 2, 3), 32, 4), ((2, 3, 4, 5), 32, 4)], id="switch, 2 of 4 ranks"
+        ),
+        pytest.param(SWITCH, [((0, n % 7 + 1), 32, 4) for n in range(8)], id="switch, 8"),
+        pytest.param(TORUS, [((0, 1, 2, 3), 32, 4), ((0, 2), 32, 4)], id="torus, 2"),
+        pytest.param(
+            TORUS, [((0, 1, 2, 3), 32, 4), ((0, 2), 8, 2), ((1, 5), 16, 4)], id="torus, 3 unequal"
+        ),
+    ],
+)
+def test_collectives_that_meet_end_as_by_queues_within_5_percent(
+    machine: tuple[str, dict[str, str]], rings: list[Ring]
+) -> None:
+    exact, by_messages = ends_of(machine, rings, "queue"), ends_of(machine, rings, "message")
+
+    assert len(exact) == len(rings)
+    assert by_messages == pytest.approx(exact, rel=0.05)
