@@ -547,7 +547,9 @@ def _delivered(
     for source, target in zip(sent, received, strict=True):
         if source.numel() != target.numel() or source.dtype != target.dtype:
             raise CollectiveError(
-                f"a message does not fit:\n  {send.told_with_place()}\n"
+                f"a message does not fit: rank {send.rank} sends {source.numel()} of"
+                f" {told_dtype(source)}, rank {receive.rank} takes {target.numel()} of"
+                f" {told_dtype(target)}:\n  {send.told_with_place()}\n"
                 f"  {receive.told_with_place()}"
             )
     have_none = has_no_data(sent), has_no_data(received)
