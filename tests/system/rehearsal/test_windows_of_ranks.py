@@ -12,6 +12,7 @@ import pytest
 import rankwise
 from rankwise import collectives
 from rankwise.base.failure import FailureCause
+from rankwise.launch.on_sim import windows
 from rankwise.sim.rehearsal.world import present_world
 from rankwise.workers import CommHandle, DomainSpec, Member, plan_domain
 
@@ -217,7 +218,7 @@ def alloc_and_leave() -> int:
     gc.collect()
     # Not `isinstance`: it asks objects of all libraries for their class, and some warn.
     return sum(type(each) is mmap and len(each) > 1 << 20 for each in gc.get_objects()) + sum(
-        type(each).__name__ == "_Place" and len(each._joined) for each in gc.get_objects()
+        type(each) is windows._Place and len(each._joined) for each in gc.get_objects()
     )
 
 

@@ -374,7 +374,9 @@ class Substitutes:
 
             thread = getattr(function, "__self__", None)
             thread = thread if isinstance(thread, threading.Thread) else None
-
+            # A rank that calls the agents may begin another one, which is no thread of its own.
+            if any(thread is each.thread for each in self._scheduler.ranks.values()):
+                return original(function, *more, **how)
             if thread is not None and not thread.daemon:
                 how = _not_waited_for(thread, how)
 
