@@ -49,8 +49,8 @@ WHOLE = 1 << 20
 USUAL_CHUNK = 4_096
 """Bytes that a fluid without weights has on each link in a turn: a chunk of a usual transfer."""
 _PASSES = 3
-"""In the first one all slots wait; each further one has the turns of the one before. On the grid of
-`benchmarks/sim_sharing.py` a fourth changes no end by more than 0.2 %."""
+"""In the first one all slots wait; each further one has the turns of the one before. The errors that
+docs/sim/programs.md states for collectives that meet were measured with three."""
 
 
 class RoundTrip(NamedTuple):
