@@ -7,6 +7,7 @@ says so in its log, which is kept beside its data and named when something goes 
 
 import atexit
 import contextlib
+import functools
 import random
 import shutil
 import signal
@@ -20,13 +21,23 @@ from pathlib import Path
 import pytest
 from running import Running, stop_child
 
+from rankwise.base.errors import ConfigError
+from rankwise.launch.cluster.etcd_program import check_version, etcd_version
+
 PATIENCE_S = 60.0
 ATTEMPTS = 5
 
 
+@functools.cache
 def find_etcd() -> str | None:
-    """The program, from PATH or from where tools/setup has unpacked it."""
-    return shutil.which("etcd") or shutil.which("etcd", path=f"{sys.prefix}/etcd/usr/bin")
+    """The program, from PATH or where tools/setup has unpacked it, if its version is accepted."""
+    for path in (None, f"{sys.prefix}/etcd/usr/bin"):
+        program = shutil.which("etcd", path=path)
+        if program is not None:
+            with contextlib.suppress(ConfigError):
+                check_version(etcd_version(program))
+                return program
+    return None
 
 
 needs_etcd = pytest.mark.skipif(

@@ -15,7 +15,7 @@ from rankwise.cli.run_options import GROUPS
 INTRODUCTION = """\
 # Command line
 
-*Written by `python tools/cli_reference.py`; change the commands, not this page.*
+<!-- Written by `python tools/cli_reference.py`; change the commands, not this page. -->
 
 | command | what it does |
 | --- | --- |

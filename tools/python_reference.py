@@ -33,7 +33,7 @@ MODULES = {
 INTRODUCTION = """\
 # Public names
 
-*Written by `python tools/python_reference.py`; change the package, not this page.*
+<!-- Written by `python tools/python_reference.py`; change the package, not this page. -->
 
 What version {version} promises, and what it does not:
 
@@ -46,12 +46,12 @@ What version {version} promises, and what it does not:
   a store (all nodes of a run need the same version), and times.
 - While the first number of the version is 0, a release may change what is promised. The
   [changelog](../CHANGELOG.md) says what changed and what to do.
-- Linux, and CPython 3.11, 3.12 or 3.13: `make dist` tries the wheel on each that is there.
+- Linux, and CPython 3.11, 3.12 or 3.13.
 """
 HEALTH = """\
 # Health port and metrics
 
-*Written by `python tools/python_reference.py health`; change the package, not this page.*
+<!-- Written by `python tools/python_reference.py health`; change the package, not this page. -->
 
 `rankwise run --health-port 8080 …` answers on each node, while its agent runs:
 
@@ -101,7 +101,7 @@ of a run 3 s at most.
 JOURNAL = """\
 # Journal
 
-*Written by `python tools/python_reference.py journal`; change the package, not this page.*
+<!-- Written by `python tools/python_reference.py journal`; change the package, not this page. -->
 
 With `--log-dir`, each node writes `journal.jsonl` beside its [logs](files.md): every fact that its
 agent was told, and every order that it gave, and what its ranks did meanwhile. It is for finding

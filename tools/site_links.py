@@ -1,23 +1,25 @@
-"""A hook of MkDocs: links that leave docs/ lead to the project's source, wherever that is."""
+"""A hook of MkDocs: a link that leaves docs/ becomes the path of the file in a checkout.
+
+The project has no public address that the site could link to.
+"""
 
 import posixpath
 import re
-import tomllib
-from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[1]
-_LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_others: Any) -> str:
-    """Rewrite the links of a page; `pyproject.toml` is the one place that knows the address."""
-    metadata = tomllib.loads((_ROOT / "pyproject.toml").read_text())
-    source = metadata["project"]["urls"]["Source"]
+    """Replace the links of a page that leave docs/."""
     folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
 
     def rewritten(link: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(folder, link[1]))
-        return link[0] if target.startswith("docs/") else f"]({source}/{target}{link[2] or ''})"
+        target = posixpath.normpath(posixpath.join(folder, link[2]))
+        if target.startswith("docs/"):
+            return link[0]
+        if target.endswith(link[1]):
+            return f"`{target}` (in a checkout)"
+        return f"{link[1]} (`{target}` in a checkout)"
 
     return _LINK.sub(rewritten, markdown)

@@ -18,13 +18,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-COLUMNS = 106
 
-
-def output_on_terminal(command: list[str]) -> tuple[str, int]:
-    """Run a command on a terminal of `COLUMNS` columns; return what it wrote, and its exit code."""
+def output_on_terminal(command: list[str], columns: int) -> tuple[str, int]:
+    """Run a command on a terminal of that many columns; return what it wrote, and its exit code."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color"}
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     ) as process:
@@ -43,9 +41,9 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def picture(text: str, title: str) -> str:
+def picture(text: str, title: str, columns: int) -> str:
     """An SVG that needs nothing from anywhere: viewers use their own fixed-width font."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(text), end="\n\n")
     svg = console.export_svg(title=title)
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
@@ -58,14 +56,15 @@ def main() -> None:
     """Read the command line, run the command, write the picture."""
     parser = argparse.ArgumentParser(description="Draw what a command prints on a terminal.")
     parser.add_argument("--home", action="append", default=[], help="shown as ~")
+    parser.add_argument("--columns", type=int, default=106)
     parser.add_argument("file", type=Path)
     parser.add_argument("title")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
-    text, status = output_on_terminal(options.command)
+    text, status = output_on_terminal(options.command, options.columns)
     for home in options.home:
         text = text.replace(home, "~")
-    options.file.write_text(picture(text.rstrip("\n"), options.title) + "\n")
+    options.file.write_text(picture(text.rstrip("\n"), options.title, options.columns) + "\n")
     print(f"wrote {options.file}; the command's exit code was {status}")
     sys.exit(status)
 

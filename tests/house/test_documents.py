@@ -15,10 +15,15 @@ import yaml
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = re.compile(r"^```(?:python|console)\n.*?^```$", re.MULTILINE | re.DOTALL)
+FOR_DEVELOPERS = re.compile(
+    r"\b(?:tools|tests|benchmarks|src)/|`make \w+|\b(?:the|our) tests\b|developers|change rankwise"
+)
 PICTURE = re.compile(r"^!\[", re.MULTILINE)
 TRANSCRIPT = re.compile(r"^```(?:console|text)\n(\$ .*?)^```$", re.MULTILINE | re.DOTALL)
 CHARACTERS_OF_A_LINE = 80
 LINES_OF_TWO_SCREENS = 90
+MARKDOWN_LINE_MAX = 120
 ADDRESS = re.compile(r"https?://([\w.-]+)")
 FOLDER_OF_SOMEBODY = re.compile(r"(?<![\w.>])/(?:root|work|Users)/\w")
 
@@ -109,8 +114,58 @@ def test_the_figures_of_the_readme_are_those_of_the_page_on_performance() -> Non
     assert [row for row in rows for figure in row if f" {figure} |" not in measured] == []
 
 
-def test_the_readme_fits_on_two_screens() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 100
+def test_the_readme_and_the_home_page_are_short_in_both_directions() -> None:
+    readme, home = (
+        (ROOT / name).read_text().splitlines() for name in ("README.md", "docs/index.md")
+    )
+
+    assert len(readme) < 90
+    assert [line for line in [*readme, *home] if len(line) > MARKDOWN_LINE_MAX] == []
+
+
+def test_the_home_page_shows_what_the_readme_shows() -> None:
+    readme, home = ((ROOT / name).read_text() for name in ("README.md", "docs/index.md"))
+    figures = re.findall(r"^\| .+ \| [\d.]+ .+ \|$", readme, re.MULTILINE)
+
+    assert figures
+    assert set(figures) <= set(home.splitlines())
+    assert set(RUN.findall(readme)) <= set(RUN.findall(home))
+    assert set(re.findall(r"images/\w+\.svg", readme)) <= set(re.findall(r"images/\w+\.svg", home))
+    assert re.search(r"^pip install \.$", home, re.MULTILINE)
+    assert len(re.findall(r"^- \*\*\[", home, re.MULTILINE)) == 6
+
+
+def test_every_picture_has_an_alternative_text() -> None:
+    without = {
+        str(document.relative_to(ROOT)): pictures
+        for document in documents()
+        if (pictures := re.findall(r"!\[\s*\]\([^)]*\)|<img\b", document.read_text()))
+    }
+
+    assert without == {}
+
+
+def opening(page: str) -> str:
+    """What a reader sees of a page before the first example, table or second heading."""
+    text = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
+    return re.split(r"^(?:```|\||##)", text, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_no_page_for_users_begins_with_words_for_developers() -> None:
+    for_developers = {
+        "architecture.md", "glossary-code.md", "simulation.md", "state-machines.md", "tour.md"
+    }  # fmt: skip
+    docs = ROOT / "docs"
+    pages = [page for page in docs.rglob("*.md") if page.parent.name != "adr"]
+    found = {
+        page.relative_to(docs).as_posix(): words
+        for page in pages
+        if page.parent.name != "development" and page.name not in for_developers
+        if (words := FOR_DEVELOPERS.findall(opening(page.read_text())))
+    }
+
+    assert len(pages) > 50
+    assert found == {}
 
 
 def words_of(glossary: str) -> list[str]:
@@ -195,7 +250,7 @@ def test_only_addresses_for_readers_are_named_outside_of_tests() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {host}"
         for path in tracked_files()
-        if not path.is_relative_to(ROOT / "tests") and path != ROOT / "pyproject.toml"
+        if not path.is_relative_to(ROOT / "tests")
         for host in ADDRESS.findall(text_of(path))
         if host not in HOSTS_FOR_READERS
     ]
@@ -251,23 +306,33 @@ def test_every_how_to_page_shows_a_result_within_two_screens() -> None:
     assert {page: lines for page, lines in before.items() if lines > LINES_OF_TWO_SCREENS} == {}
 
 
-def test_there_is_one_address_of_the_source() -> None:
-    """The owner replaces it in pyproject.toml, and nowhere else."""
+def test_a_package_index_shows_the_readme_without_links_that_lead_nowhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    source = project["project"]["urls"]["Source"]
-    (readme,) = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
-    host = ADDRESS.fullmatch(source.removesuffix("/source"))
+    (change,) = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
+    shown = re.sub(change["pattern"], change["replacement"], (ROOT / "README.md").read_text())
 
-    assert readme["replacement"] == rf"](https://{source.partition('://')[2]}/\1)"
-    assert host is not None
-    assert [p.name for p in tracked_files() if host[1] in text_of(p)] == ["pyproject.toml"]
+    assert LINK.findall((ROOT / "README.md").read_text())
+    assert LINK.findall(shown) == []
+    assert "four failures, no reason" in shown
 
 
-def test_links_that_leave_the_site_lead_to_the_source() -> None:
+def test_links_that_leave_the_site_become_paths_in_a_checkout() -> None:
     rewrite = runpy.run_path(str(ROOT / "tools" / "site_links.py"))["on_page_markdown"]
-    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
     page = SimpleNamespace(file=SimpleNamespace(src_uri="sim/kernels.md"))
 
     text = rewrite("[a](../../README.md#b) [c](../cli.md) [d](#e) ![f](x.svg)", page=page)
+    named = rewrite("[pod.py](../../examples/pod.py)", page=page)
 
-    assert text == f"[a]({source}/README.md#b) [c](../cli.md) [d](#e) ![f](x.svg)"
+    assert text == "a (`README.md` in a checkout) [c](../cli.md) [d](#e) ![f](x.svg)"
+    assert named == "`examples/pod.py` (in a checkout)"
+
+
+def test_the_sites_colours_follow_the_system_until_a_visitor_chooses() -> None:
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(), yaml.SafeLoader)
+    states = [(state["media"], state.get("scheme")) for state in site["theme"]["palette"]]
+
+    assert states == [
+        ("(prefers-color-scheme)", None),
+        ("(prefers-color-scheme: light)", "default"),
+        ("(prefers-color-scheme: dark)", "slate"),
+    ]

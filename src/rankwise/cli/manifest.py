@@ -41,7 +41,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)(m|k|[KMGTPE]i?)?")
 _DECIDED_HERE = {
     "nnodes": "give --nodes before the --",
-    "nproc_per_node": "give --nproc-per-node before the --",
     "rdzv_endpoint": "give --no-etcd --rdzv-endpoint before the --",
     "rdzv_id": "every Job gets a name of its own",
     "standalone": "a job of one node needs no manifest",
@@ -140,6 +139,12 @@ _RUN_WORDS = click.argument(
     metavar="HOST[:PORT],...",
     help="With --no-etcd: the address of the store, an etcd unless --rdzv-backend names another.",
 )
+@click.option(
+    "--patch",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Strategic merge patches in YAML, one document per object, as for tolerations; see docs.",
+)
 @_OUTPUT
 @_RUN_WORDS
 def kubernetes(
@@ -159,6 +164,7 @@ def kubernetes(
     etcd_storage: str,
     no_etcd: bool,
     rdzv_endpoint: str | None,
+    patch: str | None,
     output: str | None,
     words: tuple[str, ...],
 ) -> None:
@@ -168,6 +174,7 @@ def kubernetes(
     """
     from rankwise.cli.run import parse  # noqa: PLC0415  # not needed for --help
     from rankwise.launch.manifests.kubernetes import Etcd, KubernetesJob, etcd_endpoints, manifests  # noqa: PLC0415  # the same
+    from rankwise.launch.manifests.patches import patches_in  # noqa: PLC0415  # the same
 
     options = parse(words, {})
     counts = _node_counts(nodes)
@@ -177,6 +184,11 @@ def kubernetes(
     if no_etcd != (rdzv_endpoint is not None):
         raise ConfigError("--no-etcd and --rdzv-endpoint go together: the nodes have to meet")
     _check_words(options, brings_etcd=not no_etcd)
+    if nproc_per_node is not None and "nproc_per_node" in options.origins:
+        raise ConfigError(
+            "--nproc-per-node is given before and after the --", hint="give it once, after the --"
+        )
+    patches = () if patch is None else patches_in(_read(patch), patch)
     gpu_resources = _gpu_resources(gpus)
     environment = dict(_variable(text, "--env") for text in env)
     secret_keys = dict(_secret(text) for text in secret_env)
@@ -186,7 +198,9 @@ def kubernetes(
         image=_nonempty(image, "--image"),
         nodes_min=counts.least,
         nodes_max=counts.most,
-        nproc=nproc_per_node or next(iter(gpu_resources.values()), "1"),
+        nproc=None
+        if "nproc_per_node" in options.origins
+        else nproc_per_node or next(iter(gpu_resources.values()), "1"),
         backend=options.rdzv_backend if "rdzv_backend" in options.origins else "etcd",
         endpoint=rdzv_endpoint or etcd_endpoints(name),
         etcd=None
@@ -205,7 +219,7 @@ def kubernetes(
         one_per_host=one_per_host,
         token=_new_token(environment, secret_keys),
     )
-    _write(manifests(job), output, mode=0o600 if job.token else 0o666)
+    _write(manifests(job, patches), output, mode=0o600 if job.token else 0o666)
 
 
 @manifest.command(
@@ -350,6 +364,15 @@ def _secret(text: str) -> "tuple[str, SecretKey]":
     if not secret or not key:
         raise ConfigError(f"--secret-env is {text!r}, expected NAME=SECRET/KEY")
     return name, SecretKey(secret, key)
+
+
+def _read(patch: str) -> str:
+    try:
+        with open(patch, encoding="utf-8") as file:  # noqa: PTH123  # pathlib costs ms
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"--patch {patch!r} cannot be read: {reason}") from error
 
 
 def _grace_s(options: "RunOptions") -> int:

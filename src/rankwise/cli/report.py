@@ -1,20 +1,26 @@
 """`rankwise report`: the page and the timeline of a run, from its journals.
 
-Exit codes: 0 they are written; 1 one cannot be written; 2 what was given is no journal of a run.
+Exit codes: 0 they are written; 1 one cannot be written; 2 an argument is neither the journal nor
+the name of a run.
 """
+
+import os
 
 import click
 
 from rankwise.base.errors import ConfigError, RankwiseError
+from rankwise.base.units import SECOND, Duration
 from rankwise.cli.journals import journal_at, lines_of
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import complete_file
+from rankwise.cli.runs_here import RunNotFound, agents_called, answers, deadline_after
 
 DEFAULT_PAGE = "report.html"
+PATIENCE = Duration(10 * SECOND)
 
 
 @click.command("report", context_settings=CONTEXT_SETTINGS)
-@click.argument("journals", metavar="JOURNAL...", nargs=-1, type=click.Path(exists=True))
+@click.argument("journals", metavar="JOURNAL|RUN...", nargs=-1)
 @click.option(
     "-o",
     "--output",
@@ -31,8 +37,9 @@ DEFAULT_PAGE = "report.html"
 def report(journals: tuple[str, ...], output: str | None, trace: str | None) -> None:
     """Write one HTML page about a run that is over, or that goes on: what its ranks did.
 
-    JOURNAL is the journal.jsonl that a run has left in its log directory, or that directory. Of a
-    run on several nodes, give the journals of all of them: they are joined, and the clocks of the
+    JOURNAL is the journal.jsonl that a run has left in its log directory, or that directory. RUN is
+    the name of a run on this machine that goes on, as `rankwise ps` shows it. Of a run on several
+    nodes, give the journals of all of them: they are joined, and the clocks of the
     nodes are aligned by the collectives that their ranks have shared.
 
     The page has a timeline of the ranks, who made the others wait, failures with tracebacks, CPU
@@ -53,7 +60,7 @@ def report(journals: tuple[str, ...], output: str | None, trace: str | None) -> 
             check_writable(path)
     if page is not None and page == trace:
         raise ConfigError(f"--output and --trace are both {page!r}, and would overwrite each other")
-    paths = [journal_at(path, "report") for path in journals]
+    paths = [path for word in journals for path in _journals_of(word)]
     timeline = timeline_of([(path, lines_of(path)) for path in paths])
     failed: list[RankwiseError] = []
     for wanted in ((page, None), (None, trace)):
@@ -64,3 +71,28 @@ def report(journals: tuple[str, ...], output: str | None, trace: str | None) -> 
             failed.append(error)
     if failed:
         raise NotWritten("\n".join(map(str, failed)))
+
+
+def _journals_of(word: str) -> list[str]:
+    """The journal at a path, or those of the agents on this machine of the run of that name."""
+    if os.path.exists(word):  # noqa: PTH110  # pathlib costs ms
+        return [journal_at(word, "report")]
+    from rankwise.launch.control.client import ask_all  # noqa: PLC0415  # not for --help
+
+    try:
+        agents = agents_called(word)
+    except RunNotFound as error:
+        raise RunNotFound(
+            f"{word!r} is neither a file nor a run here: {error.message}",
+            hint="name a journal.jsonl, the log directory of a run, or a run of `rankwise ps`",
+        ) from None
+    paths = []
+    for agent, (status, *_) in answers(ask_all(agents, "status", deadline_after(PATIENCE))):
+        directory = status.get("log_dir")
+        if not directory:
+            raise ConfigError(
+                f"run {word} (pid {agent.pid}) has no journal, since it has no log directory",
+                hint="start it with --log-dir DIR",
+            )
+        paths.append(journal_at(directory, "report"))
+    return paths

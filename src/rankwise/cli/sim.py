@@ -9,7 +9,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -125,10 +131,23 @@ class _RunCommand(click.Command):
     help="Run a script that says `import triton`, unmodified: its kernels are emulated on the CPU, "
     "or run on a simulated machine if --topology is given.",
 )
+@click.option(
+    "--check-compile",
+    is_flag=True,
+    help="With --triton: show each kernel to the front end of the installed triton, too, and fail "
+    "with the line that it refuses. It needs no GPU.",
+)
 @simulation_options
 @click.pass_context
 def run(
-    ctx: click.Context, /, program: str, arguments: tuple[str, ...], *, triton: bool, **options: Any
+    ctx: click.Context,
+    /,
+    program: str,
+    arguments: tuple[str, ...],
+    *,
+    triton: bool,
+    check_compile: bool,
+    **options: Any,
 ) -> int:
     """Run a program of your own.
 
@@ -136,6 +155,8 @@ def run(
     --triton it is any script. NAME.et runs the Chakra execution traces NAME.0.et and so on.
     """
     if not triton:
+        if check_compile:
+            raise ConfigError("--check-compile is about kernels of a script: add --triton")
         if arguments:
             raise ConfigError(
                 f"{arguments[0]!r} comes after the program, which takes no arguments",
@@ -144,9 +165,17 @@ def run(
         return _simulate(program, is_file=True, **options)
     given = _given(ctx, options)
     _check_options_of_triton(given)
-    if "topology" in given:
-        return _simulate(program, is_file=True, arguments=arguments, **options)
-    return _emulate(program, arguments, time_limits(options["max_time"]).real_s)
+    with _shown_to_triton() if check_compile else nullcontext():
+        if "topology" in given:
+            return _simulate(program, is_file=True, arguments=arguments, **options)
+        return _emulate(program, arguments, time_limits(options["max_time"]).real_s)
+
+
+def _shown_to_triton() -> AbstractContextManager[None]:
+    from rankwise.sim.triton.compile_check import check_installed, kernels_shown_to_triton  # noqa: PLC0415  # not for --help
+
+    check_installed()
+    return kernels_shown_to_triton(lambda line: click.echo(line, err=True))
 
 
 def _emulate(program: str, arguments: tuple[str, ...], limit_s: float | None) -> int:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def start() -> "NoReturn":
-    """The console script. Ctrl-C while it still imports ends it without a word."""
+    """The console script. Ctrl-C while it still imports ends it with one line."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, end_interrupted)
     if sys.argv[1:2] == ["run"]:
@@ -23,7 +23,10 @@ def start() -> "NoReturn":
 
 def end_interrupted(_signum: int, _frame: "FrameType | None") -> "NoReturn":
     """End this process, in which nothing has happened yet, as one that was interrupted."""
-    os._exit(128 + 2)
+    try:
+        os.write(2, b"rankwise: interrupted\n")
+    finally:
+        os._exit(128 + 2)
 
 
 def outlive_user_signals() -> None:

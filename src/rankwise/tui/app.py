@@ -88,7 +88,7 @@ def wait_for_end(run: RunSummary) -> str | None:
 
 def end_in_words(told: Mapping[str, Any]) -> str:
     """`failed after 3 attempts: rank 2 failed (ValueError: bad shape)`."""
-    after = f" after {told['attempts']} attempts" if told["attempts"] > 1 else ""
+    after = f" after {told['starts']} attempts" if told["starts"] > 1 else ""
     why = f": {printable(told['why'])}" if told["why"] else ""
     return f"{told['state']}{after}{why}"
 

@@ -164,8 +164,9 @@ class Watcher:
         return self._latest
 
     def end(self, how: str) -> RunPicture:
-        """The last picture, with how the run ended."""
-        self._latest = msgspec.structs.replace(self._latest, end=how, problem="")
+        """The last picture, with how the run ended; no rank lives any more."""
+        rows = tuple(_ended(row) for row in self._latest.rows)
+        self._latest = msgspec.structs.replace(self._latest, end=how, problem="", rows=rows)
         return self._latest
 
     def _see_progress(self, look: RunLook) -> dict[int, float]:
@@ -182,6 +183,13 @@ class Watcher:
             rank: between(progress.last_progress, look.at) / SECOND
             for rank, progress in self._watch.ranks.items()
         }
+
+
+def _ended(row: Row) -> Row:
+    """The row of a rank whose run is over: what it last did is no state of it any more."""
+    if row.state in (State.FAILED, State.HUNG, State.STOPPED, State.ENDED):
+        return row
+    return msgspec.structs.replace(row, state=State.ENDED, for_s=None, cpu_percent=None)
 
 
 def _attempt(look: RunLook) -> tuple[int, int | None]:

@@ -69,7 +69,9 @@ def test_a_run_without_log_files_is_followed_to_its_end(fifo: Path, tmp_path: Pa
     ]
 
 
-def test_one_rank_is_read_from_its_log_file(fifo: Path, tmp_path: Path) -> None:
+def test_one_rank_is_read_from_its_log_file_and_a_report_is_made_by_name(
+    fifo: Path, tmp_path: Path
+) -> None:
     logs = tmp_path / "logs"
     with talking(tmp_path, "--tee=3", "--log-dir", str(logs), ranks=2) as running:
         read = run("logs", str(running.pid), "--rank=1", "-n1")
@@ -77,9 +79,16 @@ def test_one_rank_is_read_from_its_log_file(fifo: Path, tmp_path: Path) -> None:
         (row,) = (
             row for row in map(json.loads, run("ps", "--json").lines) if row["pid"] == running.pid
         )
+        page = tmp_path / "page.html"
+        reported = run("report", f"talks-{os.getpid()}", "-o", str(page))
         stopped = run("stop", str(running.pid), "--now")
         done = running.finish(WITHIN_S)
+    unknown = run("report", "no-such-run")
 
+    assert (reported.code, reported.stderr) == (0, "")
+    assert page.read_text().startswith("<!")
+    assert unknown.code == 2
+    assert "'no-such-run' is neither a file nor a run here" in unknown.stderr
     assert read.lines == ["begun on 1"]
     assert read.stderr == "a word to stderr\n"
     assert strange.code == 1
@@ -117,7 +126,7 @@ def test_a_run_that_is_stopped_can_save_and_the_second_stop_waits_with_the_first
     assert first.code == 0
     assert first.stdout.endswith("for up to 30 s\n")
     # It may come when the run is over.
-    assert second.stdout.endswith("stopped\n") or second.code == 1
+    assert second.stdout.endswith("stopped\n") or second.code == 2
     assert done.lines == ["begun on 0", "saved"]
     assert done.code == 143
     assert "stopped by SIGTERM after" in done.stderr

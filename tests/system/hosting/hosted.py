@@ -37,7 +37,9 @@ class Hosted:
             self._exit = stack.pop_all()
         self._reader = wire.FrameReader()
         self._messages: list[tuple[Any, ...]] = []
-        _, self.pid, self.details = self.next()
+        while (message := self.next())[0] == "importing":
+            pass
+        _, self.pid, self.details = message
 
     def __enter__(self) -> Self:
         return self

@@ -365,14 +365,14 @@ def test_native_threads_that_came_later_are_refused(folder: Path) -> None:
         "    thread = ctypes.c_ulong()\n"
         "    libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)\n"
         f"    open({str(folder / 'made')!r}, 'w').close()\n"
-        "signal.signal(signal.SIGUSR1, late)\n"
+        "signal.signal(signal.SIGWINCH, late)\n"
     )
     os.mkfifo(folder / "made")
     environment = {"RANKWISE_SYS_PATH": os.pathsep.join(sys.path)}
     with Hosted("forkserver", "late", environment=environment) as server:
         assert server.run(1, program=("module", "late", []), cwd=str(folder)) == 0
 
-        os.kill(server.pid, signal.SIGUSR1)
+        os.kill(server.pid, signal.SIGWINCH)
         assert (folder / "made").read_bytes() == b""  # comes to its end when the thread is there
         server.order(2, program=("module", "late", []), cwd=str(folder))
         kind, worker, message = server.next()

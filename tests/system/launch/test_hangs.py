@@ -115,9 +115,8 @@ exec(open({str(script)!r}).read())
         "run", "--nproc-per-node=2", "--hang-timeout=1s", "--shutdown-timeout=100ms", stopped
     )
 
-    killed = done.stderr.find("rank 0 did not end within 100 ms: killed")
-    shown = done.stderr.find("rank 1, innermost call first:")
-    assert 0 <= killed < shown, done.stderr
+    assert "rank 0 is stopped by a signal (SIGSTOP) or a debugger" in done.stderr
+    assert "rank 1, innermost call first:" in done.stderr
     assert "no stack could be had of rank 0" in done.stderr
 
 

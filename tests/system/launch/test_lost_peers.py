@@ -1,10 +1,11 @@
 """Ranks that fail since another one has died: that one is the root cause, whenever it is told."""
 
+import re
 from pathlib import Path
 
 import pytest
 from etcd_servers import free_ports
-from running import run, start, write_program
+from running import run, start, wait_until, write_program
 
 pytestmark = pytest.mark.system
 
@@ -68,15 +69,20 @@ import os, signal, time, rankwise
 steps = 0
 while not rankwise.should_stop():
     steps += 1
-    print("step", flush=True)
     time.sleep(0.01)
+    if os.environ["RANK"] == "0" and steps == 1:
+        print("goes on", flush=True)
     if os.environ["RANK"] == "1" and steps == 1:
+        print(f"pid {os.getpid()} stops", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
 print("saved", flush=True)
 """,
     )
     with start("run", "--nproc-per-node=2", script) as running:
-        running.wait_for("step", count=2)
+        running.wait_for("goes on")
+        line = running.wait_for("stops")
+        state = Path("/proc", re.findall(r"pid (\d+)", line)[0], "stat")
+        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
         running.signal(15)
         done = running.finish()
 

@@ -102,7 +102,11 @@ def test_a_rank_that_cannot_show_where_it_stands_holds_up_nothing(tmp_path: Path
 
     done = run("run", "--nproc-per-node=2", "--timeout=4s", "--shutdown-timeout=1s", script)
 
-    said = r"stopped by its time limit of 4 s after ([\d.]+) s: rank 1 has not come to barrier #2 "
+    stopped = r"rank 1 is stopped by a signal \(SIGSTOP\) or a debugger"
+    said = (
+        rf"stopped by its time limit of 4 s after ([\d.]+) s: {stopped}; "
+        "rank 1 has not come to barrier #2 "
+    )
     found = re.search(said, done.stderr)
     assert found is not None, done.stderr
     assert float(found[1]) < 15, "4, a second until it is told to stop, one until it is killed"

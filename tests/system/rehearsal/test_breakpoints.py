@@ -83,7 +83,7 @@ def test_pdb_opens_in_the_rank_and_shows_the_others(stop: str, tmp_path: Path) -
         terminal.type("ranks 7")
         missing = terminal.wait_for("(rank 1) (Pdb) ")
         terminal.type("c")
-        terminal.wait_for("[default1]:rank 1 3.0")
+        terminal.wait_for("[default1]:\x1b[0mrank 1 3.0")  # its prefix has a colour
         assert process.wait(PATIENCE_S) == 0
 
     assert "program.py(8)train()\n-> collectives.barrier()" in stopped

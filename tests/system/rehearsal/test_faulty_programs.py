@@ -159,7 +159,13 @@ CASES = {
         TORCH + "if rank == 0:\n    dist.send(torch.ones(3), 1)\n"
         "elif rank == 1:\n    dist.recv(torch.ones(4), 0)\n",
         1,
-        ["a message does not fit", "rank 0 called send of (3,)", "rank 1 called recv of (4,)"],
+        [
+            "a message does not fit: rank 0 sends 3 of float32, rank 1 takes 4 of float32",
+            "root cause: rank 0 sends 3 elements, rank 1 takes 4: send of (3,)",
+            "has as many elements as that of the send",
+            "rank 0 called send of (3,)",
+            "rank 1 called recv of (4,)",
+        ],
     ),
     "overlapping groups in different order": (
         TORCH + "a, b = dist.new_group([0, 1]), dist.new_group([0, 1], backend='gloo')\n"

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from running import RANKWISE, run, write_program
 
+pytestmark = pytest.mark.system
+
 WORLDS = pytest.mark.parametrize("world", [(), ("--on", "sim")], ids=["processes", "simulated"])
 
 

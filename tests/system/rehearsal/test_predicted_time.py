@@ -306,6 +306,73 @@ more = torch.zeros(1 << 20)
 """
 
 
+HELD = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+first = torch.ones(4 << 20)
+dist.all_reduce(first)
+del first
+second = torch.ones(4 << 20)
+"""
+
+MISTAKES = """
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+
+def differ(tensor):
+    dist.all_reduce(tensor[: 4 + rank])
+
+
+def do_not_fit(tensor):
+    (dist.recv if rank else dist.send)(tensor[: 4 + rank], 1 - rank)
+
+
+def cannot(tensor):
+    dist.all_reduce(tensor, op=dist.ReduceOp.BAND)
+
+
+for mistake in (differ, do_not_fit, cannot):
+    tensor = torch.ones(8)
+    reference = StorageWeakRef(tensor.untyped_storage())
+    try:
+        mistake(tensor)
+        raise AssertionError("it is one")
+    except RuntimeError:
+        pass
+    del tensor
+    assert reference.expired(), mistake
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_what_a_collective_took_is_free_once_the_program_deletes_it(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    finished = simulate(preloaded, HELD, tmp_path, f"--on=sim:{MACHINE}", "--nproc-per-node=4")
+
+    assert re.search(r"peak memory +16 MiB +rank 0", finished.stderr)
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_what_a_failed_operation_took_is_free_once_the_program_deletes_it(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, MISTAKES)
+
+    finished = preloaded.run("run", f"--on=sim:{MACHINE}", "--nproc-per-node=2", program)
+
+    assert finished.code == 0, finished.stderr
+
+
 @pytest.mark.torch
 @pytest.mark.system
 def test_the_peak_of_memory_is_what_lives_at_once(preloaded: Preloaded, tmp_path: Path) -> None:

@@ -728,8 +728,8 @@ def test_sigterm_ends_a_rank_that_blocks_outside_of_the_simulation(
 ) -> None:
     program = write_program(
         tmp_path,
-        f"{begin}import queue, rankwise\n"
-        "if rankwise.rank() == 1:\n    print('begun', flush=True)\n    queue.Queue().get()\n"
+        f"{begin}import os, rankwise\n"
+        "if rankwise.rank() == 1:\n    print('begun', flush=True)\n    os.read(os.pipe()[0], 1)\n"
         "rankwise.collectives.barrier()\n",
     )
 

@@ -38,7 +38,7 @@ def test_a_bench_shows_a_table_and_leaves_a_trace_and_a_report(tmp_path: Path) -
 
     assert done.returncode == 0, done.stderr
     assert "ring_allreduce_tcm, 4 ranks" in done.stdout
-    assert done.stdout.endswith("numbers: equal to numpy's\n")
+    assert "\nnumbers: equal to numpy's\n" in done.stdout
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
 

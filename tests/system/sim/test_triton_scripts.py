@@ -257,3 +257,67 @@ def test_an_option_of_the_script_is_told_where_to_go(words: tuple[str, ...], hin
 
     assert done.code == 2
     assert f"no such option '--n'; {hint}" in done.stderr
+
+
+CHECKED = """
+import numpy as np
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+WIDTH = tl.constexpr(8)
+LIMIT = 8
+
+
+@triton.constexpr_function
+def half(n):
+    return n // 2
+
+
+@triton.jit
+def helper(x):
+    return libdevice.exp(x) + LIMIT
+
+
+@triton.jit
+def fine(p, n, scale, K: tl.constexpr = half(16)):
+    i = tl.arange(0, K)
+    tl.store(p + i, tl.load(p + i, mask=i < n) * scale + half(K))
+
+
+@triton.jit
+def bad(p, n, K: tl.constexpr):
+    i = tl.arange(0, K)
+    tl.store(p + i, helper(tl.load(p + i, mask=i < n)))
+
+
+x = np.zeros(8, np.float32)
+fine[(1,)](x, 7, 2.0, K=WIDTH)
+fine[(1,)](x, 1, 2.0)
+print("taken", flush=True)
+bad[(1,)](x, 7, K=8)
+print("never")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("machine", [(), ("--topology=default",)])
+def test_what_tritons_own_front_end_refuses_fails_with_its_line(
+    tmp_path: Path, machine: tuple[str, ...]
+) -> None:
+    script = write_program(tmp_path, CHECKED)
+
+    done = run("sim", "run", "--triton", "--check-compile", *machine, script)
+
+    line = CHECKED.splitlines().index("    return libdevice.exp(x) + LIMIT") + 1
+    assert done.lines == ["taken"], done.stderr
+    assert f'kernel "bad": {script}:{line}: Triton ' in done.stderr
+    assert "Cannot access global variable LIMIT" in done.stderr
+    assert done.code == 1
+
+
+def test_compile_checks_are_about_scripts_of_kernels(tmp_path: Path) -> None:
+    done = run("sim", "run", "--check-compile", write_program(tmp_path, CHECKED))
+
+    assert "--check-compile is about kernels of a script: add --triton" in done.stderr
+    assert done.code == 2

@@ -320,3 +320,110 @@ def test_what_cannot_be_is_refused_in_one_line(
     words: list[str], told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert told in complaint(capfd, *words)
+
+
+PATCH = """
+kind: JobSet
+metadata: {labels: {kueue.x-k8s.io/queue-name: research}}
+spec:
+  replicatedJobs:
+  - name: node
+    template:
+      spec:
+        template:
+          spec:
+            serviceAccountName: trainer
+            imagePullSecrets: [{name: registry}]
+            nodeSelector: {pool: gpu}
+            tolerations: [{key: gpu, operator: Exists}]
+            containers:
+            - name: node
+              volumeMounts: [{name: checkpoints, mountPath: /checkpoints}]
+            volumes:
+            - {name: checkpoints, persistentVolumeClaim: {claimName: checkpoints}}
+---
+kind: Service
+metadata: {name: n-etcd}
+spec: {type: ClusterIP}
+"""
+
+
+def test_patch_adds_what_a_cluster_asks_for_and_keeps_the_rest(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "patch.yaml"
+    file.write_text(PATCH)
+    words = ("--image", "i", "--name", "n")
+    plain = written(capfd, *words, "--", "t.py")
+
+    objects = written(capfd, *words, "--patch", str(file), "--", "t.py")
+
+    pod, container = pod_of(objects, "n"), container_of(objects, "n")
+    labels = objects["JobSet/n"]["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "research"
+    assert labels.items() > plain["JobSet/n"]["metadata"]["labels"].items()
+    assert pod["serviceAccountName"] == "trainer"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["nodeSelector"] == {"pool": "gpu"}
+    assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert [one["name"] for one in pod["volumes"]] == ["shared-memory", "checkpoints"]
+    assert [one["mountPath"] for one in container["volumeMounts"]] == ["/dev/shm", "/checkpoints"]
+    assert container["args"] == container_of(plain, "n")["args"]
+    assert objects["Service/n-etcd"]["spec"]["type"] == "ClusterIP"
+
+
+def test_patch_removes_by_null_and_by_directive(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "patch.yaml"
+    pod = "{containers: [{name: node, startupProbe: null, env: [{name: POD_IP, $patch: delete}]}]}"
+    job = f"{{name: node, template: {{spec: {{template: {{spec: {pod}}}}}}}}}"
+    file.write_text(f"kind: JobSet\nspec: {{replicatedJobs: [{job}]}}\n")
+
+    objects = written(capfd, "--image", "i", "--patch", str(file), "--", "t.py")
+
+    container = container_of(objects, "t")
+    assert "startupProbe" not in container
+    names = [one["name"] for one in container["env"]]
+    assert "POD_IP" not in names
+    assert "JOB_UID" in names
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("kind: [", "line 1 is not YAML"),
+        ("spec: {}", "a document without kind"),
+        ("kind: Job", "is for Job, and no object here fit"),
+        ("kind: Service", "is for Service, and several objects here fit"),
+        ("{kind: JobSet, spec: 3}", "has 3 at JobSet.spec"),
+        ("{kind: JobSet, spec: {replicatedJobs: [{}]}}", "an item without name"),
+    ],
+)
+def test_patch_that_does_not_fit_is_refused_in_one_line(
+    text: str, told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "patch.yaml"
+    file.write_text(text)
+
+    assert told in complaint(capfd, "--image", "i", "--patch", str(file), "--", "t.py")
+
+
+def test_number_of_workers_may_follow_the_dashes(capfd: pytest.CaptureFixture[str]) -> None:
+    objects = written(capfd, "--image", "i", "--", "--nproc-per-node", "8", "t.py")
+
+    arguments = container_of(objects, "t")["args"]
+    assert arguments[-3:] == ["--nproc-per-node", "8", "t.py"]
+    assert not any(word.startswith("--nproc-per-node=") for word in arguments)
+
+
+def test_number_of_workers_given_twice_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("--image", "i", "--nproc-per-node", "8", "--", "--nproc-per-node", "4", "t.py")
+
+    assert "before and after the --" in complaint(capfd, *words)
+
+
+def test_notes_ask_for_a_volume_for_checkpoints(capfd: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["manifest", "kubernetes", "--image", "i", "--", "t.py"]) == 0
+
+    assert "volume for checkpoints" in capfd.readouterr().out

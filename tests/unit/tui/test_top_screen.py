@@ -231,9 +231,9 @@ def test_help_opens_and_any_key_closes_it() -> None:
 
 
 def test_an_end_is_told_with_its_attempts_and_its_cause() -> None:
-    assert end_in_words({"state": "succeeded", "attempts": 1, "why": ""}) == "succeeded"
+    assert end_in_words({"state": "succeeded", "starts": 1, "why": ""}) == "succeeded"
     assert (
-        end_in_words({"state": "failed", "attempts": 3, "why": "rank 0 failed\x1b"})
+        end_in_words({"state": "failed", "starts": 3, "why": "rank 0 failed\x1b"})
         == "failed after 3 attempts: rank 0 failed\\x1b"
     )
 

@@ -1,5 +1,7 @@
 """How calls, and who is to blame, are said."""
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -104,7 +106,9 @@ def _calls_in_words(parties: Iterable[Party]) -> str:
 
 
 def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
-    """Ranks that wait for each other, one after the other."""
+    """Ranks that wait for each other, one after the other; or how a message does not fit."""
+    if (misfit := _misfit_in_words(circle)) is not None:
+        return misfit
     told = []
     # A rank knows a group from its first call there.
     groups = {key: group for wait in circle for key, group in books[wait.rank].groups.items()}
@@ -117,6 +121,32 @@ def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
             f"and so on, to rank {circle[-1].rank} for {ranks_in_words(circle[-1].awaited)}"
         ]
     return f"ranks wait for each other: {'; '.join(told)}"
+
+
+_MESSAGE = re.compile(r"(send|recv) of \(([\d, ]*)\) (\w+) (?:to|from) rank \d+(.*)")
+"""A message of one tensor: the side, the shape, the dtype, and the tag."""
+
+
+def _misfit_in_words(circle: Sequence["Wait"]) -> str | None:
+    """`rank 0 sends 4 elements, rank 1 takes 3: ...`; None if size and type of a message agree."""
+    found = [(_MESSAGE.fullmatch(wait.call.text), wait) for wait in circle]
+    ends = {match[1]: (match, wait) for match, wait in found if match is not None}
+    if len(circle) != _TWO or len(ends) != _TWO:
+        return None
+    (sent, sender), (taken, receiver) = ends["send"], ends["recv"]
+    counts = [math.prod(map(int, re.findall(r"\d+", match[2]))) for match in (sent, taken)]
+    # With another tag it is another message: its size says nothing.
+    if sent[4] != taken[4] or (counts[0] == counts[1] and sent[3] == taken[3]):
+        return None
+    unit = "element" if counts[0] == 1 else "elements"
+    if sent[3] == taken[3]:
+        of_sender, of_receiver = f"{counts[0]} {unit}", f"{counts[1]}"
+    else:
+        of_sender, of_receiver = f"{counts[0]} {unit} of {sent[3]}", f"{counts[1]} of {taken[3]}"
+    calls = f"{call_in_words(sender.call, None)}, {call_in_words(receiver.call, None)}"
+    return (
+        f"rank {sender.rank} sends {of_sender}, rank {receiver.rank} takes {of_receiver}: {calls}"
+    )
 
 
 def _among_alike(key: str, groups: Mapping[str, Group]) -> str:

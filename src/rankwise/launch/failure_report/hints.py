@@ -104,7 +104,13 @@ def _calls_of_circle(failure: Failure) -> list[str]:
     return _STANDS.findall(failure.detail) if failure.is_shared else []
 
 
+_MISFIT = re.compile(r"rank \d+ sends \d+ elements?\b.*, rank \d+ takes \d+")
+
 _CATALOGUE: Sequence[_Hint] = (
+    _Hint(
+        lambda failure: failure.is_shared and _MISFIT.match(failure.detail) is not None,
+        "the tensor of a receive has as many elements as that of the send, of the same dtype",
+    ),
     _Hint(
         lambda failure: sorted(_calls_of_circle(failure)) == ["recv", "send"],
         "a receive takes what was sent with its tag, in the order of the sends, and as much: "

@@ -20,12 +20,14 @@ The run's token comes in a Secret. It cannot be changed, since pods that replace
 what these know: a manifest that was written anew is refused until the first one's objects are gone.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
 from rankwise.launch.manifests.noted_yaml import Noted, document
+from rankwise.launch.manifests.patches import Patch, patched
 
 CLIENT_PORT = 2379
 PEER_PORT = 2380
@@ -61,7 +63,7 @@ class KubernetesJob(msgspec.Struct, frozen=True, kw_only=True):
         namespace: None for whichever is current when the manifests are applied.
         image: has rankwise and the program in it.
         nodes_min, nodes_max: how few pods may run, and how many at most.
-        nproc: workers per pod, as for `--nproc-per-node`.
+        nproc: workers per pod, as for `--nproc-per-node`; None: the words say it.
         backend, endpoint: where pods meet.
         etcd: the etcd to write down too; None if the endpoint is somebody else's.
         words: the rest of the words of `rankwise run`: options, program, its arguments.
@@ -79,7 +81,7 @@ class KubernetesJob(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     nodes_min: int
     nodes_max: int
-    nproc: str
+    nproc: str | None
     backend: str
     endpoint: str
     etcd: Etcd | None
@@ -99,8 +101,12 @@ def etcd_endpoints(name: str) -> str:
     return ",".join(f"{member}.{name}-etcd-peers:{CLIENT_PORT}" for member in _members(name))
 
 
-def manifests(job: KubernetesJob) -> str:
-    """All objects as YAML, in the order in which they should be applied."""
+def manifests(job: KubernetesJob, patches: Sequence[Patch] = ()) -> str:
+    """All objects as YAML, in the order in which they should be applied, patched.
+
+    Raises:
+        ConfigError: a patch names an object that is not among them, or does not fit.
+    """
     objects: list[tuple[dict[str, Any], str]] = []
     if job.etcd is not None:
         objects += [
@@ -119,7 +125,9 @@ def manifests(job: KubernetesJob) -> str:
         (_node_service(job), "Names for the pods, and where Prometheus finds GET /metrics."),
         (_job_set(job), f"The run: {job.nodes_max} pods, each of them one node."),
     ]
+    objects = patched(objects, patches)
     head = "# Written by `rankwise manifest kubernetes`; for `kubectl apply -f`.\n"
+    head += "# Pods lose their files when they end: mount a volume for checkpoints (--patch).\n"
     return head + "".join("---\n" + document(tree, head=why) for tree, why in objects)
 
 
@@ -375,7 +383,7 @@ def _node_container(job: KubernetesJob) -> dict[str, Any]:
         "command": ["rankwise", "run"],
         "args": [
             f"--nnodes={job.nodes_min}:{job.nodes_max}",
-            f"--nproc-per-node={job.nproc}",
+            *([] if job.nproc is None else [f"--nproc-per-node={job.nproc}"]),
             Noted(f"--rdzv-id={job.name}-$(JOB_UID)", "Every Job begins a run of its own."),
             Noted("--rdzv-once", "A pod that comes when the run is over ends as the run did."),
             f"--rdzv-backend={job.backend}",

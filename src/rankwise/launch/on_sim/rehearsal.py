@@ -58,6 +58,7 @@ from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
 from rankwise.sim.rehearsal.descriptors import STANDARD
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.first_import import FirstImport
+from rankwise.sim.rehearsal.names_of_ranks import NAMES, NamesOfRanks
 from rankwise.sim.rehearsal.places import place_of, places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
 from rankwise.sim.rehearsal.schedules import Schedule
@@ -214,6 +215,7 @@ class Rehearsal:
         stack.callback(output.leave_console)
         stack.callback(complaints.tell_losses)
         stack.callback(output.end_attempt)
+        names = NamesOfRanks()
         world = stack.enter_context(
             SimulatedWorld(
                 stdout=output.stdout,
@@ -226,8 +228,9 @@ class Rehearsal:
                     "torch": partial(_follow_torch, self._device),
                     "torch._dynamo.trace_rules": _follow_dynamo,
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
-                    "torch.distributed.tensor": partial(_follow_dtensor, self._device),
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
+                    **{module: partial(names.follow, module) for module in NAMES},
+                    "torch.distributed.tensor": partial(_follow_dtensor, self._device, names),
                 },
                 prediction=self.prediction,
                 packages=self._packages,
@@ -560,14 +563,18 @@ def _follow_torch(device: str, world: SimulatedWorld) -> Callable[[], None]:
     return install(world, device)
 
 
-def _follow_dtensor(device: str, world: SimulatedWorld) -> Callable[[], None]:
-    from rankwise.sim.torch import dtensor  # noqa: PLC0415  # only for programs that use it
+def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> Callable[[], None]:
+    stack = ExitStack()
+    if device == "cuda":
+        from rankwise.sim.torch import attention_sharding  # noqa: PLC0415  # for these alone
 
-    return dtensor.install(world, device)
+        stack.callback(attention_sharding.shard_attention_of_cpu())
+    stack.callback(names.follow("torch.distributed.tensor", world))
+    return stack.close
 
 
 def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:
-    from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # the same
+    from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # only for programs of torch
 
     return stay_out_of_graphs()
 

@@ -66,30 +66,32 @@ def algorithm_module(name: str) -> ModuleType:
         raise _failed(name, "cannot be imported", error) from error
     kernel = getattr(module, "kernel", None)
     if kernel is not None:
-        _check_kernel(name, kernel)
+        _check_kernel(module, kernel)
     elif not callable(getattr(module, "program", None)):
         raise ConfigError(
             f"module {name!r} is not a collective algorithm: it has no function program(task)"
-            " and no kernel"
+            f" and no kernel{_at(module)}"
         )
     collective = getattr(module, "COLLECTIVE", None)
     if collective not in COLLECTIVES:
         raise ConfigError(
-            f"module {name!r} has COLLECTIVE = {collective!r};"
+            f"module {name!r} has COLLECTIVE = {collective!r}{_at(module)};"
             f" {hint_on_name(str(collective), COLLECTIVES)}"
         )
     return module
 
 
-def _check_kernel(module: str, kernel: Any) -> None:
+def _check_kernel(module: ModuleType, kernel: Any) -> None:
     """Refuse a kernel that wants what no collective can give it."""
     if not callable(kernel):
-        raise ConfigError(f"module {module!r}: kernel is {kernel!r}, expected a function")
+        raise ConfigError(
+            f"module {module.__name__!r}: kernel is {kernel!r}, expected a function{_at(module)}"
+        )
     for name, parameter in parameters_of(kernel).items():
         if name not in KERNEL_PARAMETERS and parameter.default is parameter.empty:
             raise ConfigError(
-                f"module {module!r}: its kernel has a parameter {name!r} that gets no value;"
-                f" expected some of {', '.join(KERNEL_PARAMETERS)}"
+                f"module {module.__name__!r}: its kernel has a parameter {name!r} that gets no"
+                f" value; expected some of {', '.join(KERNEL_PARAMETERS)}{_at(module, kernel)}"
             )
 
 
@@ -110,8 +112,9 @@ def instructions_of(module: ModuleType, task: Task) -> Iterator[Instruction]:
     whose = f"failed for rank {task.rank} of {task.size}"
     count = 0
     try:
-        for given in islice(module.program(task), INSTRUCTIONS_MOST + 1):
-            _check(module, task, count, given)
+        program = module.program(task)
+        for given in islice(program, INSTRUCTIONS_MOST + 1):
+            _check(module, task, count, given, program)
             count += 1
             yield given
     except AlgorithmError:
@@ -122,6 +125,7 @@ def instructions_of(module: ModuleType, task: Task) -> Iterator[Instruction]:
         raise AlgorithmError(
             f"algorithm {module.__name__}: program(task) gives rank {task.rank} more than"
             f" {INSTRUCTIONS_MOST:,} instructions, and does not seem to end"
+            f"{_at(module, module.program, program)}"
         )
 
 
@@ -142,24 +146,45 @@ def scratch_of(module: ModuleType, task: Task) -> int:
     if not isinstance(wanted, int) or wanted < 0:
         raise AlgorithmError(
             f"algorithm {module.__name__}: scratch_elements(task) of rank {task.rank} is"
-            f" {wanted!r}, expected a count of elements"
+            f" {wanted!r}, expected a count of elements{_at(module, ask)}"
         )
     return wanted
 
 
-def _check(module: ModuleType, task: Task, step: int, given: Any) -> None:
-    """Refuse what cannot be carried out; the rehearsal checks whether it fits the others."""
+def _check(module: ModuleType, task: Task, step: int, given: Any, program: Any) -> None:
+    problem = _problem_of(given)
+    if problem is not None:
+        raise AlgorithmError(
+            f"algorithm {module.__name__}: instruction {step} of rank {task.rank} is"
+            f" {problem}{_at(module, module.program, program)}"
+        )
+
+
+def _problem_of(given: Any) -> str | None:
+    """Why it cannot be carried out; the rehearsal checks whether it fits the others."""
     if not isinstance(given, Send | Receive | Copy | Fold):
-        problem = f"{given!r}, expected Send, Receive, Copy or Fold"
-    elif not isinstance(getattr(given, "peer", 0), SupportsIndex):
-        problem = f"{given!r}, whose peer is not a rank"
-    elif not all(map(_is_span, _given_spans(given))):
-        problem = f"{given!r}, expected spans of whole elements: Span(start, stop)"
-    else:
-        return
-    raise AlgorithmError(
-        f"algorithm {module.__name__}: instruction {step} of rank {task.rank} is {problem}"
-    )
+        return f"{given!r}, expected Send, Receive, Copy or Fold"
+    if not isinstance(getattr(given, "peer", 0), SupportsIndex):
+        return f"{given!r}, whose peer is not a rank"
+    if not all(map(_is_span, _given_spans(given))):
+        return f"{given!r}, expected spans of whole elements: Span(start, stop)"
+    return None
+
+
+def place_in(module: ModuleType, function: Any = None, generator: Any = None) -> str:
+    """The file and line at fault: where a generator stands, or a function begins; else the file."""
+    frame = getattr(generator, "gi_frame", None)
+    if frame is not None:
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    code = getattr(inspect.unwrap(getattr(function, "fn", function)), "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    return module.__file__ or ""
+
+
+def _at(module: ModuleType, function: Any = None, generator: Any = None) -> str:
+    place = place_in(module, function, generator)
+    return f", at {place}" if place else ""
 
 
 def _given_spans(given: Instruction) -> list[Any]:

@@ -18,6 +18,7 @@ from rankwise.sim.ccl.algorithm_modules import (
     AlgorithmError,
     algorithm_module,
     instructions_of,
+    place_in,
     scratch_of,
 )
 from rankwise.sim.ccl.configuration import Algorithm
@@ -141,8 +142,10 @@ class Plan:
         try:
             return schedule_of(programs, lengths)
         except ConfigError as error:
+            module = algorithm_module(self.request.module)
             raise AlgorithmError(
                 f"algorithm {self.request.module} with {self.request.size} ranks: {error}"
+                f" (its program is at {place_in(module, getattr(module, 'program', None))})"
             ) from None
 
     @cached_property

@@ -36,7 +36,7 @@ class Passage:
     """One rank's way through a collective or a message.
 
     Attributes:
-        load: what it brings.
+        load: what it brings; None once it has been carried out.
         size: in bytes.
         came_at: when it came.
         begins_at, ends_at: when the operation begins and ends; 0 until everybody has come.
@@ -113,6 +113,10 @@ class RankClock:
     def bound(self, work: DeviceOperation) -> "PricedWork":
         """The same of what a kernel does on its way: what the roofline gives, and no start."""
         return self._prediction.bound(work._replace(times=self._times))
+
+    def note_unknown(self, priced: "PricedWork") -> None:
+        """An operation of the matrix kind has no formula; see `Prediction.unknown`."""
+        self._prediction.note_unknown(priced)
 
     def compute(self, priced: "PricedWork") -> None:
         """Let the time of an operation pass, which `price` has priced."""
@@ -204,6 +208,7 @@ class Prediction:
         clocks: of the ranks of the last attempt, by number.
         op_log: what each rank did when; empty unless it is kept.
         works: all operations that any rank has carried out.
+        unknown: those of them that are too cheap, since their flops are not known.
         keeps_log: see the arguments.
         size: how many ranks the last attempt has.
 
@@ -225,6 +230,7 @@ class Prediction:
         self.clocks: dict[int, RankClock] = {}
         self.op_log = OpLog()
         self.works: list[PricedWork] = []
+        self.unknown: dict[DeviceOperation, PricedWork] = {}
         self.keeps_log = keeps_log
         self._begun_at = 0
         self._prices: dict[DeviceOperation, PricedWork] = {}
@@ -276,7 +282,10 @@ class Prediction:
         passages: Sequence[Passage],
     ) -> None:
         """Do a collective for which all members have come, and say when it begins and ends."""
-        carry_out([passage.load for passage in passages])
+        loads = [passage.load for passage in passages]
+        for passage in passages:
+            passage.load = None  # a handle keeps it, perhaps for longer than the tensors live
+        carry_out(loads)
         members = (*group.ranks[root:], *group.ranks[:root])
         free = self._group_free.get(group.name, 0)
         begin = max(free, *(passage.came_at for passage in passages))
@@ -287,6 +296,7 @@ class Prediction:
 
     def deliver(self, source: int, target: int, sent: Passage, received: Passage) -> None:
         """Say when a message begins and ends for which both ends are there."""
+        sent.load = received.load = None
         way = (source, target)
         begin = max(sent.came_at, received.came_at, self._way_free.get(way, 0))
         duration = self.network.message_time(source, target, sent.size, begin)
@@ -310,6 +320,11 @@ class Prediction:
             priced = self._bounds[work] = PricedWork(work, self.costs.bound(work)[1])
             self.note(priced)
         return priced
+
+    def note_unknown(self, priced: PricedWork) -> None:
+        """Have an operation reported as too cheap, unless a cost model of a plug-in prices it."""
+        if not self.costs.is_plugged(priced.work):
+            self.unknown[priced.work] = priced
 
     def note(self, priced: PricedWork) -> None:
         """Have an operation reported, with how often it has been carried out."""

@@ -83,10 +83,9 @@ class DeviceCosts:
 
     def time(self, work: DeviceOperation) -> int:
         """How long it takes."""
-        if self._plugged is not None:
-            answer = self._plugged.operation(work.name, work.flops, work.size, work.dtype)
-            if answer is not None:
-                return math.ceil(answer * work.times)
+        answer = self._answer_of_plugin(work)
+        if answer is not None:
+            return math.ceil(answer * work.times)
         startup = math.ceil(self._startup[work.engine] * work.times)
         return self._command + startup + self.bound(work)[1]
 
@@ -94,6 +93,15 @@ class DeviceCosts:
         """The part of its duration that is the command and the start of the engine."""
         most = self._command + math.ceil(self._startup[work.engine] * work.times)
         return max(0, min(most, duration - self.bound(work)[1]))
+
+    def is_plugged(self, work: DeviceOperation) -> bool:
+        """Whether a cost model of a plug-in says what it takes."""
+        return self._answer_of_plugin(work) is not None
+
+    def _answer_of_plugin(self, work: DeviceOperation) -> int | None:
+        if self._plugged is None:
+            return None
+        return self._plugged.operation(work.name, work.flops, work.size, work.dtype)
 
     @cached_property
     def _plugged(self) -> PluggedCosts | None:

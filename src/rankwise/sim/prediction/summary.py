@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OPERATIONS_SHOWN = 20
 RANKS_SHOWN = 64
+UNKNOWN_SHOWN = 3
 
 
 class Figures(NamedTuple):
@@ -151,6 +152,12 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
             f"rank {figures.memory_rank}; a device has {format_bytes(capacity)}{full}",
         ),
     ]
+    if prediction.unknown:
+        names = sorted({work.name for work in prediction.unknown})
+        count = sum(priced.count for priced in prediction.unknown.values())
+        told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
+        why = "flops unknown, only moving the tensors is counted; a cost model can price it"
+        rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
     left_out = {
         name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells
     }

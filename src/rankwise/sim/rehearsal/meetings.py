@@ -175,7 +175,8 @@ class Group:
         conditions.calls += 1
         came = Came(number, call, place_here(), conditions.calls)
         self._latest[rank] = meeting.arrivals[rank] = came
-        meeting.loads[rank] = load
+        if meeting.error is None:
+            meeting.loads[rank] = load
         if call != meeting.call:
             meeting.is_agreed = False
         if self._gone and len(meeting.arrivals) == 1:
@@ -393,13 +394,14 @@ class Meeting(Gate):
             self.group.has_other_shapes = False
         else:
             self.error = self._disagreement()
+        self.loads = {}  # a rank remembers its latest meeting, and must not keep tensors by that
         self.open()
 
     def _carry_out(self, carry_out: CarryOut) -> None:
         try:
             carry_out([self.loads[rank] for rank in self.group.ranks])
         except Exception as error:  # noqa: BLE001  # every member raises it
-            self.error = error
+            self.error = _without_frames(error)
 
     def miss(self, rank: int, error: CollectiveError) -> None:
         """Fail, since a member will never come."""
@@ -410,6 +412,7 @@ class Meeting(Gate):
     def fail(self, error: Exception) -> None:
         """Let all members that come raise this."""
         self.error = error
+        self.loads = {}
         self.open()
 
     def told(self) -> str:
@@ -544,10 +547,16 @@ def _settle(send: Post, receive: Post) -> None:
     try:
         receive.deliver(send, receive)
     except Exception as error:  # noqa: BLE001  # both ends raise it
-        send.error = receive.error = error
+        send.error = receive.error = _without_frames(error)
     send.load = receive.load = None  # both are remembered as the latest of their ranks
     send.open()
     receive.open()
+
+
+def _without_frames(error: Exception) -> Exception:
+    """An error to be kept: the frames that raised it would keep the tensors of all members."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _own(error: Exception) -> Exception:

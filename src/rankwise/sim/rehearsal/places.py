@@ -58,6 +58,18 @@ def places_of(frame: FrameType | None) -> list[CallSite]:
     return places or ([] if innermost is None else [innermost])
 
 
+def is_in_import(frame: FrameType | None) -> bool:
+    """Whether the innermost line of the user's imports a library, whose code runs right now."""
+    has_imported = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if owner_of(file) == "user":
+            break
+        has_imported |= file == "<frozen importlib._bootstrap>"
+        frame = frame.f_back
+    return has_imported
+
+
 def place_of_caller(interface: tuple[str, ...]) -> CallSite | None:
     """The user's line that has called an interface; None if a library has called it.
 

@@ -73,6 +73,7 @@ from typing import Any, Protocol, Self
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.units import SECOND, Instant
 from rankwise.bell import Bell
+from rankwise.sim.rehearsal.places import is_in_import
 
 set_affinity = os.sched_setaffinity
 """That of the kernel: what ranks call is another one (`substitutes`)."""
@@ -1102,6 +1103,8 @@ class Scheduler:
 
     def _tell_of(self, rank: Rank) -> None:
         """Tell, once, that a rank keeps others waiting, or the one who asked for a stop."""
+        if not self._is_interrupted and is_in_import(rank.stack()):
+            return  # of a large package on a busy machine: the next look tells what still holds
         others = (other for other in self.ranks.values() if other is not rank)
         is_missed = self._is_interrupted or any(other.exit_code is None for other in others)
         if is_missed and self.on_held and self._is_interrupted not in self._told_while_interrupted:

@@ -23,6 +23,8 @@ What is touched:
   and autograd, as a backend in C++ does (`arithmetic`).
 - `torch._C._push_on_torch_dispatch_stack`: what a rank computes is charged by a mode in its thread,
   on a modelled machine; the public way would leave marks in torch that other threads see.
+- `FakeTensorMode.__init__` and `__torch_dispatch__`: what a program computes with fake tensors is
+  charged above it.
 - `torch.distributed._symmetric_memory`: the class of C++ behind it, and `torch.ops.symm_mem` for
   tensors on the CPU (`symmetric_memory`, `symmetric_operations`).
 - `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for
@@ -36,6 +38,9 @@ What is touched:
   programs define (`operators`).
 - `torch._dynamo.trace_rules.SKIP_DIRS`: what `torch.compile` leaves alone; rankwise, too.
 - `torch.nn.modules.module`, `torch.optim.optimizer`: their tables of hooks for all (`settings`).
+- `DeviceMesh.__init__` and `__setstate__`: meshes get the number of their rank as `_thread_id`,
+  which torch has for its tests with threads. Equal meshes of two ranks would otherwise be one key
+  of the caches of `torch.distributed.tensor`, whose values hold the coordinates of a rank.
 - `torch._C._cuda_getDeviceCount`, `_cuda_init` and `_accelerator_*`: there is no GPU (`no_gpus`).
 - `torch.UntypedStorage.resize_`, `torch.cuda.Event`, `torch.cuda.synchronize`: the memory and
   the time of the modelled machine.
@@ -46,13 +51,15 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed import Backend, ProcessGroup, ProcessGroupGloo
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import Backend, DeviceMesh, ProcessGroup, ProcessGroupGloo
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankwise.base.errors import ConfigError
@@ -106,6 +113,9 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
     replace("rendezvous", _rendezvous)
     replace("_get_default_timeout", _of_gloo)
+    stack.callback(_forget_meshes)
+    replace("__init__", _numbered, DeviceMesh)
+    replace("__setstate__", _renumbered, DeviceMesh)
     if (rpc := import_module("torch.distributed.rpc")).is_available():
         replace("init_rpc", _refused_to_ranks, rpc)
     for name in ("_prepare_profiler", "_enable_profiler"):
@@ -120,9 +130,15 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     if device == "cuda":
         stack.callback(model_cuda())
     if world.prediction is not None:
-        from rankwise.sim.torch.operations import with_counting  # noqa: PLC0415  # for machines
+        from rankwise.sim.torch.operations import (  # noqa: PLC0415  # for machines
+            with_counting,
+            with_fakes,
+            with_makers,
+        )
 
         replace("resize_", with_counting, torch.UntypedStorage)
+        replace("__torch_dispatch__", with_fakes, FakeTensorMode)
+        replace("__init__", with_makers, FakeTensorMode)
         stack.callback(register_optimizer_step_post_hook(_end_step).remove)
     if world.has_virtual_clock:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
@@ -221,19 +237,28 @@ class TorchState:
             NoGpu().__enter__()  # the same
         generator = torch.Generator().manual_seed(self._world.seed_of(rank))
         if self._world.prediction is not None:
-            from rankwise.sim.torch.operations import ChargingMode  # noqa: PLC0415  # for machines
+            from rankwise.sim.torch.operations import charge_thread  # noqa: PLC0415  # for machines
 
-            mode = ChargingMode(self._world.prediction.clock_of(rank))
+            mode = charge_thread(self._world.prediction.clock_of(rank))
             torch._C._push_on_torch_dispatch_stack(mode)  # noqa: SLF001  # see the module's text
         return _Mine(generator.get_state(), self._dtype)
 
 
+_numbers = count(1)
+"""Of all ranks that this process ever has: caches of torch outlive a world, and threads."""
+
+
 class _Mine:
-    """What one rank has of torch."""
+    """What one rank has of torch.
+
+    Attributes:
+        number: of this rank alone, in whatever world of this process.
+    """
 
     def __init__(self, random: Any, dtype: Any) -> None:
         self.random = random
         self.dtype = dtype
+        self.number = next(_numbers)
         self.world = RankWorld()
         self.names: list[str] = []
         self.stores: list[RehearsedStore] = []
@@ -384,6 +409,38 @@ def _unique_per_rank(original: Callable[..., str]) -> Callable[..., str]:
         return unique
 
     return process_group_name
+
+
+def _forget_meshes() -> None:
+    """Empty the caches whose keys are meshes: they would keep the groups of a finished world."""
+    if (redistributing := sys.modules.get("torch.distributed.tensor._redistribute")) is not None:
+        redistributing._gen_transform_infos.cache_clear()  # noqa: SLF001  # see the module's text
+        redistributing.clear_redistribute_planner_cache()
+        costs = import_module("torch.distributed.tensor._collective_utils")
+        costs.MeshTopoInfo.build_from_mesh.cache_clear()
+
+
+def _numbered(original: Callable[..., None]) -> Callable[..., None]:
+    """`DeviceMesh.__init__`: equal meshes of two ranks are different keys."""
+
+    @wraps(original)
+    def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        original(mesh, *args, **kwargs)
+        if (rank := running_rank()) is not None:
+            mesh._thread_id = rank.belongings[_KEY].number  # noqa: SLF001  # see the module's text
+
+    return init
+
+
+def _renumbered(original: Callable[..., None]) -> Callable[..., None]:
+    """`DeviceMesh.__setstate__`: a mesh of another rank equals the own one, as on processes."""
+
+    def set_state(mesh: Any, state: dict[str, Any]) -> None:
+        rank = running_rank()
+        number = None if rank is None else rank.belongings[_KEY].number
+        original(mesh, {**state, "_thread_id": number, "_hash": None})
+
+    return set_state
 
 
 def _unregister_those_of_rank(original: Callable[[], None]) -> Callable[[], None]:

@@ -9,6 +9,8 @@ from torch import Tensor
 from rankwise.sim.torch.arithmetic import data_of, flat_of
 
 Loads = Sequence[Any]
+FAKE_TENSOR = "FakeTensor"
+"""The name of torch's class: its module takes a second to import, and few programs do so."""
 
 
 def bytes_brought(name: str, load: Any) -> int:
@@ -26,6 +28,15 @@ def bytes_in(load: Any) -> int:
             return bytes_in([load.indices(), load.values()])
         return int(load.nbytes)
     return sum(map(bytes_in, load)) if load else 0
+
+
+def has_no_data(load: Any) -> bool:
+    """Whether a load has fake or meta tensors: what is done with them moves nothing."""
+    if type(load) is Tensor:
+        return bool(load.is_meta)
+    if isinstance(load, Tensor):
+        return bool(load.is_meta) or type(load).__name__ == FAKE_TENSOR
+    return isinstance(load, list | tuple) and any(map(has_no_data, load))
 
 
 def tensors_of(load: Any) -> list[Tensor]:

@@ -1,25 +1,35 @@
 """Charges each aten operation of a rank to the rank's clock, and its results to its memory.
 
 A dispatch mode sees every operation below autograd, backward and optimiser included. Views and
-queries are free. Matrix products, convolutions and attention are counted by torch's own table of
-flops; all other operations do one operation per element of their largest tensor. An operation reads
-its tensors and writes its results, whole.
+queries are free. Matrix products, convolutions and attention are counted by their formulas
+(`flops`); all other operations do one operation per element of their largest argument, which may be
+a list. An operation reads its tensors and writes its results, whole.
 
 A storage that an operation has made takes memory of the device until Python and autograd have
 forgotten it. What an operation uses inside of itself is not seen.
+
+Fake tensors are charged like those that they stand for, above the mode that computes their shapes:
+that mode has kernels and caches of its own, and what it calls says little of what a device would
+do. Meta tensors take no memory, and making or initialising them takes no time, since programs use
+them to put that off; what is computed from them takes the time of other tensors.
 """
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial, wraps
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from rankwise.sim.prediction.clocks import PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
+from rankwise.sim.torch.flops import Flops, formula_of, is_of_matrices
+from rankwise.sim.torch.loads import FAKE_TENSOR
 
 _DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -28,8 +38,9 @@ _DTYPES = {
 }  # fmt: skip
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _FREE = frozenset({
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach",
-    "lift_fresh", "_local_scalar_dense", "is_same_size", "set_", "resize_",
+    "_local_scalar_dense", "_resize_output_", "_unsafe_view", "detach", "empty", "empty_like",
+    "empty_strided", "is_same_size", "lift", "lift_fresh", "new_empty", "new_empty_strided",
+    "record_stream", "resize_", "resize_as_", "set_",
 })  # fmt: skip
 """Operations that move no data, besides views; what they make takes memory all the same."""
 
@@ -42,14 +53,20 @@ class _Kind(NamedTuple):
 
     Attributes:
         flops: gives its flops on the matrix engine; None for other operations.
+        is_unknown: whether it is of the matrix kind all the same.
         is_free: whether it takes no time.
         allocates: whether its results are new storages.
+        initialises: whether it only makes tensors, or writes to those that there are.
+        written: which of its arguments it writes without returning them.
     """
 
     name: str
-    flops: Callable[..., int] | None
-    is_free: bool
-    allocates: bool
+    flops: Flops | None = None
+    is_unknown: bool = False
+    is_free: bool = True
+    allocates: bool = False
+    initialises: bool = False
+    written: tuple[int, ...] = ()
 
 
 class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
@@ -60,6 +77,7 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
     def __init__(self, clock: RankClock) -> None:
         super().__init__()
         self._clock = clock
+        self._is_inside_fake = False
         self._kinds: dict[Any, _Kind] = {}
         self._flops: dict[Any, int] = {}
         self._priced: dict[Any, PricedWork] = {}
@@ -80,11 +98,32 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry an operation out, and charge it."""
+        if self._is_inside_fake:
+            return func(*args, **kwargs or {})  # its shapes are computed
         if types and not _PLAIN.issuperset(types):
-            if any(each.__name__ == "FakeTensor" for each in types):
-                return func(*args, **kwargs or {})  # nothing is computed
+            if any(each.__name__ == FAKE_TENSOR for each in types):
+                return func(*args, **kwargs or {})  # of a mode that is left
             return NotImplemented  # of a subclass, such as DTensor: what it calls comes by here
         result = func(*args, **kwargs) if kwargs else func(*args)
+        self._note(func, args, kwargs, result)
+        return result
+
+    def compute_fake(
+        self, compute: Callable[[], Any], func: Any, args: Any, kwargs: Any, *, is_charged: bool
+    ) -> Any:
+        """Have an operation on fake tensors carried out, and charge it if the program calls it."""
+        if self._is_inside_fake:
+            return compute()
+        self._is_inside_fake = True
+        try:
+            result = compute()
+        finally:
+            self._is_inside_fake = False
+        if is_charged and result is not NotImplemented:
+            self._note(func, args, kwargs, result)
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
@@ -92,31 +131,35 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
             self._charge(func, kind, args, kwargs, result)
         if kind.allocates:
             for tensor in _tensors_in((result,)):
-                hold_memory(tensor, self._clock)
-        return result
+                if not tensor.is_meta:
+                    hold_memory(tensor, self._clock)
 
     def _charge(self, func: Any, kind: _Kind, args: Any, kwargs: Any, result: Any) -> None:
-        tensors = _tensors_in(args)
-        if kwargs:
-            tensors += _tensors_in(kwargs.values())
-        tensors += _tensors_in((result,))
         size = largest = 0
-        widest = None
-        for tensor in tensors:
-            count = tensor.nbytes
-            size += count
-            if count >= largest:
-                largest, widest = count, tensor
-        if widest is None or not size:
+        widest: list[Tensor] = []
+        for index, value in enumerate((*args, *(kwargs or {}).values(), result)):
+            if not isinstance(value, Tensor | list | tuple):
+                continue
+            tensors = _tensors_in((value,))
+            count = sum([tensor.nbytes for tensor in tensors])
+            size += 2 * count if index in kind.written else count
+            if count >= largest and tensors:
+                largest, widest = count, tensors
+        if not size or (widest[0].is_meta and kind.initialises):
             return
-        is_math = kind.flops is None
-        flops = widest.numel() if is_math else self._flops_of(kind, args, kwargs, result)
-        key = (func, flops, size, widest.dtype)
+        dtype = widest[0].dtype
+        if kind.flops is not None:
+            flops = self._flops_of(kind, args, kwargs, result)
+        else:
+            flops = 0 if kind.is_unknown else sum([tensor.numel() for tensor in widest])
+        key = (func, flops, size, dtype)
         priced = self._priced.get(key)
         if priced is None:
-            engine: Engine = "math" if is_math else "gemm"
-            work = DeviceOperation(kind.name, engine, flops, size, _DTYPES.get(widest.dtype, ""))
+            engine: Engine = "math" if kind.flops is None else "gemm"
+            work = DeviceOperation(kind.name, engine, flops, size, _DTYPES.get(dtype, ""))
             priced = self._priced[key] = self._clock.price(work)
+            if kind.is_unknown:
+                self._clock.note_unknown(priced)
         self._clock.compute(priced)
 
     def _flops_of(self, kind: _Kind, args: Any, kwargs: Any, result: Any) -> int:
@@ -131,16 +174,25 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
 def _kind_of(func: Any) -> _Kind:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator: what it runs is seen by itself
-        return _Kind(str(func), None, is_free=True, allocates=False)
+        return _Kind(str(func))
     packet = func.overloadpacket
     name = str(packet)
     library, _, operation = name.partition(".")
     is_view = bool(getattr(func, "is_view", False))
+    flops = formula_of(packet)
     return _Kind(
         name,
-        flop_registry.get(packet),
+        flops,
+        is_unknown=flops is None and is_of_matrices(name),
         is_free=is_view or operation in _FREE or library in _CHARGED_ELSEWHERE,
         allocates=not is_view and any(each.alias_info is None for each in schema.returns),
+        initialises=operation.endswith("_")
+        or not any("Tensor" in str(argument.type) for argument in schema.arguments),
+        written=tuple(
+            index
+            for index, argument in enumerate(schema.arguments)
+            if not schema.returns and argument.alias_info and argument.alias_info.is_write
+        ),
     )
 
 
@@ -148,12 +200,50 @@ def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Those that lie on the device, those in lists too."""
     found = []
     for value in values:
-        if type(value) in _PLAIN:
-            if value.layout is torch.strided and not value.is_meta:
+        if type(value) in _PLAIN or type(value).__name__ == FAKE_TENSOR:
+            if value.layout is torch.strided:
                 found.append(value)
         elif isinstance(value, list | tuple):
             found += _tensors_in(value)
     return found
+
+
+_OF_PROGRAM = "is_of_program"
+_TORCH = f"{Path(torch.__file__).parent}/"
+_modes = threading.local()
+"""The mode of the rank whose thread it is."""
+
+
+def charge_thread(clock: RankClock) -> ChargingMode:
+    """The mode that charges what the rank computes whose thread calls this."""
+    mode = _modes.mode = ChargingMode(clock)
+    return mode
+
+
+def with_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`FakeTensorMode.__torch_dispatch__`, charged as what it stands for."""
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        mode: ChargingMode | None = getattr(_modes, "mode", None)
+        compute = partial(original, self, func, types, args, kwargs)
+        if mode is None:
+            return compute()
+        is_charged = getattr(self, _OF_PROGRAM, False)
+        return mode.compute_fake(compute, func, args, kwargs, is_charged=is_charged)
+
+    return dispatch
+
+
+def with_makers(original: Callable[..., None]) -> Callable[..., None]:
+    """`FakeTensorMode.__init__`: torch makes such modes itself, to learn shapes ahead of a call."""
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        maker = sys._getframe(1).f_code.co_filename  # noqa: SLF001  # whose it is
+        setattr(self, _OF_PROGRAM, not maker.startswith(_TORCH))
+
+    return init
 
 
 _held: dict[int, tuple[Any, int, RankClock]] = {}

@@ -36,6 +36,7 @@ from rankwise.sim.torch.loads import (
     bytes_in,
     copy_all,
     fill,
+    has_no_data,
     in_memory_order,
     joined,
     spread,
@@ -71,6 +72,8 @@ _SAYS_NOTHING = ("", "undefined", "default_pg")
 """Descriptions of groups to which nobody has given one."""
 _INTERFACE = ("/distributed_c10d.py", "/c10d_logger.py", "/contextlib.py")
 """Files through which a program calls operations."""
+_WITHOUT_DATA = "without data"
+"""Said of fake and meta tensors, so that ranks which bring others are found."""
 _OF_BARRIER = torch.zeros(1)
 """What the future of a barrier gives."""
 
@@ -454,6 +457,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
             for tensor in alike:
                 check_dtype(call, tensor.dtype, self._backend_name)
             words = f"{call} of {told_shapes(alike)}" if alike else call
+        if has_no_data(load):  # as torch's own kernels for such tensors
+            words, carry_out = f"{words} {_WITHOUT_DATA}", _nothing
         computed, clock = partial(plainly, carry_out), self._clock
         if clock is None:
             return self._meetings.meet(self._number, words, load, computed), ()
@@ -542,10 +547,19 @@ def _delivered(
     for source, target in zip(sent, received, strict=True):
         if source.numel() != target.numel() or source.dtype != target.dtype:
             raise CollectiveError(
-                f"a message does not fit:\n  {send.told_with_place()}\n"
+                f"a message does not fit: rank {send.rank} sends {source.numel()} of"
+                f" {told_dtype(source)}, rank {receive.rank} takes {target.numel()} of"
+                f" {told_dtype(target)}:\n  {send.told_with_place()}\n"
                 f"  {receive.told_with_place()}"
             )
-    plainly(copy_all, received, sent)
+    have_none = has_no_data(sent), has_no_data(received)
+    if not any(have_none):
+        plainly(copy_all, received, sent)
+    elif not all(have_none):
+        raise CollectiveError(
+            f"one end of a message is {_WITHOUT_DATA}:\n  {send.told_with_place()}\n"
+            f"  {receive.told_with_place()}"
+        )
     if timed is not None:
         timed(send.rank, receive.rank, send_passage, receive_passage)
 

@@ -144,6 +144,12 @@ class OnGrid:
         return self._kernel.run(*args, grid=self._grid, warmup=False, **kwargs)
 
 
+class LaunchesSeen:
+    """What is shown each kernel with its arguments, before it is launched; nothing if None."""
+
+    by: "Callable[[JITFunction, Mapping[str, Any]], None] | None" = None
+
+
 class CompiledKernel:
     """Stands for the binary that a compiler would have made.
 
@@ -346,6 +352,8 @@ class JITFunction(KernelInterface):
                 hint=f"its parameters are {', '.join(self.arg_names)}",
             ) from None
         bound.apply_defaults()
+        if LaunchesSeen.by is not None:
+            LaunchesSeen.by(self, bound.arguments)
         warps = plain(kwargs.get("num_warps", 4))
         if not (isinstance(warps, int) and warps.bit_count() == 1 and warps > 0):
             raise WrongArguments(

@@ -20,7 +20,7 @@ from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction
 from rankwise.sim.triton.machine_launch import DevicePointer, MachineLaunch
 from rankwise.sim.triton.peers import LaunchRank
-from rankwise.sim.triton.tuning import Autotuner, Config, Heuristics
+from rankwise.sim.triton.tuning import Autotuner, Config, Heuristics, Trial
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -38,8 +38,11 @@ class KernelRunner:
         ahead: how many operations a program may run ahead of simulated time.
         stands_for: the launch that this one is a trial of, whose whole numbers it sees.
         place: the rank that launches, among so many.
+        part: on how many PEs it may run, with their programs alone; on all if None. Programs that
+            depend on others run with all of them.
 
     Attributes:
+        ran_whole: whether the latest launch ran all programs of its grid.
         _parent: the greenlet above all kernels of the latest launch: the main one.
     """
 
@@ -51,6 +54,7 @@ class KernelRunner:
         ahead: int = 16,
         stands_for: KernelEnvironment | None = None,
         place: LaunchRank = LaunchRank(0, 1),  # noqa: B008  # it never changes
+        part: int | None = None,
     ) -> None:
         self._parent: greenlet | None = None
         self.meta = dict(meta or {})
@@ -58,6 +62,8 @@ class KernelRunner:
         self.ahead = ahead
         self.stands_for = stands_for
         self.place = place
+        self.part = part
+        self.ran_whole = True
 
     def run(
         self,
@@ -73,10 +79,11 @@ class KernelRunner:
         """
         self._parent = main_greenlet()
         yield 0
-        launching = MachineLaunch(env, self.ahead, self.stands_for, self.place)
+        launching = MachineLaunch(env, self.ahead, self.stands_for, self.place, self.part)
         grid = self.grid or num_programs
         function, meta = chosen(env, kernel_fn, kernel_args, self.meta, grid)
         launching.prepare(function, kernel_args, meta, grid)
+        self.ran_whole = launching.is_whole
         likeness, images = launching.likeness(), env.engine.images
         role: Original[MachineLaunch] | Image[MachineLaunch] | None = None
         if likeness is not None:
@@ -132,7 +139,7 @@ def _fastest(
         args,
         meta,
         (topology.name, len(env.pes)),
-        lambda config: _time_alone(env, kernel, config, args, meta, grid),
+        lambda config, part: _time_alone(env, kernel, config, args, meta, grid, part),
     )
 
 
@@ -143,8 +150,9 @@ def _time_alone(
     args: Sequence[Any],
     meta: dict[str, Any],
     grid: Any,
-) -> int:
-    """Picoseconds that a launch with a configuration takes in a trial.
+    part: int | None,
+) -> Trial:
+    """Picoseconds that a launch with a configuration takes in a trial, or a part of it.
 
     Nothing that its hook does there is seen here.
     """
@@ -153,7 +161,9 @@ def _time_alone(
     given = {**dict(zip(kernel.arg_names, args, strict=False)), **meta, **config.all_kwargs()}
     if config.pre_hook is not None:
         config.pre_hook(given)
-    return tried(env, kernel.fn, args, {**meta, **config.all_kwargs()}, grid).now
+    runner = KernelRunner({**meta, **config.all_kwargs()}, grid, stands_for=env, part=part)
+    took = _tried_by(runner, env, kernel.fn, args).now
+    return Trial(took, is_whole=runner.ran_whole)
 
 
 def tried(
@@ -165,9 +175,16 @@ def tried(
     nothing, and nothing that happens there is seen here. Its programs see the whole numbers that
     are here in memory, since those say what there is to do; all other numbers are zeros.
     """
+    return _tried_by(KernelRunner(meta, grid, stands_for=env), env, kernel, args)
+
+
+def _tried_by(
+    runner: KernelRunner, env: KernelEnvironment, kernel: Any, args: Sequence[Any]
+) -> GraphEngine:
     engine = GraphEngine(env.engine.topology, enable_data=False)
     machine = engine.machine
-    for mapping in dict.fromkeys(map(env.mapping_at, _addresses_of((*args, *meta.values())))):
+    given = (*args, *runner.meta.values())
+    for mapping in dict.fromkeys(map(env.mapping_at, _addresses_of(given))):
         engine.space(mapping.places.memories[0].sip).map_like(
             mapping, lambda memory: machine.sip(memory.sip).cube(memory.cube).hbm(memory.pe)
         )
@@ -175,7 +192,7 @@ def tried(
     trial = KernelEnvironment(engine, env.sip, env.pes.on(machine.sip(env.sip)), env.name)
     outer = ACTIVE.execution
     try:
-        steps = KernelRunner(meta, grid, stands_for=env).run(trial, kernel, args, 0)
+        steps = runner.run(trial, kernel, args, 0)
         engine.simulator.run(engine.simulator.process(steps, f"trial of {env.name}"))
     finally:
         ACTIVE.execution = outer

@@ -98,8 +98,10 @@ class MachineLaunch:
         ahead: int,
         stands_for: KernelEnvironment | None,
         place: LaunchRank,
+        part: int | None = None,
     ) -> None:
         self._env = env
+        self._part = part
         self._ahead = ahead
         self._stands_for = stands_for
         self._simulator = env.simulator
@@ -111,6 +113,8 @@ class MachineLaunch:
         self._function: JITFunction
         self._given: dict[str, Any] = {}
         self._sizes = (1, 1, 1)
+        self._numbers: Sequence[int] = ()
+        self._pes: Sequence[Pe] = env.pes
         self._stages: int | None = None
         self._recordings: tuple[Recording, ...] | None = None
         self._lent: list[LentMapping] = []
@@ -131,10 +135,25 @@ class MachineLaunch:
         self._function, self._given = function, given
         self._sizes = grid_sizes(grid, given)
         self._stages = stages_of(function, meta)
+        everything = range(prod(self._sizes))
+        self._numbers, self._pes = everything, self._env.pes
         # What is repeated is not looked at, so that its races would be missed.
         if not self._env.enable_data and self._shared.races is None:
-            self._key = key_of(function, given, self._sizes, self._stages)
+            if self._part is not None:
+                self._numbers, self._pes = _programs_of(self._part, everything, self._env.pes)
+            key = key_of(function, given, self._sizes, self._stages)
+            self._key = key and (key, self._part)
             self._recordings = self._shared.recordings.find(self._key, self._recorded)
+        if self._recordings is None or not (self.is_whole or _are_equal(self._recordings)):
+            # Programs that depend on each other run all, or none; others take any free PE.
+            if not self.is_whole:
+                self._recordings = None
+            self._numbers, self._pes = everything, self._env.pes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it runs all programs of its grid."""
+        return len(self._numbers) == prod(self._sizes)
 
     def likeness(self) -> Hashable:
         """All that its times follow from, apart from its SIP; None if there is more to them."""
@@ -250,7 +269,12 @@ class MachineLaunch:
         # Collectives have lanes of their own: whether they are kernels must make no difference.
         seats = None if env.queues is not None else env.machine.sip(env.sip).seats
         return SeatedPrograms(
-            self._simulator, seats, env.pes, count, begin, are_addressed=self._function.exchanges()
+            self._simulator,
+            seats,
+            self._pes,
+            count,
+            begin,
+            are_addressed=self._function.exchanges(),
         )
 
     def _fiber(self, launch: Launch, body: Callable[[], Any], number: int, pe: "Pe") -> Process:
@@ -264,7 +288,7 @@ class MachineLaunch:
         # A program that cannot be recorded may have taken a lock before that was found.
         before = [(buffer.flat, buffer.flat.copy()) for buffer in self._behind.values()
                   if not buffer.dtype.is_floating()]  # fmt: skip
-        found = recorded(launch, body, prod(self._sizes), self._behind)
+        found = recorded(launch, body, self._numbers, self._behind)
         for flat, values in before:
             flat[:] = values
         return found
@@ -275,7 +299,8 @@ class MachineLaunch:
 
         def begin(number: int, pe: "Pe") -> Process:
             steps = self._clock(pe, _nobody_waits).repeat(recordings[number], self._placed)
-            return self._simulator.process(steps, self._env.name_of(name, number, pe))
+            told = self._env.name_of(name, self._numbers[number], pe)
+            return self._simulator.process(steps, told)
 
         return begin
 
@@ -470,6 +495,30 @@ def _apart(buffer: Buffer) -> Buffer:
     is_seen = not buffer.dtype.is_floating()
     flat = buffer.flat.copy() if is_seen else np.zeros_like(buffer.flat)
     return Buffer(buffer.name, flat, buffer.dtype, buffer.address)
+
+
+def _programs_of(
+    part: int, everything: Sequence[int], pes: "Sequence[Pe]"
+) -> "tuple[Sequence[int], Sequence[Pe]]":
+    """The programs of so many PEs, evenly spread; all where that would be much of the grid."""
+    used = min(len(everything), len(pes))
+    if 4 * part > used:
+        return everything, pes
+    chosen = [(2 * turn + 1) * used // (2 * part) for turn in range(part)]
+    numbers = tuple(number for number in everything if number % len(pes) in chosen)
+    return numbers, [pes[position] for position in chosen]
+
+
+def _are_equal(recordings: Iterable[Recording]) -> bool:
+    """Whether programs do the same, but for where: then a PE does its share of the grid."""
+
+    def work(step: Step | int | None) -> Hashable:
+        if not isinstance(step, Step):
+            return step
+        done = step.operation
+        return done.kind, done.name, done.shape, step.after
+
+    return len({tuple(map(work, each)) for each in recordings}) <= 1
 
 
 def _share_memory(launches: Iterable[MachineLaunch]) -> bool:

@@ -13,7 +13,7 @@ code, its arguments, and the globals that it mentions; a kernel that mentions a 
 change unseen is recorded anew each time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -119,7 +119,7 @@ class _NoChannels:
 def recorded(
     launch: Launch,
     body: Callable[[], Any],
-    count: int,
+    numbers: Iterable[int],
     buffers: Mapping[str, Buffer],
 ) -> tuple[Recording, ...] | None:
     """Run the programs of a launch that computes nothing; None if they cannot be recorded.
@@ -127,7 +127,7 @@ def recorded(
     Args:
         launch: what it runs for; not to be used again.
         body: the kernel with its arguments.
-        count: how many programs.
+        numbers: the programs that are recorded.
         buffers: the memory behind the kernel's parameters.
     """
     launch.channels = _NoChannels()
@@ -139,7 +139,7 @@ def recorded(
     stored: set[str] = set()
     outer = ACTIVE.execution
     try:
-        for number in range(count):
+        for number in numbers:
             recorder = _Recorder(parameters)
             ACTIVE.execution = execution = Execution(launch, np.array([number], np.int64))
             execution.observer = execution.pacing = recorder

@@ -14,9 +14,12 @@ several configurations what is to be reset is reset, once. Trials in virtual tim
 have nothing to repair.
 """
 
+import sys
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -27,6 +30,16 @@ from rankwise.sim.triton.host import HOST_MACHINE
 from rankwise.sim.triton.jit import JITFunction, KernelInterface, launched_on_host_machine
 
 _DOES_NOT_COMPILE = (StaticAssertion, KernelTypeError, KernelValueError)
+_PARTS = (1, 4, None)
+"""On how many processing elements a configuration is tried, one after the other; None is all."""
+_SILENT_S = 5.0
+
+
+class Trial(NamedTuple):
+    """How long a trial has taken, in virtual time, and whether it was one of the whole grid."""
+
+    time: int
+    is_whole: bool
 
 
 @dataclass(eq=False, repr=False)
@@ -63,6 +76,40 @@ class Config:
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {value}" for name, value in self.all_kwargs().items())
+
+
+class Progress:
+    """Lines about a choice that takes long: after five seconds, and whenever that has doubled."""
+
+    def __init__(
+        self,
+        kernel: str,
+        configs: int,
+        clock: Callable[[], float] = time.monotonic,
+        out: TextIO | None = None,
+    ) -> None:
+        self._kernel, self._configs, self._clock, self._out = kernel, configs, clock, out
+        self._begun = clock()
+        self._next_s = _SILENT_S
+        self._tried: set[int] = set()
+        self._whole = 0
+
+    def tried(self, config: int, *, is_whole: bool) -> None:
+        """Hear of a trial."""
+        self._tried.add(config)
+        self._whole += is_whole
+        passed = self._clock() - self._begun
+        if passed < self._next_s:
+            return
+        while self._next_s <= passed:
+            self._next_s *= 2
+        whole = f", {self._whole} on the whole grid" if self._whole else ""
+        print(
+            f"autotune of kernel {self._kernel}: {len(self._tried)} of {self._configs} "
+            f"configurations tried{whole}, for {passed:.0f} s",
+            file=self._out or sys.stderr,
+            flush=True,
+        )
 
 
 class Autotuner(KernelInterface):
@@ -156,7 +203,7 @@ class Autotuner(KernelInterface):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         machine: Hashable,
-        time_of: Callable[[Config], int],
+        time_of: Callable[[Config, int | None], Trial],
     ) -> Config:
         """The configuration that takes least time on a machine; of equal ones the first.
 
@@ -166,7 +213,8 @@ class Autotuner(KernelInterface):
             args: the launch's arguments.
             kwargs: those that are given by name.
             machine: what the choice is kept under, besides the values of `key`.
-            time_of: tries a configuration. A model of the caller's makes it unnecessary.
+            time_of: tries a configuration, on so many processing elements or all (None). A model of
+                the caller's makes it unnecessary.
         """
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         key = (machine, *self._key_of({**self.nargs, **kwargs}))
@@ -184,17 +232,36 @@ class Autotuner(KernelInterface):
         self.best_config = found
         return found
 
-    def _fastest_of(self, configs: list[Config], time_of: Callable[[Config], int]) -> Config:
-        times: list[tuple[int, Config]] = []
+    def _fastest_of(
+        self, configs: list[Config], time_of: Callable[[Config, int | None], Trial]
+    ) -> Config:
+        """The fastest configuration, by as few trials of the whole grid as that takes.
+
+        A part of the grid takes no longer than the whole, where it has the machine for itself. So
+        its time is a bound: the configuration with the lowest one is tried on more of the grid,
+        until it is one that has been tried on all of it.
+        """
+        bounds = [(0, at, 0) for at in range(len(configs))]
+        heapify(bounds)
         complaints: list[tuple[Config, Exception]] = []
-        for config in configs:
+        progress = Progress(self.__name__, len(configs))
+        while bounds:
+            bound, at, stage = heappop(bounds)
+            if stage == len(_PARTS):
+                return configs[at]
+            is_whole = False
             try:
-                times.append((time_of(config), config))
+                took, is_whole = time_of(configs[at], _PARTS[stage])
             except _DOES_NOT_COMPILE as error:
-                complaints.append((config, error))
-        if not times:
-            raise self._none_runs(complaints)
-        return min(times, key=lambda each: each[0])[1]
+                complaints.append((configs[at], error))
+            else:
+                # Of equal ones the first is taken: the index is the second key.
+                if is_whole:
+                    heappush(bounds, (took, at, len(_PARTS)))
+                else:
+                    heappush(bounds, (max(bound, took), at, stage + 1))
+            progress.tried(at, is_whole=is_whole)
+        raise self._none_runs(complaints)
 
     def _none_runs(self, complaints: list[tuple[Config, Exception]]) -> Exception:
         if len(complaints) == 1:

@@ -20,7 +20,8 @@ from rankwise.core.ledger import (
     find_past_disagreement,
     waits_of,
 )
-from rankwise.core.ledger.words import wait_in_words
+from rankwise.core.ledger.blame import Wait
+from rankwise.core.ledger.words import circle_in_words, wait_in_words
 
 WORLD = "world"
 
@@ -487,3 +488,21 @@ def test_what_did_not_happen_at_one_time_or_not_on_all_known_members_is_not_one_
 
     assert find_past_disagreement([before, after]) is None
     assert find_past_disagreement([before, book(1, carried_out(1, **LARGEST)), book(2)]) is None
+
+
+@pytest.mark.parametrize(
+    ("taken", "text"),
+    [
+        ("(3,) float32 from rank 0", "rank 0 sends 4 elements, rank 1 takes 3: "),
+        ("(2, 2) float32 from rank 0", "ranks wait for each other: "),
+        ("(4,) int32 from rank 0", "rank 0 sends 4 elements of float32, rank 1 takes 4 of int32: "),
+        ("(3,) float32 from rank 0, tag 5", "ranks wait for each other: "),
+    ],
+)
+def test_message_of_another_size_is_told_instead_of_a_circle(taken: str, text: str) -> None:
+    send = Call(group="", number=1, text="send of (4,) float32 to rank 1", peer=1)
+    receive = Call(group="", number=1, text=f"recv of {taken}", peer=0)
+    circle = [Wait(0, send, (1,)), Wait(1, receive, (0,))]
+    books = {rank: Book(rank=rank) for rank in range(2)}
+
+    assert circle_in_words(circle, books).startswith(text)

@@ -59,14 +59,23 @@ def test_a_module_that_fails_at_its_import_is_named_with_its_line(
             "    yield 1 // task.root\n",
             r"failed for rank 0 of 2: ZeroDivisionError: .*, at {file}:4",
         ),
-        ("    yield 'hello'\n", r"instruction 0 of rank 0 is 'hello', expected Send"),
+        (
+            "    yield 'hello'\n",
+            r"instruction 0 of rank 0 is 'hello', expected Send.*, at {file}:4",
+        ),
         ("    return 7\n", r"failed for rank 0 of 2: TypeError"),
-        ("    yield Send('one', Span(0, 1))\n", r"whose peer is not a rank"),
+        ("    yield Send('one', Span(0, 1))\n", r"whose peer is not a rank, at {file}:4"),
         ("    yield Send(1, (0, 1))\n", r"expected spans of whole elements"),
         ("    yield Send(1, Span(0, task.elements / 2))\n", r"expected spans of whole elements"),
         ("    yield Fold(None, Span(0, 1))\n", r"expected spans of whole elements"),
-        ("    while True:\n        yield Copy(Span(0, 1), Span(1, 2))\n", r"more than 64 instr"),
-        ("    yield from ()\ndef scratch_elements(task):\n    return -1\n", r"scratch_.*is -1"),
+        (
+            "    while True:\n        yield Copy(Span(0, 1), Span(1, 2))\n",
+            r"more than 64 instr.*, at {file}:5",
+        ),
+        (
+            "    yield from ()\ndef scratch_elements(task):\n    return -1\n",
+            r"scratch_.*is -1.*, at {file}:5",
+        ),
         (
             "    yield from ()\ndef scratch_elements(task):\n    return task.no\n",
             r"failed to tell the scratch of rank 0: AttributeError: .*, at {file}:6",

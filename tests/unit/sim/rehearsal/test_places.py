@@ -1,13 +1,18 @@
 """Lines of a program that reports name."""
 
 import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from rankwise.base.errors import CollectiveError
+from rankwise.sim.rehearsal import places
 from rankwise.sim.rehearsal.meetings import Group
-from rankwise.sim.rehearsal.places import place_here
+from rankwise.sim.rehearsal.modules import is_shared
+from rankwise.sim.rehearsal.places import is_in_import, place_here
 
 NO_SCHEDULER: Any = None
 
@@ -32,3 +37,29 @@ def test_ranks_that_call_the_same_on_one_line_are_told_together() -> None:
         group.wait(meeting)
     assert "ranks 0-1 called barrier #1 at" in str(raised.value)
     assert "rank 2 called broadcast #1 at" in str(raised.value)
+
+
+def test_import_of_a_library_is_known_by_its_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    monkeypatch.setattr(
+        places, "is_shared", lambda file: file.startswith(str(library)) or is_shared(file)
+    )
+    ask = "import sys\nsys.modules['asking'].ask(sys._getframe())\n"
+    (library / "imported_library.py").write_text(ask)
+    (tmp_path / "imported_module_of_user.py").write_text(ask)
+    asking = ModuleType("asking")
+    asking.ask = lambda frame: seen.append(is_in_import(frame))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "asking", asking)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(library))
+
+    for name in ("imported_library", "imported_module_of_user"):
+        import_module(name)
+        monkeypatch.delitem(sys.modules, name)
+
+    assert seen == [True, False]
+    assert not is_in_import(sys._getframe())

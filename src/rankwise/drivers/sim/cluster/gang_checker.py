@@ -285,7 +285,7 @@ class GangChecker:
 
     def _note_look(self, book: AttemptBook, last_progress: Instant, now: Instant) -> None:
         hang_timeout = self._spec.hang_timeout
-        assert hang_timeout is not None, "nobody looks without one"
+        assert hang_timeout is not None, "only a run with a hang timeout looks"
         is_starting = len(book.started) < self._spec.size and book.ending_since is None
         if is_starting and between(last_progress, now) >= hang_timeout:
             book.start_has_hung = True

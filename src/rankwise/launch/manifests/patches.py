@@ -1,0 +1,162 @@
+"""Strategic merge patches of manifests: what a cluster asks for and rankwise has no option for.
+
+Maps are merged key by key, and null removes a key. Lists whose items have an identity are merged
+by it, as Kubernetes' schemas say (containers by name, mounts by path); other lists are replaced.
+"$patch: delete" removes an item, "$patch: replace" a map's other keys. What a patch leaves alone
+keeps its comment.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import yaml
+
+from rankwise.base.errors import ConfigError
+from rankwise.launch.manifests.noted_yaml import Noted
+
+DIRECTIVE = "$patch"
+MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "replicatedJobs": "name",
+}
+"""Lists merged by identity. Ports are, too, but by another key in pods than in Services.
+
+A JobSet is a custom resource, whose lists kubectl would replace. To repeat a whole Job for one
+toleration is what `--patch` is to spare.
+"""
+
+
+class Patch(NamedTuple):
+    """One document of a file of patches: the object that it is for, and what to change there."""
+
+    kind: str
+    name: str | None
+    tree: dict[str, Any]
+    origin: str
+
+
+def patches_in(text: str, path: str) -> tuple[Patch, ...]:
+    """Read the documents of a file.
+
+    Raises:
+        ConfigError: it is not YAML, or a document does not say what it is for.
+    """
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" line {mark.line + 1}"
+        problem = getattr(error, "problem", None) or "unreadable characters"
+        raise ConfigError(f"--patch {path!r}{where} is not YAML: {problem}") from error
+    return tuple(_patch(tree, path) for tree in documents if tree is not None)
+
+
+def _patch(tree: Any, path: str) -> Patch:
+    if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
+        raise ConfigError(
+            f"--patch {path!r} has a document without kind", hint="begin it with kind: JobSet"
+        )
+    metadata = tree.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return Patch(tree["kind"], name, tree, path)
+
+
+def patched(
+    objects: Sequence[tuple[dict[str, Any], str]], patches: Sequence[Patch]
+) -> list[tuple[dict[str, Any], str]]:
+    """The objects with each patch merged into the object of its kind, and of its name if given.
+
+    Raises:
+        ConfigError: no object or several fit, or a patch has another shape than the object.
+    """
+    result = list(objects)
+    for patch in patches:
+        fitting = [
+            index
+            for index, (tree, _) in enumerate(result)
+            if tree["kind"] == patch.kind and patch.name in (None, tree["metadata"]["name"])
+        ]
+        called = patch.kind if patch.name is None else f"{patch.kind}/{patch.name}"
+        if len(fitting) != 1:
+            names = ", ".join(f"{tree['kind']}/{tree['metadata']['name']}" for tree, _ in result)
+            count = "several objects" if fitting else "no object"
+            raise ConfigError(
+                f"--patch {patch.origin!r} is for {called}, and {count} here fit",
+                hint=f"name one of: {names}",
+            )
+        tree, why = result[fitting[0]]
+        result[fitting[0]] = (_merged(tree, patch.tree, called, patch.origin), why)
+    return result
+
+
+def _merged(old: Any, new: Any, path: str, origin: str) -> Any:
+    if isinstance(old, Noted):
+        merged = _merged(old.value, new, path, origin)
+        # The reason is that of our value.
+        return (
+            merged
+            if merged != old.value and not isinstance(merged, dict | list)
+            else Noted(merged, old.why)
+        )
+    if isinstance(new, dict):
+        if old is not None and not isinstance(old, dict):
+            raise _other_shape(path, "a map", origin)
+        return _merged_map(old or {}, new, path, origin)
+    if isinstance(new, list):
+        if old is not None and not isinstance(old, list):
+            raise _other_shape(path, "a list", origin)
+        key = MERGE_KEYS.get(path.rpartition(".")[2])
+        return new if key is None else _merged_list(old or [], new, key, path, origin)
+    if isinstance(old, dict | list):
+        raise _other_shape(path, f"{new!r}", origin)
+    return new
+
+
+def _merged_map(old: dict[str, Any], new: dict[str, Any], path: str, origin: str) -> dict[str, Any]:
+    directive = new.get(DIRECTIVE)
+    if directive not in (None, "replace", "merge"):
+        raise ConfigError(
+            f"--patch {origin!r} has {DIRECTIVE}: {directive} at {path}, expected replace or merge"
+        )
+    merged = {} if directive == "replace" else dict(old)
+    for key, value in new.items():
+        if key == DIRECTIVE:
+            continue
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), value, f"{path}.{key}", origin)
+    return merged
+
+
+def _merged_list(old: list[Any], new: list[Any], key: str, path: str, origin: str) -> list[Any]:
+    merged = list(old)
+    for item in new:
+        if not isinstance(item, dict) or key not in item:
+            raise ConfigError(f"--patch {origin!r} has an item without {key} at {path}")
+        places = [index for index, each in enumerate(merged) if _plain(each).get(key) == item[key]]
+        if item.get(DIRECTIVE) == "delete":
+            merged = [each for index, each in enumerate(merged) if index not in places]
+        elif places:
+            merged[places[0]] = _merged(merged[places[0]], item, path + "[]", origin)
+        else:
+            merged.append(_merged_map({}, item, path + "[]", origin))
+    return merged
+
+
+def _plain(item: Any) -> Any:
+    return item.value if isinstance(item, Noted) else item
+
+
+def _other_shape(path: str, given: str, origin: str) -> ConfigError:
+    return ConfigError(
+        f"--patch {origin!r} has {given} at {path}, where the manifest has another type"
+    )

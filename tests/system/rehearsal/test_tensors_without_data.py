@@ -1,0 +1,133 @@
+"""Fake and meta tensors on simulated ranks: no data moves, and the time is that of real ones."""
+
+from pathlib import Path
+
+import pytest
+from preloaded import Preloaded
+from running import write_program
+
+pytestmark = [pytest.mark.torch, pytest.mark.system]
+
+COLLECTIVES = """
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+following, preceding = (rank + 1) % size, (rank - 1) % size
+
+
+def collectives(ones):
+    yield dist.all_reduce, (ones(64),)
+    yield dist.broadcast, (ones(64), 1)
+    yield dist.reduce, (ones(64), 1)
+    yield dist.all_gather, ([ones(32) for _ in range(size)], ones(32))
+    yield dist.all_gather_into_tensor, (ones(64), ones(64 // size))
+    yield dist.gather, (ones(32), [ones(32) for _ in range(size)] if rank == 1 else None, 1)
+    yield dist.scatter, (ones(32), [ones(32) for _ in range(size)] if rank == 1 else None, 1)
+    yield dist.reduce_scatter, (ones(32), [ones(32) for _ in range(size)])
+    yield dist.reduce_scatter_tensor, (ones(64 // size), ones(64))
+    yield dist.all_to_all_single, (ones(64), ones(64))
+    yield wait, (ones(64),)
+    yield exchange, (ones(64), ones(64))
+
+
+def wait(tensor):
+    dist.all_reduce(tensor, async_op=True).wait()
+
+
+def exchange(sent, received):
+    ends = [dist.P2POp(dist.isend, sent, following), dist.P2POp(dist.irecv, received, preceding)]
+    for work in dist.batch_isend_irecv(ends):
+        work.wait()
+
+
+def times(ones):
+    for call, args in collectives(ones):
+        dist.barrier()  # making tensors takes time, too
+        begun = time.perf_counter()
+        call(*args)
+        yield call.__name__, round(1e9 * (time.perf_counter() - begun))
+
+
+real = list(times(torch.ones))
+meta = list(times(lambda count: torch.ones(count, device="meta")))
+with FakeTensorMode():
+    fake = list(times(torch.ones))
+assert all(time for _, time in real), real
+assert real == meta == fake, (real, meta, fake)
+"""
+
+COMPUTED = """
+import time
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+dist.init_process_group("gloo")
+
+
+def compute():
+    layer = torch.nn.Linear(64, 64)
+    query = layer(torch.ones(2, 4, 32, 64))
+    begun = time.perf_counter()
+    attended = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    layer(attended + 1).square().mean().backward()
+    assert layer.weight.grad.shape == (64, 64)
+    return round(1e9 * (time.perf_counter() - begun))
+
+
+real = compute()
+with FakeTensorMode():
+    fake = compute(), compute()  # of which the second one finds the shapes in a cache
+assert fake == (real, real), (fake, real)
+begun = time.perf_counter()
+with torch.device("meta"):
+    torch.nn.Linear(64, 64)
+assert time.perf_counter() == begun, "an initialisation that is put off takes no time"
+"""
+
+MIXED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4, device="meta" if dist.get_rank() else "cpu"))
+"""
+
+
+@pytest.mark.parametrize("program", [COLLECTIVES, COMPUTED], ids=["collectives", "computed"])
+def test_fake_tensors_take_the_time_of_real_ones(
+    program: str, preloaded: Preloaded, tmp_path: Path
+) -> None:
+    words = ("run", "--on=sim:switch8", "--virtual-clock", "--nproc-per-node=2")
+
+    finished = preloaded.run(*words, write_program(tmp_path, program), cwd=tmp_path)
+
+    assert finished.code == 0, finished.stderr
+
+
+def test_collectives_of_fake_tensors_need_no_machine(preloaded: Preloaded, tmp_path: Path) -> None:
+    program = write_program(tmp_path, COLLECTIVES.partition("assert")[0])
+
+    finished = preloaded.run(
+        "run", "--on=sim", "--virtual-clock", "--nproc-per-node=2", program, cwd=tmp_path
+    )
+
+    assert finished.code == 0, finished.stderr
+
+
+def test_ranks_that_bring_tensors_with_and_without_data_are_told_so(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, MIXED)
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=2", program, cwd=tmp_path)
+
+    assert finished.code == 1
+    assert "rank 1 called all_reduce #1 (sum) of (4,) float32 without data" in finished.stderr
