@@ -5,10 +5,12 @@
 there is per queue is set against the time above the bound. What remains is lost on the links: their
 latency and their transfers overlap less than they could, or messages meet on them.
 
-**Kernels.** The time of a PE in which the engine of the bound does nothing is lost. What goes on
+**Kernels.** Until the first operation of any program, all PEs lose their time to the launch. After
+that, the time of a PE in which the engine of the bound does nothing is lost. What goes on
 meanwhile is the reason: DMA, another engine, nothing because the PE has no programs left (the wave
 tail), or nothing yet. What remains is lost although the engine is busy: transfers that wait for
-each other on links and memory channels, tiles that do not fill the engine.
+each other on links and memory channels, tiles that do not fill the engine. Transfers are held up by
+the busiest part of their ways, an HBM channel or another link, and by DMA if none is busy for long.
 """
 
 from collections.abc import Iterable
@@ -27,7 +29,10 @@ _ENGINES = {
     "atomic": "DMA",
     "copy": "DMA",
 }
-_TAIL, _START = "wave tail", "start-up latency"
+_TAIL, _START, _LAUNCH = "wave tail", "start-up latency", "launch"
+_FULL = 0.5
+"""From this share of a launch on, a link that is busy holds transfers up. Below, they take more
+time for their latencies than for their bytes."""
 
 
 def most_waited_for(waits: Waits, above_bound: int) -> str:
@@ -44,7 +49,13 @@ def most_waited_for(waits: Waits, above_bound: int) -> str:
 
 
 def most_lost_to(
-    operations: Iterable[Operation], pe_count: int, span: tuple[int, int], bound: str, at_best: int
+    operations: Iterable[Operation],
+    pe_count: int,
+    span: tuple[int, int],
+    bound: str,
+    at_best: int,
+    *,
+    busiest: tuple[str, float] = ("links", 1.0),
 ) -> str:
     """What the PEs lost most time to.
 
@@ -54,6 +65,7 @@ def most_lost_to(
         span: the first and the last instant.
         bound: the name of the bound.
         at_best: the picoseconds that it says.
+        busiest: what transfers share most, `HBM` or `links`, and how much of the time it is busy.
     """
     of_pe: dict[str, list[Operation]] = {}
     for each in operations:
@@ -63,12 +75,22 @@ def most_lost_to(
         return ""
     engine = {"compute": "GEMM", "waves": "GEMM", "math": "math"}.get(bound, "DMA")
     length = span[1] - span[0]
-    lost = {_TAIL: length * (pe_count - len(of_pe))}
+    begun = min(each.start for of_one in of_pe.values() for each in of_one)
+    lost = {
+        _LAUNCH: (begun - span[0]) * pe_count,
+        _TAIL: (span[1] - begun) * (pe_count - len(of_pe)),
+    }
     for of_one in of_pe.values():
-        for cause, amount in _lost(of_one, span, engine).items():
+        for cause, amount in _lost(of_one, (begun, span[1]), engine).items():
             lost[cause] = lost.get(cause, 0) + amount
     crowded = (length - at_best) * pe_count - sum(lost.values())
-    lost["links" if engine == "DMA" else f"{engine} below its peak"] = crowded
+    held_up = busiest[0] if busiest[1] >= _FULL else "DMA"
+    if engine != "DMA":
+        lost[f"{engine} below its peak"] = crowded
+        if held_up == "HBM" and "DMA" in lost:
+            lost["HBM"] = lost.pop("DMA")
+    else:
+        lost[held_up] = crowded
     return max(lost, key=lambda cause: lost[cause])
 
 

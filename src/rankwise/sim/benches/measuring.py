@@ -1,5 +1,6 @@
 """From the op log of a run to results."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,9 +8,12 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.benches.bounds import Bound, Roofline
 from rankwise.sim.benches.holding import ENOUGH, most_lost_to, most_waited_for
 from rankwise.sim.hardware.commands import Handle
+from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.machine import Waits
 from rankwise.sim.hardware.op_log import Operation
 from rankwise.sim.reporting.results import BenchResult
+
+_CHANNEL = re.compile(r"\.hbm\d+$")
 
 
 def span_of(operations: Iterable[Operation]) -> int:
@@ -45,10 +49,27 @@ def kernel_result(
     held_back_by = ""
     if bound.picoseconds < ENOUGH * time:
         pes = torch.engine.topology.pe_count
-        held_back_by = most_lost_to(torch.engine.op_log, pes, span, bound.name, bound.picoseconds)
+        held_back_by = most_lost_to(
+            torch.engine.op_log, pes, span, bound.name, bound.picoseconds,
+            busiest=_busiest_link(torch.engine),
+        )  # fmt: skip
     return _result(
         torch, bench, case, time, bound, flops=flops, size=size, held_back_by=held_back_by
     )
+
+
+def _busiest_link(engine: GraphEngine) -> tuple[str, float]:
+    """Whether an HBM channel or another link was the busiest, and for which share of launches.
+
+    Links count from the beginning of the run, so this is a mean over all launches so far.
+    """
+    channels, others = [0], [0]
+    for link in engine.machine.links:
+        if not link.name.startswith("host->"):
+            (channels if _CHANNEL.search(link.name) else others).append(link.busy)
+    launched = sum(each.end - each.start for each in engine.op_log if each.kind == "KernelLaunch")
+    name, busy = max(("HBM", max(channels)), ("links", max(others)), key=lambda each: each[1])
+    return name, busy / max(1, launched)
 
 
 def collective_result(

@@ -40,15 +40,17 @@ class Passage:
         size: in bytes.
         came_at: when it came.
         begins_at, ends_at: when the operation begins and ends; 0 until everybody has come.
+        is_message: whether it is one, as far as is known: not before both ends have come.
     """
 
-    __slots__ = ("begins_at", "came_at", "ends_at", "load", "size")
+    __slots__ = ("begins_at", "came_at", "ends_at", "is_message", "load", "size")
 
     def __init__(self, load: Any, size: int, came_at: int) -> None:
         self.load = load
         self.size = size
         self.came_at = came_at
         self.begins_at = self.ends_at = 0
+        self.is_message = False
 
 
 class Account(NamedTuple):
@@ -57,6 +59,7 @@ class Account(NamedTuple):
     Attributes:
         computing, exposed, waiting, asleep: see the module's text.
         communicating: the durations of all operations that it took part in, hidden or not.
+        for_peers: the part of `waiting` before a message, for the peer to come to it.
     """
 
     time: int = 0
@@ -65,6 +68,7 @@ class Account(NamedTuple):
     waiting: int = 0
     asleep: int = 0
     communicating: int = 0
+    for_peers: int = 0
 
     def since(self, before: "Account") -> "Account":
         """What came after another account of the same rank."""
@@ -92,14 +96,14 @@ class RankClock:
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
         self._times = prediction.costs.times(number)
         self._computing = self._exposed = self._waiting = self._asleep = 0
-        self._communicating = 0
+        self._communicating = self._for_peers = 0
 
     @property
     def account(self) -> Account:
         """What it has spent its time with so far."""
         return Account(
             self.time, self._computing, self._exposed, self._waiting, self._asleep,
-            self._communicating,
+            self._communicating, self._for_peers,
         )  # fmt: skip
 
     def price(self, work: DeviceOperation) -> "PricedWork":
@@ -136,6 +140,8 @@ class RankClock:
             return
         under_way = max(passage.begins_at, begun)
         self._waiting += under_way - begun
+        if passage.is_message:
+            self._for_peers += under_way - begun
         self._exposed += passage.ends_at - under_way
         self.time = passage.ends_at
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)
@@ -295,6 +301,7 @@ class Prediction:
         begin = max(sent.came_at, received.came_at, self._way_free.get(way, 0))
         duration = self.network.message_time(source, target, sent.size, begin)
         self._way_free[way] = begin + duration
+        sent.is_message = received.is_message = True
         self._pass(source, sent, f"send to {target}", begin, duration)
         self._pass(target, received, f"recv from {source}", begin, duration)
 

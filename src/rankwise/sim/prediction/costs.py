@@ -89,6 +89,11 @@ class DeviceCosts:
         startup = math.ceil(self._startup[work.engine] * work.times)
         return self._command + startup + self.bound(work)[1]
 
+    def launch(self, work: DeviceOperation, duration: int) -> int:
+        """The part of its duration that is the command and the start of the engine."""
+        most = self._command + math.ceil(self._startup[work.engine] * work.times)
+        return max(0, min(most, duration - self.bound(work)[1]))
+
     def is_plugged(self, work: DeviceOperation) -> bool:
         """Whether a cost model of a plug-in says what it takes."""
         return self._answer_of_plugin(work) is not None

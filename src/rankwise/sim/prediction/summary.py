@@ -7,6 +7,7 @@ first step to that of the last: the first one has more to do. Otherwise they are
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base.units import format_bytes
+from rankwise.sim.benches.holding import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
 from rankwise.sim.reporting.page import Table, write_page
@@ -31,6 +32,9 @@ class Figures(NamedTuple):
         computing, exposed, waiting, asleep: shares of it, means over the ranks; what is missing
             to 1 is the time after the end of a rank, which counts as waiting, as does all of it
             for one that has done nothing.
+        bubble: the part of `waiting` that is for messages of others; the rest is for collectives.
+            The time after the end of ranks is divided as they waited before.
+        launch: the part of `computing` that is the launches of operations.
         communicating: picoseconds of communication per rank in that time, hidden or not.
         memory_peak: of the device that needed most, in bytes; `memory_rank` says whose it is.
     """
@@ -41,6 +45,8 @@ class Figures(NamedTuple):
     exposed: float
     waiting: float
     asleep: float
+    bubble: float
+    launch: float
     communicating: int
     memory_peak: int
     memory_rank: int
@@ -51,6 +57,21 @@ class Figures(NamedTuple):
         if not self.communicating:
             return 0.0
         return max(0.0, 1 - self.exposed * self.time / self.communicating)
+
+    @property
+    def held_back_by(self) -> tuple[str, float]:
+        """What costs most besides the work itself, and its share; no name if that is little."""
+        causes = {
+            "links": self.exposed,
+            "pipeline bubble": self.bubble,
+            "imbalance of ranks": self.waiting - self.bubble,
+            "launch": self.launch,
+            "sleep": self.asleep,
+        }
+        if not self.time or self.computing - self.launch >= ENOUGH:
+            return "", 0.0
+        cause = max(causes, key=lambda each: causes[each])
+        return cause, causes[cause]
 
 
 def figures_of(prediction: Prediction) -> Figures:
@@ -66,17 +87,30 @@ def figures_of(prediction: Prediction) -> Figures:
         return sum(getattr(each, name) for each in spent) / (whole * size) if whole else 0.0
 
     computing, exposed, asleep = share("computing"), share("exposed"), share("asleep")
+    waiting = max(0.0, 1 - computing - exposed - asleep) if whole else 0.0
+    waited = sum(each.waiting for each in spent)
+    for_peers = sum(each.for_peers for each in spent) / waited if waited else 0.0
     return Figures(
         steps=steps,
         time=whole // max(1, steps),
         computing=computing,
         exposed=exposed,
-        waiting=max(0.0, 1 - computing - exposed - asleep) if whole else 0.0,
+        waiting=waiting,
         asleep=asleep,
+        bubble=for_peers * waiting,
+        launch=computing * _launching(prediction),
         communicating=sum(each.communicating for each in spent) // (size * max(1, steps)),
         memory_peak=fullest.memory_peak if fullest else 0,
         memory_rank=fullest.number if fullest else 0,
     )
+
+
+def _launching(prediction: Prediction) -> float:
+    """The share of all computing that is launches."""
+    works, costs = prediction.works, prediction.costs
+    whole = sum(each.count * each.duration for each in works)
+    launches = sum(each.count * costs.launch(each.work, each.duration) for each in works)
+    return launches / whole if whole else 0.0
 
 
 def _spent(clock: RankClock, steps: int) -> Account:
@@ -93,6 +127,8 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
     hbm = topology.machine.cube.hbm
     capacity = topology.machine.sip.cubes.count * hbm.capacity
     full = "; more than that" if figures.memory_peak > capacity else ""
+    cause, cost = figures.held_back_by
+    imbalance = max(0.0, figures.waiting - figures.bubble)
     rows = [
         ("step time" if figures.steps else "time", format_picoseconds(figures.time), counted),
         ("computing", _percent(figures.computing), ""),
@@ -103,8 +139,13 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
             if figures.communicating
             else "",
         ),
-        ("waiting for others", _percent(figures.waiting), "pipeline bubble, imbalance"),
+        (
+            "waiting for others",
+            _percent(figures.waiting),
+            f"pipeline bubble {_percent(figures.bubble)}, imbalance {_percent(imbalance)}",
+        ),
         ("asleep", _percent(figures.asleep), ""),
+        ("held back by", _percent(cost), cause),
         (
             "peak memory",
             format_bytes(figures.memory_peak),
@@ -117,7 +158,10 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
         why = "flops unknown, only moving the tensors is counted; a cost model can price it"
         rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
-    return [row for row in rows if row[0] != "asleep" or figures.asleep]
+    left_out = {
+        name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells
+    }
+    return [row for row in rows if row[0] not in left_out]
 
 
 def summary(prediction: Prediction, *, has_failed: bool = False) -> str:

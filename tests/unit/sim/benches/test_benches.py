@@ -267,3 +267,18 @@ def test_every_bench_says_what_it_is() -> None:
 def test_an_unknown_bench_is_refused_with_the_likely_one() -> None:
     with pytest.raises(ConfigError, match="did you mean gemm"):
         shipped_program("gem")
+
+
+@pytest.mark.parametrize(("name", "fields", "cause"), [
+    ("memory_bandwidth", {"elements": "2048", "block": "256",
+                          "system.host.command_ns": "20000"}, "launch"),
+    ("memory_bandwidth", {"elements": "32768", "pe.dma.setup_ns": "3000"}, "DMA"),
+    ("gemm", {"m": "256", "n": "256", "k": "256", "tile": "32",
+              "cube.hbm.bandwidth_GBps": "20"}, "HBM"),
+    ("gemm", {"m": "256", "n": "256", "k": "256", "tile": "32", "pe.dma.setup_ns": "3000"}, "DMA"),
+])  # fmt: skip
+def test_a_kernel_names_what_holds_it_back(name: str, fields: dict[str, str], cause: str) -> None:
+    result = simulate(Settings(program=name, fields=fields | ONE_CUBE, has_data=False)).results[0]
+
+    assert result.ratio < 0.9
+    assert result.held_back_by == cause

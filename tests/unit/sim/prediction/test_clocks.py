@@ -87,3 +87,42 @@ def test_messages_of_one_way_follow_each_other() -> None:
 
     duration = prediction.network.message_time(0, 1, SIZE)
     assert [passage.ends_at for passage in received] == [duration, 2 * duration]
+
+
+def test_a_rank_that_computes_longer_is_an_imbalance() -> None:
+    prediction, group, clocks = predicted(2)
+    for _ in range(20):
+        clocks[1].compute(clocks[1].price(WORK))
+    passages = [clock.come(None, 4) for clock in clocks]
+    all_reduce(prediction, group, passages)
+    for clock, passage in zip(clocks, passages, strict=True):
+        clock.wait(passage)
+
+    assert figures_of(prediction).held_back_by[0] == "imbalance of ranks"
+
+
+def test_stages_that_wait_for_messages_are_a_pipeline_bubble() -> None:
+    prediction, _, clocks = predicted(4)
+    for _ in range(2):
+        for number, clock in enumerate(clocks):
+            if number:
+                sent, received = clocks[number - 1].come(None, 4), clock.come(None, 4)
+                prediction.deliver(number - 1, number, sent, received)
+                clock.wait(received)
+            for _ in range(20):
+                clock.compute(clock.price(WORK))
+
+    figures = figures_of(prediction)
+
+    assert figures.held_back_by[0] == "pipeline bubble"
+    assert figures.bubble == figures.waiting
+
+
+def test_small_operations_are_held_back_by_their_launch() -> None:
+    prediction, _, (clock,) = predicted(1)
+    clock.compute(clock.price(WORK._replace(flops=1, size=12)))
+
+    cause, share = figures_of(prediction).held_back_by
+
+    assert cause == "launch"
+    assert share > 0.9
