@@ -5,7 +5,6 @@
 # hang_timeout = 2
 # says = "rank 2 has not come to all_reduce #2 (sum) of (4,) float64 ({call}), in which {others}"
 # stands = "{culprit}"
-# there = "rank 2 has let no other rank run for 2 s"
 # ///
 
 import threading
