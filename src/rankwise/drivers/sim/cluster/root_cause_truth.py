@@ -90,7 +90,7 @@ def may_be_root(told: SimulatedWorker, culprits: Collection[SimulatedWorker], sl
     # Where times are known exactly, the gang knows all that has failed before it told any to stop.
     if not slack and told.lost_peer and not all(each.lost_peer for each in in_order):
         return False
-    explains = any(each.lost_peer for each in first) and not told.lost_peer
+    explains = all(each.lost_peer for each in first) and not told.lost_peer
     is_explained = seen_soon and any(each.may_be_consequence for each in first)
     if told not in first and not (explains or is_explained):
         return False
