@@ -179,7 +179,7 @@ def place_in(module: ModuleType, function: Any = None, generator: Any = None) ->
     code = getattr(inspect.unwrap(getattr(function, "fn", function)), "__code__", None)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
-    return module.__file__ or ""
+    return getattr(module, "__file__", None) or module.__name__
 
 
 def _at(module: ModuleType, function: Any = None, generator: Any = None) -> str:
