@@ -234,7 +234,7 @@ class GangInAnyWorld(RuleBasedStateMachine):
 
     @invariant()
     def only_a_gang_that_waits_for_facts_alone_has_no_deadline(self) -> None:
-        # A gang that starts waits for the look that it has asked for, which the driver always answers.
+        # A gang that starts may wait for its look alone: the driver always answers.
         if self.ordered and self.gang.next_deadline is None and not self.to_look:
             assert self.gang.phase in (GangPhase.RUNNING, GangPhase.FINISHED)
 
