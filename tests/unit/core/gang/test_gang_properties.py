@@ -234,9 +234,10 @@ class GangInAnyWorld(RuleBasedStateMachine):
 
     @invariant()
     def only_a_gang_that_waits_for_facts_alone_has_no_deadline(self) -> None:
-        # A gang that starts may wait for its look alone: the driver always answers.
-        if self.ordered and self.gang.next_deadline is None and not self.to_look:
-            assert self.gang.phase in (GangPhase.RUNNING, GangPhase.FINISHED)
+        if self.ordered and self.gang.next_deadline is None:
+            # A gang that starts may wait for its look alone: the driver always answers.
+            waits_for_look = self.gang.phase is GangPhase.STARTING and bool(self.to_look)
+            assert waits_for_look or self.gang.phase in (GangPhase.RUNNING, GangPhase.FINISHED)
 
 
 TestGangInAnyWorld = GangInAnyWorld.TestCase
