@@ -57,7 +57,7 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
     multiple=True,
     help="A fault, such as kill:node=1,at=15s,back_after=4s or "
     "partition:nodes=0+3,at=25s,lasts=8s; or a file with a plan, which "
-    "docs/cluster-simulation.md describes. May be given several times.",
+    "docs/development/cluster-simulation.md describes. May be given several times.",
 )
 @click.option(
     "--standalone",
