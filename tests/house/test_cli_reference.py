@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
         ("python_reference.py", "python-reference"),
         ("python_reference.py health", "health"),
         ("python_reference.py journal", "journal"),
+        ("python_reference.py vocabulary", "development/journal"),
     ],
 )
 def test_the_references_are_current(command: str, page: str) -> None:
