@@ -899,10 +899,7 @@ class Scheduler:
         with self._door:
             if strand.is_dismissed or rank.is_over:
                 raise _end_of(strand)
-            holder = self.holder
-            if holder is not None and holder.rank is rank and holder.is_parked:
-                holder.is_parked, holder.is_away = False, True
-                strand.displaced, self.holder = holder, strand
+            if self._takes_from_parked(strand):
                 return
             self._ask(strand)
         try:
@@ -910,10 +907,24 @@ class Scheduler:
         finally:
             strand.is_asking = False
 
+    def _takes_from_parked(self, strand: Strand) -> bool:
+        """Whether a strand takes the baton from a sibling that is parked; with the door held."""
+        parked = self.holder
+        if parked is None or parked.rank is not strand.rank or not parked.is_parked:
+            return False
+        parked.is_parked, parked.is_away = False, True
+        strand.displaced, self.holder = parked, strand
+        return True
+
     def _end_turn(self, strand: Strand) -> None:
         displaced, strand.displaced = strand.displaced, None
         with self._door:
-            if displaced is not None and displaced.is_away and displaced.nap is not None:
+            if (
+                displaced is not None
+                and displaced.is_away
+                and displaced.nap is not None
+                and not self._must_others_run(displaced)
+            ):
                 displaced.is_away, displaced.is_parked = False, True
                 self.holder = displaced
                 return
@@ -938,6 +949,7 @@ class Scheduler:
             own.is_away = self._is_interrupted or self._must_others_run(own)
             own.is_parked = not own.is_away
         if own.is_away:
+            own.displaced = None
             self._leave_to(self._pick(), own.rank)
         try:
             return wait()
@@ -947,6 +959,8 @@ class Scheduler:
                 has_baton, own.is_parked = own.is_parked, False
                 if not has_baton:
                     own.is_away = False
+                    has_baton = self._takes_from_parked(own)
+                if not has_baton:
                     self._ask(own)
             if not has_baton:
                 try:
