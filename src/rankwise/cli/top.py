@@ -46,9 +46,9 @@ def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> No
 
     Without RUN, all of your runs on this machine. Many ranks are folded by state, the odd ones
     first: failed, hung, awaited (others wait for it in a collective), late, still (no progress for
-    10 s). Keys: q quit, enter unfold or fold, o order, f fold all, ? help. It is live in a terminal
-    (needs the extra: pip install 'rankwise[tui]'); into a pipe it is printed once. The run is not
-    disturbed.
+    10 s). Ranks that SIGSTOP, Ctrl-Z or a debugger has stopped are suspended. Keys: q quit, enter
+    unfold or fold, o order, f fold all, ? help. It is live in a terminal (needs the extra:
+    pip install 'rankwise[tui]'); into a pipe it is printed once. The run is not disturbed.
 
     RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent. Of
     a run on several nodes, its ranks on this machine are shown; with a pid, those of that agent.
