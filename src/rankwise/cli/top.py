@@ -45,9 +45,10 @@ def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> No
     """Show the state, steps, last collective, lateness, CPU and memory of each rank.
 
     Without RUN, it shows all your runs on this machine. Ranks are folded by state, problems first:
-    failed, hung, awaited (others wait for it), late, still (no progress for 10 s). Keys: q quit,
-    enter unfold or fold, o order, f fold all, ? help. In a terminal it is live, which needs
-    pip install 'rankwise[tui]'; into a pipe it is printed once.
+    failed, hung, awaited (others wait for it), late, still (no progress for 10 s), suspended (by
+    SIGSTOP, Ctrl-Z or a debugger). Keys: q quit, enter unfold or fold, o order, f fold all, ? help.
+    In a terminal it is live, which needs pip install 'rankwise[tui]'; into a pipe it is printed
+    once.
 
     RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent.
     On several nodes, it shows the ranks on this machine.

@@ -384,8 +384,8 @@ class Session:
                 return SIGTERM if is_new else None
             case SignalEffect.PASSED_ON:
                 if self._dispatch.outcome is None:
-                    reached, others = self._host.pass_on(signum)
-                    self._tell_passed_on(signum, reached, others, is_new=is_new)
+                    told = partial(self._tell_passed_on, signum, is_new=is_new)
+                    self._host.pass_on(signum, told)
             case SignalEffect.OUTLIVED:
                 pass
         return None
