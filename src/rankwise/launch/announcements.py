@@ -60,7 +60,7 @@ def kill_line(announcement: AnnounceKill, first_rank: int, grace: str) -> str:
 def stuck_line(announcement: AnnounceStuck, first_rank: int) -> str:
     """Say which ranks are killed because they could not be interrupted."""
     who = ranks_in_words(first_rank + each for each in announcement.local_ranks)
-    return f"{who} did not leave what recover runs in time: killed, to be started anew"
+    return f"{who} did not leave the function of recover in time: killed, and started again"
 
 
 def left_behind_line(
@@ -71,12 +71,12 @@ def left_behind_line(
     more = f" and {len(named) - LEFT_BEHIND_SHOWN} more" if len(named) > LEFT_BEHIND_SHOWN else ""
     what = "a process that a rank" if len(named) == 1 else f"{len(named)} processes that ranks"
     fate = "was killed" if len(named) == 1 else "were killed"
-    advice = "a rank has to wait for what is to be finished"
+    advice = "let the rank wait for work that must finish"
     if may_be_kept:
-        advice += ", or --keep-children lets it go on"
+        advice += ", or give --keep-children"
     if are_kept:
         fate = "lives on" if len(named) == 1 else "live on"
-        advice = "what is printed there from now on is discarded"
+        advice = "their output is discarded from now on"
     return f"{what} had left running {fate}: {', '.join(named[:LEFT_BEHIND_SHOWN])}{more}; {advice}"
 
 
@@ -114,8 +114,8 @@ def passed_on_line(signum: int, reached: Sequence[int], others: Sequence[int]) -
 def suspension_line(lease: Duration) -> str:
     """Say what follows when an agent among others stops with its ranks."""
     return (
-        "stopping this node's ranks with their agent (Ctrl-Z): the other nodes take them for dead "
-        f"after {format_duration(lease)}, and go on without them or begin anew"
+        "stopping this node's ranks with their agent (Ctrl-Z): after "
+        f"{format_duration(lease)} the other nodes count this node as lost, and go on or start again"
     )
 
 
