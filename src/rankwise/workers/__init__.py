@@ -98,8 +98,7 @@ _NAMES = {
     "rankwise.workers.comm": "CommHandle",
     "rankwise.workers.domains": "DomainSpec create_domain place_domain plan_domain",
     "rankwise.workers.errors": (
-        "BadArguments BadPointer DeviceMemoryExhausted IndexOutOfRange InputWritten "
-        "UnknownName"
+        "BadArguments BadPointer DeviceMemoryExhausted IndexOutOfRange InputWritten UnknownName"
     ),
     "rankwise.workers.failures": "TaskFailure",
     "rankwise.workers.member": "Member Window",
