@@ -14,6 +14,7 @@ from torch.fx.node import map_aggregate
 from rankwise.sim.torch.cuda import CUDA, OnCpu, on_cpu
 
 _METHOD = "call_method"
+_YES = True
 
 
 def compile_for_cpu() -> Callable[[], None]:
@@ -48,10 +49,11 @@ def _but_for_ours(_original: Any) -> Callable[[Any], bool]:
 def _without_ours(original: Callable[..., Any]) -> Callable[..., Any]:
     """Ours is above that of a default device."""
 
-    def call(mode: Any, tx: Any, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def call(mode: Any, tx: Any, function: Any, types: Any, *call: Any) -> Any:
         if isinstance(mode.value, OnCpu):
+            args, kwargs = call
             return function.call_function(tx, list(args), kwargs)
-        return original(mode, tx, function, types, args, kwargs)
+        return original(mode, tx, function, types, *call)
 
     return call
 
@@ -87,6 +89,6 @@ def _true_for_programs(original: Callable[..., Any]) -> Callable[..., Any]:
         if str(tx.f_globals.get("__name__")).partition(".")[0] == "torch":
             return original(tensor, tx)
         constants = import_module("torch._dynamo.variables.constant").ConstantVariable
-        return constants.create(True)
+        return constants.create(_YES)
 
     return is_cuda
