@@ -115,7 +115,7 @@ def suspension_line(lease: Duration) -> str:
     """Say what follows when an agent among others stops with its ranks."""
     return (
         "stopping this node's ranks with their agent (Ctrl-Z): after "
-        f"{format_duration(lease)} the other nodes count this node as lost, and go on or start again"
+        f"{format_duration(lease)} the other nodes count it as lost, and go on or start again"
     )
 
 
