@@ -137,9 +137,11 @@ class NamesOfRanks:
         present = self._present
         if mine is present:
             return
+        # Only where it differs: what is found for a class is cached until one of its names is set.
         for index, value in enumerate(mine):
-            if value is not present[index]:
-                self._put(index, value)
+            if value is not present[index]:  # which is the list of another rank: it stays as it is
+                place = self._places[index]
+                setattr(place.owner, place.name, value)
         self._present = mine
 
     def move_out(self, rank: Rank) -> None:
@@ -152,7 +154,6 @@ class NamesOfRanks:
             setattr(place.owner, place.name, place.home)
 
     def _put(self, index: int, value: Any) -> None:
-        # Only where it differs: what is found for a class is cached until one of its names is set.
         place = self._places[index]
         setattr(place.owner, place.name, value)
         self._present[index] = value
