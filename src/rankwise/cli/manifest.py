@@ -115,7 +115,9 @@ _RUN_WORDS = click.argument(
 )
 @click.option("--cpu", metavar="QUANTITY", help="CPUs per pod, such as 4 or 500m.")
 @click.option("--memory", metavar="QUANTITY", help="Memory per pod, such as 16Gi.")
-@click.option("--env", metavar="NAME=VALUE", multiple=True, help="A variable of the pods; repeat.")
+@click.option(
+    "--env", metavar="NAME=VALUE", multiple=True, help="A variable of the pods. Repeatable."
+)
 @click.option(
     "--secret-env",
     metavar="NAME=SECRET/KEY",
@@ -234,7 +236,7 @@ def kubernetes(
     "--sbatch",
     metavar="OPTION",
     multiple=True,
-    help="One more option of sbatch, such as --gpus-per-node=8; repeat.",
+    help="One more option of sbatch, such as --gpus-per-node=8. Repeatable.",
 )
 @_OUTPUT
 @_RUN_WORDS

@@ -98,8 +98,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         _torchruns("--no-python", "SCRIPT is an executable of any kind, and runs without Python."),
         _torchruns(
             "--run-path",
-            "Run SCRIPT by runpy.run_path in a Python function; wins over --no-python and "
-            "--module.",
+            "Workers are Python functions that run SCRIPT by runpy.run_path; wins over "
+            "--no-python and --module.",
         ),
         _torchruns(
             "--start-method",
@@ -154,7 +154,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--ray-resources NAME=N,...",
-            "Resources that each agent reserves with --on ray.",
+            "Resources that each agent reserves with --on ray, such as CPU=16,GPU=8.",
             default="",
             default_shown="a CPU per worker; all GPUs of a node where --nproc-per-node is gpu or "
             "auto",
@@ -177,7 +177,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--no-retry NAME|CODE,...",
-            "Exceptions (ValueError, mypackage.BadConfig) and exit codes without restart.",
+            "Exceptions (ValueError, mypackage.BadConfig) and exit codes that end the run "
+            "without a restart.",
             type=COMMA_LIST,
             default=[],
             default_shown="none",
@@ -185,8 +186,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         _ours("--retry-startup-errors", "Restart also if a worker cannot be started."),
         _ours(
             "--max-no-progress N",
-            "Give up after N failures in a row without progress: no new step "
-            "(rankwise.should_stop), and no run of five minutes.",
+            "Give up after N failures in a row without progress. Progress is a later step than "
+            "ever before, if ranks call rankwise.should_stop; otherwise a run of five minutes.",
             type=click.INT,
             default_shown="no limit",
         ),
@@ -260,7 +261,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         _ours(
             "--on-preemption",
             "Effect of a signal to one of several nodes: stop the whole job at one step, or "
-            "leave the job.",
+            "let only this node leave.",
             type=click.Choice(["stop", "leave"]),
             default="stop",
         ),
@@ -354,7 +355,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         _ours(
             "--trace FILE",
             "Write a timeline of all ranks for Perfetto; compressed if FILE ends in .gz. "
-            "`rankwise report` joins several nodes.",
+            "On several nodes, see --report.",
             shell_complete=complete_file,
         ),
         _ours(
@@ -460,7 +461,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--node-check COMMAND",
-            "Command that must succeed before this node takes part; repeat.",
+            "Command that must succeed before this node takes part. Repeatable.",
             multiple=True,
             default=(),
             default_shown="disk, memory and clock, on several nodes",
@@ -503,16 +504,16 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         _ours(
             "--import-per-rank PACKAGE",
             "Installed package that each simulated rank imports for itself, because it keeps "
-            "the rank's state in globals; repeat.",
+            "the rank's state in globals. Repeatable.",
             multiple=True,
             default=(),
-            default_shown="accelerate, megatron",
+            default_shown="accelerate, deepspeed, megatron, torchtitan",
         ),
         _ours(
             "--faults FAULT|PLAN.yaml",
             "Faults of ranks, nodes and chips, such as kill:rank=3@collective=9, "
             "slow:rank=2,by=10ms, kill:node=1,at=10s,back_after=30s or "
-            "slow:link=sip0-sip1,times=4; repeat. See docs/howto/faults.md.",
+            "slow:link=sip0-sip1,times=4. Repeatable. See docs/howto/faults.md.",
             multiple=True,
             default=(),
             default_shown="none",

@@ -56,7 +56,7 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
     metavar="FAULT|PLAN.yaml",
     multiple=True,
     help="A fault, such as kill:node=1,at=15s,back_after=4s or "
-    "partition:nodes=0+3,at=25s,lasts=8s; or a file with a plan; repeat. See "
+    "partition:nodes=0+3,at=25s,lasts=8s; or a file with a plan. Repeatable. See "
     "docs/development/cluster-simulation.md.",
 )
 @click.option(
