@@ -47,7 +47,7 @@ def sim() -> None:
     """Simulate a multi-chip accelerator: benches, your own programs, machines.
 
     Exit codes: 0 success; 1 wrong numbers; 2 a bad setting, file or name, and nothing ran; 124 a
-    time limit, or a deadlock without a guilty rank; else that of the rank that failed first.
+    time limit, or a deadlock without a root cause; else that of the rank that failed first.
     """
 
 
