@@ -73,9 +73,9 @@ $ curl -s http://localhost:8080/health
 
 ## Metrics
 
-Metrics of ranks have the label `rank`, and failures have `kind`. CPU and memory are looked up at
-each request. [grafana.json](../examples/grafana.json) is a dashboard for Grafana (*Dashboards*,
-*New*, *Import*).
+Names and units are stable. Metrics of ranks have the label `rank`, and failures have `kind`. CPU
+and memory are looked up at each request. [grafana.json](../examples/grafana.json) is a dashboard
+for Grafana (*Dashboards*, *New*, *Import*).
 
 {metrics}
 ## OpenTelemetry
