@@ -3,8 +3,8 @@
 `triton_names.json` lists Triton's public names and their parameters, and which release it was made
 from; `triton_names_older.json` has what is different in older releases: that which comes with the
 build of torch for CUDA. Where the `triton` package is installed, the list of its release is made
-anew and compared; it is not a dependency. `python tests/conformance/sim/test_triton_names.py` writes the
-list of the installed one, or its differences to that of the newest.
+anew and compared; it is not a dependency. `python tests/conformance/sim/test_triton_names.py`
+writes the list of the installed one, or its differences to that of the newest.
 """
 
 import ast

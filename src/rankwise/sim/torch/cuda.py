@@ -309,6 +309,13 @@ def model_cuda() -> Callable[[], None]:
             return engine(*args, **options)
 
     replace(torch.autograd, "_engine_run_backward", run_backward)
+    saving = torch.autograd.graph.save_on_cpu.__init__
+
+    def save_unpinned(self: Any, _pin_memory: Any = None, *args: Any, **options: Any) -> None:
+        options.pop("pin_memory", None)  # C++ calls what packs a tensor: no mode is entered there
+        saving(self, False, *args, **options)  # noqa: FBT003  # as torch's parameters are
+
+    replace(torch.autograd.graph.save_on_cpu, "__init__", save_unpinned)
     to = torch.nn.Module.to
 
     def module_to(self: Any, *args: Any, **options: Any) -> Any:
