@@ -26,11 +26,6 @@ def operators() -> Iterator[Operator]:
     yield Operator(
         "xl_chunk", of_torch(f"{chunks}xl_chunk", chunk_size=64), reference, shapes, 5e-3
     )
-    yield Operator(
-        "xl_chunk_siging",
-        of_torch("chunkwise.mlstm_siging_chunkwise__xl_chunk", chunk_size=64),
-        of_torch("parallel.mlstm_siging_parallel__native_custbw"), shapes, 5e-3,
-    )  # fmt: skip
     yield Operator("limit_headdim", of_torch(f"{parallel}limit_headdim"), reference, shapes, 5e-3)
     # One state, one step: memory, its norm and its maximum go in and out.
     state = torch.randn(2, 2, 32, 32), torch.randn(2, 2, 32), torch.randn(2, 2, 1)
