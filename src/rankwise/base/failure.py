@@ -176,6 +176,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     others."""
     ended_by_us: bool = False
     """Whether its process ended by a signal that rankwise had sent."""
+    seen_dying: bool = False
+    """Whether it was seen dying of a signal, such as while its core was written."""
 
     rank: int = -1
     host: str = ""
@@ -184,6 +186,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """`at` as nanoseconds since 1970."""
     signal_sender: str = ""
     """Who has sent the signal that it died of, where that is known: on simulated ranks."""
+    was_stopped: bool = False
+    """Whether a signal such as SIGSTOP, or a debugger, had stopped it when it was told to end."""
     out_of_memory: bool | None = None
     """Whether the kernel's out-of-memory killer did it; None when that cannot be known."""
     cpu_seconds_max: int | None = None

@@ -130,6 +130,7 @@ class FailureDecorator:
             rank=self._planner.ranks.rank(rank),
             host=self._hostname,
             role=self._job.role,
+            was_stopped=link is not None and link.was_stopped,
             error=error,
             wall_ns=error.wall_ns if error is not None else failure.at + self._wall_offset,
             out_of_memory=out_of_memory,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rankwise.base.units import ZERO, Duration, Instant, between
-from rankwise.base.wording import ranks_in_words
+from rankwise.base.wording import BY_SIGNAL, ranks_in_words
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
@@ -191,7 +191,7 @@ class Watches:
         verdict, waits = self._call_watch.explain_hang()
         if stopped := [self._planner.ranks.rank(each) for each in self._host.stopped()]:
             are = "is" if len(stopped) == 1 else "are"
-            told = f"{ranks_in_words(stopped)} {are} stopped by a signal (SIGSTOP) or a debugger"
+            told = f"{ranks_in_words(stopped)} {are} {BY_SIGNAL}"
             verdict = f"{told}; {verdict}" if verdict else told
         return verdict, waits
 
