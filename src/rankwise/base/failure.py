@@ -25,6 +25,13 @@ TIME_LIMIT_SIGNAL = 14
 """SIGALRM, the alarm clock: by which a run's own time limit asks it to stop. Ranks get SIGTERM."""
 
 
+def signal_name(number: int) -> str:
+    """`SIGSEGV`; `SIGRTMIN+6` for real-time signals, `signal 99` for what is none."""
+    if number in SIGNAL_NAMES:
+        return SIGNAL_NAMES[number]
+    return f"SIGRTMIN+{number - 34}" if 34 <= number <= 64 else f"signal {number}"
+
+
 class ExitStatus(msgspec.Struct, frozen=True):
     """How a process ended: `code` is its exit code, or minus the signal that killed it."""
 

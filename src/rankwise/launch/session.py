@@ -7,14 +7,20 @@ told in docs/architecture.md. `Supervision` makes one, in whatever thread the ru
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from rankwise.base.failure import NO_RANK, TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
+from rankwise.base.failure import (
+    NO_RANK,
+    TIME_LIMIT_SIGNAL,
+    Outcome,
+    OutcomeStatus,
+    signal_name,
+)
 from rankwise.base.units import SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import StoodStill, StopRequested
 from rankwise.drivers.real.clock import SystemClock
@@ -109,6 +115,8 @@ class Session:
         self._is_cut_short = False
         self._signals_caught = 0
         self._signals_told: set[int] = set()
+        self._passed_told: dict[int, tuple[list[int], list[int]]] = {}
+        """Which ranks a signal was passed on to, and which others lived, when that was last told."""
         self._stops_asked = 0
         self._stop_asked_at: Instant | None = None
         self._is_asked_by_ranks = False
@@ -235,8 +243,6 @@ class Session:
         """Answer a signal while nodes that are slower than this one hear of the end."""
         if self._effects.get(signum) not in STOPPING:
             return  # it asks for no end, such as Ctrl-Z
-        from rankwise.launch.failure_report.words import signal_name  # noqa: PLC0415  # rare
-
         assert self._signals is not None, "it has caught one"
         self._signals.on_arrival = None  # once is enough
         self._say(f"{signal_name(signum)}: the run is over; this node ends when the others know it")
@@ -376,25 +382,26 @@ class Session:
             case SignalEffect.STOPS:
                 return signum
             case SignalEffect.STOPS_AS_SIGTERM:
-                # Once: the kernel repeats SIGXCPU every second.
+                # Once: the kernel repeats SIGXCPU every second. It only begins a stop: a batch
+                # system sends it beside SIGTERM, and ranks that save are to go on saving.
+                begins = not self._stops_asked
                 if is_new and self._dispatch.outcome is None:
                     from rankwise.launch.announcements import as_sigterm_line  # noqa: PLC0415  # rare
 
-                    self._say(as_sigterm_line(signum), "signal", signal=signum)
-                return SIGTERM if is_new else None
+                    self._say(as_sigterm_line(signum, begins=begins), "signal", signal=signum)
+                return SIGTERM if is_new and begins else None
             case SignalEffect.PASSED_ON:
                 if self._dispatch.outcome is None:
                     reached, others = self._host.pass_on(signum)
-                    self._tell_passed_on(signum, reached, others, is_new=is_new)
+                    self._tell_passed_on(signum, reached, others)
             case SignalEffect.OUTLIVED:
                 pass
         return None
 
-    def _tell_passed_on(
-        self, signum: int, reached: Iterable[int], others: Iterable[int], *, is_new: bool
-    ) -> None:
-        """Say which ranks were sent a signal, the first time that it comes."""
-        if is_new:
+    def _tell_passed_on(self, signum: int, reached: list[int], others: list[int]) -> None:
+        """Say which ranks were sent a signal, unless that is what the last line said of it."""
+        if self._passed_told.get(signum) != (reached, others):
+            self._passed_told[signum] = reached, others
             from rankwise.launch.announcements import passed_on_line  # noqa: PLC0415  # rare
 
             rank = self._planner.ranks.rank

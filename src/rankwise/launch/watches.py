@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rankwise.launch.planning import JobPlanner
     from rankwise.launch.recording import RunRecorder
     from rankwise.ports.clock import Clock
+    from rankwise.launch.rank_status import WaitedSoFar
 
 _OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
 
@@ -135,6 +136,13 @@ class Watches:
     def take_last_look(self) -> "tuple[Delay, str] | None":
         """Who made the others wait in collectives, where that is notable, and in a sentence."""
         return self._call_watch.lateness.take_last_look() if self._has_watch else None
+
+    @cached_property
+    def waited_so_far(self) -> "WaitedSoFar":
+        """What was told of how long others have waited for ranks, also to other askers."""
+        from rankwise.launch.rank_status import WaitedSoFar  # noqa: PLC0415  # nobody may ask
+
+        return WaitedSoFar()
 
     def delays(self) -> "tuple[Delay, ...]":
         """What each rank has cost the others by coming late to collectives."""

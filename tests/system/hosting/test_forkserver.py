@@ -265,12 +265,12 @@ def test_processes_that_an_import_starts_can_be_terminated(folder: Path) -> None
     try:
         with Hosted("forkserver", "helped", environment={"PYTHONPATH": str(folder)}) as server:
             assert server.details["failed"] == {}
-            code, text, ends = call(server, lambda: __import__("helped").ends)  # type: ignore[attr-defined]
+            code, text, ends = call(server, lambda: __import__("helped").ends)
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
 
-    assert (code, ends) == (0, [-signal.SIGTERM, -signal.SIGHUP]), text
+    assert (code, ends) == (0, ("ok", [-signal.SIGTERM, -signal.SIGHUP])), text
 
 
 def test_functions_return_their_values(server: Hosted, folder: Path) -> None:

@@ -18,6 +18,7 @@ from rankwise.base.failure import (
     Outcome,
     OutcomeStatus,
     Stood,
+    signal_name,
 )
 from rankwise.base.units import MICROSECOND, Duration, format_duration
 from rankwise.base.wording import BY_SIGNAL, ranks_in_words
@@ -53,7 +54,6 @@ from rankwise.launch.failure_report.words import (
     exit_in_words,
     headline,
     rank_of,
-    signal_name,
 )
 
 OTHERS_SHOWN_MAX = 8

@@ -2,7 +2,7 @@
 
 import re
 
-from rankwise.base.failure import SIGNAL_NAMES, ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause, signal_name
 from rankwise.base.wording import BY_SIGNAL
 from rankwise.launch.failure_report.loaders import is_cut_off_from_loader
 from rankwise.launch.failure_report.stacks import place_in_program
@@ -35,13 +35,6 @@ _EXIT_CODES = {
 _SIGKILL = 9
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 _AFTER_FRAMES = re.compile(r"^  .*\n(?=\S)", re.MULTILINE)
-
-
-def signal_name(number: int) -> str:
-    """`SIGSEGV`; `SIGRTMIN+6` for real-time signals, `signal 99` for what is none."""
-    if number in SIGNAL_NAMES:
-        return SIGNAL_NAMES[number]
-    return f"SIGRTMIN+{number - 34}" if 34 <= number <= 64 else f"signal {number}"
 
 
 def describe_signal(number: int) -> str:
