@@ -11,14 +11,14 @@ waits for that before it tells others to stop.) Many exceptions may come of a lo
 not, as a download that has timed out: only a death by signal that was seen less than `HEAD_START`
 later explains them; without one, an exit that told of nothing. The same is true of SIGABRT and
 SIGPIPE, by which native code dies of a closed connection. So SIGABRT explains a lost connection
-only if it was seen that soon, or if the rank was seen dying then (its core was written): a watchdog aborts later, when its peer is gone. A `ValueError` tells of no peer, and stays the cause
-of what was killed after it.
-What ended because rankwise had told it to stop never explains anything and comes last. Who was
-found to be out of step explains the exceptions of those that waited for it, and comes first: it was
-accused only since none had failed by itself. Ranks that have hung explain consequences that others
-raise, also earlier: while these waited, they did. An exception of our own collectives says that
-another rank is to blame. So the first failure that says nothing of others explains it, also a later
-one.
+only if it was seen that soon, or if the rank was seen dying then (its core was written): a watchdog
+aborts later, when its peer is gone. A `ValueError` tells of no peer, and stays the cause of what
+was killed after it. What ended because rankwise had told it to stop never explains anything and
+comes last. Who was found to be out of step explains the exceptions of those that waited for it, and
+comes first: it was accused only since none had failed by itself. Ranks that have hung explain
+consequences that others raise, also earlier: while these waited, they did. An exception of our own
+collectives says that another rank is to blame. So the first failure that says nothing of others
+explains it, also a later one.
 
 Tasks of a chip worker are no ranks: the task graph knows which of them follow from which (see
 `rankwise.workers.failures`). Members of a group of tasks run together as ranks do, and are ordered
@@ -42,9 +42,7 @@ _LOST_PEER = (
     r"|nccl|gloo|\bMPI|DistBackendError|DistNetworkError|DistStoreError"
 )
 _OF_GROUP = r"gloo|nccl|rccl|\bMPI|c10d|TCPStore|ProcessGroup|DistBackendError|DistNetworkError"
-_CLOSED = (
-    r"(closed|reset) by (remote )?peer|broken ?pipe|remote process exit|connection was likely closed"
-)
+_CLOSED = r"(closed|reset) by (remote )?peer|broken ?pipe|remote process exit|was likely closed"
 _TEXT_MAX = 20_000
 
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)

@@ -487,7 +487,7 @@ def _passed_signals(options: RunOptions) -> tuple[int, ...]:
     for number in _signals(options):
         if number in numbers:
             raise ConfigError(
-                f"{label}: {signal_name(number)} stops the run ({stopping}), so it is not passed on",
+                f"{label}: {signal_name(number)} stops the run ({stopping}), and is not passed on",
                 hint=f"ranks are sent it then, too; else leave it out of {stopping}",
             )
     return numbers

@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from rankwise.base.failure import Failure
+from rankwise.base.failure import Failure, signal_name
 from rankwise.base.units import SECOND, format_duration
 from rankwise.bell import Bell
 from rankwise.drivers.real.signals import SignalPipe

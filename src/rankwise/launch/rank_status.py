@@ -100,6 +100,7 @@ def ranks_now(
     segment: Segment | None,
     delays: Iterable[Delay],
     now: Instant,
+    *,
     waited_so_far: WaitedSoFar,
 ) -> list[RankStatus]:
     """How each rank of a gang is; its segment is that of the gang's present attempt."""

@@ -30,6 +30,7 @@ from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.flow import LogFlow
 from rankwise.drivers.real.loopback import LOOPBACK, loopback_address
+from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.signals import SignalPipe, end_well, is_default, stop_self
@@ -104,6 +105,7 @@ class Session:
         on_begun: Callable[[], None],
         failure_command: "FailureCommand | None" = None,
     ) -> None:
+        check_proc()  # first of all: whatever reads there would fail in a way of its own
         job = _with_own_loopback(job)
         self.caught_signal: int | None = None
         self.late_signals: list[int] = []
@@ -116,7 +118,7 @@ class Session:
         self._signals_caught = 0
         self._signals_told: set[int] = set()
         self._passed_told: dict[int, tuple[list[int], list[int]]] = {}
-        """Which ranks a signal was passed on to, and which others lived, when that was last told."""
+        """Which ranks a signal was passed on to, and which others there were, as was last told."""
         self._stops_asked = 0
         self._stop_asked_at: Instant | None = None
         self._is_asked_by_ranks = False
@@ -481,6 +483,7 @@ class Session:
     def _abandon_spawns(self, hosting: Hosting) -> None:
         """Have no more ranks made; say what has held them up, unless the user did not want them."""
         module = hosting.importing
+        self._decorator.remember_import(module)
         if module and self.caught_signal is None:
             self._say(f"no rank could start: the fork server is still importing {module}")
         hosting.abandon_spawns()

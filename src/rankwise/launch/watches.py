@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from rankwise.launch.job import Job
     from rankwise.launch.notices import Say
     from rankwise.launch.planning import JobPlanner
+    from rankwise.launch.rank_status import WaitedSoFar
     from rankwise.launch.recording import RunRecorder
     from rankwise.ports.clock import Clock
-    from rankwise.launch.rank_status import WaitedSoFar
 
 _OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
 

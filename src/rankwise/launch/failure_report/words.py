@@ -2,7 +2,14 @@
 
 import re
 
-from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause, signal_name
+from rankwise.base.failure import (
+    SIGNAL_NAMES,
+    ErrorRecord,
+    ExitStatus,
+    Failure,
+    FailureCause,
+    signal_name,
+)
 from rankwise.base.wording import BY_SIGNAL
 from rankwise.launch.failure_report.loaders import is_cut_off_from_loader
 from rankwise.launch.failure_report.stacks import place_in_program

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, cast
@@ -496,15 +497,13 @@ def _is_to_serve(config: C10dConfig) -> bool:
         return error.errno != errno.EADDRINUSE
 
 
-def _tcp_store(
-    distributed: Any, config: C10dConfig, *, serves: bool, patience: Duration | None = None
-) -> Any:
+def _tcp_store(distributed: Any, config: C10dConfig, *, serves: bool) -> Any:
     return distributed.TCPStore(
         # torch knows no other address of it than the file of names tells.
         loopback_address() if config.host == "localhost" else config.host,
         config.port,
         is_master=serves,
-        timeout=timedelta(microseconds=(patience or config.connect_timeout) // 1000),
+        timeout=timedelta(microseconds=config.connect_timeout // 1000),
         wait_for_workers=False,
         multi_tenant=True,
     )
@@ -517,17 +516,30 @@ def _joined(distributed: Any, config: C10dConfig, who: str) -> Any:
         StoreRefused: that one is no agent, and has not answered as a store does, or not soon.
         StoreUnavailable: it has not answered within the whole patience.
     """
-    begun, is_first = monotonic(), True
-    patience = min(config.connect_timeout, Duration(round(STRANGER_PATIENCE_S * SECOND)))
-    while True:
+    answers: SimpleQueue[Any] = SimpleQueue()
+
+    def join() -> None:
         try:
-            return _tcp_store(distributed, config, serves=False, patience=patience)
-        except Exception as error:
-            refuse_stranger(config.host, config.port)
-            patience = Duration(config.connect_timeout - round((monotonic() - begun) * SECOND))
-            if not is_first or patience <= 0:
-                raise _nobody_serves(config, who, error) from error
-            is_first = False
+            answers.put(_tcp_store(distributed, config, serves=False))
+        except Exception as error:  # noqa: BLE001  # raised by who waits
+            answers.put(error)
+
+    # By a thread: torch waits for ever for one that accepts connections and says nothing.
+    Thread(target=join, name="rankwise-store-joining", daemon=True).start()
+    patience_s = config.connect_timeout / SECOND
+    first_s = min(patience_s, STRANGER_PATIENCE_S)
+    for wait_s in (first_s, patience_s - first_s):
+        try:
+            answer = answers.get(timeout=wait_s)
+        except Empty:
+            answer = TimeoutError("it accepts connections, and says nothing")
+        else:
+            break
+        refuse_stranger(config.host, config.port)
+    if not isinstance(answer, Exception):
+        return answer
+    refuse_stranger(config.host, config.port)
+    raise _nobody_serves(config, who, answer) from answer
 
 
 def _nobody_serves(config: C10dConfig, who: str, error: Exception) -> StoreUnavailable:
