@@ -169,7 +169,7 @@ def _merged_list(old: list[Any], new: list[Any], key: str, path: str, origin: st
 
 
 def _is_whole(item: dict[str, Any], path: str) -> bool:
-    """Whether an item can be a new one: else its name is meant to be one of those that are there."""
+    """Whether an item can be a new one: else its name has to be one of those that are there."""
     needed = _NEEDED_BY_NEW.get(path.rpartition(".")[2], ())
     return item.get(DIRECTIVE) != "delete" and needed is not None and all(map(item.get, needed))
 
