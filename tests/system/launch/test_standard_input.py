@@ -68,13 +68,10 @@ def test_program_on_standard_input_is_refused_on_machines_elsewhere(tmp_path: Pa
 
 
 def test_empty_standard_input_is_refused(tmp_path: Path) -> None:
+    command = (*RANKWISE, "run", "-")
+
     done = subprocess.run(
-        (*RANKWISE, "run", "-"),
-        input=" \n",
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
+        command, input=" \n", capture_output=True, text=True, check=False, cwd=tmp_path
     )
 
     assert done.returncode == 2

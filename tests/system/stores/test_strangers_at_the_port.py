@@ -111,8 +111,9 @@ def test_process_with_a_control_socket_is_no_stranger() -> None:
     assert owner.is_rankwise
 
 
-def test_one_that_has_the_word_in_its_command_is_a_stranger() -> None:
-    with Running(sys.executable, "-c", SILENT, "rankwise", "run") as running:
+def test_one_that_has_the_word_in_its_command_is_a_stranger(tmp_path: Path) -> None:
+    program = write_program(tmp_path, SILENT, "rankwise")
+    with Running(sys.executable, str(program), "run") as running:
         owner = port_owner(int(running.wait_for("\n")))
 
     assert owner is not None
