@@ -149,15 +149,15 @@ def test_start_timeout_ends_a_start_and_names_the_import(tmp_path: Path) -> None
 def test_start_timeout_of_a_function_names_the_import(tmp_path: Path) -> None:
     write_program(tmp_path, COMPUTES.replace("+ 3", "+ 1000"), "computes.py")
     program = """
-        import rankwise
-        def never():
-            pass
-        if __name__ == "__main__":
-            try:
-                rankwise.run(never, nprocs=2, preload=["computes"], start_timeout=1)
-            except rankwise.WorkersFailed as error:
-                print(error.failures[0].detail)
-        """
+import rankwise
+def never():
+    pass
+if __name__ == "__main__":
+    try:
+        rankwise.run(never, nprocs=2, preload=["computes"], start_timeout=1)
+    except rankwise.WorkersFailed as error:
+        print(error.failures[0].detail)
+"""
 
     done = run_program(program, tmp_path)
 
