@@ -138,5 +138,3 @@ def test_thread_takes_the_turn_of_a_sibling_that_waits_for_it_within_its_own_tur
             assert scheduler.run(patience_s=5.0) is None
 
     assert order == ["thread", "main", "thread again"]
-
-
