@@ -125,6 +125,34 @@ def test_the_readme_and_the_home_page_are_short_in_both_directions() -> None:
     assert [line for line in [*readme, *home] if len(line) > MARKDOWN_LINE_MAX] == []
 
 
+def lines_too_long(document: Path) -> Iterator[int]:
+    """The numbers of lines of prose beyond the limit; tables and examples may be wider."""
+    is_example = False
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_example = not is_example
+        elif not is_example and not line.lstrip().startswith("|") and len(line) > MARKDOWN_LINE_MAX:
+            yield number
+
+
+def test_lines_of_documents_are_short() -> None:
+    found = [
+        f"{document.relative_to(ROOT)}:{number}"
+        for document in documents()
+        if document.name != "CHANGELOG.md"  # a line for each change
+        for number in lines_too_long(document)
+    ]
+
+    assert found == []
+
+
+def test_long_line_of_prose_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(["x" * 121, f"| {'x' * 121} |", "```", "x" * 121, "```"]))
+
+    assert list(lines_too_long(page)) == [1]
+
+
 def test_the_home_page_shows_what_the_readme_shows() -> None:
     readme, home = ((ROOT / name).read_text() for name in ("README.md", "docs/index.md"))
     figures = re.findall(r"^\| .+ \| [\d.]+ .+ \|$", readme, re.MULTILINE)

@@ -229,6 +229,7 @@ class Rehearsal:
                     "rankwise.drivers.real.windows.region": _follow_windows,
                     "torch": partial(_follow_torch, self._device),
                     "torch._dynamo.trace_rules": _follow_dynamo,
+                    "torch._dynamo.convert_frame": partial(_follow_compilation, self._device),
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                     **{module: partial(names.follow, module) for module in NAMES},
@@ -580,6 +581,14 @@ def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # only for programs of torch
 
     return stay_out_of_graphs()
+
+
+def _follow_compilation(device: str, _world: SimulatedWorld) -> Callable[[], None]:
+    if device != "cuda":
+        return _nothing
+    from rankwise.sim.torch import compile_for_cpu  # noqa: PLC0415  # the same
+
+    return compile_for_cpu()
 
 
 def _follow_fsdp(device: str, _world: SimulatedWorld) -> Callable[[], None]:

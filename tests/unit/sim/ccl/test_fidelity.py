@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.units import Duration
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import Session, Settings
 from rankwise.sim.ccl.algorithms import ring_allreduce
@@ -167,7 +168,7 @@ def test_auto_uses_queues_where_collectives_on_few_lanes_could_meet(lanes: int, 
         ([Jitter(percent=20)], "message"),
         ([Jitter(percent=15), Jitter(percent=15)], "queue"),
         ([Jitter(percent=100)], "queue"),
-        ([KillLink(link="sip0->sip1", at=1_000)], "queue"),
+        ([KillLink(link="sip0->sip1", at=Duration(1_000))], "queue"),
     ],
 )
 def test_auto_uses_queues_under_strong_jitter_and_where_a_link_dies(
