@@ -19,7 +19,8 @@ from rankwise.launch.arguments import (
     with_keywords,
     worker_count,
 )
-from rankwise.launch.function_payload import name_of, pack_function
+from rankwise.drivers.real.call_pickle import name_of
+from rankwise.launch.function_payload import pack_function
 from rankwise.launch.job import Function, Job, LogPlan, StartMethod
 from rankwise.launch.limits import check_working_directory, shown
 from rankwise.launch.thread_limit import thread_environment

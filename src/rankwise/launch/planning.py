@@ -19,11 +19,9 @@ from rankwise.drivers.real.segments import SEGMENT_VARIABLE, STOP_VARIABLE, Segm
 from rankwise.drivers.real.worker_link import CallPlan, WorkerPlan, WorkerStream
 from rankwise.launch.commands import worker_order
 from rankwise.launch.compiled_script import compiled_script
+from rankwise.drivers.real.hosting.environments import LISTENER_VARIABLE, VARIABLES_AMONG_NODES, inherited_environment
 from rankwise.launch.environment import (
-    LISTENER_VARIABLE,
-    VARIABLES_AMONG_NODES,
     VARIABLES_OF_RANKS,
-    inherited_environment,
     worker_environment,
 )
 from rankwise.launch.job import Executable, Function, Job, Script, Streams, restarts_allowed
