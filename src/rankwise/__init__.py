@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rankwise.drivers.real.pool.errors import BrokenPool as BrokenPool
     from rankwise.launch.api import run as run
     from rankwise.launch.fork_server import ForkServer as ForkServer
+    from rankwise.launch.pool import Pool as Pool
     from rankwise.launch.ranks import local_rank as local_rank
     from rankwise.launch.ranks import rank as rank
     from rankwise.launch.ranks import restart_count as restart_count
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from rankwise.launch.spawning import SpawnContext as SpawnContext
     from rankwise.launch.spawning import spawn as spawn
     from rankwise.launch.stopping import should_stop as should_stop
-    from rankwise.workers.pool import Pool as Pool
 
 __version__ = "0.1.0"
 
@@ -63,7 +63,7 @@ _NAMES = {
     "rankwise.launch.sections": "section",
     "rankwise.launch.spawning": "ProcessExitedException ProcessRaisedException SpawnContext spawn",
     "rankwise.launch.stopping": "should_stop",
-    "rankwise.workers.pool": "Pool",
+    "rankwise.launch.pool": "Pool",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

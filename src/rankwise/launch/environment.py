@@ -9,7 +9,6 @@ agent keeps reserved for it.
 from collections.abc import Mapping
 
 from rankwise.base.errors import ConfigError
-from rankwise.drivers.real.hosting.environments import VARIABLES_AMONG_NODES
 from rankwise.launch.job import Job, restarts_allowed
 from rankwise.launch.node_ranks import NodeRanks
 
@@ -34,6 +33,8 @@ VARIABLES_OF_RANKS = frozenset(
     }
 )
 """What workers are told of their place, whatever else their environment says."""
+
+
 def worker_environment(
     job: Job,
     ranks: NodeRanks,

@@ -11,6 +11,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self, cast
 
 from rankwise.drivers.real.hosting.connection import MARK_VARIABLE
+from rankwise.drivers.real.hosting.environments import (
+    LISTENER_VARIABLE,
+    VARIABLES_AMONG_NODES,
+    inherited_environment,
+)
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.pump import StreamPump
@@ -19,7 +24,6 @@ from rankwise.drivers.real.segments import SEGMENT_VARIABLE, STOP_VARIABLE, Segm
 from rankwise.drivers.real.worker_link import CallPlan, WorkerPlan, WorkerStream
 from rankwise.launch.commands import worker_order
 from rankwise.launch.compiled_script import compiled_script
-from rankwise.drivers.real.hosting.environments import LISTENER_VARIABLE, VARIABLES_AMONG_NODES, inherited_environment
 from rankwise.launch.environment import (
     VARIABLES_OF_RANKS,
     worker_environment,

@@ -56,7 +56,6 @@ from rankwise.core.pool.vocabulary import (
     WorkerReady,
 )
 
-
 _OVERHEAD_NS = 20_000
 """What a worker needs for a task beside the task."""
 
@@ -122,7 +121,7 @@ class PoolMachine:
         self._failed_starts = 0
         self._deadline: Instant | None = None
         self._depth = spec.depth
-        self._took = spec.ahead
+        self._took = int(spec.ahead)
         """How long tasks take of late, in nanoseconds."""
 
     @property
@@ -306,9 +305,7 @@ class PoolMachine:
                 effects.append(RecallTasks(worker.number))
                 return
 
-    def _on_recalled(
-        self, number: int, tasks: tuple[int, ...], effects: list[PoolEffect]
-    ) -> None:
+    def _on_recalled(self, number: int, tasks: tuple[int, ...], effects: list[PoolEffect]) -> None:
         worker = self._workers.get(number)
         if worker is None:
             return

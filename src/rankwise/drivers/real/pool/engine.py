@@ -25,13 +25,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from itertools import count
+from itertools import count, dropwhile
 from socket import (
     AF_UNIX,
     SHUT_WR,
     SOCK_SEQPACKET,
     SOCK_STREAM,
-    socket,
     socketpair,
 )
 from threading import Lock, Thread
@@ -253,7 +252,7 @@ class Engine:
         self.has_ended = False
         self._receiver = Receiver(is_writable=options.is_writable)
         self._payload = _payload(options)
-        self._order = {
+        self._order: dict[str, Any] = {
             "env": {**inherited_environment(), **options.environment},
             "cwd": os.getcwd(),
             "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
@@ -294,10 +293,7 @@ class Engine:
         future = PoolFuture()
         task = _Task(future, kind, call)
         number = next(self._numbers)
-        needs: list[Future[Any]] = []
-        for argument in args:
-            if isinstance(argument, Future):
-                needs.append(argument)
+        needs: list[Future[Any]] = [each for each in args if isinstance(each, Future)]
         if kwargs:
             needs += [each for each in kwargs.values() if isinstance(each, Future)]
         if needs:
@@ -500,7 +496,7 @@ class Engine:
         kwargs = {name: _value_of(value) for name, value in kwargs.items()}
         try:
             task.pack(self._functions, args, kwargs)
-        except Exception as error:  # noqa: BLE001  # said in words
+        except Exception as error:  # said in words
             raise _unsendable(task.call, args, kwargs, error) from error
         task.arguments = None
 
@@ -721,7 +717,7 @@ class Engine:
             self.tell(PoolWorkerRefused(link.number, reason))
             self._drop(link)
 
-    def on_exited(self, worker: int, code: int, at: Instant) -> None:
+    def on_exited(self, worker: int, code: int, at: Instant) -> None:  # noqa: ARG002  # a listener's
         """A process has ended; what it has sent is heard first."""
         link = self._link_of_order.pop(worker, None)
         if link is None:
@@ -754,7 +750,7 @@ class Engine:
             while chunk := os.read(link.report, _REPORT_CHUNK_BYTES):
                 reports.feed(chunk)
         reports.finish()
-        death = _Death(code, words, reports.fatal_stacks, was_oom)
+        death = _Death(code, words, _stack_of_task(reports.fatal_stacks), was_oom)
         self._deaths[link.number] = death
         return death
 
@@ -781,6 +777,17 @@ class Engine:
         self.tell(HostLost(reason))
 
 
+def _stack_of_task(stacks: str) -> str:
+    """What a fatal signal has made a worker tell, without the frames that have called the task."""
+    lines = stacks.splitlines()
+    ours = f'  File "{serve.__code__.co_filename}"'
+    first = next((place for place, line in enumerate(lines) if line.startswith(ours)), None)
+    if first is None:
+        return stacks
+    frames = iter(lines[first:])
+    return "\n".join([*lines[:first], *dropwhile(lambda line: line.startswith("  "), frames)])
+
+
 def rebuilt_error(pickled: bytes | None, text: str, line: str) -> BaseException:
     """An exception that a worker has sent, with its traceback there."""
     error = None if pickled is None else loads_exception(pickled)
@@ -791,8 +798,9 @@ def rebuilt_error(pickled: bytes | None, text: str, line: str) -> BaseException:
 
 
 _ALWAYS_NEEDED = ("rankwise.drivers.real.pool.worker", "cloudpickle")
-_WORTH_PRELOADING = ("numpy", "scipy", "pandas", "sklearn", "torch")
-"""What takes long to import and starts no thread by that."""
+_WORTH_PRELOADING = ("numpy", "scipy")
+"""What starts no thread when it is imported, and does not take so long that tasks that do not need
+it would wait for nothing, as they would for torch."""
 
 
 def _preload(options: PoolOptions) -> tuple[str, ...]:
@@ -803,7 +811,8 @@ def _preload(options: PoolOptions) -> tuple[str, ...]:
 
 def _payload(options: PoolOptions) -> int:
     """A file with what each worker is told; see `drivers.real.worker.function`."""
-    initializer, sources = b"", {}
+    initializer = b""
+    sources: dict[str, Any] = {}
     if options.initializer is not None:
         function, args = options.initializer
         try:
@@ -848,5 +857,3 @@ def _value_of(argument: Any) -> Any:
 
 def _nothing() -> None:
     """Wake the reader up."""
-
-

@@ -23,6 +23,7 @@ from rankwise.drivers.real.pool.pickles import dumps_call
 
 _REMEMBERED_BYTES_MAX = 64 << 10
 _ABSENT = object()
+_MODULE = ModuleType("any")
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), range, type(...), CodeType)
 
 
@@ -73,7 +74,7 @@ class FunctionTable:
         if kind is not FunctionType and kind is not type and kind is not BuiltinFunctionType:
             return WITH_CALL  # methods and the like carry objects, which may change
         with self._lock:
-            if kind is BuiltinFunctionType and not isinstance(function.__self__, ModuleType):
+            if not isinstance(getattr(function, "__self__", _MODULE), ModuleType):
                 return WITH_CALL
             if is_by_name(function):
                 return self._remember(id(function), function, function, ())

@@ -158,7 +158,8 @@ class Buffers:
     def __call__(self, buffer: PickleBuffer) -> bool:
         """Take a buffer; whether it is to travel in the pickle instead."""
         with buffer.raw() as whole:
-            if whole.nbytes < SHARE_BYTES_MIN or len(self.found) >= BUFFERS_MAX:
+            is_small = whole.nbytes < SHARE_BYTES_MIN and not (_shared and found_shared(buffer))
+            if is_small or len(self.found) >= BUFFERS_MAX:
                 return True
         self.found.append(buffer)
         return False

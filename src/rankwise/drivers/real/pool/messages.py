@@ -88,9 +88,9 @@ class Message(NamedTuple):
 class Packed:
     """A message on its way: its bytes, and descriptors that are closed once it is sent."""
 
-    __slots__ = ("_fds", "_kept", "_parts")
+    __slots__ = ("_fds", "_kept", "_owners", "_parts")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  # as `send_small` has them
         self,
         kind: int,
         task: int,
@@ -102,7 +102,9 @@ class Packed:
     ) -> None:
         self._fds: list[int] = []
         self._kept: list[int] = []
-        """Those among them that belong to arrays that live on."""
+        """Those among them that belong to arrays."""
+        self._owners: list[PickleBuffer] = []
+        """These arrays: their descriptors are closed with them."""
         lines = b""
         flags = count = 0
         try:
@@ -126,6 +128,7 @@ class Packed:
             fd, offset, size_bytes = shared
             self._fds.append(fd)
             self._kept.append(fd)
+            self._owners.append(buffer)
             return _BUFFER.pack(offset, size_bytes, _SHARED)
         fd, size_bytes = written(buffer)
         self._fds.append(fd)
@@ -203,7 +206,7 @@ class Receiver:
         return map_received(fd, 0, size_bytes, mapping, is_shared=False)
 
 
-def send_small(
+def send_small(  # noqa: PLR0917  # by name they take a tenth of it all
     sock: socket,
     kind: int,
     task: int,
@@ -227,9 +230,7 @@ def task_of_unread(sock: socket) -> int | None:
     What comes with it is closed: who sends the task again packs it anew.
     """
     try:
-        data, ancillary, _, _ = sock.recvmsg(
-            _HEADER.size, _ANCILLARY_BYTES, DONT_WAIT | _CLOEXEC
-        )
+        data, ancillary, _, _ = sock.recvmsg(_HEADER.size, _ANCILLARY_BYTES, DONT_WAIT | _CLOEXEC)
     except BlockingIOError:
         return None
     for _, _, packed in ancillary:

@@ -55,7 +55,8 @@ def _dumps_by_name(value: object, buffers: Buffers) -> bytes:
         return pickle.dumps(value, 5, buffer_callback=buffers)
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5, buffer_callback=buffers)
-    pickler.dispatch_table = ChainMap(_reducers(buffers), copyreg.dispatch_table)
+    tables: Any = _reducers(buffers), copyreg.dispatch_table
+    pickler.dispatch_table = ChainMap(*tables)
     pickler.dump(value)
     return file.getvalue()
 
@@ -96,7 +97,7 @@ def _reduce_tensor(buffers: Buffers, tensor: Any) -> Any:
     return _rebuilt_tensor, (buffer, tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
 
-def _rebuilt_tensor(buffer: Any, dtype: Any, shape: Any, requires_grad: Any) -> Any:  # noqa: FBT001
+def _rebuilt_tensor(buffer: Any, dtype: Any, shape: Any, requires_grad: Any) -> Any:
     torch = import_module("torch")
     tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
     return tensor.requires_grad_() if requires_grad else tensor

@@ -8,11 +8,10 @@ ends, too.
 import os
 import pickle
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from socket import AF_UNIX, SOCK_SEQPACKET, socket
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwise.drivers.real.pool.messages import (
     NO_SLOT,
@@ -24,6 +23,9 @@ from rankwise.drivers.real.pool.messages import (
     send_small,
 )
 from rankwise.drivers.real.pool.pickles import dumps_result
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.pool.memory import Buffers
 
 SOCKET_VARIABLE = "RANKWISE_POOL_FD"
 """Names the descriptor of a worker's socket."""
@@ -69,6 +71,7 @@ class _Worker:
         receive, ours = self._receiver.receive, self._socket
         while (message := receive(ours)) is not None:
             began = _now()
+            task = message.task
             try:
                 if message.kind == Kind.CHUNK:
                     value: Any = self._answer_chunk(message)
@@ -77,26 +80,29 @@ class _Worker:
                     value = function(*arguments, **keywords)
                     function = arguments = keywords = None
             except BaseException as error:  # noqa: BLE001  # the caller gets whatever it is
-                self._send_error(Kind.ERROR, message.task, error, _now() - began)
+                self._send_error(Kind.ERROR, task, error, _now() - began)
                 message = function = arguments = keywords = None
                 continue
-            packed = None
+            packed: Packed | None = None
+            buffers: Buffers | None = None
             try:
                 body, buffers = dumps_result(value)
                 took = _now() - began
-                if buffers.found or not send_small(
-                    ours, Kind.VALUE, message.task, body, extra=took
-                ):
+                if buffers.found or not send_small(ours, Kind.VALUE, task, body, extra=took):
                     described = buffers.described()
-                    packed = Packed(Kind.VALUE, message.task, body, described, extra=took)
+                    packed = Packed(Kind.VALUE, task, body, described, extra=took)
             except BaseException as error:  # noqa: BLE001  # the same
-                self._send_error(Kind.ERROR, message.task, _unsendable(value, error), 0)
+                self._send_error(Kind.ERROR, task, _unsendable(value, error), 0)
                 continue
             finally:
                 # Before the next message: they may be large.
-                message = value = body = buffers = None
+                message = value = buffers = None
             if packed is not None:
-                packed.send(ours)
+                try:
+                    packed.send(ours)
+                except OSError as error:  # too many descriptors are on their way
+                    packed.close()
+                    self._send_error(Kind.ERROR, task, error, 0)
 
     def _answer_chunk(self, message: Message) -> Any:
         """The values up to the first failure, and that failure."""
@@ -187,8 +193,7 @@ def _unsendable(value: object, error: BaseException) -> BaseException:
         return error
     kind = type(value)
     told = TypeError(
-        f"the result, a {kind.__module__}.{kind.__qualname__}, cannot be sent to the caller: {error}"
+        f"the result, a {kind.__module__}.{kind.__qualname__}, "
+        f"cannot be sent to the caller: {error}"
     )
     return told.with_traceback(None)
-
-

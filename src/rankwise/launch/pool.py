@@ -1,4 +1,4 @@
-"""`rankwise.Pool`: an executor whose workers survive nothing of the caller, and die of nothing else.
+"""`rankwise.Pool`: an executor whose workers are supervised processes.
 
 It is a `concurrent.futures.Executor`. What it has beyond that interface is told at `Pool`.
 """
@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from importlib import import_module
 from itertools import islice
-from threading import RLock
+from threading import Lock
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -61,8 +62,8 @@ class Pool(Executor):
         retries: how often a task is run again whose worker died; for tasks that may run twice.
         writable: whether received arrays are writable: those that were copied privately, those of
             `empty` for all. Tensors are always, privately.
-        preload: modules that are imported once, before workers are forked; by default those of
-            numpy, scipy, pandas, sklearn and torch that are imported here.
+        preload: modules that are imported once, before workers are forked, such as `["torch"]`; by
+            default numpy and scipy if they are imported here.
         env: variables to add to the workers' environment.
         progress: whether to show a line of progress, if stderr is a terminal.
 
@@ -185,8 +186,9 @@ class Pool(Executor):
         Both see the same memory. A task may make one for what it returns. Receivers may write into
         it if their pool is `writable`.
         """
-        import numpy as np  # noqa: PLC0415  # who has no arrays need not have numpy
-
+        np: Any = import_module(
+            "numpy"
+        )  # `import` would have all that imports rankwise wait for it
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise ConfigError(f"dtype is {kind}, expected one without Python objects")
@@ -229,26 +231,42 @@ class _Chunks:
         self._unfinished = 0
         self._window = _CHUNKS_PER_WORKER * pool.size
         self._is_over = False
-        self._lock = RLock()
+        self._lock = Lock()
+        self._is_feeding = self._is_asked = False
 
     def feed(self) -> None:
-        """Submit chunks while fewer are unfinished, or of endless inputs unread, than wanted."""
+        """Submit chunks while fewer are unfinished, or of endless inputs unread, than wanted.
+
+        One thread does at a time, and for others, too: chunks stay in order.
+        """
         while True:
             with self._lock:
-                is_lazy = self._left is None
-                ahead = len(self._futures) if is_lazy else self._unfinished
-                if self._is_over or ahead >= self._window:
+                self._is_asked = self._is_feeding
+                if self._is_feeding:
                     return
-                items = list(islice(self._items, self._next_size()))
-                if not items:
-                    self._is_over = True
-                    return
-                if self._left is not None:
-                    self._left -= len(items)
-                self._unfinished += 1
-                future = self._pool.submit_chunk(self._fn, items)
-                self._futures.append(future)
-            future.add_done_callback(lambda done, count=len(items): self._on_done(done, count))
+                self._is_feeding = True
+            try:
+                while self._is_wanted() and (items := list(islice(self._items, self._next_size()))):
+                    self._submit(items)
+            finally:
+                with self._lock:
+                    self._is_feeding = False
+                    is_asked = self._is_asked
+            if not is_asked:
+                return
+
+    def _is_wanted(self) -> bool:
+        ahead = len(self._futures) if self._left is None else self._unfinished
+        return not self._is_over and ahead < self._window
+
+    def _submit(self, items: list[tuple[Any, ...]]) -> None:
+        if self._left is not None:
+            self._left -= len(items)
+        with self._lock:
+            self._unfinished += 1
+        future = self._pool.submit_chunk(self._fn, items)
+        self._futures.append(future)
+        future.add_done_callback(lambda done: self._on_done(done, len(items)))
 
     def _next_size(self) -> int:
         if self._fixed_size is not None or self._left is None:
@@ -269,9 +287,8 @@ class _Chunks:
             except Exception as error:  # noqa: BLE001  # the same
                 failed = PoolFuture()
                 failed.set_exception(error)
-                with self._lock:
-                    self._is_over = True
-                    self._futures.append(failed)
+                self._is_over = True
+                self._futures.append(failed)
 
     def values(self, deadline: float | None) -> Iterator[Any]:
         """The values in order; what was not begun is cancelled if they are not all taken."""
@@ -290,8 +307,7 @@ class _Chunks:
                 if error is not None:
                     raise rebuilt_error(*error)
         finally:
-            with self._lock:
-                self._is_over = True
+            self._is_over = True
             for future in self._futures:
                 future.cancel()
 
