@@ -90,7 +90,7 @@ class _Worker:
         self.is_ready = False
         self.is_ending = False
         self.is_recalled = False
-        """Whether nothing can be recalled before it answers again."""
+        """Whether nothing can be recalled before it answers, or is sent more."""
 
 
 class PoolMachine:
@@ -267,6 +267,7 @@ class PoolMachine:
     def _send(self, worker: _Worker, number: int, effects: list[PoolEffect]) -> None:
         worker.tasks.append(number)
         worker.tasks_left -= 1
+        worker.is_recalled = False
         self._tasks[number].worker = worker.number
         self._note_room(worker)
         effects.append(SendTask(worker.number, number))
@@ -314,7 +315,8 @@ class PoolMachine:
             for task in tasks:
                 self._end_unsent(task, TaskEnd.CANCELLED, effects)
             return
-        # Not `_dispatch`: with several idle workers, a task must not go back where it comes from.
+        if not worker.tasks and not worker.is_ending and worker not in self._idle:
+            self._idle.insert(0, worker)  # it has not come to any of them
         self._dispatch(effects)
         if self._idle:
             self._recall_for_idle(effects)

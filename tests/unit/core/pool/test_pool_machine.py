@@ -116,6 +116,16 @@ def test_nothing_is_recalled_twice_from_a_worker_that_has_taken_it() -> None:
     assert fed(machine, TasksRecalled(2, ())) == []
 
 
+def test_worker_from_which_all_was_recalled_gets_tasks_again() -> None:
+    machine = PoolMachine(PoolSpec(size=2))
+    fed(machine, *map(TaskSubmitted, (1, 2)), WorkerReady(1))
+
+    assert fed(machine, WorkerReady(2)) == [RecallTasks(1)]
+    effects = fed(machine, TasksRecalled(1, (1, 2)))
+
+    assert effects == [SendTask(2, 1), SendTask(1, 2)]
+
+
 def test_dependent_is_sent_when_its_last_need_is_met() -> None:
     machine = pool_of(1)
 
@@ -276,6 +286,12 @@ class _World:
                 assert not self.is_released or isinstance(effect, EndTask)
                 if (answer := self.carry_out(effect)) is not None:
                     waiting.append(answer)
+
+        if self.machine.phase is PoolPhase.OPEN and self.machine._queue:
+            workers = self.machine._workers.values()
+            assert all(worker.tasks for worker in workers if worker.is_ready)
+        if self.machine.phase is PoolPhase.OPEN and self.machine._idle:
+            assert not any(self.sockets[worker] for worker in self.running)
 
     def carry_out(self, effect: PoolEffect) -> PoolStimulus | None:
         match effect:
