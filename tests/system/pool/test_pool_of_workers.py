@@ -354,9 +354,12 @@ def test_shutdown_finishes_what_was_submitted_and_refuses_more() -> None:
 
 
 def test_shutdown_can_cancel_what_was_not_sent(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "begun")
     os.mkfifo(tmp_path / "end")
     pool = rankwise.Pool(1)
-    running = pool.submit(pool_tasks.begin_and_wait, str(tmp_path / "x"), str(tmp_path / "end"))
+    fifos = str(tmp_path / "begun"), str(tmp_path / "end")
+    running = pool.submit(pool_tasks.begin_and_wait, *fifos)
+    assert (tmp_path / "begun").read_text() == "begun"
     futures = [pool.submit(abs, -number) for number in range(20)]
     pool.shutdown(wait=False, cancel_futures=True)
     concurrent.futures.wait(futures[2:], PATIENCE_S)

@@ -7,7 +7,8 @@ that it is ready, and *ending* once it gets no more tasks.
 **Sent ahead.** While a worker runs a task, the next one lies in its socket already, so that it
 never waits for the caller; of short tasks there lie many, so that it need not be woken for each.
 That must hold up nothing: when a worker has nothing to do and no task
-is queued, the machine recalls what lies in a busy worker's socket. The kernel decides
+is queued, the machine recalls what lies in a busy worker's socket; and when a worker is done, what
+lies behind a task that takes long goes before what is queued. The kernel decides
 who gets it, the worker or we: a task is run once.
 
 **Deaths.** The driver tells which tasks a dead worker had begun: one, usually. It fails, or is
@@ -26,7 +27,7 @@ A step is as short as it can be, since it is taken for each task, by the thread 
 from collections import deque
 from enum import StrEnum
 
-from rankwise.base.units import Instant, after
+from rankwise.base.units import MILLISECOND, Instant, after
 from rankwise.core.pool.vocabulary import (
     CloseRequested,
     EndTask,
@@ -56,6 +57,8 @@ from rankwise.core.pool.vocabulary import (
     WorkerReady,
 )
 
+_SLOW_NS = 5 * MILLISECOND
+"""How long a worker may run a task before others may get what lies behind it."""
 _OVERHEAD_NS = 20_000
 """What a worker needs for a task beside the task."""
 
@@ -81,7 +84,16 @@ class _Task:
 
 
 class _Worker:
-    __slots__ = ("is_ending", "is_ready", "is_recalled", "number", "tasks", "tasks_left")
+    __slots__ = (
+        "is_ending",
+        "is_ready",
+        "is_recalled",
+        "is_slow",
+        "number",
+        "since",
+        "tasks",
+        "tasks_left",
+    )
 
     def __init__(self, number: int, tasks_left: float) -> None:
         self.number = number
@@ -89,6 +101,10 @@ class _Worker:
         self.tasks: deque[int] = deque()
         self.is_ready = False
         self.is_ending = False
+        self.since = Instant(0)
+        """When it was given the task that it runs, or has answered the one before."""
+        self.is_slow = False
+        """Whether nothing is sent ahead before it answers."""
         self.is_recalled = False
         """Whether nothing can be recalled before it answers, or is sent more."""
 
@@ -120,6 +136,7 @@ class PoolMachine:
         self._next_worker = 1
         self._failed_starts = 0
         self._deadline: Instant | None = None
+        self._now = self._checked_at = Instant(0)
         self._depth = spec.depth
         self._took = int(spec.ahead)
         """How long tasks take of late, in nanoseconds."""
@@ -143,6 +160,7 @@ class PoolMachine:
     def handle(self, stimulus: PoolStimulus, now: Instant) -> list[PoolEffect]:
         """Take in a fact; return what is to be done, in this order."""
         effects: list[PoolEffect] = []
+        self._now = now
         match stimulus:
             case TaskSubmitted():
                 self._on_submitted(stimulus, effects)
@@ -219,7 +237,8 @@ class PoolMachine:
         if task is None or worker is None or task.worker != number:
             return  # of a task that is over: its pool was broken meanwhile
         worker.tasks.remove(task_number)
-        worker.is_recalled = False
+        worker.is_recalled = worker.is_slow = False
+        worker.since = self._now
         self._end(task, end, effects)
         self._runnable -= 1
         self._take_more(worker, effects)
@@ -265,6 +284,8 @@ class PoolMachine:
             self._start_worker(effects)
 
     def _send(self, worker: _Worker, number: int, effects: list[PoolEffect]) -> None:
+        if not worker.tasks:
+            worker.since = self._now
         worker.tasks.append(number)
         worker.tasks_left -= 1
         worker.is_recalled = False
@@ -274,7 +295,7 @@ class PoolMachine:
 
     def _note_room(self, worker: _Worker) -> None:
         has_room = worker.tasks_left > 0 and 0 < len(worker.tasks) < self._depth
-        if has_room and not worker.is_ending:
+        if has_room and not worker.is_ending and not worker.is_slow:
             self._roomy[worker.number] = worker
         else:
             self._roomy.pop(worker.number, None)
@@ -289,6 +310,14 @@ class PoolMachine:
                 self._let_end(worker, effects)
                 self._dispatch(effects)
             return
+        if self._now - self._checked_at > _SLOW_NS and self._recall_from_slow(effects):
+            # What comes back goes before what is queued.
+            if worker.tasks:
+                self._note_room(worker)
+            else:
+                self._roomy.pop(worker.number, None)
+                self._idle.append(worker)
+            return
         queue, depth = self._queue, self._depth
         while queue and len(worker.tasks) < depth and worker.tasks_left > 0:
             self._send(worker, queue.popleft(), effects)
@@ -298,6 +327,17 @@ class PoolMachine:
         self._roomy.pop(worker.number, None)
         self._idle.append(worker)
         self._recall_for_idle(effects)
+
+    def _recall_from_slow(self, effects: list[PoolEffect]) -> bool:
+        """Take back what lies behind a task that takes long: it would lose its place."""
+        self._checked_at = self._now
+        count = len(effects)
+        for worker in self._workers.values():
+            if len(worker.tasks) > 1 and self._now - worker.since > _SLOW_NS:
+                worker.is_slow = worker.is_recalled = True
+                self._roomy.pop(worker.number, None)
+                effects.append(RecallTasks(worker.number))
+        return len(effects) > count
 
     def _recall_for_idle(self, effects: list[PoolEffect]) -> None:
         for worker in self._workers.values():

@@ -116,6 +116,20 @@ def test_nothing_is_recalled_twice_from_a_worker_that_has_taken_it() -> None:
     assert fed(machine, TasksRecalled(2, ())) == []
 
 
+def test_task_behind_a_long_one_goes_before_what_is_queued() -> None:
+    machine = pool_of(2)
+    fed(machine, *map(TaskSubmitted, range(1, 8)))  # worker 2 has 1 and 3, worker 1 has 2 and 4
+    later = after(NOW, Duration(SECOND))
+
+    effects = machine.handle(TaskAnswered(1, 2, LONG), later)
+
+    assert effects == [EndTask(2, TaskEnd.ANSWERED), RecallTasks(2)]
+    assert machine.handle(TasksRecalled(2, (3,)), later) == [SendTask(1, 3)]
+    # And nothing is sent to the slow worker before it answers.
+    assert machine.handle(TaskAnswered(1, 4, LONG), later)[1:] == [SendTask(1, 5)]
+    assert machine.handle(TaskAnswered(2, 1, LONG), later)[1:] == [SendTask(2, 6), SendTask(2, 7)]
+
+
 def test_worker_from_which_all_was_recalled_gets_tasks_again() -> None:
     machine = PoolMachine(PoolSpec(size=2))
     fed(machine, *map(TaskSubmitted, (1, 2)), WorkerReady(1))
@@ -268,7 +282,8 @@ def test_task_that_could_not_be_sent_ends_and_the_worker_goes_on() -> None:
 class _World:
     """Carries orders out as a driver does, and notes how each task has ended."""
 
-    def __init__(self, spec: PoolSpec) -> None:
+    def __init__(self, spec: PoolSpec, pace: int) -> None:
+        self.now, self.pace = NOW, Duration(pace)
         self.machine = PoolMachine(spec)
         self.ends: Counter[int] = Counter()
         self.starting: list[int] = []
@@ -282,7 +297,8 @@ class _World:
     def tell(self, stimulus: PoolStimulus) -> None:
         waiting = [stimulus]
         while waiting:
-            for effect in self.machine.handle(waiting.pop(0), NOW):
+            self.now = after(self.now, self.pace)
+            for effect in self.machine.handle(waiting.pop(0), self.now):
                 assert not self.is_released or isinstance(effect, EndTask)
                 if (answer := self.carry_out(effect)) is not None:
                     waiting.append(answer)
@@ -354,12 +370,16 @@ STEPS = st.lists(
 
 
 @given(
-    size=st.integers(1, 3), tasks_max=st.sampled_from([None, 1, 2]), steps=STEPS, ends=st.booleans()
+    size=st.integers(1, 3),
+    tasks_max=st.sampled_from([None, 1, 2]),
+    pace=st.sampled_from([0, SECOND // 300, SECOND]),
+    steps=STEPS,
+    ends=st.booleans(),
 )
 def test_each_task_ends_exactly_once(
-    *, size: int, tasks_max: int | None, steps: list[tuple[str, int, int]], ends: bool
+    *, size: int, tasks_max: int | None, pace: int, steps: list[tuple[str, int, int]], ends: bool
 ) -> None:
-    world = _World(PoolSpec(size=size, tasks_max=tasks_max))
+    world = _World(PoolSpec(size=size, tasks_max=tasks_max), pace)
     attempts: dict[int, int] = {}
     needs: dict[int, int] = {}
     for what, number, more in steps:
