@@ -200,6 +200,20 @@ class Pool(Executor):
         """Have a worker call `fn` for each element; a future of the values and the first error."""
         return self._engine.submit(Kind.CHUNK, fn, tuple(items), {}, self._attempts)
 
+    def stop(self) -> None:
+        """Interrupt the tasks that run, cancel the others, and take no more.
+
+        It does not wait. Workers that do not end are killed five seconds later, or at once if it is
+        called again.
+        """
+        self._forgotten.detach()
+        self._engine.stop()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether tasks can be submitted."""
+        return self._engine.is_open
+
     @property
     def size(self) -> int:
         """How many workers there are at most."""

@@ -79,7 +79,7 @@ if __name__ == "__main__":
             queued = [pool.submit(abs, -1) for _ in range(20)]
             futures[0].result()
     except KeyboardInterrupt:
-        print("cancelled", all(map(is_cancelled, queued)), flush=True)
+        print("cancelled", sum(map(is_cancelled, queued)) > 10, flush=True)
         print("done", all(future.done() for future in futures + queued), flush=True)
         raise
 """

@@ -331,6 +331,11 @@ class Engine:
                 hint="submit inside its `with` block",
             )
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `check_open` would say nothing."""
+        return mark() is self._owner and not self._is_closed and not self._machine.reason
+
     def tell(self, stimulus: PoolStimulus) -> None:
         """Tell the machine something."""
         if mark() is self._owner:
@@ -657,8 +662,8 @@ class Engine:
                 if message is None:
                     break
                 self._take(link, message)
-                if message.buffers:
-                    break
+                if message.buffers or not link.sent:
+                    break  # large ones let others have a turn; without tasks, there is no more
         message = None
         self._pump()
 
