@@ -1,7 +1,7 @@
-"""`rankwise` in processes that have imported torch already, for tests of what programs of torch do.
+"""`rankwise` in processes that have imported modules already, such as torch.
 
-Importing torch takes longer than what most of these look at. One process imports, and forks for
-each command. Tests of how a run starts, or of what it imports, take `running.run`.
+Importing takes longer than what many tests look at. One process imports, and forks for each
+command. Tests of how a run starts, or of what it imports, take `running.run`.
 """
 
 import importlib
@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import IO, Any, NoReturn, Self
 
-from running import PATIENCE_S, Finished
+from running import PATIENCE_S, Finished, Running
 
 from rankwise.cli.start import start
 
@@ -63,15 +64,9 @@ class Preloaded:
         cwd: Path | None = None,
     ) -> Finished:
         """Run `rankwise` with these words to its end."""
-        order = {
-            "words": [str(word) for word in words],
-            "environment": {**os.environ, **(environment or {})},
-            "cwd": str(cwd or Path.cwd()),
-        }
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-            files = [stdout.fileno(), stderr.fileno()]
-            socket.send_fds(self._connection, [json.dumps(order).encode()], files)
-            pid = int(self._connection.recv(MESSAGE_BYTES_MAX))
+            files = (stdout.fileno(), stderr.fileno())
+            pid = self._fork(words, files, environment, cwd)
             try:
                 code = int(self._connection.recv(MESSAGE_BYTES_MAX))
             except BaseException:
@@ -82,6 +77,55 @@ class Preloaded:
                 stream.seek(0)
                 told.append(stream.read().decode(errors="replace"))
         return Finished(code, *told)
+
+    def start(self, *words: str | Path) -> Running:
+        """Start `rankwise` with these words; nothing else may run until it has ended."""
+        with ExitStack() as stack:
+            pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+            streams = [os.fdopen(reading, "rb") for reading, _ in pipes]
+            for _, writing in pipes:
+                stack.callback(os.close, writing)
+            pid = self._fork(words, tuple(writing for _, writing in pipes), None, None)
+        return Running(process=_Forked(pid, self._connection, *streams))
+
+    def _fork(
+        self,
+        words: Sequence[str | Path],
+        files: Sequence[int],
+        environment: Mapping[str, str] | None,
+        cwd: Path | None,
+    ) -> int:
+        order = {
+            "words": [str(word) for word in words],
+            "environment": {**os.environ, **(environment or {})},
+            "cwd": str(cwd or Path.cwd()),
+        }
+        socket.send_fds(self._connection, [json.dumps(order).encode()], files)
+        return int(self._connection.recv(MESSAGE_BYTES_MAX))
+
+
+class _Forked:
+    """A command of which its parent tells how it has ended."""
+
+    def __init__(
+        self, pid: int, parent: socket.socket, stdout: IO[bytes], stderr: IO[bytes]
+    ) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout = stdout
+        self.stderr = stderr
+        self._parent = parent
+
+    def send_signal(self, sig: int) -> None:
+        os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(9)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._parent.settimeout(timeout or PATIENCE_S)
+        self.returncode = int(self._parent.recv(MESSAGE_BYTES_MAX))
+        return self.returncode
 
 
 def serve(connection: socket.socket) -> None:

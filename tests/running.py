@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol, Self
 
 PATIENCE_S = 200.0
 """No test waits this long: it is the deadline after which something is wrong."""
@@ -37,6 +37,19 @@ class Finished:
         return self.stdout.splitlines()
 
 
+class StartedProcess(Protocol):
+    """The part of `subprocess.Popen` that `Running` needs."""
+
+    pid: int
+    returncode: int | Any
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def kill(self) -> None: ...
+    def send_signal(self, sig: int) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 class Running:
     """A command that has been started, with pipes for its output."""
 
@@ -45,8 +58,9 @@ class Running:
         *command: str,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        process: "StartedProcess | None" = None,
     ) -> None:
-        self.process = subprocess.Popen(
+        self.process: StartedProcess = process or subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -91,7 +105,7 @@ class Running:
         deadline = time.monotonic() + PATIENCE_S
         while self._received[stream].count(text.encode()) < count:
             assert self._open, f"{text!r} never came\n{self.stdout}\n{self.stderr}"
-            assert self._read(deadline), f"{text!r} has not come\n{self.stdout}\n{self.stderr}"
+            assert self._read(deadline), f"{text!r} has not come\n{self._all_there_is()}"
         return self._received[stream].decode(errors="replace")
 
     @property
@@ -115,13 +129,20 @@ class Running:
         """Read to the end of both streams and wait for the command."""
         deadline = time.monotonic() + patience_s
         while self._open:
-            assert self._read(deadline), f"it does not end\n{self.stdout}\n{self.stderr}"
+            assert self._read(deadline), f"it does not end\n{self._all_there_is()}"
         code = self.process.wait(max(0.1, deadline - time.monotonic()))
         return Finished(code, self.stdout, self.stderr)
 
     def wait_over(self, patience_s: float = PATIENCE_S) -> int:
         """Wait for the command's own end, whoever still holds its streams."""
         return self.process.wait(patience_s)
+
+    def _all_there_is(self) -> str:
+        """What it has written, and the processes that keep its output open or are beneath them."""
+        keepers = {self.pid, *keepers_of(list(self._open))}
+        below = {pid for keeper in keepers for pid in descendants_of(keeper)}
+        states = map(state_of, sorted(keepers | below))
+        return "\n".join((self.stdout, self.stderr, *states))
 
     def _read(self, deadline: float) -> bool:
         remaining = max(0.0, deadline - time.monotonic())
@@ -246,6 +267,54 @@ def write_program(directory: Path, text: str, name: str = "program.py") -> Path:
     path = directory / name
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def descendants_of(pid: int) -> list[int]:
+    """All living processes below one."""
+    children: dict[int, list[int]] = {}
+    for each in _pids():
+        with suppress(OSError):
+            # The name stands in parentheses and may hold anything.
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(each)
+    found: list[int] = []
+    left = [pid]
+    while left:
+        below = children.get(left.pop(), [])
+        found += below
+        left += below
+    return found
+
+
+def keepers_of(fds: Sequence[int]) -> list[int]:
+    """The other processes that have one of these pipes open."""
+    pipes = {Path(f"/proc/self/fd/{fd}").readlink() for fd in fds}
+    found = []
+    for pid in _pids():
+        with suppress(OSError):  # it has ended, or belongs to another user
+            links = [each.readlink() for each in Path(f"/proc/{pid}/fd").iterdir()]
+            if pid != os.getpid() and pipes.intersection(links):
+                found.append(pid)
+    return found
+
+
+def state_of(pid: int) -> str:
+    """What the kernel tells of a process that does not do what it should."""
+    shown = ("State", "PPid", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        lines = [f"process {pid}: {command}"]
+        for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+            status = [line.split(":\t") for line in (task / "status").read_text().splitlines()]
+            words = [f"{name} {value}" for name, value in status if name in shown]
+            lines.append(f"  {task.name} in {(task / 'wchan').read_text()}: {', '.join(words)}")
+    except OSError as error:
+        return f"process {pid}: {error.strerror}"
+    return "\n".join(lines)
+
+
+def _pids() -> list[int]:
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
 
 
 class Deaths:

@@ -5,6 +5,9 @@
 A test compares the page with what this writes.
 """
 
+import runpy
+from pathlib import Path
+
 import click
 
 from rankwise.cli.main import SUBCOMMANDS, command_line
@@ -12,51 +15,48 @@ from rankwise.cli.options import OptionWithVariable
 from rankwise.cli.run import EXAMPLES
 from rankwise.cli.run_options import GROUPS
 
+EXAMPLES_OF_OPTIONS: dict[str, tuple[str, ...]] = runpy.run_path(
+    str(Path(__file__).with_name("cli_examples.py"))
+)["EXAMPLES"]
+
 INTRODUCTION = """\
 # Command line
 
 <!-- Written by `python tools/cli_reference.py`; change the commands, not this page. -->
+
+Each command explains its options with `--help`; `rankwise run --help-all` explains all options of
+`rankwise run`.
 
 | command | what it does |
 | --- | --- |
 """
 
 RUN_RULES = """\
-**Spelling.** Every option is read as torchrun reads it: with dashes or underscores (`--log-dir`,
-`--log_dir`), cut down to any beginning that fits one option only (`--redirect=3`), with the value
-as the next word or glued on (`-r 3`, `-r3`, `--tee=3`). Options that torchrun does not have never
-make one of its abbreviations ambiguous. The first word that is neither option nor value is
-SCRIPT; everything after it belongs to the script, also `--help` and `--`; a note tells of options
-of `rankwise run` there. In it `${local_rank}` stands for each worker's local rank and `$$` for a
-dollar sign, as with torchrun.
+**Spelling.** Options may have dashes or underscores, and may be cut to any beginning that fits
+one option only (`--redirect=3`). The value is the next word, or glued on (`-r 3`, `-r3`,
+`--tee=3`). The first word that is neither option nor value is SCRIPT; everything after it belongs
+to the script. In its arguments `${local_rank}` stands for the worker's local rank, and `$$` for a
+dollar sign.
 
-**Environment.** Every option can be given by the variable named with it. The command line wins;
-an empty variable counts as unset. Variables of options without value take a number (0 is false),
-or true, false, yes, no.
+**Environment.** Each option has a variable: `PET_` and its name, such as `PET_NPROC_PER_NODE`.
+Some have a second one. The command line wins, and an empty variable counts as unset. For options
+without value, give 0 or 1, true or false, yes or no.
 
-**Before the start** the script, the log directory and all values are checked. An error is reported
-in one line, with exit code 2.
+**Errors** in options, script and directories are found before the start: one line, exit code 2.
+See [exit codes](exit-codes.md).
 
-**Exit code.** 0 when every worker succeeded, else that of the worker that failed first; [Exit
-codes](exit-codes.md) has all of them.
+**Differences from torchrun.**
 
-**What differs from torchrun.**
-
-- `--start-method` is `subprocess` by default; for scripts that is what torchrun's `spawn` does.
-  `fork` means the fork server.
-- A run without `--rdzv-id` gets a readable random name, and with `--standalone` a given name is
-  kept.
+- `--start-method` is `subprocess` by default, which for scripts is torchrun's `spawn`. `fork`
+  means the fork server.
+- A run without `--rdzv-id` gets a random name; on several nodes it is called `none`.
 - Exit codes tell what happened (torchrun: always 1).
-- `--logs-specs` and `--numa-binding` can be given by environment too. `--numa-binding` needs
-  neither GPU nor `numactl`.
-- Local ranks in `--redirects` and `--tee` may have several digits.
-- An unknown signal, a rank that does not exist, `--node-rank` on a single node: refused instead
-  of ignored.
-- Without `--master-port`, the port is free and stays reserved for the run.
-- With the static rendezvous the nodes meet at `--master-addr` and `--master-port`, and rank 0
-  listens on a free port of its own. Give `--rdzv-endpoint` and `--master-port` to choose both.
-- On several nodes a run without `--rdzv-id` is called `none`. Where runs share a store, give each
-  a name of its own.
+- An unknown signal, a missing rank, or `--node-rank` on a single node is refused instead of
+  ignored.
+- Without `--master-port`, a free port is reserved for the run.
+- With the static rendezvous, nodes meet at `--master-addr` and `--master-port`, and rank 0
+  listens on a free port. Give `--rdzv-endpoint` and `--master-port` to choose both.
+- `--numa-binding` needs neither GPU nor `numactl`.
 """
 
 
@@ -83,9 +83,9 @@ def _section(name: str, parent: click.Context) -> str:
     ]
     if name == "run":
         parts += [
+            f"```text\n{EXAMPLES}```\n",
             RUN_RULES,
             *_groups(command, context),
-            f"### Examples\n\n```text\n{EXAMPLES}```\n",
         ]
     else:
         parts += _plain_options(command, context)
@@ -111,29 +111,47 @@ def _groups(command: click.Command, context: click.Context) -> list[str]:
     tables = []
     options = [option for option in command.params if isinstance(option, OptionWithVariable)]
     for group in GROUPS:
-        rows = ["| option | meaning | default | variable |", "| --- | --- | --- | --- |"]
-        for option in options:
-            if option.group == group:
-                spelled, _ = option.get_help_record(context)
-                default = option.default_in_words or ""
-                variables = ", ".join(f"`{name}`" for name in option.variables)
-                cells = [_code(spelled), _cell(str(option.help)), _cell(default), variables]
-                rows.append(f"| {' | '.join(cells)} |")
+        rows = ["| option | meaning | example |", "| --- | --- | --- |"]
+        rows += [_row(option, context) for option in options if option.group == group]
         tables.append(f"### {group}\n\n" + "\n".join(rows) + "\n")
     return tables
 
 
+def _row(option: OptionWithVariable, context: click.Context) -> str:
+    default = f" Default: {option.default_in_words}." if option.default_in_words else ""
+    variables = [f"`{name}`" for name in option.variables[1:]]
+    also = f" Also {', '.join(variables)}." if variables else ""
+    meaning = _cell(f"{option.help}{default}{also}")
+    return f"| {_code(option.spelling(context))} | {meaning} | {_example('run', option)} |"
+
+
+def _example(path: str, option: click.Option) -> str:
+    for example in EXAMPLES_OF_OPTIONS[path]:
+        if example.replace("=", " ", 1).split()[0] in option.opts:
+            return _code(example)
+    raise LookupError(f"rankwise {path}: {option.opts} has no example in tools/cli_examples.py")
+
+
 def _plain_options(command: click.Command, context: click.Context) -> list[str]:
-    records = [
-        record
-        for parameter in command.params
-        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context))
+    path = context.command_path.removeprefix("rankwise ")
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    if path == "sim run":
+        shared = EXAMPLES_OF_OPTIONS["sim bench"]
+        options = [each for each in options if not _is_among(each, shared)]
+    rows = [
+        f"| {_code(record[0])} | {_cell(record[1])} | {_example(path, option)} |"
+        for option in options
+        if (record := option.get_help_record(context))
     ]
-    if not records:
+    if not rows:
         return []
-    rows = ["| option | meaning |", "| --- | --- |"]
-    rows += [f"| {_code(spelled)} | {_cell(text)} |" for spelled, text in records]
-    return ["\n".join(rows) + "\n"]
+    table = "\n".join(["| option | meaning | example |", "| --- | --- | --- |", *rows]) + "\n"
+    more = "It also takes the options of [rankwise sim bench](#rankwise-sim-bench).\n"
+    return [table, more] if path == "sim run" else [table]
+
+
+def _is_among(option: click.Option, examples: tuple[str, ...]) -> bool:
+    return any(example.split()[0] in option.opts for example in examples)
 
 
 def _prose(text: str) -> str:

@@ -3,6 +3,7 @@
     python tools/python_reference.py > docs/python-reference.md
     python tools/python_reference.py health > docs/health.md
     python tools/python_reference.py journal > docs/journal.md
+    python tools/python_reference.py vocabulary > docs/development/journal.md
 
 A test compares the pages with what this writes.
 """
@@ -35,17 +36,16 @@ INTRODUCTION = """\
 
 <!-- Written by `python tools/python_reference.py`; change the package, not this page. -->
 
-What version {version} promises, and what it does not:
+Version {version}:
 
-- **Promised**: the names below; the names of torch that [Torch's names](compat-torch.md) lists; the
-  language of kernels ([Kernels](sim/kernels.md)); the commands, options, variables and exit codes
-  of the [command line](cli.md); the formats of [error files](files.md) and of results as CSV and
-  JSON.
-- **Not promised**: modules and attributes that are not named here, the wording of messages, the
-  layout of log directories, journals (the version that wrote one reads it), what nodes write into
-  a store (all nodes of a run need the same version), and times.
-- While the first number of the version is 0, a release may change what is promised. The
-  [changelog](../CHANGELOG.md) says what changed and what to do.
+- **Stable**: the names below; the names of torch in [torch's names](compat-torch.md); the language
+  of [kernels](sim/kernels.md); the commands, options, variables and exit codes of the
+  [command line](cli.md); the formats of [error files](files.md), and of results as CSV and JSON.
+- **Not stable**: other modules and attributes, the wording of messages, the layout of log
+  directories, journals (the version that wrote one reads it), the contents of stores (all nodes of
+  a run need the same version), and times.
+- While the first number of the version is 0, a release may change what is stable. The
+  [changelog](../CHANGELOG.md) says what to do.
 - Linux, and CPython 3.11, 3.12 or 3.13.
 """
 HEALTH = """\
@@ -61,12 +61,10 @@ HEALTH = """\
 | `GET /metrics` | the metrics below, for Prometheus, with the labels `run_id` and `node` |
 | anything else | 404 |
 
-Where `RANKWISE_HEALTH_TOKEN` is set, it must be brought along (`Authorization: Bearer …`); the
-answer is 401 otherwise.
+With `RANKWISE_HEALTH_TOKEN`, requests need `Authorization: Bearer …`; otherwise the answer is 401.
 
-Port 0 takes a free one, which a line on stderr names. `--health-host` chooses the address. Without
-it, a run on one node listens on the loopback, and a run on several on the address by which the
-others reach this node.
+Port 0 takes a free port, and a line on stderr names it. `--health-host` chooses the address: by
+default the loopback on one node, and on several nodes the address for other nodes.
 
 ```text
 $ curl -s http://localhost:8080/health
@@ -75,25 +73,22 @@ $ curl -s http://localhost:8080/health
 
 ## Metrics
 
-A run on one node has the same metrics as one on many. Their names and units stay. Those of ranks
-have the label `rank`, and failures have `kind`. CPU and memory are looked up when they are asked
-for; everything else the agent knows anyway.
-[grafana.json](../examples/grafana.json) is a dashboard for Grafana that shows them (*Dashboards*,
+Metrics of ranks have the label `rank`, and failures have `kind`. CPU and memory are looked up at
+each request. [grafana.json](../examples/grafana.json) is a dashboard for Grafana (*Dashboards*,
 *New*, *Import*).
 
 {metrics}
 ## OpenTelemetry
 
-With the extra (`pip install 'rankwise[otel]'`) the agent of each node sends the same metrics to the
-collector that `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` names, every
-60 s and at the end of the run; no port is needed. Counters are named without `_total` there, and
-`run_id` and `node` are attributes of the resource: `rankwise.run_id`, `service.instance.id`.
+With `pip install 'rankwise[otel]'`, the agent of each node sends the metrics to the collector of
+`OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`, every 60 s and at the end of
+the run, without a port. Counters have no `_total` there; `rankwise.run_id` and
+`service.instance.id` are attributes of the resource.
 
 OpenTelemetry's other variables apply, such as `OTEL_METRIC_EXPORT_INTERVAL` (milliseconds),
-`OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_SERVICE_NAME`; it is always sent as protobuf over HTTP (port
-4318 as a rule), whatever `OTEL_EXPORTER_OTLP_PROTOCOL` says. `OTEL_METRICS_EXPORTER=none` and
-`OTEL_SDK_DISABLED=true` turn it off. A collector that does not answer costs a line, and at the end
-of a run 3 s at most.
+`OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_SERVICE_NAME`. The protocol is always protobuf over HTTP
+(usually port 4318). `OTEL_METRICS_EXPORTER=none` and `OTEL_SDK_DISABLED=true` turn it off. A
+collector that does not answer costs a line, and at most 3 s at the end of a run.
 
 ## Fields of /health
 
@@ -103,10 +98,9 @@ JOURNAL = """\
 
 <!-- Written by `python tools/python_reference.py journal`; change the package, not this page. -->
 
-With `--log-dir`, each node writes `journal.jsonl` beside its [logs](files.md): every fact that its
-agent was told, and every order that it gave, and what its ranks did meanwhile. It is for finding
-out afterwards why something was done. [`rankwise report`](howto/report.md) makes a page of it, and
-`rankwise replay` shows the states of the agent again:
+With `--log-dir`, each node writes `journal.jsonl` beside its [logs](files.md): the facts that its
+agent got, the orders that it gave, and what its ranks did. [`rankwise report`](howto/report.md)
+makes a page of it, and `rankwise replay` shows the states of the agent again:
 
 ```python
 # file: train.py
@@ -140,26 +134,32 @@ One JSON object per line, for a fact (`stimulus`), an order (`effect`) or a reco
 | `stimulus`, `effect`, `record` | what it is about: `type`, one of those below, and its fields |
 
 Durations are nanoseconds. Chip workers write journals in the same format, with machines and types
-of their own.
+of their own. [Facts and orders](development/journal.md) has all types of the agent.
+
+## Records
+
+Ranks enter their calls into memory that the agent reads every {interval}, and once more when a rank
+has ended. CPU time and memory are sampled often at first, then every {samples}. If a rank makes
+more than some 250 calls between two looks, the latest are recorded; none is missing between `since`
+and `until`.
+
+Records of one node take {limit} at most: after a quarter of that, every second look is recorded,
+then every fourth, and so on. `rankwise replay` does not need records.
+
+{records}"""
+VOCABULARY = """\
+# Facts and orders in a journal
+
+<!-- Written by `python tools/python_reference.py vocabulary`; change the package instead. -->
+
+For developers: the types of a [journal](../journal.md) that the machine of an agent has.
 
 ## Facts
 
 {facts}
 ## Orders
 
-{orders}
-## Records
-
-What ranks enter into memory that their agent reads, which costs them nothing: it looks every
-{interval}, and once more when a rank has ended. CPU time and memory are sampled often at first, and
-then every {samples}. Of a rank that makes more than some 250 calls between two looks, the latest
-are recorded; `since` and `until` say between which instants none is missing.
-
-Records of one node take {limit} at most: when a quarter of that is written, every second look is
-recorded, then every fourth, and so on, so that a run of weeks has them from begin to end. Nothing
-is decided by records, and `rankwise replay` leaves them out.
-
-{records}"""
+{orders}"""
 
 
 def health() -> str:
@@ -178,13 +178,16 @@ def health() -> str:
 def journal() -> str:
     """The page of the journal."""
     return JOURNAL.format(
-        facts=_vocabulary(Stimulus),
-        orders=_vocabulary(Effect),
         records=_vocabulary(Record),
         interval=format_duration(INTERVAL),
         samples=format_duration(SAMPLE_INTERVAL),
         limit=format_bytes(BYTES_MAX),
     )
+
+
+def vocabulary() -> str:
+    """The page of an agent's facts and orders."""
+    return VOCABULARY.format(facts=_vocabulary(Stimulus), orders=_vocabulary(Effect))
 
 
 def reference() -> str:
@@ -246,5 +249,10 @@ def _summary(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    pages = {"names": reference, "health": health, "journal": journal}
+    pages = {
+        "names": reference,
+        "health": health,
+        "journal": journal,
+        "vocabulary": vocabulary,
+    }
     print(pages[sys.argv[1] if sys.argv[1:] else "names"](), end="")

@@ -1,4 +1,4 @@
-"""Prints docs/state-machines.md, made from the tables of transitions."""
+"""Prints docs/development/state-machines.md, made from the tables of transitions."""
 
 from enum import StrEnum
 from typing import Any

@@ -23,7 +23,7 @@ def keys_under(heading: str) -> set[str]:
 
 
 def test_every_variable_of_rankwise_is_named_for_users_or_for_those_who_work_on_the_code() -> None:
-    named = PAGE + (ROOT / "docs" / "architecture.md").read_text()
+    named = PAGE + (ROOT / "docs" / "development" / "architecture.md").read_text()
     read = {
         name
         for path in (ROOT / "src").rglob("*.py")

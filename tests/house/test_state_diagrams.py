@@ -14,6 +14,6 @@ def test_the_state_diagrams_are_current() -> None:
         check=True,
     )
 
-    assert (ROOT / "docs" / "state-machines.md").read_text() == done.stdout, (
-        "write it anew: python tools/state_diagrams.py > docs/state-machines.md"
+    assert (ROOT / "docs" / "development" / "state-machines.md").read_text() == done.stdout, (
+        "write it anew: python tools/state_diagrams.py > docs/development/state-machines.md"
     )

@@ -193,6 +193,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     step."""
     waits_for: str = ""
     """What it waited for when it was found hanging, where that can be known."""
+    thread_error: str = ""
+    """What a thread of it other than the main one has raised, as Python has printed that."""
     stderr_tail: tuple[str, ...] = ()
     stdout_tail: tuple[str, ...] = ()
     log_paths: tuple[str, ...] = ()

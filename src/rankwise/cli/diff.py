@@ -49,10 +49,9 @@ _LOSSES_SHOWN = 20
 def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...]) -> int:
     """Run SCRIPT on simulated ranks and on processes, and show the first difference.
 
-    Compared are, bit for bit: what each collective operation and message takes and gives, the
-    value that backward() is called on, all parameters after each step of an optimizer, and the
-    arrays, tensors, modules and optimizers that the script's global names hold at its end.
-    Programs of torch use gloo in both runs. What the script prints is not shown.
+    It compares, bit for bit: operands and results of each collective and message, the value of each
+    backward(), all parameters after each step of an optimizer, and the arrays, tensors, modules and
+    optimizers in the script's globals at its end. Programs of torch use gloo in both runs.
     """
     from rankwise.launch.on_sim import comparison  # noqa: PLC0415  # not for --help
 

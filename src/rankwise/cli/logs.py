@@ -42,20 +42,20 @@ class RankType(click.ParamType):  # type: ignore[type-arg]  # not generic before
 
 @click.command("logs", context_settings=CONTEXT_SETTINGS)
 @RUN_ARGUMENT
-@click.option("--rank", type=RankType(), metavar="N", help="Only this rank's output, such as 3.")
+@click.option("--rank", type=RankType(), metavar="N", help="Show only this rank.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on with what is written, until the run ends."
-)
-@click.option(
-    "-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines of a stream."
+    "-n",
+    "--lines",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Show only the last N lines of a stream.",
 )
 def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) -> None:
-    """Show what the ranks of RUN have written: their log files, or else the last 32 KiB of each.
+    """Show the output of the ranks of RUN: their log files, or the last 32 KiB of each stream.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent; it
-    may be left out while there is only one run. Standard output and error of the ranks are those of
-    this command. On several nodes these are the ranks on this machine; with a pid, those of that
-    agent.
+    RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent.
+    Leave it out if there is one run. On several nodes, it shows the ranks on this machine.
     """
     from rankwise.launch.control.client import expect_over, listen_to_all  # noqa: PLC0415  # not for --help
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same

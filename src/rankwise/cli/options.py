@@ -19,6 +19,7 @@ _SECONDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
 _SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"\s*(\d{1,15})\s*([KMGT]?)(?:I?B)?\s*")
 _SIZE_MIN = 4 << 10
+_BRIEF_SPELLING_MAX = 28
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 PRESETS = ("default", "torus16", "pod64", "switch8")
@@ -35,6 +36,7 @@ class OptionWithVariable(click.Option):
         variables: environment variables that give it a value, the first one set wins.
         is_torchrun: whether torchrun has it, which gives its abbreviations precedence.
         default_shown: what the help says about the default, when click's own word would not do.
+        brief: one line for the short help, of the few options that most people need.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class OptionWithVariable(click.Option):
         variables: tuple[str, ...] = (),
         is_torchrun: bool = True,
         default_shown: str | None = None,
+        brief: str | None = None,
         **attributes: Any,
     ) -> None:
         super().__init__(list(declarations), **attributes)
+        self.brief = brief
         self.group = group
         self.is_torchrun = is_torchrun
         self.variables = (f"PET_{(self.name or '').upper()}", *variables)
@@ -62,10 +66,18 @@ class OptionWithVariable(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """The spelling, and one sentence with default and variables."""
-        names = sorted(self.opts, key=len)
-        spelled = ", ".join(names) if self.is_flag else f"{', '.join(names)} {self._shown(ctx)}"
         default = [f"default: {self.default_in_words}"] if self.default_in_words else []
-        return spelled, f"{self.help} [{'; '.join([*default, *self.variables])}]"
+        return self.spelling(ctx), f"{self.help} [{'; '.join([*default, *self.variables])}]"
+
+    def spelling(self, ctx: click.Context) -> str:
+        """Its names, and what it takes."""
+        names = ", ".join(sorted(self.opts, key=len))
+        return names if self.is_flag else f"{names} {self._shown(ctx)}"
+
+    def brief_spelling(self, ctx: click.Context) -> str:
+        """The same, with the first form alone of a value that has long ones."""
+        spelled = self.spelling(ctx)
+        return spelled if len(spelled) <= _BRIEF_SPELLING_MAX else spelled.partition("|")[0]
 
     @property
     def default_in_words(self) -> str | None:

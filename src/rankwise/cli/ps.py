@@ -33,12 +33,11 @@ _ONLY_IF_KNOWN = ("NODE", "ROUND")
 @click.command("ps", context_settings=CONTEXT_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
 def ps(*, as_json: bool) -> None:
-    """List your runs on this machine (root sees everybody's).
+    """List your runs on this machine; for root, the runs of all users.
 
-    A line is an agent: of a run on several nodes, with the node's rank, the round, and the ranks
-    that it has in it; below it who is in the round, who came and who left. While nodes meet, it has
-    none. CPU is that of its ranks and their children, on average since they began (200% is two
-    cores); MEMORY what they have resident. Log files, if there are any, are below.
+    Each line is an agent. On several nodes it has the rank of the node, the round and its ranks,
+    and the members of the round below. CPU is the average of the ranks and their children (200% is
+    two cores), MEMORY their resident memory.
     """
     rows = _statuses()
     if as_json:

@@ -27,22 +27,17 @@ _WALL = "{:<27} "
 @click.option(
     "--machine", metavar="NAME", help="Show only this state machine, such as `agent n3.0`."
 )
-@click.option(
-    "--all", "shows_all", is_flag=True, help="Show every event, not only changes of state."
-)
+@click.option("--all", "shows_all", is_flag=True, help="Show every event, not only state changes.")
 def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
-    """Show again how the agents of a run went from state to state.
+    """Show the state changes of a run's agents again, from its journal.
 
-    JOURNAL is the journal.jsonl that a run has left in its log directory, one on each node, that
-    directory, or what `rankwise sim cluster --journal` wrote. The agents are fed what they were
-    told, at the same times, and must order the same. Of machines that are no agents, such as those
-    of a chip worker with a journal, every fact (<) and every order (>) is shown with the number of
-    its cause.
+    JOURNAL is a journal.jsonl from a log directory, that directory, or the file of
+    `rankwise sim cluster --journal`. The agents get the same facts at the same times, and must give
+    the same orders. For other machines, such as those of chip workers, it shows every fact (<) and
+    order (>) with the number of its cause.
 
-    Each line is a change of state: the agent, the calendar's time (UTC; a simulated cluster has
-    none) and that since the agent started, its phase, the number (from 0) and the phase of the
-    round that it knows, whether its node leads, and the fact that made the change. A round is one
-    attempt of the whole job. The root cause of a failure comes last.
+    Each line is a state change: agent, time (UTC, and since its start), phase, number and phase of
+    the round, whether its node leads, and the fact that caused it. The root cause comes last.
     """
     from rankwise.core.agent.replay import replay as steps_of  # noqa: PLC0415  # not for --help
 

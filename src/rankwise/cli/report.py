@@ -26,25 +26,23 @@ PATIENCE = Duration(10 * SECOND)
     "--output",
     metavar="FILE",
     shell_complete=complete_file,
-    help=f"Where to write the page; {DEFAULT_PAGE} unless only --trace is given.",
+    help=f"File for the page; {DEFAULT_PAGE} unless only --trace is given.",
 )
 @click.option(
     "--trace",
     metavar="FILE",
     shell_complete=complete_file,
-    help="Write a timeline of all ranks for Perfetto as well; compressed if FILE ends in .gz.",
+    help="Write a timeline for Perfetto too; compressed if FILE ends in .gz.",
 )
 def report(journals: tuple[str, ...], output: str | None, trace: str | None) -> None:
-    """Write one HTML page about a run that is over, or that goes on: what its ranks did.
+    """Write an HTML page about a run: what its ranks did.
 
-    JOURNAL is the journal.jsonl that a run has left in its log directory, or that directory. RUN is
-    the name of a run on this machine that goes on, as `rankwise ps` shows it. Of a run on several
-    nodes, give the journals of all of them: they are joined, and the clocks of the
-    nodes are aligned by the collectives that their ranks have shared.
+    JOURNAL is a journal.jsonl from a log directory, or that directory. RUN is the name of an active
+    run on this machine. For several nodes, give the journals of all: clocks are aligned by shared
+    collectives.
 
-    The page has a timeline of the ranks, who made the others wait, failures with tracebacks, CPU
-    time and memory over time, and the environment. It needs no network and can be mailed. The
-    journal of a run whose agent was killed is read as far as it goes.
+    The page has a timeline, lateness, failures with tracebacks, CPU and memory over time, and the
+    environment. It is one file, and needs no network. The journal of a killed agent works too.
     """
     from rankwise.cli.run_files import tell_file, write_run_files  # noqa: PLC0415  # not for --help
     from rankwise.observe.timeline import timeline_of  # noqa: PLC0415  # the same

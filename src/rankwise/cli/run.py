@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,6 +57,9 @@ EXAMPLES = """\
 """
 
 _HELP = Flag("--help", "-h", takes_value=False, is_torchrun=True)
+_HELP_ALL = Flag("--help-all", None, takes_value=False, is_torchrun=False)
+_SHOWS_ALL = "rankwise.cli.run.shows_all"
+"""Where in click's `Context.meta` it says that the help is to explain every option."""
 
 
 class RunCommand(click.Command):
@@ -69,7 +73,9 @@ class RunCommand(click.Command):
         environ: Mapping[str, str] = os.environ if ctx.obj is None else ctx.obj
         options = _options(self)
         try:
-            args = in_strict_spelling(args, [_HELP, *(option.flag for option in options)])
+            args = in_strict_spelling(
+                args, [_HELP, _HELP_ALL, *(option.flag for option in options)]
+            )
             ctx.meta[STRICT_WORDS] = tuple(args)
             ctx.default_map = values_from(environ, options)
         except SpellingError as error:
@@ -94,16 +100,30 @@ class RunCommand(click.Command):
         return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show the options under their groups' headings."""
-        for group in GROUPS:
-            with formatter.section(group):
-                formatter.write_dl(
-                    [
-                        option.get_help_record(ctx)
-                        for option in _options(self)
-                        if option.group == group
-                    ]
+        """Explain the options that most people need and name the others, or explain all."""
+        if ctx.meta.get(_SHOWS_ALL):
+            for group, options in _by_group(self).items():
+                with formatter.section(group):
+                    formatter.write_dl([option.get_help_record(ctx) for option in options])
+            return
+        needed = [option for option in _options(self) if option.brief is not None]
+        with formatter.section("Options"):
+            formatter.write_dl([(each.brief_spelling(ctx), str(each.brief)) for each in needed])
+        formatter.write_paragraph()
+        formatter.write("More options, which --help-all explains:\n")
+        for group, options in _by_group(self).items():
+            names = [each.flag.long for each in options if each.brief is None]
+            if names:
+                formatter.write(
+                    fill(
+                        f"{group}: {' '.join(names)}",
+                        formatter.width,
+                        initial_indent="  ",
+                        subsequent_indent="    ",
+                        break_on_hyphens=False,
+                    )
                 )
+                formatter.write("\n")
 
     def format_epilog(
         self,
@@ -113,14 +133,20 @@ class RunCommand(click.Command):
         """Show the exit codes and the examples as they are written."""
         formatter.write_paragraph()
         formatter.write_text(
-            "Everything after SCRIPT belongs to the script. The variables in brackets set options "
-            "that are not given. rankwise exits with the exit code of the worker that "
-            "failed first, 124 after a hang or --timeout, 128 plus the number of the signal that "
-            "ended it, 75 if the job succeeded before there was a seat for this node, or 2 if "
-            "nothing could be started."
+            "Words after SCRIPT belong to the script. Each option has a variable: PET_ and its "
+            "name, such as PET_NPROC_PER_NODE; the command line wins. Exit codes: that of the "
+            "worker that failed first; 124 after a hang or --timeout; 128 plus the number of a "
+            "signal; 2 if nothing was started; 75 if the job succeeded without this node."
         )
         formatter.write_paragraph()
         formatter.write("Examples:\n" + EXAMPLES)
+
+
+def _show_all_help(ctx: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        ctx.meta[_SHOWS_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 def _check_one_place(words: Sequence[str]) -> None:
@@ -135,7 +161,17 @@ def _check_one_place(words: Sequence[str]) -> None:
 @click.command(
     "run",
     cls=RunCommand,
-    params=list(OPTIONS),
+    params=[
+        *OPTIONS,
+        click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all_help,
+            help="Explain every option, grouped by purpose.",
+        ),
+    ],
     options_metavar="[OPTIONS]",
     context_settings={**CONTEXT_SETTINGS, "allow_interspersed_args": False},
 )
@@ -151,7 +187,7 @@ def _check_one_place(words: Sequence[str]) -> None:
 def run(ctx: click.Context, /, **_values: Any) -> int:
     """Run SCRIPT on many ranks: on this machine, on several nodes, or simulated.
 
-    Takes torchrun's options, in either spelling (--log-dir, --log_dir) and abbreviated.
+    Takes torchrun's options, also abbreviated or with underscores.
     """
     from rankwise.cli.run_job import job_from  # noqa: PLC0415  # not needed for --help
 
@@ -360,6 +396,11 @@ def exit_code(outcome: "Outcome") -> int:
 
 def _options(command: click.Command) -> list[OptionWithVariable]:
     return [option for option in command.params if isinstance(option, OptionWithVariable)]
+
+
+def _by_group(command: click.Command) -> dict[str, list[OptionWithVariable]]:
+    options = _options(command)
+    return {group: [each for each in options if each.group == group] for group in GROUPS}
 
 
 def _origin(

@@ -23,13 +23,29 @@ from rankwise.cli.options import (
 
 PROGRAM = "Program"
 RANKS = "Ranks"
+PLACE = "Other places"
+FAILURES = "Failures and restarts"
+LIMITS = "Hangs and time limits"
+SIGNALS = "Signals and the end of a run"
 LOGS = "Logs"
-FAILURES = "Failure handling"
-RENDEZVOUS = "Rendezvous (several nodes)"
+REPORTS = "Reports and metrics"
+RENDEZVOUS = "Several nodes"
 REHEARSAL = "Simulated ranks (--on sim)"
 COMPATIBILITY = "Compatibility"
 
-GROUPS = (PROGRAM, RANKS, LOGS, FAILURES, RENDEZVOUS, REHEARSAL, COMPATIBILITY)
+GROUPS = (
+    PROGRAM,
+    RANKS,
+    PLACE,
+    FAILURES,
+    LIMITS,
+    SIGNALS,
+    LOGS,
+    REPORTS,
+    RENDEZVOUS,
+    REHEARSAL,
+    COMPATIBILITY,
+)
 
 START_METHODS = ["subprocess", "spawn", "forkserver", "fork"]
 BINDINGS = ["node", "socket", "exclusive", "core-complex"]
@@ -75,28 +91,28 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
     *_group(
         PROGRAM,
         _torchruns(
-            "-m, --module", "SCRIPT is the name of a Python module, run as `python -m` does."
+            "-m, --module",
+            "SCRIPT is the name of a Python module, as with `python -m`.",
+            brief="SCRIPT is the name of a Python module.",
         ),
-        _torchruns(
-            "--no-python", "SCRIPT is an executable of any kind, and is run without Python."
-        ),
+        _torchruns("--no-python", "SCRIPT is an executable of any kind, and runs without Python."),
         _torchruns(
             "--run-path",
-            "Run SCRIPT by runpy.run_path in a worker that is a Python function; wins over "
-            "--no-python and --module.",
+            "Run SCRIPT by runpy.run_path in a Python function; wins over --no-python and "
+            "--module.",
         ),
         _torchruns(
             "--start-method",
-            "How workers are made. spawn means the same as subprocess for scripts. forkserver "
-            "imports once what the workers need and forks them, which is fastest; fork means "
-            "forkserver too, since forking a process that has threads is not safe.",
+            "How workers start. forkserver is fastest: it imports once and forks the workers. "
+            "fork means forkserver too, because forking a process with threads is unsafe. "
+            "spawn means subprocess for scripts.",
             type=click.Choice(START_METHODS),
             default="subprocess",
         ),
         _ours(
             "--preload MODULE,...",
-            "Modules that the fork server imports before it forks. It looks where the workers "
-            "look: first beside the script, or with -m in the working directory.",
+            "Modules that the fork server imports before it forks. Searched first beside the "
+            "script, or with -m in the working directory.",
             type=COMMA_LIST,
             default_shown="the script's own top-level imports from outside its folder",
         ),
@@ -105,60 +121,193 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         RANKS,
         _torchruns(
             "--nproc-per-node N|auto|cpu|gpu|xpu|NAME",
-            "Workers on this node: a number, or one per CPU or device; auto counts GPUs, and "
-            "CPUs where there is none. A CPU quota counts. At most 4096.",
+            "Workers on this node: a number, or one per CPU or device. auto counts GPUs, or "
+            "CPUs if there are none. A CPU quota counts. At most 4096.",
+            brief="Workers on this node; auto counts GPUs. [1]",
             default="1",
         ),
-        _torchruns("--role NAME", "The workers' role.", default="default"),
+        _torchruns("--role NAME", "Role of the workers.", default="default"),
         _torchruns(
             "--numa-binding",
-            "Bind each rank to CPUs: those of the NUMA node or socket of its GPU, an exclusive "
-            "share of the node's cores, or one last-level cache. Ranks without GPU are spread over "
-            "the nodes.",
+            "Bind each rank to CPUs: the NUMA node or socket of its GPU, an exclusive share "
+            "of the cores, or one last-level cache. Ranks without GPU are spread over the "
+            "NUMA nodes.",
             type=click.Choice(BINDINGS),
             default_shown="ranks are not bound",
         ),
         _torchruns(
             "--virtual-local-rank",
-            "Every worker sees LOCAL_RANK=0 and one device in CUDA_VISIBLE_DEVICES.",
+            "Every worker sees LOCAL_RANK=0, and one device in CUDA_VISIBLE_DEVICES.",
+        ),
+    ),
+    *_group(
+        PLACE,
+        _ours(
+            "--on",
+            "Run elsewhere. sim: simulate --nnodes times --nproc-per-node ranks in one process, "
+            "in virtual time. sim:MACHINE: also predict their time on a preset "
+            f"({PRESETS_IN_WORDS}) or a topology file. ray: start an agent on each of "
+            "--nnodes nodes of a Ray cluster (pip install 'rankwise[ray]').",
+            brief="Simulate the ranks, or run on Ray.",
+            type=ELSEWHERE,
+            default_shown="this machine is one of the nodes",
+        ),
+        _ours(
+            "--ray-resources NAME=N,...",
+            "Resources that each agent reserves with --on ray.",
+            default="",
+            default_shown="a CPU per worker; all GPUs of a node where --nproc-per-node is gpu or "
+            "auto",
+        ),
+    ),
+    *_group(
+        FAILURES,
+        _torchruns(
+            "--max-restarts N",
+            "How many times all workers start again after a failure.",
+            brief="Restarts of all workers after failures. [0]",
+            type=click.INT,
+            default=0,
+        ),
+        _ours(
+            "--restart-backoff SECONDS",
+            "Pause before the second restart, doubling up to a minute. The first is immediate.",
+            type=DURATION,
+            default_shown="1s",
+        ),
+        _ours(
+            "--no-retry NAME|CODE,...",
+            "Exceptions (ValueError, mypackage.BadConfig) and exit codes without restart.",
+            type=COMMA_LIST,
+            default=[],
+            default_shown="none",
+        ),
+        _ours("--retry-startup-errors", "Restart also if a worker cannot be started."),
+        _ours(
+            "--max-no-progress N",
+            "Give up after N failures in a row without progress: no new step "
+            "(rankwise.should_stop), and no run of five minutes.",
+            type=click.INT,
+            default_shown="no limit",
+        ),
+        _ours(
+            "--max-node-failures N",
+            "Exclude a node on which N failures began, if enough others remain. One node "
+            "alone gives up.",
+            type=click.INT,
+            default_shown="no limit",
+        ),
+        _ours(
+            "--on-failure COMMAND",
+            "Shell command after each failure, also before a restart, and after --timeout. It "
+            "gets the failures and the report as JSON on stdin. On several nodes the node of "
+            "the root cause runs it.",
+        ),
+    ),
+    *_group(
+        LIMITS,
+        _ours(
+            "--hang-timeout SECONDS",
+            "If no rank makes progress for this time (30s, 5m), print every rank's stack and "
+            "fail. Progress is a new collective call, section or step, or CPU time or I/O "
+            "outside of a call, in threads and child processes too. Printing is not progress.",
+            brief="Fail after this time without progress: 5m.",
+            type=DURATION,
+            default_shown="never",
+        ),
+        _ours(
+            "--no-ledger",
+            "Do not record the ranks' collective calls in memory. The failure report then "
+            "cannot name the rank that others waited for.",
+        ),
+        _ours(
+            "--start-timeout SECONDS",
+            "Time limit for starting all ranks, with the imports of the fork server. With "
+            "--hang-timeout, an import without CPU time or reading for that time ends it too.",
+            type=DURATION,
+            default_shown="10m",
+        ),
+        _ours(
+            "--timeout SECONDS",
+            "Time limit of the run (90m, 8h), restarts included. Ranks are stopped as by "
+            "SIGTERM, with exit code 124. On several nodes the first node at its limit stops "
+            "all.",
+            brief="Stop the run after this time: 90m, 8h.",
+            type=DURATION,
+            default_shown="no limit",
+        ),
+        _torchruns(
+            "--shutdown-timeout SECONDS",
+            "Time that workers have to end after a stop request, before they are killed.",
+            type=DURATION,
+            default_shown="30s",
+            variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
+        ),
+    ),
+    *_group(
+        SIGNALS,
+        _torchruns(
+            "--signals-to-handle NAME,...",
+            "Signals that end the run gracefully. A second one kills the workers.",
+            default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        ),
+        _ours(
+            "--forward-signals NAME,...|none",
+            "Signals passed on to ranks that catch them. With none, SIGUSR1 and SIGUSR2 have "
+            "no effect.",
+            default="SIGUSR1,SIGUSR2",
+        ),
+        _ours(
+            "--on-preemption",
+            "Effect of a signal to one of several nodes: stop the whole job at one step, or "
+            "leave the job.",
+            type=click.Choice(["stop", "leave"]),
+            default="stop",
+        ),
+        _ours(
+            "--keep-children",
+            "Let processes that ranks leave behind, such as an upload, live on if all ranks "
+            "end well. By default they are killed.",
         ),
     ),
     *_group(
         LOGS,
         _torchruns(
             "--log-dir DIR",
-            "Where log files go; each run makes a directory of its own in it.",
+            "Directory of log files and the journal; each run makes a directory of its own in it.",
+            brief="Directory of log files and the journal.",
             default_shown="a temporary directory, kept if log files were requested",
             shell_complete=complete_directory,
         ),
         _torchruns(
             "-r, --redirects STREAMS",
-            "Write streams to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; "
-            "or per local rank, as in 0:3,1:2.",
+            "Write streams to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 "
+            "both; or per local rank, as in 0:3,1:2.",
             default="0",
         ),
         _torchruns(
             "-t, --tee STREAMS",
             "Write streams to files and to the console; values as for --redirects.",
+            brief="Write to files too: 1 stdout, 3 both streams.",
             default="0",
         ),
         _ours(
             "--log-size SIZE",
-            "Limit of a rank's log file (64K, 100M, 2G): a full one is renamed, stdout.log to "
-            "stdout.log.1, in place of the one before, and another is begun.",
+            "Size limit of a rank's log file (64K, 100M, 2G). A full stdout.log replaces "
+            "stdout.log.1, and a new one begins.",
             type=SIZE,
             default_shown="no limit",
         ),
         _torchruns(
             "--local-ranks-filter RANK,...",
-            "Local ranks whose output reaches the console; files are not affected.",
+            "Local ranks whose output reaches the console. Files are not affected.",
             default="",
             default_shown="all",
         ),
         _torchruns(
             "--duplicate-stdout-filters TEXT,...",
-            "Write stdout lines that contain one of these texts to filtered_stdout.log too; ,, "
-            "stands for a comma.",
+            "Copy stdout lines with one of these texts to filtered_stdout.log; ,, stands for "
+            "a comma.",
             type=COMMA_LIST,
             default=[],
             default_shown="none",
@@ -172,202 +321,121 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--log-prefix TEMPLATE",
-            "Prefix of each line on the console; ${role_name}, ${local_rank}, ${rank}, ${date} "
-            "and ${time} are filled in. With ${time}, rankwise's own lines have it as well.",
+            "Prefix of each line on the console, with ${role_name}, ${local_rank}, ${rank}, "
+            "${date} and ${time}. With ${time}, rankwise's own lines have it too.",
             default_shown="[${role_name}${local_rank}]:",
             variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         ),
         _ours(
             "--log-format",
-            "Format of rankwise's own messages on stderr: text, or one JSON object for each "
-            "notice, round, failure and restart. Output of workers is not changed.",
+            "Format of rankwise's own messages on stderr: text, or one JSON object per "
+            "notice, round, failure and restart.",
             type=click.Choice(["text", "json"]),
             default="text",
         ),
         _ours("--no-prefix", "Lines on the console have no prefix."),
         _torchruns(
             "--logs-specs NAME",
-            "An installed plug-in of the entry-point group torchrun.logs_specs that decides "
-            "where logs go.",
+            "Plug-in of the entry-point group torchrun.logs_specs that decides where logs go.",
             default_shown="rankwise's own layout",
         ),
+        _ours("--quiet", "rankwise prints nothing: no notices, no failure report."),
+    ),
+    *_group(
+        REPORTS,
         _ours(
             "--report FILE",
-            "Write one HTML page when the run is over: a timeline of the ranks, who made others "
-            "wait, failures, CPU and memory over time; with --on sim:MACHINE, the prediction. Of "
-            "several nodes, that of rank 0 writes it; `rankwise report` joins their journals.",
+            "Write an HTML page at the end: timeline, lateness, failures, CPU and memory; "
+            "with --on sim:MACHINE, the prediction. On several nodes the node of rank 0 "
+            "writes it; `rankwise report` joins their journals.",
+            brief="Write an HTML page about the run.",
             shell_complete=complete_file,
         ),
         _ours(
             "--trace FILE",
-            "Write a timeline of all ranks for Perfetto; compressed if FILE ends in .gz. As for "
-            "--report, that of several nodes is made of their journals.",
+            "Write a timeline of all ranks for Perfetto; compressed if FILE ends in .gz. "
+            "`rankwise report` joins several nodes.",
             shell_complete=complete_file,
         ),
-        _ours("--quiet", "rankwise itself prints nothing: no notices, no report of failures."),
-    ),
-    *_group(
-        FAILURES,
-        _torchruns(
-            "--max-restarts N",
-            "How many times all workers are started again after one has failed.",
+        _ours(
+            "--health-port PORT",
+            "Answer GET /health and GET /metrics (Prometheus) on this port.",
             type=click.INT,
-            default=0,
+            variables=("TORCHELASTIC_HEALTH_CHECK_PORT",),
         ),
         _ours(
-            "--restart-backoff SECONDS",
-            "Pause before the second restart, doubling up to a minute; the first is immediate.",
-            type=DURATION,
-            default_shown="1s",
-        ),
-        _ours(
-            "--no-retry NAME|CODE,...",
-            "Exceptions (ValueError, mypackage.BadConfig) and exit codes after which no restart "
-            "is tried.",
-            type=COMMA_LIST,
-            default=[],
-            default_shown="none",
-        ),
-        _ours("--retry-startup-errors", "Use restarts also when a worker cannot be started."),
-        _ours(
-            "--max-no-progress N",
-            "Give up after N failures in a row without progress: no step farther than before "
-            "(rankwise.should_stop counts them), or no run of five minutes.",
-            type=click.INT,
-            default_shown="no limit",
-        ),
-        _ours(
-            "--max-node-failures N",
-            "Leave out a node on which N failures began, if enough others remain; one node alone "
-            "gives up.",
-            type=click.INT,
-            default_shown="no limit",
-        ),
-        _ours(
-            "--hang-timeout SECONDS",
-            "If no worker makes progress for this time (30s, 5m), print every rank's stack and "
-            "count it as a failure. Progress is: another collective call, section or step; "
-            "and outside "
-            "of a call, to compute, read or write, also in threads and child processes. Output is "
-            "none.",
-            type=DURATION,
-            default_shown="never",
-        ),
-        _ours(
-            "--start-timeout SECONDS",
-            "Time that starting all ranks may take, with what a fork server imports for them. With "
-            "--hang-timeout, an import that neither computes nor reads for that time ends it, too.",
-            type=DURATION,
-            default_shown="10m",
-        ),
-        _ours(
-            "--on-failure COMMAND",
-            "A shell command to run when ranks have failed, also before a restart, or --timeout "
-            "has ended the run, with the failures and the report as JSON on its stdin. Of several "
-            "nodes the one with the root cause runs it.",
-        ),
-        _ours(
-            "--timeout SECONDS",
-            "Stop the run when it has taken this long (90m, 8h), restarts included: ranks are "
-            "told to stop as by SIGTERM, and the exit code is 124. On several nodes the first one "
-            "whose time is over stops all.",
-            type=DURATION,
-            default_shown="no limit",
-        ),
-        _ours(
-            "--no-ledger",
-            "Do not enter the ranks' collective calls in memory, from which the failure report "
-            "tells who kept the others waiting.",
-        ),
-        _ours(
-            "--keep-children",
-            "Let processes live on that ranks have left running, such as an upload, when all "
-            "ranks have ended well. They are killed otherwise, as they are after a failure.",
-        ),
-        _torchruns(
-            "--shutdown-timeout SECONDS",
-            "Time that workers have to end after they are told to stop, before they are killed.",
-            type=DURATION,
-            default_shown="30s",
-            variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
-        ),
-        _torchruns(
-            "--signals-to-handle NAME,...",
-            "Signals that end the run gracefully; a second one kills the workers immediately.",
-            default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        ),
-        _ours(
-            "--forward-signals NAME,...|none",
-            "Signals that are passed on to the ranks that catch them. With none, SIGUSR1 and "
-            "SIGUSR2 do nothing.",
-            default="SIGUSR1,SIGUSR2",
+            "--health-host ADDRESS",
+            "Address of --health-port; 0.0.0.0 for all. With RANKWISE_HEALTH_TOKEN in the "
+            "environment, requests need that bearer token.",
+            default_shown="this node's, as the others reach it",
         ),
     ),
     *_group(
         RENDEZVOUS,
         _torchruns(
             "--nnodes N|MIN:MAX",
-            "Number of nodes: the job runs on at least MIN nodes, and on up to MAX if they are "
+            "Number of nodes, or a range: the job runs on at least MIN, and on up to MAX if "
             "available.",
+            brief="Number of nodes, or a range. [1]",
             default="1:1",
         ),
         _torchruns(
             "--node-rank N",
-            "This node's number, where --rdzv-backend is static.",
+            "Number of this node, for --rdzv-backend static.",
             type=click.INT,
             default=0,
         ),
-        _torchruns("--standalone", "Run on this node alone; the --rdzv options are ignored."),
+        _torchruns("--standalone", "Run on this node alone, without the --rdzv options."),
         _torchruns(
             "--master-addr HOST",
-            "Address on which rank 0 listens; with --rdzv-backend static also the rendezvous of "
-            "the nodes.",
+            "Address on which rank 0 listens; with --rdzv-backend static also the meeting "
+            "point of the nodes.",
             default="127.0.0.1",
         ),
         _torchruns(
             "--master-port PORT",
             "Port on which rank 0 listens; on several nodes with --rdzv-backend static and no "
-            "--rdzv-endpoint, the one at which they meet.",
+            "--rdzv-endpoint, the port of the meeting point.",
             type=click.INT,
             default_shown="a free port, reserved for the run; 29500 where nodes meet there",
         ),
         _torchruns(
             "--rdzv-id NAME",
-            "The run's name, the same on all its nodes; shown by `rankwise ps` and used for log "
-            "directories.",
+            "Name of the run, the same on all nodes, for `rankwise ps` and log directories.",
             default="none",
             default_shown="a short random name; none on several nodes, and with etcd it must be "
             "given",
         ),
         _ours(
             "--rdzv-own-etcd",
-            "Start an etcd of three members for this run, on the nodes that --rdzv-endpoint names "
+            "Start an etcd of three members for this run, on the nodes of --rdzv-endpoint "
             "(under SLURM: the first three), with the etcd in PATH. The run survives the loss "
-            "of any "
-            "of them.",
+            "of any of them.",
         ),
         _ours(
             "--rdzv-once",
-            "Use the run's name once: a node that starts after the end of the run reports how it "
-            "ended, and does not start another run of that name.",
+            "Use the name of the run once: a node that starts after the end reports how the "
+            "run ended, and starts nothing.",
         ),
         _torchruns(
             "--rdzv-backend NAME",
-            "Where several nodes meet: static (each has its --node-rank), etcd, c10d (torch's "
-            "TCPStore), embedded (a store inside the first agent), or the name of a plug-in.",
+            "Store where nodes meet: static (with --node-rank), etcd, c10d (torch's "
+            "TCPStore), embedded (in the first agent), or a plug-in.",
+            brief="Meeting point: static, embedded, etcd, c10d.",
             default="static",
         ),
         _torchruns(
             "--rdzv-endpoint HOST[:PORT]",
-            "Address of the rendezvous; with the static backend it means --master-addr and "
+            "Address of the meeting point. With the static backend it means --master-addr and "
             "--master-port.",
+            brief="Address of the meeting point.",
             default="",
             default_shown="none",
         ),
         _torchruns(
             "--rdzv-conf KEY=VALUE,...",
-            "Settings of the rendezvous and its store, such as join_timeout=600, "
-            "last_call_timeout=30, lease_ttl=5, cacert=FILE. Without effect on one node.",
+            "Settings of the rendezvous and its store, such as join_timeout=600, lease_ttl=5, "
+            "cacert=FILE. No effect on one node.",
             default="",
             default_shown="none",
         ),
@@ -378,114 +446,73 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--spares N",
-            "Number of spare nodes: they wait, and replace a node that is lost.",
+            "Number of spare nodes, which replace lost nodes.",
             type=click.INT,
             default=0,
         ),
         _ours(
             "--node-topology TEXT",
-            "Where this node is, such as rack7.switch2.node12: nodes get their ranks in this "
-            "order, so that neighbours are near each other.",
+            "Place of this node, such as rack7.switch2.node12. Ranks follow this order, so "
+            "neighbours are near each other.",
             default="",
             default_shown="none",
             variables=("SLURM_TOPOLOGY_ADDR",),
         ),
         _ours(
             "--node-check COMMAND",
-            "A command that must succeed before this node takes part; may be given several times.",
+            "Command that must succeed before this node takes part; repeat.",
             multiple=True,
             default=(),
             default_shown="disk, memory and clock, on several nodes",
-        ),
-        _ours(
-            "--on-preemption",
-            "Effect of a signal to one of several nodes: stop the whole job at one step, or leave "
-            "the job while the other nodes go on.",
-            type=click.Choice(["stop", "leave"]),
-            default="stop",
-        ),
-        _ours(
-            "--on",
-            "Run elsewhere: ray starts an agent on each of --nnodes nodes of a Ray cluster, in a "
-            "placement group (needs the extra: pip install 'rankwise[ray]'); sim simulates "
-            "--nnodes "
-            "times --nproc-per-node ranks in one process, in virtual time, on nodes that come "
-            "and go "
-            "if --nnodes is MIN:MAX; sim:MACHINE, a preset "
-            f"({PRESETS_IN_WORDS}) or a topology file, also predicts how long they take.",
-            type=ELSEWHERE,
-            default_shown="this machine is one of the nodes",
-        ),
-        _ours(
-            "--ray-resources NAME=N,...",
-            "Resources that each agent reserves with --on ray, such as CPU=16,GPU=8.",
-            default="",
-            default_shown="a CPU per worker; all GPUs of a node where --nproc-per-node is gpu or "
-            "auto",
-        ),
-        _ours(
-            "--health-port PORT",
-            "Answer GET /health and GET /metrics (Prometheus) on this port.",
-            type=click.INT,
-            variables=("TORCHELASTIC_HEALTH_CHECK_PORT",),
-        ),
-        _ours(
-            "--health-host ADDRESS",
-            "The address that --health-port listens on; 0.0.0.0 for all. With "
-            "RANKWISE_HEALTH_TOKEN in the environment, requests must have it (Authorization: "
-            "Bearer).",
-            default_shown="this node's, as the others reach it",
         ),
     ),
     *_group(
         REHEARSAL,
         _ours(
             "--virtual-clock",
-            "Python's time functions and CUDA events show ranks the virtual time only.",
+            "Python's time functions and CUDA events show virtual time only.",
         ),
         _ours(
             "--schedule",
-            "Which rank runs next, and which message is received first: in the order in which "
-            "they are ready, or at random from --seed.",
+            "Order of ranks and messages: as they become ready, or random from --seed.",
             type=click.Choice(["queue", "random"]),
             default="queue",
         ),
         _ours(
             "--seed N",
-            "Seed of everything random: --schedule random, --explore, and random states that the "
-            "program does not seed.",
+            "Seed of --schedule random, --explore, and random states that the program does "
+            "not seed.",
             type=click.INT,
             default=0,
         ),
         _ours(
             "--explore N",
-            "Run the program with N different schedules, or with all if there are fewer. Its "
-            "output is not shown; a failure is shown with the command that replays it.",
+            "Run the program with N different schedules, or with all if fewer. Output is "
+            "hidden. A failure is shown with the command that replays it.",
             type=click.IntRange(1),
             default_shown="one run",
         ),
         _ours("--replay FILE", "Run with the schedule that --explore has written to FILE."),
         _ours(
             "--device",
-            "Device of the ranks: cuda models a CUDA device for each rank on the CPU, for PyTorch "
-            "scripts that need one.",
+            "cuda models a CUDA device for each rank on the CPU, for PyTorch scripts that "
+            "need one.",
             type=click.Choice(["cpu", "cuda"]),
             default="cpu",
         ),
         _ours(
             "--import-per-rank PACKAGE",
-            "An installed package that simulated ranks do not share, since it keeps the rank's "
-            "state in globals. May be given several times.",
+            "Installed package that each simulated rank imports for itself, because it keeps "
+            "the rank's state in globals; repeat.",
             multiple=True,
             default=(),
             default_shown="accelerate, megatron",
         ),
         _ours(
             "--faults FAULT|PLAN.yaml",
-            "Faults of ranks, nodes and the machine's chips, such as kill:rank=3@collective=9, "
+            "Faults of ranks, nodes and chips, such as kill:rank=3@collective=9, "
             "slow:rank=2,by=10ms, kill:node=1,at=10s,back_after=30s or "
-            "slow:link=sip0-sip1,times=4; docs/howto/faults.md has them all. May be given several "
-            "times.",
+            "slow:link=sip0-sip1,times=4; repeat. See docs/howto/faults.md.",
             multiple=True,
             default=(),
             default_shown="none",
@@ -495,14 +522,14 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         COMPATIBILITY,
         _torchruns(
             "--monitor-interval SECONDS",
-            "Accepted and without effect: rankwise does not poll workers.",
+            "Accepted, without effect: rankwise does not poll workers.",
             type=click.FLOAT,
             default=0.1,
         ),
         _torchruns(
             "--event-log-handler NAME",
-            "Handler of rankwise.compat.torch.elastic.events that gets the run's events: null, "
-            "console, or the name of a plug-in.",
+            "Handler of rankwise.compat.torch.elastic.events for the run's events: null, "
+            "console, or a plug-in.",
             default="null",
         ),
     ),

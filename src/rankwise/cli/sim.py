@@ -46,9 +46,8 @@ if TYPE_CHECKING:
 def sim() -> None:
     """Simulate a multi-chip accelerator: benches, your own programs, machines.
 
-    Exit codes: 0 success; 2 a setting, file or name that cannot be used, and nothing has run; 1
-    numbers that are wrong; 124 a time limit, or a deadlock of which no rank is the cause; that of
-    the rank that failed first, as of `rankwise run`.
+    Exit codes: 0 success; 1 wrong numbers; 2 a bad setting, file or name, and nothing ran; 124 a
+    time limit, or a deadlock without a guilty rank; else that of the rank that failed first.
     """
 
 
@@ -90,8 +89,8 @@ def _default_in_words(default: Any) -> str:
 def bench(ctx: click.Context, /, name: str | None, **options: Any) -> int:
     """Run the bench NAME; without a name, list them.
 
-    A bench checks its numbers against numpy, and shows how near it comes to what the machine can
-    do at best.
+    A bench checks its numbers against numpy, and compares its time with the best that the machine
+    can do.
     """
     if name is None:
         if given := _given(ctx, options):
@@ -128,14 +127,14 @@ class _RunCommand(click.Command):
 @click.option(
     "--triton",
     is_flag=True,
-    help="Run a script that says `import triton`, unmodified: its kernels are emulated on the CPU, "
-    "or run on a simulated machine if --topology is given.",
+    help="Run an unmodified script that imports triton: kernels are emulated on the CPU, or run on "
+    "a simulated machine with --topology.",
 )
 @click.option(
     "--check-compile",
     is_flag=True,
-    help="With --triton: show each kernel to the front end of the installed triton, too, and fail "
-    "with the line that it refuses. It needs no GPU.",
+    help="With --triton: pass each kernel to the installed triton's front end too, and fail with "
+    "the line that it refuses. Needs no GPU.",
 )
 @simulation_options
 @click.pass_context
@@ -151,8 +150,8 @@ def run(
 ) -> int:
     """Run a program of your own.
 
-    It defines run(torch), or worker(rank, world_size, torch), which then runs once per SIP. With
-    --triton it is any script. NAME.et runs the Chakra execution traces NAME.0.et and so on.
+    It defines run(torch), or worker(rank, world_size, torch), which runs once per SIP. With
+    --triton it is any script. NAME.et runs the Chakra traces NAME.0.et and so on.
     """
     if not triton:
         if check_compile:
@@ -229,7 +228,7 @@ def _check_options_of_triton(given: Sequence[str]) -> None:
 @click.option(
     "--yaml",
     is_flag=True,
-    help="Print the machine as a topology file instead: what a machine of your own begins with.",
+    help="Print the machine as a topology file, to edit.",
 )
 @click.option(
     "--set",

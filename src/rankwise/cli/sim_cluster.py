@@ -56,23 +56,25 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
     metavar="FAULT|PLAN.yaml",
     multiple=True,
     help="A fault, such as kill:node=1,at=15s,back_after=4s or "
-    "partition:nodes=0+3,at=25s,lasts=8s; or a file with a plan, which "
-    "docs/cluster-simulation.md describes. May be given several times.",
+    "partition:nodes=0+3,at=25s,lasts=8s; or a file with a plan; repeat. See "
+    "docs/development/cluster-simulation.md.",
 )
 @click.option(
     "--standalone",
     "--alone",
     "is_alone",
     is_flag=True,
-    help="One node without others and without a store, as of 'rankwise run' without --nnodes.",
+    help="One node without a store, like 'rankwise run' without --nnodes.",
 )
 @click.option("--random", "is_random", is_flag=True, help="Draw the whole plan from the seed.")
 @click.option(
     "--seed", metavar="N", type=int, default=0, help="Seed of everything random. [default: 0]"
 )
 @_count("--seeds", 1, default=1, help="Number of seeds to run, starting with --seed. [default: 1]")
-@click.option("--journal", metavar="FILE", help="Write every stimulus and effect as JSON lines.")
-@click.option("--story", is_flag=True, help="Tell, of --standalone, each fact and order in words.")
+@click.option("--journal", metavar="FILE", help="Write every fact and order as JSON lines.")
+@click.option(
+    "--story", is_flag=True, help="With --standalone, print each fact and order in words."
+)
 @click.option("--plan-only", is_flag=True, help="Print the plan as JSON, and run nothing.")
 def cluster(
     *,
@@ -90,11 +92,10 @@ def cluster(
     story: bool,
     plan_only: bool,
 ) -> int:
-    """Simulate a cluster: agents, a store, a network, and what goes wrong.
+    """Simulate a cluster: agents, a store, a network, and faults.
 
-    The agents and the rules by which they meet are those of a real cluster. After every step
-    checkers look whether any rule was broken; a seed that breaks one is printed with the command
-    that runs it again.
+    The agents are those of a real cluster. After every step, checkers look for a broken rule. A
+    seed that breaks one is printed with the command that repeats it.
     """
     for option, is_given in (("--journal", journal is not None), ("--story", story)):
         if is_given and seeds > 1:

@@ -112,7 +112,7 @@ _OPTIONS = (
         "--ccl",
         metavar="FILE",
         shell_complete=complete_files,
-        help="The collectives' configuration.  [default: ./ccl.yaml]",
+        help="Configuration of the collectives.  [default: ./ccl.yaml]",
     ),
     click.option(
         "--set",
@@ -135,20 +135,19 @@ _OPTIONS = (
         multiple=True,
         metavar="FAULT",
         shell_complete=complete_files,
-        help="A fault of the machine, such as slow:link=sip0-sip1,times=4, "
-        "slow:pe=sip0.cube0.pe3,times=2, jitter:percent=5,seed=1 or kill:link=sip0-sip1,at=20us; "
-        "or a file of them.",
+        help="A fault of the machine, such as slow:link=sip0-sip1,times=4, jitter:percent=5,seed=1 "
+        "or kill:link=sip0-sip1,at=20us; or a file of them.",
     ),
     click.option(
         "--seed", metavar="N", default=0, show_default=True, help="Seed of random tensors."
     ),
     click.option(
-        "--timing-only", is_flag=True, help="Skip the numerics: faster, for large machines."
+        "--timing-only", is_flag=True, help="Compute times only, without numbers: faster."
     ),
     click.option(
         "--detect-races",
         is_flag=True,
-        help="Fail where two programs of kernels use an element unordered, one of them writing.",
+        help="Fail on a data race between two programs of kernels.",
     ),
     click.option(
         "--max-time",
@@ -162,13 +161,13 @@ _OPTIONS = (
         type=click.Choice(["table", "csv", "json"]),
         default="table",
         show_default=True,
-        help="How results are printed.",
+        help="Format of the results.",
     ),
     click.option(
         "--trace",
         metavar="FILE",
         shell_complete=complete_files,
-        help="Write a timeline for ui.perfetto.dev (.json or .json.gz).",
+        help="Write a timeline for Perfetto (.json or .json.gz).",
     ),
     click.option(
         "--chakra",
@@ -180,6 +179,6 @@ _OPTIONS = (
         "--report",
         metavar="FILE",
         shell_complete=complete_files,
-        help="Write a page about the run (.html).",
+        help="Write an HTML page about the run.",
     ),
 )

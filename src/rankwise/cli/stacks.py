@@ -58,16 +58,15 @@ class StacksUnavailable(RankwiseError):
 @click.option(
     "--native",
     is_flag=True,
-    help="Show frames of C and C++ too, by py-spy (pip install py-spy), which stops each rank for "
-    "a moment.",
+    help="Show frames of C and C++ too. Needs py-spy (pip install py-spy), which stops each rank "
+    "for a moment.",
 )
 @ANSWER_TIMEOUT_OPTION
 def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -> None:
     """Print the Python stacks of every rank of RUN.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent; it
-    may be left out while there is only one run. Of a run on several nodes, its ranks on this
-    machine are shown; with a pid, those of that agent.
+    RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent.
+    Leave it out if there is one run. On several nodes, it shows the ranks on this machine.
     """
     from rankwise.launch.control.client import ask_all  # noqa: PLC0415  # not for --help
 

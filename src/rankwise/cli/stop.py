@@ -22,16 +22,14 @@ PATIENCE = Duration(10 * SECOND)
 
 @click.command("stop", context_settings=CONTEXT_SETTINGS)
 @NAMED_RUN_ARGUMENT
-@click.option("--now", is_flag=True, help="Kill the ranks at once: they can save nothing.")
-@click.option("--no-wait", is_flag=True, help="Return when the run has heard it.")
+@click.option("--now", is_flag=True, help="Kill the ranks at once, without saving.")
+@click.option("--no-wait", is_flag=True, help="Return when the run has the request.")
 def stop(run: str, *, now: bool, no_wait: bool) -> None:
-    """Stop RUN as SIGTERM does: ranks may save, and are killed after --shutdown-timeout.
+    """Stop RUN like SIGTERM: ranks may save, and are killed after --shutdown-timeout.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent. A
-    run on several nodes is stopped on all of them. If it was started with --on-preemption leave,
-    its nodes on this machine leave it, or with a pid that one alone. A run that Ctrl-Z has
-    suspended is resumed first. Stopping it twice changes nothing; Ctrl-C ends the waiting, and the
-    run goes on to its end.
+    RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent. A
+    run on several nodes stops on all of them, or with --on-preemption leave its nodes on this
+    machine leave it. A suspended run is resumed first. Ctrl-C ends the waiting only.
     """
     from rankwise.launch.control.client import expect_over, is_suspended, listen_to_all, resume  # noqa: PLC0415  # not for --help
     from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same

@@ -32,26 +32,26 @@ INTERVAL_MIN = duration_from_seconds(0.1)
 
 @click.command("top", context_settings=CONTEXT_SETTINGS)
 @click.argument("run", required=False, shell_complete=complete_run)
-@click.option("--once", is_flag=True, help="Print it once, as text of 80 columns, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run, and end.")
+@click.option("--once", is_flag=True, help="Print once, as text of 80 columns.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
 @click.option(
     "--interval",
     type=DURATION,
     default="1s",
     show_default=True,
-    help="How long to wait between two looks; longer where a look takes more than a tenth of it.",
+    help="Time between two looks; more if a look takes over a tenth of it.",
 )
 def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> None:
-    """Show how the ranks of RUN are: state, steps, last collective, lateness, CPU, memory.
+    """Show the state, steps, last collective, lateness, CPU and memory of each rank.
 
-    Without RUN, all of your runs on this machine. Many ranks are folded by state, the odd ones
-    first: failed, hung, awaited (others wait for it in a collective), late, still (no progress for
-    10 s). Keys: q quit, enter unfold or fold, o order, f fold all, ? help. It is live in a terminal
-    (needs the extra: pip install 'rankwise[tui]'); into a pipe it is printed once. The run is not
-    disturbed.
+    Without RUN, it shows all your runs on this machine. Ranks are folded by state, problems first:
+    failed, hung, awaited (others wait for it), late, still (no progress for 10 s), suspended (by
+    SIGSTOP, Ctrl-Z or a debugger). Keys: q quit, enter unfold or fold, o order, f fold all, ? help.
+    In a terminal it is live, which needs pip install 'rankwise[tui]'; into a pipe it is printed
+    once.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent. Of
-    a run on several nodes, its ranks on this machine are shown; with a pid, those of that agent.
+    RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent.
+    On several nodes, it shows the ranks on this machine.
     """
     if interval < INTERVAL_MIN:
         raise click.BadParameter("expected at least 100ms", param_hint="--interval")

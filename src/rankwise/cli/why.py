@@ -34,14 +34,13 @@ _STOPPED = "it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` lets
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the verdict, then each rank.")
 @ANSWER_TIMEOUT_OPTION
 def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
-    """Tell why RUN makes no progress: which ranks wait, for which rank, and where that one is.
+    """Tell why RUN makes no progress: the rank that others wait for, and the stack of each rank.
 
-    It is what the report of --hang-timeout would say at this moment. The run goes on. Of a run on
-    several nodes the first line is about all ranks, and names nodes that could not be asked; where
-    ranks stand is told of this machine's alone, or with a pid, of that agent's.
+    The run goes on. On several nodes, the first line is about all ranks, and names nodes without an
+    answer; the stacks are those of this machine.
 
-    RUN is a run's name as `rankwise ps` shows it, the beginning of one, or the pid of an agent; it
-    may be left out while there is only one run.
+    RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent.
+    Leave it out if there is one run.
     """
     from rankwise.launch.control.client import ask_all  # noqa: PLC0415  # not for --help
 

@@ -20,6 +20,7 @@ from rankwise.base.failure import (
     Stood,
     exit_in_program,
 )
+from rankwise.drivers.real.logs.tail import KEPT_LINES_MAX
 from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.worker_link import WorkerLink
@@ -102,6 +103,11 @@ class FailureDecorator:
         return tuple(self._decorate(failure) for failure in failures)
 
     def _decorate(self, failure: Failure) -> Failure:
+        from rankwise.launch.failure_report.tracebacks import (  # noqa: PLC0415  # rare
+            error_of_thread,
+            without_traceback,
+        )
+
         destinations = self._planner.destinations
         if failure.host:
             return failure  # described already, perhaps on another node
@@ -120,9 +126,8 @@ class FailureDecorator:
 
             error = read_error_file(error_file)
         stderr = [] if link is None else link.stderr.tail.lines(TAIL_LINES)
+        kept = [] if link is None else link.stderr.tail.lines(KEPT_LINES_MAX)
         if error is None and told is not None:  # it raised that when it was to blame already
-            from rankwise.launch.failure_report.tracebacks import without_traceback  # noqa: PLC0415  # rare
-
             stderr = without_traceback([*stderr], told.traceback)
         out_of_memory, evidence = self._memory_verdict(failure)
         return msgspec.structs.replace(
@@ -137,6 +142,7 @@ class FailureDecorator:
             detail=evidence or self._detail_of(failure, stderr) or exit_in_program(failure, place),
             stacks=self._stacks_of(failure, link),
             waits_for=self._waits.get(rank, "") if is_hung else "",
+            thread_error=error_of_thread(kept),
             stderr_tail=tuple(stderr),
             stdout_tail=() if link is None else link.stdout.tail.lines(STDOUT_LINES),
             log_paths=_log_paths(rank, destinations),

@@ -18,8 +18,8 @@ from rankwise.launch.failure_report.composing import compose_report
 from rankwise.launch.failure_report.model import ReportContext
 from rankwise.launch.failure_report.rendering import plain_text
 from rankwise.launch.function_results import exceptions_by_rank
-from rankwise.launch.job import Job, program_name, restarts_allowed
-from rankwise.launch.log_layout import LogPlaces
+from rankwise.launch.job import Job, Streams, program_name, restarts_allowed
+from rankwise.launch.log_layout import LogPlaces, console_streams
 
 
 class FinishedRun(Protocol):
@@ -176,4 +176,9 @@ def report_context(supervision: FinishedRun) -> ReportContext:
         duration=supervision.elapsed,
         attempts_max=restarts_allowed(job) + 1,
         log_directory=directory if os.path.isdir(directory) else "",
+        stderr_shown=frozenset(
+            local_rank
+            for local_rank in range(job.gang.size)
+            if console_streams(job.logs, local_rank) & Streams.ERR
+        ),
     )

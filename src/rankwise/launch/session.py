@@ -3,7 +3,7 @@
 A `Session` puts the parts together (reactor, guardian, gang machine, process host, logs, signals,
 control socket), lets the reactor turn until the gang has finished and every line is out, and takes
 everything down again in reverse order, on every path. What each part does when another one dies is
-told in docs/architecture.md. `Supervision` makes one, in whatever thread the run is to live.
+told in docs/development/architecture.md. `Supervision` makes one, in whatever thread the run is to live.
 """
 
 import os
@@ -384,8 +384,8 @@ class Session:
                 return SIGTERM if is_new else None
             case SignalEffect.PASSED_ON:
                 if self._dispatch.outcome is None:
-                    reached, others = self._host.pass_on(signum)
-                    self._tell_passed_on(signum, reached, others, is_new=is_new)
+                    told = partial(self._tell_passed_on, signum, is_new=is_new)
+                    self._host.pass_on(signum, told)
             case SignalEffect.OUTLIVED:
                 pass
         return None

@@ -42,6 +42,7 @@ _STYLES: Mapping[State, str] = {
     State.LATE: "yellow",
     State.STILL: "yellow",
     State.WAITING: "cyan",
+    State.SUSPENDED: "yellow",
     State.RUNNING: "green",
 }
 HELP = """\

@@ -8,14 +8,20 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.drivers.real.process_work import ProcessWork, Usage, usage_by_session, works_of
-from rankwise.launch.control.client import RunSummary, RunSuspended, RunUnreachable, ask_all
+from rankwise.launch.control.client import (
+    RunSummary,
+    RunSuspended,
+    RunUnreachable,
+    ask_all,
+    is_suspended,
+)
 from rankwise.launch.rank_status import RankStatus
 
 PATIENCE = Duration(2 * SECOND)
@@ -54,6 +60,7 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
         usage: what the processes of each rank use, by the rank's pid.
         gpu_bytes: the GPU memory that they have, by the same; empty where that cannot be known.
         works: what each rank has done, by the same, where progress is watched.
+        stopped: processes that a signal such as SIGSTOP has stopped, of those that lead a session.
         boot_s: the moment on the clock on which processes begin.
     """
 
@@ -64,6 +71,7 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     usage: Mapping[int, Usage] = {}
     gpu_bytes: Mapping[int, int] = {}
     works: Mapping[int, ProcessWork] = {}
+    stopped: Collection[int] = frozenset()
     boot_s: float = 0.0
 
 
@@ -73,7 +81,8 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
     statuses = {
         heard.run: _status(heard.lines) for heard in ask_all(runs, "status", Instant(at + PATIENCE))
     }
-    usage = usage_by_session() if any(status for status, _ in statuses.values()) else {}
+    is_shown = any(status or is_suspended(run) for run, (status, _) in statuses.items())
+    usage = usage_by_session() if is_shown else {}
     on_gpus = gpu_bytes() if usage else {}
     boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     looks = []
@@ -90,6 +99,7 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
                 usage={pid: usage[pid] for pid in pids if pid in usage},
                 gpu_bytes={pid: on_gpus[pid] for pid in pids if pid in on_gpus},
                 works=works_of(pids) if watches else {},
+                stopped={pid for pid, used in usage.items() if used.is_stopped},
                 boot_s=boot_s,
             )
         )

@@ -9,6 +9,7 @@ Pure: a picture is made of the latest look and of those shortly before it.
     late      has cost the others a notable part of the run                   late
     still     has made no progress for 10 s, and is in no collective          still 12 s
     waiting   has been in the same collective for a second                    waiting 41 s
+    suspended its process is stopped, as by SIGSTOP, Ctrl-Z or a debugger     suspended
     starting, stopped, running, ended: none of that
 
 Progress is what `--hang-timeout` counts too (`core.gang.progress`), seen from outside. It is known
@@ -52,6 +53,7 @@ class State(StrEnum):
     LATE = "late"
     STILL = "still"
     WAITING = "waiting"
+    SUSPENDED = "suspended"
     STARTING = "starting"
     STOPPED = "stopped"
     RUNNING = "running"
@@ -144,7 +146,13 @@ class Watcher:
         if self._latest.end:
             return self._latest
         if look.status is None:
-            self._latest = msgspec.structs.replace(self._latest, problem=look.problem)
+            told = self._latest.status
+            pids = {} if told is None else {each.rank: each.pid for each in told.workers}
+            rows = tuple(
+                _halted(row, State.SUSPENDED) if pids[row.ranks[0]] in look.stopped else row
+                for row in self._latest.rows
+            )
+            self._latest = msgspec.structs.replace(self._latest, problem=look.problem, rows=rows)
             return self._latest
         while self._looks and between(self._looks[0].at, look.at) > WINDOW:
             self._looks.popleft()
@@ -165,7 +173,7 @@ class Watcher:
 
     def end(self, how: str) -> RunPicture:
         """The last picture, with how the run ended; no rank lives any more."""
-        rows = tuple(_ended(row) for row in self._latest.rows)
+        rows = tuple(_halted(row, State.ENDED) for row in self._latest.rows)
         self._latest = msgspec.structs.replace(self._latest, end=how, problem="", rows=rows)
         return self._latest
 
@@ -185,11 +193,11 @@ class Watcher:
         }
 
 
-def _ended(row: Row) -> Row:
-    """The row of a rank whose run is over: what it last did is no state of it any more."""
+def _halted(row: Row, state: State) -> Row:
+    """The row of a rank that does nothing more, or for now, unless it has ended before."""
     if row.state in (State.FAILED, State.HUNG, State.STOPPED, State.ENDED):
         return row
-    return msgspec.structs.replace(row, state=State.ENDED, for_s=None, cpu_percent=None)
+    return msgspec.structs.replace(row, state=state, for_s=None, cpu_percent=None)
 
 
 def _attempt(look: RunLook) -> tuple[int, int | None]:
@@ -229,6 +237,8 @@ def _row(
     worker: RankStatus, look: RunLook, before: RunLook | None, still_s: float, *, is_late: bool
 ) -> Row:
     state, for_s = _state(worker, still_s, is_late=is_late)
+    if worker.pid in look.stopped and state not in (State.FAILED, State.HUNG, State.ENDED):
+        state, for_s = State.SUSPENDED, None
     usage = None if worker.pid is None else look.usage.get(worker.pid)
     earlier = _earlier(worker, before)
     return Row(

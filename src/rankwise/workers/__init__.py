@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from rankwise.workers.errors import BadPointer as BadPointer
     from rankwise.workers.errors import DeviceMemoryExhausted as DeviceMemoryExhausted
     from rankwise.workers.errors import IndexOutOfRange as IndexOutOfRange
+    from rankwise.workers.errors import InputWritten as InputWritten
     from rankwise.workers.errors import UnknownName as UnknownName
     from rankwise.workers.failures import TaskFailure as TaskFailure
     from rankwise.workers.member import Member as Member
@@ -97,7 +98,7 @@ _NAMES = {
     "rankwise.workers.comm": "CommHandle",
     "rankwise.workers.domains": "DomainSpec create_domain place_domain plan_domain",
     "rankwise.workers.errors": (
-        "BadArguments BadPointer DeviceMemoryExhausted IndexOutOfRange UnknownName"
+        "BadArguments BadPointer DeviceMemoryExhausted IndexOutOfRange InputWritten UnknownName"
     ),
     "rankwise.workers.failures": "TaskFailure",
     "rankwise.workers.member": "Member Window",

@@ -30,6 +30,8 @@ _DATA_TYPES = {name: kind for kind, name in _NUMPY_NAMES.items() if kind != Data
 _KINDS: "dict[np.dtype[Any], DataType]" = {}
 """What was found out before: a type's name takes long to make."""
 _MS_ASYNC = 1
+read_only: list[tuple[int, int]] = []
+"""Memory from an address to another that the running task must not write; see `input_check`."""
 
 
 def numpy_type(kind: DataType) -> "np.dtype[Any]":
@@ -94,7 +96,12 @@ def array_at(tensor: ContinuousTensor, name: str = "a tensor") -> Array:
             f"{name} lies in a chip's memory at {tensor.data:#x}: the host cannot look at it",
             hint="copy_from brings it to the host",
         )
-    flat = host_bytes(tensor.data, tensor.nbytes(), name)
+    size = tensor.nbytes()
+    flat = host_bytes(tensor.data, size, name)
+    if read_only:
+        end = tensor.data + size
+        if any(tensor.data < last and first < end for first, last in read_only):
+            flat.flags.writeable = False
     return flat.view(numpy_type(tensor.dtype)).reshape(tensor.shapes)
 
 

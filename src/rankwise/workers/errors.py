@@ -21,5 +21,9 @@ class BadPointer(TreeError, ValueError):
     """An address that does not lie in memory of the one who is asked to use it."""
 
 
+class InputWritten(TreeError):
+    """A task of a worker with `check_inputs=True` has written to a tensor that is its INPUT."""
+
+
 class DeviceMemoryExhausted(TreeError, MemoryError):
     """A chip has no room for what was to be placed in its memory."""

@@ -6,6 +6,7 @@ Everything is decided when the graph is recorded: which child runs which call, i
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,14 +38,27 @@ class RecordedProgram:
         self.calls = calls
         self._prepared: list[tuple[Callable[[TaskArgs], Any], TaskArgs]] | None = None
 
-    def run(self, table: "CallableTable") -> None:
-        """Do everything, in order; arguments are unpacked the first time and kept."""
+    def run(
+        self,
+        table: "CallableTable",
+        checked: Callable[[TaskArgs], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """Do everything, in order; arguments are unpacked the first time and kept.
+
+        Args:
+            table: has the functions.
+            checked: what each call is made within.
+        """
         if self._prepared is None:
             self._prepared = [
                 (table.find(call.callable_), _arguments(call.frame)) for call in self.calls
             ]
         for function, args in self._prepared:
-            function(args)
+            if checked is None:
+                function(args)
+            else:
+                with checked(args):
+                    function(args)
 
 
 def _arguments(frame: bytes | None) -> TaskArgs:

@@ -5,6 +5,7 @@ frame begins with its length and the simulated instant before which its task can
 """
 
 import pickle
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -55,8 +56,16 @@ def _opened(frame: memoryview) -> tuple[int, memoryview]:
     return clock, frame[FRAME_HEAD.size : FRAME_HEAD.size + length]
 
 
+def _inputs_checked(args: TaskArgs) -> AbstractContextManager[None]:
+    from rankwise.workers.input_check import inputs_checked  # noqa: PLC0415  # opt-in, takes ctypes
+
+    return inputs_checked(args)
+
+
 class _Role:
     """What all have in common."""
+
+    checks_inputs = False
 
     def __init__(self, ends: ChildEnds, table: CallableTable, child: ChildContext) -> None:
         self.ends = ends
@@ -101,7 +110,7 @@ class _Role:
     def program(self, number: int) -> None:
         """Run a recorded program."""
         program: RecordedProgram = self.table.find(number)
-        program.run(self.table)
+        program.run(self.table, _inputs_checked if self.checks_inputs else None)
 
     def finish(self) -> bytes:
         """Leave all domains."""
@@ -121,7 +130,12 @@ class FunctionRole(_Role):
         function = self._functions.get(callable_)
         if function is None:
             function = self.table.find(callable_)
-        function(TaskArgs() if frame is None else unpack_arguments(_opened(frame)[1]))
+        args = TaskArgs() if frame is None else unpack_arguments(_opened(frame)[1])
+        if self.checks_inputs:
+            with _inputs_checked(args):
+                function(args)
+        else:
+            function(args)
 
 
 class ChipRole(_Role):
@@ -174,7 +188,8 @@ class ChipRole(_Role):
         assert frame is not None, "a chip's task has a configuration"
         clock, body = _opened(frame)
         args, config = unpack_task(body)
-        self._chip.run(self.table.find(callable_), args, config, not_before_ps=clock)
+        with _inputs_checked(args) if self.checks_inputs else nullcontext():
+            self._chip.run(self.table.find(callable_), args, config, not_before_ps=clock)
         report = self._chip.last_report
         if report is None:
             return b""
@@ -235,7 +250,8 @@ class WorkerRole(_Role):
         assert frame is not None, "a next-level task has a configuration"
         clock, body = _opened(frame)
         args, config = unpack_task(body)
-        timeline = self._worker.run_at(clock, self.table.find(callable_), args, config)
+        with _inputs_checked(args) if self.checks_inputs else nullcontext():
+            timeline = self._worker.run_at(clock, self.table.find(callable_), args, config)
         return encode_left(timeline)
 
     def loss(self) -> str:

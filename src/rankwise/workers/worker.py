@@ -67,6 +67,9 @@ class Worker:
             with it. Small tasks come back faster, as no process has to be woken elsewhere; that sub
             worker and the caller do not run at the same time, and threads that the caller starts
             meanwhile stay there too. By default the kernel places all processes.
+        check_inputs: whether a task of a child of this worker that writes to a tensor which it has
+            as INPUT fails with `InputWritten`. Each task takes longer then. A level-2 worker runs
+            its tasks unchecked, and memory of chips is not checked.
         journal: a file to which this worker appends every fact that it is told and every order that
             follows, for `rankwise replay`. Small tasks take several times as long then.
         runtime, build: taken for programs that name a vendor's toolchain; without effect.
@@ -93,6 +96,7 @@ class Worker:
         start_timeout: float = 120.0,
         close_timeout: float = 10.0,
         placement: Literal["near"] | None = None,
+        check_inputs: bool = False,
         journal: str | None = None,
         runtime: str = "",
         build: bool = False,
@@ -110,6 +114,7 @@ class Worker:
             start_timeout=start_timeout,
             close_timeout=close_timeout,
             placement=placement,
+            check_inputs=check_inputs,
             journal=journal,
             takes_tokens=self._takes_tokens,
         )

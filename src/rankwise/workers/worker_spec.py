@@ -33,6 +33,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
         ring_depth, heap_bytes, start_patience, close_patience, journal: see `EngineSpec`.
         takes_tokens: whether tensors may have addresses at which nothing lies.
         is_near: whether the first sub worker shares the caller's processor.
+        checks_inputs: whether a task that writes to one of its inputs fails.
         home: where children run; anywhere if it is None.
     """
 
@@ -51,6 +52,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     journal: str | None = None
     takes_tokens: bool = False
     is_near: bool = False
+    checks_inputs: bool = False
     home: Home | None = None
 
     def communicators(self) -> list[ChipCommBootstrapConfig]:
@@ -140,6 +142,7 @@ def spec_of(
     start_timeout: float,
     close_timeout: float,
     placement: str | None,
+    check_inputs: bool,
     journal: str | None,
     takes_tokens: bool,
 ) -> WorkerSpec:
@@ -177,6 +180,7 @@ def spec_of(
         journal=journal,
         takes_tokens=takes_tokens,
         is_near=placement == "near",
+        checks_inputs=bool(check_inputs),
     )
     _check_parts(spec, has_bootstraps=chip_bootstrap_configs is not None)
     return spec

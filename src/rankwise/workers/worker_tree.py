@@ -214,24 +214,30 @@ class WorkerTree:
             config = spec.bootstraps[index] if spec.bootstraps else None
             channel = self.engine.arena.address + self._channels[index] if config else 0
             child = ChildContext(spec.level, "chip", index, path)
-            return ChipRole(
+            role = ChipRole(
                 ends, self.table, child,
                 platform=spec.platform, device_id=spec.device_ids[index], bootstrap=config,
                 channel_address=channel, communicators=self._communicator, staging=self._staged,
             )  # fmt: skip
+            role.checks_inputs = spec.checks_inputs
+            return role
 
         return make
 
     def _worker_role(self, index: int, path: str, worker: "Worker") -> Any:
         def make(ends: "ChildEnds") -> WorkerRole:
             child = ChildContext(self.spec.level, "next_level", index, path)
-            return WorkerRole(ends, self.table, child, worker)
+            role = WorkerRole(ends, self.table, child, worker)
+            role.checks_inputs = self.spec.checks_inputs
+            return role
 
         return make
 
     def _sub_role(self, index: int, path: str) -> Any:
         def make(ends: "ChildEnds") -> FunctionRole:
-            return FunctionRole(ends, self.table, ChildContext(self.spec.level, "sub", index, path))
+            role = FunctionRole(ends, self.table, ChildContext(self.spec.level, "sub", index, path))
+            role.checks_inputs = self.spec.checks_inputs
+            return role
 
         return make
 

@@ -258,7 +258,7 @@ def test_a_stop_before_the_first_step_since_the_recall_waits_for_that_step(tmp_p
     ) as running:  # fmt: skip
         running.wait_for("again", count=2)
         running.signal(signal.SIGTERM)
-        running.wait_for("stopping 1 rank", stream="stderr")
+        running.wait_for("stopping", stream="stderr")  # rank 1 may be alive still
         go.write_text("")
         done = running.finish()
 

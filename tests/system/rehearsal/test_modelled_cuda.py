@@ -147,6 +147,35 @@ print(
 )
 """
 
+COMPILED = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).cuda()
+compiled = torch.compile(model, backend="aot_eager")
+
+
+@torch.compile(backend="eager", fullgraph=True)
+def compute(x):
+    assert x.is_cuda
+    made = torch.zeros(4, device="cuda") + torch.arange(4, device=torch.device("cuda", 0))
+    copies = x.to("cuda:1"), x.to(0, torch.float64), x.cuda(), x.cpu(), x.to(device="cuda")
+    for copy in copies:
+        copy += 1
+    return made + torch.ones(4, device=0), copies
+
+
+x = torch.ones(3, 8, device="cuda")
+output = compiled(x)
+output.square().sum().backward()
+print(torch.equal(output, model(x)), model[0].weight.grad.abs().sum().item() > 0)
+torch.set_default_device("cuda")
+made, copies = compute(torch.zeros(2))
+print(made.tolist(), copies[1].dtype, [copy.sum().item() for copy in copies])
+"""
+
 NO_GPU = """\
 import rankwise
 
@@ -240,6 +269,16 @@ def test_attention_of_tensors_that_are_split_by_heads_is_computed_on_each_part(
 
     assert finished.code == 0, finished.stderr
     assert finished.lines == ["(Shard(dim=1),) (Shard(dim=1),) True True"] * 2
+
+
+def test_functions_for_cuda_are_compiled_for_the_cpu(tmp_path: Path) -> None:
+    program = write_program(tmp_path, COMPILED)
+
+    finished = run("run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    told = "[1.0, 2.0, 3.0, 4.0] torch.float64 [2.0, 2.0, 2.0, 2.0, 2.0]"
+    assert sorted(finished.lines) == sorted(["True True", told] * 2)
 
 
 def test_shapes_that_nccl_takes_need_no_more_than_the_right_size(tmp_path: Path) -> None:

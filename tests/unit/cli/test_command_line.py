@@ -21,6 +21,8 @@ from rankwise.cli.main import SUBCOMMANDS, command_line, invoke
 from rankwise.cli.run import exit_code
 from rankwise.cli.run_options import GROUPS, OPTIONS
 
+LINES_OF_A_SCREEN = 24
+
 
 def completions(*words: str) -> list[str]:
     completer = ShellComplete(command_line, {}, "rankwise", "_RANKWISE_COMPLETE")
@@ -61,17 +63,34 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("rankwise 0.")
 
 
-def test_the_help_of_run_shows_all_groups_options_and_variables(
-    capsys: pytest.CaptureFixture[str],
+def test_help_of_run_has_twelve_options_on_the_first_screen_and_fits_three(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     invoke(["run", "--help"])
+
+    lines = capsys.readouterr().out.splitlines()
+    explained = [line for line in lines[:LINES_OF_A_SCREEN] if line.startswith("  -")]
+    assert len(explained) == 12
+    assert len(lines) <= 3 * LINES_OF_A_SCREEN
+    assert all(option.flag.long in " ".join(lines) for option in OPTIONS)
+    assert "  rankwise run --nproc-per-node 4 train.py --epochs 3" in lines
+
+
+def test_help_all_of_run_explains_all_options_by_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["run", "--help-all"]) == 0
 
     shown = " ".join(capsys.readouterr().out.split())
     assert all(f"{group}:" in shown for group in GROUPS)
     for option in OPTIONS:
         assert option.flag.long in shown
         assert all(variable in shown for variable in option.variables)
-    assert "rankwise run --nproc-per-node 4 train.py --epochs 3" in shown
+
+
+def test_every_option_of_run_is_completed() -> None:
+    assert {option.flag.long for option in OPTIONS} | {"--help-all"} <= set(
+        completions("run", "--")
+    )
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

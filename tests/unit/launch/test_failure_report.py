@@ -413,3 +413,55 @@ def test_the_last_lines_of_stdout_come_before_those_of_stderr() -> None:
     first, second, _ = report.root_cause.blocks
     assert (first.title, first.lines) == ("last 5 lines of stdout", lines[-5:])
     assert (second.title, second.lines) == ("last line of stderr", ("a warning",))
+
+
+def test_exception_of_a_thread_is_told_once_beside_what_the_rank_has_died_of() -> None:
+    thread_error = "Exception in thread loader:\nTraceback (most recent call last):\nKeyError: 'x'"
+    failure = replace(
+        raised(1), thread_error=thread_error, stderr_tail=("step 1", *thread_error.splitlines())
+    )
+
+    report = report_of(failure)
+
+    assert "  exception in thread loader of rank 1:\n    Traceback" in report
+    assert report.count("KeyError: 'x'") == 1
+    assert "  last line of stderr:\n    step 1\n" in report
+
+
+def test_exceptions_of_threads_of_ranks_that_hang_are_told_alike_ones_together() -> None:
+    text = "Exception in thread loader:\nTraceback (most recent call last):\nKeyError: 'x'"
+    hung = [
+        Failure(
+            local_rank=rank,
+            rank=rank,
+            attempt=0,
+            cause=FailureCause.HUNG,
+            at=Instant(0),
+            thread_error=text,
+        )
+        for rank in range(2)
+    ]
+
+    assert "exception in thread loader of ranks 0-1:" in report_of(*hung)
+
+
+@pytest.mark.parametrize(("shown", "size"), [((1,), None), ((), None), ((1,), 4)])
+def test_long_traceback_is_shown_whole_unless_its_rank_has_printed_it_here(
+    shown: tuple[int, ...], size: int | None
+) -> None:
+    frames = '  File "/home/me/train.py", line 2, in f\n' * 30
+    traceback = f"Traceback (most recent call last):\n{frames}ValueError: bad shape\n"
+    failure = raised(1)
+    assert failure.error is not None
+    failure = replace(
+        failure,
+        local_rank=1,
+        error=replace(failure.error, traceback=traceback),
+        stderr_tail=tuple(traceback.splitlines()),
+    )
+    context = replace(CONTEXT, stderr_shown=frozenset(shown))
+    outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(failure,), size=size)
+
+    report = plain_text(compose_report(outcome, context))
+
+    assert ("printed above" in report) is (bool(shown) and size is None)

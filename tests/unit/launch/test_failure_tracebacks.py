@@ -14,6 +14,7 @@ from rankwise.launch.failure_report.stacks import (
     read_stacks,
 )
 from rankwise.launch.failure_report.tracebacks import (
+    error_of_thread,
     traceback_lines,
     what_is_the_same,
     without_boot_frames,
@@ -362,3 +363,93 @@ def test_text_that_is_no_stack_has_no_frames() -> None:
     assert innermost_frames("") == ()
     assert innermost_frames("something else\n") == ()
     assert fatal_lines("something else\n") == ["something else"]
+
+
+DEEP = (
+    "Traceback (most recent call last):\n"
+    '  File "/home/me/train.py", line 1, in <module>\n'
+    "    f(20)\n"
+    + '  File "/home/me/train.py", line 2, in f\n    f(n - 1)\n    ^^^^^^^^\n'
+    * 20
+    + '  File "/v/site-packages/torch/nn/modules/module.py", line 1789, in _call_impl\n'
+    "    return forward_call(*args, **kwargs)\n"
+    "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+    '  File "/v/site-packages/torch/nn/modules/linear.py", line 134, in forward\n'
+    "    return F.linear(input, self.weight, self.bias)\n"
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied\n"
+)
+
+
+def test_frames_of_torch_in_a_traceback_are_folded_to_a_line() -> None:
+    assert traceback_lines(DEEP)[-5:] == [
+        '  File "/home/me/train.py", line 2, in f',
+        "    f(n - 1)",
+        "    ^^^^^^^^",
+        "  ... (2 frames of torch)",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ]
+
+
+def test_traceback_of_nothing_but_torch_keeps_its_frames() -> None:
+    text = DEEP.splitlines()
+    only = [text[0], *text[-6:]]
+
+    assert traceback_lines("\n".join(only)) == only
+
+
+def test_of_a_long_traceback_that_was_printed_whole_frames_of_both_ends_are_shown() -> None:
+    lines = traceback_lines(DEEP, is_shown_above=True)
+
+    assert len(lines) <= 20
+    assert lines[3:8] == [
+        '  File "/home/me/train.py", line 2, in f',
+        "    f(n - 1)",
+        "    ^^^^^^^^",
+        "  ... (48 lines left out; printed above) ...",
+        '  File "/home/me/train.py", line 2, in f',
+    ]
+    assert lines[-2:] == traceback_lines(DEEP)[-2:]
+
+
+def test_a_short_traceback_that_was_printed_is_shown_again() -> None:
+    short = [*DEEP.splitlines()[:6], "ValueError: no"]
+
+    assert traceback_lines("\n".join(short), is_shown_above=True) == short
+
+
+THREAD_ERROR = [
+    "Exception in thread loader:",
+    "Traceback (most recent call last):",
+    '  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner',
+    "    self.run()",
+    '  File "/home/me/train.py", line 3, in work',
+    '    raise KeyError("in thread")',
+    "KeyError: 'in thread'",
+]
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_exception_of_a_thread_is_found_among_what_a_rank_has_printed(prefix: str) -> None:
+    printed = ["step 1", *(prefix + line for line in THREAD_ERROR), "step 2", "  step 3"]
+
+    assert error_of_thread(printed) == "\n".join(THREAD_ERROR)
+
+
+def test_chained_exceptions_of_a_thread_are_one_error() -> None:
+    chained = [
+        *THREAD_ERROR,
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        *THREAD_ERROR[1:],
+    ]
+
+    assert error_of_thread([*chained, "step 2"]) == "\n".join(chained)
+
+
+def test_without_an_exception_of_a_thread_there_is_none() -> None:
+    assert error_of_thread(["Exception in thread", "step 1"]) == ""
+
+
+def test_frames_that_begin_a_thread_are_taken_out() -> None:
+    assert traceback_lines("\n".join(THREAD_ERROR)) == [*THREAD_ERROR[:2], *THREAD_ERROR[4:]]

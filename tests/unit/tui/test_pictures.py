@@ -178,6 +178,32 @@ def test_the_last_picture_stays_with_how_the_run_ended() -> None:
     assert page([ended]).startswith("nightly  pid 4711  failed: rank 1 failed (ValueError: bad sh")
 
 
+def test_ranks_that_are_suspended_with_their_agent_are_shown_as_such() -> None:
+    watcher = Watcher(NIGHTLY)
+    watcher.see(look_of([rank_status(0), rank_status(1), rank_status(2, state="failed")]))
+    suspended = RunLook(
+        run=NIGHTLY,
+        at=look_of([]).at,
+        status=None,
+        problem="it is suspended",
+        stopped={5000, 5002},
+    )
+
+    states = [row.state for row in watcher.see(suspended).rows]
+    resumed = watcher.see(look_of([rank_status(0), rank_status(1)]))
+
+    assert states == [State.SUSPENDED, State.RUNNING, State.FAILED]
+    assert [row.state for row in resumed.rows] == [State.RUNNING, State.RUNNING]
+
+
+def test_a_rank_alone_that_is_stopped_is_suspended_and_not_still() -> None:
+    look = msgspec.structs.replace(look_of(four_ranks()), stopped={5001})
+
+    rows = Watcher(NIGHTLY).see(look).rows
+
+    assert [row.state for row in rows] == [State.WAITING, State.SUSPENDED, *[State.WAITING] * 2]
+
+
 def test_a_run_that_has_never_answered_is_shown_as_such() -> None:
     silent = RunLook(run=NIGHTLY, at=look_of([]).at, status=None, problem="it does not answer")
 

@@ -2,7 +2,7 @@
 
 A fact that is not named for a phase leaves the gang where it is. One fact may lead through several
 phases at once. A test explores all lives of small gangs, and finds these transitions and no others;
-docs/state-machines.md shows them as a diagram.
+docs/development/state-machines.md shows them as a diagram.
 """
 
 from rankwise.base.machine import Ticked

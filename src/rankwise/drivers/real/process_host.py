@@ -151,6 +151,8 @@ class RealProcessHost:
         self._current: dict[int, WorkerLink] = {}
         self._stacks = StacksCollection(reactor, clock, self._current, self._ask_for_stacks)
         self._sweeps: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._unpassed: list[tuple[int, Callable[[list[int], list[int]], None]]] = []
+        """Signals to be passed on, and who is told which workers have got them."""
 
     @property
     def links(self) -> dict[int, WorkerLink]:
@@ -204,23 +206,38 @@ class RealProcessHost:
             if not link.is_over:
                 self._signal(link, signum, group=True)
 
-    def pass_on(self, signum: int) -> tuple[list[int], list[int]]:
+    def pass_on(self, signum: int, on_passed: Callable[[list[int], list[int]], None]) -> None:
         """Send a signal to the workers that catch it, and not to what they have started.
 
-        Returns:
-            The local ranks of those, and of the others that live.
+        A worker that has been ordered may run before we hear of its process. So the signal waits
+        until each order has an answer.
+
+        Args:
+            signum: the signal.
+            on_passed: is told the local ranks of those, and of the others that live.
         """
-        reached: list[int] = []
-        others: list[int] = []
-        for local_rank, link in sorted(self._current.items()):
-            if link.is_over or link.process is None:
-                continue
-            if link.process.catches(signum):
-                link.process.signal(signum, group=False)
-                reached.append(local_rank)
-            else:
-                others.append(local_rank)
-        return reached, others
+        self._unpassed.append((signum, on_passed))
+        self._pass_on_all()
+
+    def _pass_on_all(self) -> None:
+        """Pass on the signals that wait, unless a worker's process is still unknown."""
+        if not self._unpassed or any(
+            link.pid is None and not link.is_over for link in self._current.values()
+        ):
+            return
+        unpassed, self._unpassed = self._unpassed, []
+        for signum, on_passed in unpassed:
+            reached: list[int] = []
+            others: list[int] = []
+            for local_rank, link in sorted(self._current.items()):
+                if link.is_over or link.process is None:
+                    continue
+                if link.process.catches(signum):
+                    link.process.signal(signum, group=False)
+                    reached.append(local_rank)
+                else:
+                    others.append(local_rank)
+            on_passed(reached, others)
 
     def look_for_progress(self, attempt: int) -> None:
         """Find out when a worker last made progress; see ports.processes."""
@@ -341,6 +358,7 @@ class RealProcessHost:
                 link.process = WorkerProcess(pid)
                 self._watch_end(link.process, link)
             self._deliver(WorkerSpawned(link.local_rank, link.attempt, pid))
+            self._pass_on_all()
 
     def on_refused(self, worker: int, reason: str) -> None:
         """A process could not be made."""
@@ -348,6 +366,7 @@ class RealProcessHost:
         if link is not None:
             self._on_over(link)
             self._deliver(WorkerRefused(link.local_rank, link.attempt, reason))
+            self._pass_on_all()
 
     def on_exited(self, worker: int, code: int, at: Instant) -> None:
         """A process has ended."""
@@ -395,6 +414,7 @@ class RealProcessHost:
             self._close_process(link)
             self._empty_pipes(link)
             self._forget_if_done(link)
+        self._pass_on_all()  # before another attempt has workers that nobody has heard of
         self._deliver(Swept(attempt, survivors, spares))
 
     def on_ready(self, details: Mapping[str, Any]) -> None:
@@ -407,6 +427,7 @@ class RealProcessHost:
         self.has_survivors = True  # without a guardian, orphans can be found only by their mark
         for link in list(self._links.values()):
             self._on_over(link)
+        self._pass_on_all()
         self._deliver(GuardianLost(reason))
 
     def _open_link(self, local_rank: int, attempt: int) -> WorkerLink:

@@ -19,6 +19,7 @@ _WATCHERS = (b"pt_nccl_", b"NCCL ", b"cuda-EvtHandlr")
 """Threads that look after calls and compute nothing for the program; NCCL's spin while it waits."""
 _BYTE_COUNTS = (b"rchar:", b"wchar:", b"read_bytes:")
 """What `read` and `write` have moved, and what a mapped file has brought in."""
+_STOPPED = (b"T", b"t")
 
 
 class ProcessWork(msgspec.Struct, frozen=True):
@@ -47,6 +48,8 @@ class Usage(NamedTuple):
     memory_bytes: int = 0
     began_s: float = float("inf")
     """On the clock that counts from the machine's start, suspensions included."""
+    is_stopped: bool = False
+    """Whether the process that leads them is, by a signal or by a debugger."""
 
 
 def works_of(pids: Iterable[int]) -> dict[int, ProcessWork]:
@@ -83,7 +86,7 @@ def usage_by_session() -> dict[int, Usage]:
     Each rank leads a session, and what is in it belongs to that rank: data loaders, compilers.
     """
     found: dict[int, Usage] = {}
-    for _, fields in _processes():
+    for pid, fields in _processes():
         # Numbered as in proc(5), from `state`, which is 3: session 6, utime 14 and stime 15, those
         # of children that have ended 16 and 17, starttime 22, rss 24.
         session = int(fields[3])
@@ -92,6 +95,7 @@ def usage_by_session() -> dict[int, Usage]:
             cpu_s=before.cpu_s + sum(map(int, fields[11:15])) * _TICK / SECOND,
             memory_bytes=before.memory_bytes + int(fields[21]) * _PAGE_BYTES,
             began_s=min(before.began_s, int(fields[19]) * _TICK / SECOND),
+            is_stopped=before.is_stopped or (pid == session and fields[0] in _STOPPED),
         )
     return found
 
@@ -112,7 +116,7 @@ def cpu_wait_of(pid: int) -> Duration | None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process stands still for a signal, such as SIGSTOP, or for a debugger."""
-    return _fields_after_name(_read(f"/proc/{pid}/stat"))[:1] in ([b"T"], [b"t"])
+    return _fields_after_name(_read(f"/proc/{pid}/stat"))[:1] in ([state] for state in _STOPPED)
 
 
 def _work_of(pid: int, main: int, children: Mapping[int, list[int]]) -> ProcessWork | None:

@@ -271,14 +271,17 @@ def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> Root
     elif root.is_shared:
         blocks = blocks_of_standing([each for each in failures if _is_in_box_of(root, each)])
     else:
-        blocks = _blocks_of(root)
+        # On several nodes, another one may have printed it.
+        seen = context.stderr_shown if outcome.size is None else ()
+        blocks = _blocks_of(root, is_seen=root.local_rank in seen)
         if is_peer_gone(root) and (ended := _ended_well(outcome, context)):
             who = ranks_in_words(ended)
             hint = f"{who} ended with exit code 0: look for a collective left out there"
+    together = [each for each in failures if _is_in_box_of(root, each)]
     return RootCause(
         headline=headline(root),
         fields=tuple(_fields(root, outcome, context)),
-        blocks=(*_block_of_detail(root), *blocks),
+        blocks=(*_block_of_detail(root), *_blocks_of_threads(together), *blocks),
         hint=hint,
     )
 
@@ -367,12 +370,28 @@ def _moment(wall_ns: int, timezone: dt.tzinfo | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}.{nanoseconds // 1_000_000:03d} {offset}"
 
 
-def _blocks_of(root: Failure) -> list[Block]:
+def _blocks_of_threads(failures: Iterable[Failure]) -> list[Block]:
+    """What threads beside the main one have raised, alike ones together."""
+    ranks: dict[str, list[int]] = {}
+    for each in failures:
+        if each.thread_error:
+            ranks.setdefault(each.thread_error, []).append(rank_of(each))
+    blocks = []
+    for error, raisers in ranks.items():
+        title, *lines = traceback_lines(error)
+        of_whom = f" of {ranks_in_words(raisers)}"
+        blocks.append(Block(title.removesuffix(":").lower() + of_whom, tuple(lines)))
+    return blocks
+
+
+def _blocks_of(root: Failure, *, is_seen: bool) -> list[Block]:
     """What the worker said, in the order in which it did: last of all what it died of."""
     traceback = root.error.traceback if root.error is not None else ""
+    printed = [as_on_terminal(line) for line in root.stderr_tail]
+    rest = without_traceback(printed, traceback)
     blocks = [
-        *_block_of_stream("stdout", root.stdout_tail, "", STDOUT_LINES_MAX),
-        *_block_of_stream("stderr", root.stderr_tail, traceback, STDERR_LINES_MAX),
+        *_block_of_stream("stdout", root.stdout_tail, STDOUT_LINES_MAX),
+        *_block_of_stream("stderr", without_traceback(rest, root.thread_error), STDERR_LINES_MAX),
     ]
     if root.stacks and root.cause is FailureCause.OUT_OF_STEP:
         if place_in_program(root.stacks) and not traceback:
@@ -386,13 +405,15 @@ def _blocks_of(root: Failure) -> list[Block]:
         blocks.append(Block("stacks of all threads", tuple(fatal_lines(root.stacks))))
     if traceback:
         whole_is_in = root.error_file or next(iter(root.log_paths), "")
-        lines = traceback_lines(traceback, printable(whole_is_in, _PATH_LENGTH_MAX))
+        whole_is_in = printable(whole_is_in, _PATH_LENGTH_MAX)
+        is_shown = is_seen and rest != printed
+        lines = traceback_lines(traceback, whole_is_in, is_shown_above=is_shown)
         blocks.append(Block("traceback", tuple(lines)))
     return blocks
 
 
-def _block_of_stream(name: str, tail: Sequence[str], traceback: str, lines_max: int) -> list[Block]:
-    lines = without_traceback([as_on_terminal(line) for line in tail], traceback)
+def _block_of_stream(name: str, tail: Sequence[str], lines_max: int) -> list[Block]:
+    lines = [as_on_terminal(line) for line in tail]
     while lines and not lines[-1]:
         lines.pop()
     if not lines:

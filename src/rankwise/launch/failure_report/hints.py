@@ -171,7 +171,8 @@ _CATALOGUE: Sequence[_Hint] = (
             "Found no NVIDIA driver",
             "doesn't have NCCL built in",
         ),
-        "torch finds no GPU here; --on sim --device cuda runs a script for CUDA without one",
+        "torch finds no GPU here; --on sim --device cuda runs a script for CUDA without one, in"
+        " its ranks; processes that they start have none: use --nproc-per-node, not mp.spawn",
     ),
     _Hint(
         _says(

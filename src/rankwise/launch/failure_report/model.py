@@ -22,6 +22,7 @@ class ReportContext(msgspec.Struct, frozen=True, kw_only=True):
         is_simulated: whether that is virtual time.
         attempts_max: how many times the gang could have been started: 1 without restarts.
         log_directory: where log files are, if there are any.
+        stderr_shown: local ranks whose stderr the reader of the report has seen.
         timezone: for times of day; None means the machine's own.
     """
 
@@ -32,6 +33,7 @@ class ReportContext(msgspec.Struct, frozen=True, kw_only=True):
     is_simulated: bool = False
     attempts_max: int = 1
     log_directory: str = ""
+    stderr_shown: frozenset[int] = frozenset()
     timezone: dt.tzinfo | None = None
 
 

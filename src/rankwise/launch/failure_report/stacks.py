@@ -13,7 +13,11 @@ from itertools import groupby
 import msgspec
 
 from rankwise.launch.failure_report.text import printable_lines, shorten_lines
-from rankwise.launch.failure_report.tracebacks import BOOT_DIRECTORY
+from rankwise.launch.failure_report.tracebacks import (
+    BOOT_DIRECTORY,
+    folded_in_words,
+    folded_library,
+)
 
 _TITLE_END = " (most recent call first):"
 _OUTER = re.compile(
@@ -24,11 +28,6 @@ _OUTER = re.compile(
 _FRAME = re.compile(r'  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|/rankwise/(?:collectives|drivers)/|^<"
-)
-_FOLDED = re.compile(
-    r'(?:  File "[^"]*|    .*\([^()]*)/'  # as faulthandler tells a frame, and as py-spy does
-    r"(?:(?:site|dist)-packages/(torch|rankwise)|(torch)/distributed"
-    r"|(rankwise)/(?:collectives|drivers|launch))/"
 )
 _IMPORTING = re.compile(r'  File "<frozen importlib')
 _FRAMES_OF_HANGING_MAX = 8
@@ -172,17 +171,10 @@ def _fold(frames: Sequence[str]) -> list[str]:
 
 def _folded(lines: Iterable[str]) -> list[str]:
     folded: list[str] = []
-    for library, group in groupby(lines, _folded_library):
+    for library, group in groupby(lines, folded_library):
         together = list(group)
-        count = f"{len(together)} frame{'s' if len(together) > 1 else ''}"
-        folded += [f"  ... ({count} of {library})"] if library else together
+        folded += [folded_in_words(len(together), library)] if library else together
     return folded
-
-
-def _folded_library(frame: str) -> str:
-    """The library whose frames are folded, if this is one of them."""
-    found = _FOLDED.match(frame)
-    return next(filter(None, found.groups()), "") if found else ""
 
 
 def place_in_program(text: str) -> str:

@@ -36,10 +36,12 @@ from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
+from rankwise.drivers.real.logs.tail import KEPT_LINES_MAX
 from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.announcements import as_sigterm_line, passed_on_line, time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
+from rankwise.launch.failure_report.tracebacks import error_of_thread
 from rankwise.launch.job import Executable, Job, Streams
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
@@ -227,6 +229,7 @@ class Rehearsal:
                     "rankwise.drivers.real.windows.region": _follow_windows,
                     "torch": partial(_follow_torch, self._device),
                     "torch._dynamo.trace_rules": _follow_dynamo,
+                    "torch._dynamo.convert_frame": partial(_follow_compilation, self._device),
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                     **{module: partial(names.follow, module) for module in NAMES},
@@ -481,6 +484,7 @@ class Rehearsal:
             signal_sender=self._sender_of_signal(failure),
             stacks=records.stacks.get(rank, "") if has_stacks else "",
             waits_for=records.waits.get(rank, "") if has_stacks else "",
+            thread_error=error_of_thread(output.tail(rank, Streams.ERR, KEPT_LINES_MAX)),
             stderr_tail=output.tail(rank, Streams.ERR, _STDERR_LINES),
             stdout_tail=output.tail(rank, Streams.OUT, _STDOUT_LINES),
             log_paths=tuple(filter(None, paths)),
@@ -577,6 +581,14 @@ def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch import stay_out_of_graphs  # noqa: PLC0415  # only for programs of torch
 
     return stay_out_of_graphs()
+
+
+def _follow_compilation(device: str, _world: SimulatedWorld) -> Callable[[], None]:
+    if device != "cuda":
+        return _nothing
+    from rankwise.sim.torch import compile_for_cpu  # noqa: PLC0415  # the same
+
+    return compile_for_cpu()
 
 
 def _follow_fsdp(device: str, _world: SimulatedWorld) -> Callable[[], None]:

@@ -14,8 +14,9 @@ read what was there.
 What a slot costs: to send, the bytes are loaded from the HBM next to the PE into its TCM, unless
 they have just been received and are still there, and cross the links to the slot, in TCM or HBM. To
 receive, they are taken out of the slot, which is free again, and stored to the HBM; to combine, the
-operand is loaded into TCM meanwhile, the math engine works, and the result is stored. Loads, math
-and stores of one slot go on while the next one is received.
+operand is loaded into TCM meanwhile, the math engine works, and the result is stored. What comes in
+before its operand stays in its slot. Loads, math and stores of one slot go on while the next one is
+received.
 """
 
 from collections import Counter, deque
@@ -28,6 +29,7 @@ from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, 
 from rankwise.sim.ccl.configuration import Queues
 from rankwise.sim.ccl.lanes import LaneQueues
 from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.hardware.ipcq import IpcQueue
 from rankwise.sim.hardware.machine import Machine, Pe
 from rankwise.sim.kernel import Future, Steps, all_of
 
@@ -289,15 +291,18 @@ class _Lane:
                     continue
                 operand = pe.start_dma(size)
                 yield queue.receive()
-                queue.free()
-                received_at = self._simulator.now
+                combine = partial(self._combine, queue, step, slot, self._simulator.now)
                 if operand.is_done:
-                    self._combine(step, slot, received_at, operand)
+                    combine(operand)
                 else:
-                    operand.add_callback(partial(self._combine, step, slot, received_at))
+                    operand.add_callback(combine)
 
-    def _combine(self, step: int, slot: int, received_at: int, _operand: Future) -> None:
+    def _combine(
+        self, queue: IpcQueue, step: int, slot: int, received_at: int, _operand: Future
+    ) -> None:
         """Combine a slot with its operand, which has been loaded, and store the result."""
+        # Until then it lies in its slot: if the HBM is busy, the sender gets no credit.
+        queue.free()
         execution, now = self._execution, self._simulator.now
         elements = self._sizes[step][slot] // execution.item_bytes
         delay = self._pe.math_engine.request(elements, execution.operation, execution.dtype)

@@ -93,6 +93,11 @@ class ChipFaults:
                     hops = [self._hop(part) for part in self._directions(each.link)]
                     self.deaths.append((each.at * 1_000, hops))
 
+    @property
+    def jitter_percent(self) -> float:
+        """By how much jitter can make a part slower."""
+        return sum(each.percent for each in self._jitters)
+
     def slowed(self, part: str, rate: Rate) -> Rate:
         """The rate of a link, or of a link that is a part of a PE."""
         times = self.times(_owner(part))

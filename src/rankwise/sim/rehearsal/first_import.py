@@ -3,11 +3,12 @@
 Something stands for the package, and is installed when a program imports it. A finder would not do:
 a library may have imported the real package for itself before. That library goes on with what it
 has; all others get what is installed. So import statements are watched, in
-`builtins.__import__`, and a finder takes the other ways to ask (`importlib.import_module`,
-`importlib.util.find_spec`).
+`builtins.__import__`, and `importlib.import_module`. Of a package that is not imported yet, a finder
+takes the other ways to ask, too (`importlib.util.find_spec`).
 """
 
 import builtins
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -15,6 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any, Self
 
+_IMPORTLIB: Any = vars(importlib)["_bootstrap"]
+"""Whose function `importlib.import_module` calls, by whatever name a program has that."""
 _WAYS_OF_IMPORTING = frozenset({"_frozen_importlib", "importlib", "rankwise"})
 
 
@@ -32,10 +35,13 @@ class FirstImport(MetaPathFinder):
         self._library = library
         self._then: Callable[[], None] | None = then
         self._own_import = builtins.__import__
+        self._find_and_load = _IMPORTLIB._gcd_import  # noqa: SLF001  # see `_IMPORTLIB`
 
     def __enter__(self) -> Self:
         self._own_import = builtins.__import__
         builtins.__import__ = self._import
+        self._find_and_load = _IMPORTLIB._gcd_import  # noqa: SLF001  # the same
+        _IMPORTLIB._gcd_import = self._import_module  # noqa: SLF001  # the same
         sys.meta_path.insert(0, self)
         return self
 
@@ -43,6 +49,7 @@ class FirstImport(MetaPathFinder):
         self._then = None
         sys.meta_path.remove(self)
         builtins.__import__ = self._own_import
+        _IMPORTLIB._gcd_import = self._find_and_load  # noqa: SLF001  # see `_IMPORTLIB`
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -65,6 +72,12 @@ class FirstImport(MetaPathFinder):
             if not is_relative:
                 self._happen((args[0] if args else kwargs.get("globals")) or {})
         return self._own_import(name, *args, **kwargs)
+
+    def _import_module(self, name: str, package: str | None = None, level: int = 0) -> ModuleType:
+        if self._then is not None and not level and name.partition(".")[0] == self._package:
+            self._happen(_asking(sys._getframe(1)))  # noqa: SLF001  # there is no other way to it
+        module: ModuleType = self._find_and_load(name, package, level)
+        return module
 
     def _happen(self, importer: Mapping[str, Any]) -> None:
         then, whose = self._then, str(importer.get("__name__")).partition(".")[0]

@@ -503,7 +503,7 @@ class Scheduler:
         self._asks: deque[Strand] = deque()
         self._door = threading.RLock()
         self._is_resting = False
-        self._naps_begun_or_over = 0
+        self._births = 0
         self._is_rest_certain = False
         self._agenda: list[tuple[Instant, int, Timer]] = []
         self._numbers = 0
@@ -832,12 +832,29 @@ class Scheduler:
 
     # What follows is for threads that ranks have started: see "Threads of a rank" above.
 
+    @contextmanager
+    def starting_thread(self) -> Iterator[None]:
+        """A rank starts a thread, which begins with `begin_thread`; until then it may ask, too."""
+        with self._door:
+            self._births += 1
+        try:
+            yield
+        except BaseException:  # there are too many of them, for instance
+            self._end_birth()
+            raise
+
+    def _end_birth(self) -> None:
+        with self._door:
+            self._births -= 1
+            self._ring_if_resting()
+
     def begin_thread(self, rank: Rank, thread: threading.Thread | None) -> Strand:
         """The calling thread, which a rank has started, begins."""
         strand = Strand(rank, thread, get_ident())
         with self._door:
             self.helpers[strand.ident] = strand
             rank.helpers.append(strand)
+            self._births -= 1
         return strand
 
     def own_strand(self) -> Strand | None:
@@ -850,7 +867,6 @@ class Scheduler:
         with self._door:
             self.helpers.pop(strand.ident, None)
             strand.rank.helpers.remove(strand)
-            self._naps_begun_or_over += 1
             release_joiners()  # with the door shut: a rank that joins it does not wait for ever
             self._leave_for_parked(strand.rank)
             self._ring_if_resting()
@@ -883,10 +899,7 @@ class Scheduler:
         with self._door:
             if strand.is_dismissed or rank.is_over:
                 raise _end_of(strand)
-            holder = self.holder
-            if holder is not None and holder.rank is rank and holder.is_parked:
-                holder.is_parked, holder.is_away = False, True
-                strand.displaced, self.holder = holder, strand
+            if self._takes_from_parked(strand):
                 return
             self._ask(strand)
         try:
@@ -894,10 +907,24 @@ class Scheduler:
         finally:
             strand.is_asking = False
 
+    def _takes_from_parked(self, strand: Strand) -> bool:
+        """Whether a strand takes the baton from a sibling that is parked; with the door held."""
+        parked = self.holder
+        if parked is None or parked.rank is not strand.rank or not parked.is_parked:
+            return False
+        parked.is_parked, parked.is_away = False, True
+        strand.displaced, self.holder = parked, strand
+        return True
+
     def _end_turn(self, strand: Strand) -> None:
         displaced, strand.displaced = strand.displaced, None
         with self._door:
-            if displaced is not None and displaced.is_away and displaced.nap is not None:
+            if (
+                displaced is not None
+                and displaced.is_away
+                and displaced.nap is not None
+                and not self._must_others_run(displaced)
+            ):
                 displaced.is_away, displaced.is_parked = False, True
                 self.holder = displaced
                 return
@@ -919,20 +946,21 @@ class Scheduler:
             return wait()
         with self._door:
             own.nap = nap
-            self._naps_begun_or_over += 1
             own.is_away = self._is_interrupted or self._must_others_run(own)
             own.is_parked = not own.is_away
         if own.is_away:
+            own.displaced = None
             self._leave_to(self._pick(), own.rank)
         try:
             return wait()
         finally:
             with self._door:
                 own.nap = None
-                self._naps_begun_or_over += 1
                 has_baton, own.is_parked = own.is_parked, False
                 if not has_baton:
                     own.is_away = False
+                    has_baton = self._takes_from_parked(own)
+                if not has_baton:
                     self._ask(own)
             if not has_baton:
                 try:
@@ -947,7 +975,6 @@ class Scheduler:
             return wait()
         with self._door:
             strand.nap = nap
-            self._naps_begun_or_over += 1
             self._leave_for_parked(strand.rank)
             self._ring_if_resting()  # perhaps nobody is left who may ask
         try:
@@ -955,7 +982,6 @@ class Scheduler:
         finally:
             with self._door:
                 strand.nap = None
-                self._naps_begun_or_over += 1
 
     def _must_others_run(self, strand: Strand) -> bool:
         """Whether a strand that naps waits for other ranks, by way of its siblings perhaps."""
@@ -1011,16 +1037,12 @@ class Scheduler:
         """Whether a thread without the baton may ask for it, as it does not wait for others."""
         if self._is_rest_certain:
             return False
-        while True:
-            seen = self._naps_begun_or_over
-            with self._door:
-                threads = [*self.helpers.values()]
+        # A thread begins and ends to wait, asks, begins and ends with the door held. So this is a
+        # picture of one moment: a thread that has just let another one go on still runs in it.
+        with self._door:
+            threads = [*self.helpers.values()]
             threads += [rank.main for rank in self.ranks.values() if rank.main.is_away]
-            if any(map(_may_ask, threads)):
-                return True
-            # A thread that has let another one go on may itself have begun to wait since we looked.
-            if seen == self._naps_begun_or_over:
-                return False
+            return bool(self._births or self._asks or any(map(_may_ask, threads)))
 
     def _wait_for_ask(self) -> None:
         """Let threads without the baton come to ask for it, in real time."""

@@ -11,6 +11,7 @@ them. `random` and `numpy.random` look for
 the state of the rank, which starts from the world's seed and the rank's number.
 """
 
+import _thread
 import atexit
 import builtins
 import ctypes
@@ -132,6 +133,7 @@ class Substitutes:
             (os, "unsetenv", self._noting_variable),
             (threading, "main_thread", self._main_thread),
             (threading, _START_THREAD, self._start_thread),
+            (_thread, "start_new_thread", self._start_thread),
             (subprocess, "_fork_exec", self._fork_exec),
             *self._threads.substitutes,
         )
@@ -387,7 +389,8 @@ class Substitutes:
                 finally:
                     self._threads.end(strand)
 
-            return start(live, *more, **how)
+            with self._scheduler.starting_thread():
+                return start(live, *more, **how)
 
         return start_thread
 

@@ -176,21 +176,27 @@ _SELECTING = _Selecting()
 
 
 class _Waiter:
-    """What a thread of a rank waits for until another one releases it; a lock, for conditions."""
+    """What a thread of a rank waits for until another one releases it; a lock, for conditions.
 
-    __slots__ = ("_has_deadline", "_is_released", "_lock", "_mutex", "_scheduler", "_what")
+    The thread that is woken takes the lock some time before it can say so to the scheduler. Until
+    it has, `_is_woken` tells that it does not wait any more: the lock looks as if it did.
+    """
+
+    __slots__ = (
+        "_has_deadline", "_is_released", "_is_woken", "_lock", "_mutex", "_scheduler", "_what",
+    )  # fmt: skip
 
     def __init__(self, scheduler: Scheduler, what: str = "") -> None:
         self._scheduler = scheduler
         self._what = what
         self._lock = allocate_lock()
         self._mutex = allocate_lock()
-        self._is_released = self._has_deadline = False
+        self._is_released = self._is_woken = self._has_deadline = False
 
     def acquire(self, blocking: bool = True, timeout: float = _FOR_EVER) -> bool:
         """Take it, or wait until it is released; whether it is taken."""
         if self._lock.acquire(blocking=False):
-            self._is_released = False
+            self._is_released = self._is_woken = False
             return True
         if not blocking:
             return False
@@ -200,14 +206,15 @@ class _Waiter:
             left = max(until - _now_s(), 0.0) if self._has_deadline else _FOR_EVER
             is_taken = self._scheduler.nap(self, partial(self._lock.acquire, timeout=left))
             with self._mutex:
-                is_released, self._is_released = self._is_released, False
+                is_released = self._is_released
+                self._is_released = self._is_woken = False
             if is_released or not is_taken:
                 return bool(is_released)  # or it was interrupted: then it is waited for again
 
     def release(self) -> None:
         """Let the thread that waits go on."""
         with self._mutex:
-            self._is_released = True
+            self._is_released = self._is_woken = True
             if self._lock.locked():
                 self._lock.release()
 
@@ -218,12 +225,13 @@ class _Waiter:
     @property
     def is_known_to_last(self) -> bool:
         """Whether it lasts until another thread releases it."""
-        return not self._has_deadline and self._lock.locked()
+        return not (self._has_deadline or self._is_woken)
 
     def interrupt(self) -> bool:
         """Have the thread that waits look for signals."""
         with self._mutex:
             if not self._is_released and self._lock.locked():
+                self._is_woken = True
                 self._lock.release()
         return True
 

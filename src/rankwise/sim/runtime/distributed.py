@@ -9,7 +9,9 @@ other, pair by pair and in order.
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent
@@ -124,6 +126,17 @@ class Distributed:
         """Make a group. As in torch, every rank makes all groups, in the same order."""
         size = self.get_world_size()
         return self._groups.make(self.get_rank(), range(size) if ranks is None else ranks, size)
+
+    def groups_on_a_device(self, sips: AbstractSet[int]) -> int:
+        """Of the groups made so far, how many have ranks on one of some devices, at most."""
+        homes = [self._context.device_of(rank).sip for rank in range(self._context.world_size)]
+        counts = Counter(
+            sip
+            for group in self._groups.all_of(self._context.world_size)
+            if group.size() > 1
+            for sip in {homes[rank] for rank in group.ranks}
+        )
+        return max(counts[sip] for sip in sips)
 
     def all_reduce(
         self,

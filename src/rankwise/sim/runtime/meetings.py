@@ -18,7 +18,7 @@ from rankwise.core.ledger import NUMBER, number_text
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
 from rankwise.sim.ccl.execution import CollectiveExecution, lane_count, queues_per_pe
-from rankwise.sim.ccl.fidelity import level_of
+from rankwise.sim.ccl.fidelity import level_of, may_fill_pes
 from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
 from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
@@ -221,7 +221,10 @@ class Collective:
         queues = suited_to(machine, queues, ways, count, per_pe)
         module = algorithm_module(algorithm.module)
         faults = machine.topology.faults
-        level = level_of(algorithm, module, self._plan, item_bytes, count, faults=faults)
+        level = level_of(
+            algorithm, module, self._plan, item_bytes, count,
+            faults=faults, fills_pes=partial(self._may_fill_pes, count),
+        )  # fmt: skip
         levels = machine.fidelities
         if level not in levels.setdefault(algorithm.name, level).split(", "):
             levels[algorithm.name] += f", {level}"
@@ -244,6 +247,11 @@ class Collective:
                 machine, self._plan, lanes, lane_queues, item_bytes=item_bytes,
                 dtype=short_name(asked.kind), operation=_MATH[asked.op], name=name, ranks=ranks,
             )  # fmt: skip
+
+    def _may_fill_pes(self, lanes: int) -> bool:
+        sips = {device.sip for device in self._devices}
+        groups = self._context.distributed.groups_on_a_device(sips)
+        return may_fill_pes(self._context.engine.machine.topology.machine, lanes, groups)
 
     def _lanes(self, device: "Device", count: int) -> list[Pe]:
         sip = self._context.engine.machine.sip(device.sip)

@@ -71,6 +71,10 @@ class GroupRegistry:
             self._world = ProcessGroup(self._distributed, tuple(range(size)), _WORLD)
         return self._world
 
+    def all_of(self, size: int) -> list[ProcessGroup]:
+        """The group of all ranks, of which there are so many, and those that ranks have made."""
+        return [self.world(size), *self._groups]
+
     def named(self, name: str) -> ProcessGroup | None:
         """The group that ranks have made with a name; None if there is none."""
         return next((group for group in self._groups if group.name == name), None)

@@ -5,7 +5,8 @@ program names, it gets process groups whose operations meet in that world (`proc
 a store in memory (`store`). All that is private in torch is touched in `hooks`.
 """
 
+from rankwise.sim.torch.compiled_cuda import compile_for_cpu
 from rankwise.sim.torch.cuda import shard_on_cpu
 from rankwise.sim.torch.hooks import install, share_memory, stay_out_of_graphs
 
-__all__ = ["install", "shard_on_cpu", "share_memory", "stay_out_of_graphs"]
+__all__ = ["compile_for_cpu", "install", "shard_on_cpu", "share_memory", "stay_out_of_graphs"]

@@ -29,7 +29,7 @@ from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
 from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 
 _MEMORY_BYTES = 80 << 30
-_CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
+_CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 _KEY = "modelled cuda"
 _IS_CUDA = Tensor.is_cuda.__get__
 
@@ -50,13 +50,14 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         if func is Tensor.pin_memory:
             return args[0]
         if func is torch.device:  # a program may ask for one, and what kind it is
-            return func("cuda", *args) if type(args[0]) is int else func(*args, **kwargs)
+            is_number = bool(args) and type(args[0]) is int
+            return func("cuda", *args) if is_number else func(*args, **kwargs)
         kwargs.pop("pin_memory", None)
         if type(kwargs.get("device")) is int:
-            kwargs["device"] = _CUDA
+            kwargs["device"] = CUDA
         if func is Tensor.to and len(args) > 1 and type(args[1]) is int:
-            args = (args[0], _CUDA, *args[2:])
-        moved = tuple(map(_moved, args)), {name: _moved(each) for name, each in kwargs.items()}
+            args = (args[0], CUDA, *args[2:])
+        moved = tuple(map(on_cpu, args)), {name: on_cpu(each) for name, each in kwargs.items()}
         is_to_cuda = any(each is _CPU for each in (*moved[0][1:], *moved[1].values()))
         is_moved = func is Tensor.cpu or (func is Tensor.to and is_to_cuda)
         result = func(*moved[0], **moved[1])
@@ -68,7 +69,7 @@ def _is_asked_by_torch(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
-def _moved(value: Any) -> Any:
+def on_cpu(value: Any) -> Any:
     """The CPU instead of a CUDA device; what is no device stays."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return _CPU
@@ -249,7 +250,7 @@ _NAMES: dict[str, Any] = {
 }  # fmt: skip
 """What of `torch.cuda` is replaced. There is no random state but the CPU's."""
 _OF_ACCELERATOR: dict[str, Any] = {
-    "current_accelerator": _answers(_CUDA), "current_device_index": _current,
+    "current_accelerator": _answers(CUDA), "current_device_index": _current,
     "current_device_idx": _current, "set_device_index": _set_device, "set_device_idx": _set_device,
     "get_memory_info": _NAMES["mem_get_info"],
     **{
@@ -318,21 +319,21 @@ def model_cuda() -> Callable[[], None]:
     to = torch.nn.Module.to
 
     def module_to(self: Any, *args: Any, **options: Any) -> Any:
-        return to(self, *(_CUDA if type(each) is int else each for each in args), **options)
+        return to(self, *(CUDA if type(each) is int else each for each in args), **options)
 
     replace(torch.nn.Module, "to", module_to)
     set_default, load = torch.set_default_device, torch.load
-    replace(torch, "set_default_device", lambda device: set_default(_moved(device)))
+    replace(torch, "set_default_device", lambda device: set_default(on_cpu(device)))
 
     def load_to_cpu(file: Any, map_location: Any = None, **options: Any) -> Any:
-        return load(file, map_location=_moved(map_location or _CPU), **options)
+        return load(file, map_location=on_cpu(map_location or _CPU), **options)
 
     replace(torch, "load", load_to_cpu)
     replace(torch, "Generator", _generators(torch.Generator))
     mesh = torch.distributed.device_mesh.init_device_mesh
 
     def make_mesh(device_type: str, *args: Any, **options: Any) -> Any:
-        return mesh(_moved(device_type) and "cpu", *args, **options)
+        return mesh(on_cpu(device_type) and "cpu", *args, **options)
 
     replace(torch.distributed.device_mesh, "init_device_mesh", make_mesh)
     replace(torch.distributed, "init_device_mesh", make_mesh)
@@ -358,7 +359,7 @@ def _generators(original: Any) -> type:
 
     class OfCpu(type):
         def __call__(cls, device: Any = "cpu") -> Any:
-            return original(device=_moved(device))
+            return original(device=on_cpu(device))
 
         def __instancecheck__(cls, value: Any) -> bool:
             return isinstance(value, original)
@@ -371,7 +372,7 @@ def _for_cpu(original: Any, dtype: Any = None) -> Any:
 
     def make(self: Any, device: Any = "cuda", *args: Any, **options: Any) -> None:
         device = options.pop("device_type", device)
-        if _moved(device) is not device:
+        if on_cpu(device) is not device:
             device = "cpu"
             if dtype is not None and not args and options.get("dtype") is None:
                 options["dtype"] = dtype

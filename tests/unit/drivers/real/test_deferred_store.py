@@ -50,6 +50,28 @@ def test_a_call_waits_no_longer_than_a_request_may_take() -> None:
         store.read("")
 
 
+def test_a_call_that_waits_for_this_process_itself_says_so_and_blames_no_endpoint() -> None:
+    gate = threading.Event()
+    doing = ["importing torch"]
+
+    def open_slowly() -> Store:
+        gate.wait(60)
+        return MemoryStore(SystemClock()).connect()
+
+    patience = Duration(10 * MILLISECOND)
+    with DeferredStore(
+        open_slowly, "the store at h:1", patience, preparing=lambda: doing[0]
+    ) as store:
+        with pytest.raises(StoreUnavailable) as caught:
+            store.read("")
+        doing[0] = ""
+        with pytest.raises(StoreUnavailable, match="no answer within 10 ms"):
+            store.read("")
+        gate.set()
+
+    assert str(caught.value) == "this node is still importing torch, which the store at h:1 needs"
+
+
 def test_who_was_not_there_may_come_later() -> None:
     attempts = iter([StoreUnavailable("nobody is there"), None])
 

@@ -1,6 +1,7 @@
 """How exactly a collective is simulated: what is chosen, and how far the levels differ."""
 
 import sys
+from functools import partial
 from time import process_time
 from types import ModuleType
 from typing import Any
@@ -13,10 +14,12 @@ from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import Session, Settings
 from rankwise.sim.ccl.algorithms import ring_allreduce
 from rankwise.sim.ccl.configuration import Queues, load_configuration
-from rankwise.sim.ccl.fidelity import level_of
+from rankwise.sim.ccl.fidelity import level_of, may_fill_pes
 from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
 from rankwise.sim.ccl.plan import Request, plan, requested
+from rankwise.sim.faults.vocabulary import FaultOfChip, Jitter, KillLink
 from rankwise.sim.hardware import Machine, load_topology
+from rankwise.sim.hardware.faults import ChipFaults
 from rankwise.sim.kernel import Simulator, Steps
 
 Ran = tuple[int, str, dict[str, int]]
@@ -106,6 +109,58 @@ def test_auto_uses_messages_where_they_are_known_to_be_close(
     planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, homes, None))
 
     assert level_of(algorithm, ring_allreduce, planned, 4, 32) == level
+
+
+@pytest.mark.parametrize(
+    ("preset", "lanes", "groups", "fills"),
+    [
+        ("default", 4, 1, False),
+        ("default", 4, 2, True),
+        ("default", 8, 2, False),
+        ("default", 32, 3, False),
+        ("torus16", 8, 2, False),
+        ("torus16", 8, 3, True),
+        ("torus16", 16, 8, False),
+        ("switch8", 8, 2, True),
+        ("switch8", 32, 8, False),
+    ],
+)
+def test_collectives_on_few_lanes_that_could_meet_may_fill_their_pes(
+    preset: str, lanes: int, groups: int, *, fills: bool
+) -> None:
+    assert may_fill_pes(load_topology(preset).machine, lanes, groups) == fills
+
+
+@pytest.mark.parametrize(("lanes", "level"), [(4, "queue"), (32, "message")])
+def test_auto_uses_queues_where_collectives_on_few_lanes_could_meet(lanes: int, level: str) -> None:
+    algorithm = load_configuration({}).algorithm("all_reduce")
+    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1), None))
+    spec = load_topology("default").machine
+
+    def choose(groups: int) -> str:
+        fills = partial(may_fill_pes, spec, lanes, groups)
+        return level_of(algorithm, ring_allreduce, planned, 4, lanes, fills_pes=fills)
+
+    assert (choose(1), choose(2)) == ("message", level)
+
+
+@pytest.mark.parametrize(
+    ("faults", "level"),
+    [
+        ([Jitter(percent=20)], "message"),
+        ([Jitter(percent=15), Jitter(percent=15)], "queue"),
+        ([Jitter(percent=100)], "queue"),
+        ([KillLink(link="sip0->sip1", at=1_000)], "queue"),
+    ],
+)
+def test_auto_uses_queues_under_strong_jitter_and_where_a_link_dies(
+    faults: list[FaultOfChip], level: str
+) -> None:
+    algorithm = load_configuration({}).algorithm("all_reduce")
+    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1, 2, 3), None))
+    of_machine = ChipFaults(faults, load_topology("default").machine)
+
+    assert level_of(algorithm, ring_allreduce, planned, 4, 32, faults=of_machine) == level
 
 
 def test_an_algorithm_without_messages_keeps_to_queues_when_all_are_asked() -> None:

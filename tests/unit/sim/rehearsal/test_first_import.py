@@ -51,6 +51,20 @@ def test_the_first_import_statement_of_a_program_installs(install: Installed) ->
     assert install.times == 1
 
 
+@pytest.mark.parametrize("way", ["importlib.import_module", "import_module"])
+def test_a_program_that_imports_by_a_function_installs_though_the_library_has_the_package(
+    install: Installed, way: str
+) -> None:
+    sys.modules[PACKAGE] = ModuleType(PACKAGE)
+    imports = "import importlib; from importlib import import_module"
+
+    executed(f"{imports}; assert not hasattr({way}('{PACKAGE}'), 'answer')", "library.part")
+    assert install.times == 0
+    executed(f"{imports}; assert {way}('{PACKAGE}').answer == 42", "program")
+
+    assert install.times == 1
+
+
 def test_imports_of_the_library_do_not_count(install: Installed) -> None:
     with pytest.raises(ModuleNotFoundError):
         executed(f"import {PACKAGE}", "library.part")

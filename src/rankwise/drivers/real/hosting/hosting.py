@@ -241,8 +241,10 @@ class Hosting:
 
     def on_server_ended(self, reason: str) -> None:
         """The fork server has ended: start another if it died of a guess, else tell of the loss."""
-        if self.server is not None and self._spare_end is not None:
-            self.server.on_readable()  # it may have been ready, and have taken orders
+        if self.server is not None:
+            # The guardian's message can overtake the server's last ones, which say what it imported
+            # and whether it was ready and had taken orders.
+            self.server.on_readable()
         if self._spare_end is not None and not self.loss:
             self._preload = self._modules = ()
             self._start_server()

@@ -8,6 +8,8 @@ from rankwise.base.units import Instant
 
 TAIL_LINES = 20
 TAIL_BYTES = 32 << 10
+KEPT_LINES_MAX = 2 * TAIL_BYTES
+"""More lines than are ever kept."""
 
 
 class Tail:

@@ -434,12 +434,23 @@ def _torch_is_missing() -> ConfigError:
     )
 
 
+_importing = Event()
+
+
+def preparing() -> str:
+    """What this process does before it can ask a store of torch; empty if nothing."""
+    return "importing torch" if _importing.is_set() else ""
+
+
 def _import_torch() -> Any:
+    _importing.set()
     try:
         with _quiet_torch():
             from torch import distributed  # noqa: PLC0415 -- takes seconds, and may be absent
     except ImportError as error:
         raise _torch_is_missing() from error
+    finally:
+        _importing.clear()
     if not distributed.is_available():
         raise ConfigError(
             "the c10d store needs torch.distributed, which this build of PyTorch lacks",

@@ -23,12 +23,21 @@ class DeferredStore(Store):
         open_store: makes the store; called in a thread, and again after it failed.
         who: the store, for messages.
         patience: how long a call waits for the opening.
+        preparing: tells what this process does before it can ask the store; empty if it asks.
     """
 
-    def __init__(self, open_store: Callable[[], Store], who: str, patience: Duration) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        who: str,
+        patience: Duration,
+        *,
+        preparing: Callable[[], str] = str,
+    ) -> None:
         self._open_store = open_store
         self._who = who
         self._patience = patience
+        self._preparing = preparing
         self._changed = Condition()
         self._store: Store | None = None
         self._error: Exception | None = None
@@ -88,6 +97,8 @@ class DeferredStore(Store):
                 return self._store
             if self._is_closed:
                 raise StoreUnavailable(f"{self._who} was closed")
+            if self._error is None and (preparing := self._preparing()):
+                raise StoreUnavailable(f"this node is still {preparing}, which {self._who} needs")
             if self._error is None:
                 raise StoreUnavailable(
                     f"no answer within {format_duration(self._patience)} from {self._who}",

@@ -153,7 +153,13 @@ def token_of(settings: Mapping[str, str], run_id: str) -> str:
 
 def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store:
     # torch itself is only imported when the store is opened.
-    from rankwise.drivers.real.stores.c10d import C10dConfig, open_c10d, open_file, require_torch  # noqa: PLC0415  # takes ms
+    from rankwise.drivers.real.stores.c10d import (  # noqa: PLC0415  # takes ms
+        C10dConfig,
+        open_c10d,
+        open_file,
+        preparing,
+        require_torch,
+    )
     from rankwise.drivers.real.stores.deferred import DeferredStore  # noqa: PLC0415  # the same
 
     store_type = settings.get("store_type", "tcp").lower()
@@ -169,7 +175,9 @@ def _open_c10d(endpoint: str, settings: Mapping[str, str], run_id: str) -> Store
         config = msgspec.structs.replace(config, linger=linger)
     require_torch()
     who = f"torch's TCPStore at {host}:{port}"
-    return DeferredStore(lambda: open_c10d(config, SystemClock()), who, OPENING_PATIENCE)
+    return DeferredStore(
+        lambda: open_c10d(config, SystemClock()), who, OPENING_PATIENCE, preparing=preparing
+    )
 
 
 def _checked(settings: Mapping[str, str], known: Collection[str], backend: str) -> dict[str, str]:
