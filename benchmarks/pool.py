@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any
@@ -112,7 +113,7 @@ def peers(*, quick: bool) -> Iterator[dict[str, Peer]]:
 
             ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
             remote = ray.remote(lambda f, *args: f(*args))
-            found["Ray"] = Peer(lambda f, *args: remote.remote(f, *args), ray.get, None)
+            found["Ray"] = Peer(remote.remote, ray.get, None)
         for peer in found.values():
             for handle in [peer.submit(spin, 0.1) for _ in range(2 * WORKERS)]:
                 peer.result(handle)
@@ -133,15 +134,17 @@ def main() -> None:
             if part == "deaths":
                 continue
             measure, title, unit = MEASURES[part]
-            samples = {
-                name: (lambda peer=peer: measure(peer, quick=quick))
+            samples: dict[str, Callable[[], float]] = {
+                name: partial(measure, peer, quick=quick)
                 for name, peer in found.items()
                 if part != "map" or peer.map is not None
             }
             if part == "arrays":
                 shared = rankwise.Pool.empty(ARRAY_BYTES // 8)
                 mine = found["rankwise.Pool"]
-                samples["rankwise.Pool, empty"] = lambda: _seconds_of(mine, plus_one_shared, shared)
+                samples["rankwise.Pool, empty"] = partial(
+                    _seconds_of, mine, plus_one_shared, shared
+                )
             medians = take_turns(samples, options.repetitions)
             table = Table(title, ("pool", unit, f"of {REFERENCE}"), options.json)
             for name, value in medians.items():

@@ -79,7 +79,7 @@ class RankwiseBackend(AutoBatchingMixin, ParallelBackendBase):
         self._pool = None
         self.reset_batch_stats()
 
-    def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: FBT001  # joblib's
+    def abort_everything(self, ensure_ready: bool = True) -> None:  # joblib's
         """Interrupt what runs: nobody wants the results."""
         pool, self._pool = self._pool, None
         if pool is not None:

@@ -14,7 +14,7 @@ from importlib import import_module
 from itertools import islice
 from threading import Lock
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import MILLISECOND
@@ -27,7 +27,6 @@ from rankwise.drivers.real.pool.messages import Kind
 from rankwise.drivers.real.pool.progress import show_progress
 from rankwise.drivers.real.proc import check_proc
 
-P = ParamSpec("P")
 T = TypeVar("T")
 WORKERS_MAX = 4096
 _CHUNK_NS = 10 * MILLISECOND
@@ -113,7 +112,7 @@ class Pool(Executor):
         self._forgotten = weakref.finalize(self, _close_forgotten, engine)
         self._forgotten.atexit = False  # `_close_all` waits for its tasks
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Have a worker call `fn(*args, **kwargs)`; the future has what it returns or raises.
 
         Raises:

@@ -91,7 +91,7 @@ def squares_in_a_pool(count: int) -> list[int]:
 def meet(folder: str, count: int) -> None:
     """Return when so many workers are in here."""
     (Path(folder) / str(os.getpid())).touch()
-    while len(os.listdir(folder)) < count:
+    while len([*Path(folder).iterdir()]) < count:
         time.sleep(0.005)
 
 
