@@ -7,6 +7,7 @@ from typing import Any
 from rankwise.base.errors import ConfigError
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.drivers.real.call_pickle import name_of
 from rankwise.launch.arguments import (
     added_environment,
     call_arguments,
@@ -20,7 +21,7 @@ from rankwise.launch.arguments import (
     with_keywords,
     worker_count,
 )
-from rankwise.launch.function_payload import name_of, pack_function
+from rankwise.launch.function_payload import pack_function
 from rankwise.launch.job import Function, Job, LogPlan, StartMethod
 from rankwise.launch.limits import check_working_directory, shown
 from rankwise.launch.thread_limit import thread_environment

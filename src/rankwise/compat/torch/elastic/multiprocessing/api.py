@@ -38,8 +38,9 @@ from rankwise.compat.torch.elastic.multiprocessing.results import RunProcsResult
 from rankwise.compat.torch.elastic.multiprocessing.std import Std, to_map
 from rankwise.compat.torch.lazy_names import lazy_names
 from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.drivers.real.call_pickle import name_of
 from rankwise.launch.function_job import parse_start_method
-from rankwise.launch.function_payload import name_of, pack_function
+from rankwise.launch.function_payload import pack_function
 from rankwise.launch.function_results import values_by_rank
 from rankwise.launch.job import Executable, Function, Job, Program, StartMethod
 from rankwise.launch.supervision import Supervision
