@@ -347,15 +347,25 @@ def model_cuda() -> Callable[[], None]:
 def shard_on_cpu() -> Callable[[], None]:
     """Have FSDP 1 compute on the CPU, whatever device a program gives; returns what undoes it."""
     from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: PLC0415  # not for everybody
+    from torch.distributed.fsdp._flat_param import FlatParamHandle  # noqa: PLC0415  # the same
 
-    original = FullyShardedDataParallel.__init__
+    move, original = FlatParamHandle.flat_param_to, FullyShardedDataParallel.__init__
 
     def make(self: Any, *args: Any, device_id: Any = None, **options: Any) -> None:
         del device_id
         original(self, *args, device_id=_CPU, **options)
 
+    def move_to(self: Any, *args: Any, **options: Any) -> None:
+        # FSDP frees the parameters of the device when they are on the CPU, for a full state dict.
+        move(self, *args, **{**options, "copy": True})
+
+    def undo() -> None:
+        FullyShardedDataParallel.__init__ = original
+        FlatParamHandle.flat_param_to = move
+
     FullyShardedDataParallel.__init__ = make
-    return lambda: setattr(FullyShardedDataParallel, "__init__", original)
+    FlatParamHandle.flat_param_to = move_to
+    return undo
 
 
 def _generators(original: Any) -> type:
