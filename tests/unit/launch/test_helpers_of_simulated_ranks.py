@@ -11,7 +11,6 @@ from rankwise.drivers.real.clock import SystemClock
 from rankwise.launch.on_sim.baton_watch import BatonWatch
 from rankwise.launch.on_sim.time_watch import TimeWatch
 
-
 COMPUTES = """
 from time import process_time
 while True:
@@ -47,9 +46,7 @@ def test_ranks_that_have_started_nothing_wait_for_nothing() -> None:
 
 
 def test_what_a_process_had_started_before_its_ranks_is_no_progress_of_theirs() -> None:
-    loop = subprocess.Popen(
-        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
-    )
+    loop = subprocess.Popen([sys.executable, "-c", COMPUTES], stdout=subprocess.PIPE)
     stop = threading.Event()
     resting = threading.Thread(target=stop.wait)
     resting.start()
