@@ -13,6 +13,7 @@ from rankwise.launch.arguments import (
     call_arguments,
     grace_period,
     modules_to_import,
+    more_than_nothing,
     restarts_max,
     role_name,
     run_name,
@@ -37,6 +38,7 @@ def function_job(
     max_restarts: int = 0,
     grace: float = 30.0,
     hang_timeout: float | None = None,
+    start_timeout: float = 600.0,
     timeout: float | None = None,
     keep_children: bool = False,
     environment: Mapping[str, str] | None = None,
@@ -59,6 +61,7 @@ def function_job(
         size=size,
         grace=grace_period(grace),
         hang_timeout=time_limit(hang_timeout, "hang_timeout"),
+        spawn_timeout=more_than_nothing(start_timeout, "start_timeout"),
     )
     return Job(
         program=Function(

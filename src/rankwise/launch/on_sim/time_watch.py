@@ -121,8 +121,8 @@ class TimeWatch:
         now = self._clock.now()
         if now < self._looks_again_at:
             return True
-        helpers = self._times_of_others()
-        if helpers is None:
+        done = self._work_of_others()
+        if done is None:
             return False
         patience = self._hang_timeout
         if patience is None:
@@ -131,15 +131,20 @@ class TimeWatch:
         self._looks_again_at = after(now, Duration(patience // LOOKS_PER_PATIENCE))
         if self._others is None:
             self._others = ProgressWatch(patience, now)
-        self._others.look({0: Activity(pid=0, helper_times=helpers)}, now)
+        self._others.look({0: done}, now)
         return between(self._others.last_progress, now) < patience
 
-    def _times_of_others(self) -> dict[int, Duration] | None:
-        """The CPU times of threads and processes that are no rank; None if ranks started none."""
+    def _work_of_others(self) -> Activity | None:
+        """What threads and processes have done that are no rank; None if ranks started none."""
         pid = os.getpid()
         work = work_beside_this_thread(threading.get_native_id(), since_s=self._began_s)
         ranks = {rank.thread.native_id for rank in self._world.scheduler.ranks.values()}
         times = {} if work is None else work.helper_times
         times = {key: computed for key, computed in times.items() if key not in ranks}
         has_children = any(key < 0 and key != -pid for key in times)
-        return times if has_children or self._world.scheduler.helpers else None
+        if not has_children and not self._world.scheduler.helpers:
+            return None
+        # Of starved ones, too, counts what they have computed of the time when they had a CPU.
+        waits = {} if work is None else work.helper_waits
+        waited = {key: waits[key] for key in times if key in waits}
+        return Activity(pid=0, helper_times=times, helper_waits=waited)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from rankwise.base.errors import LocalProtocolError, PicklableError, SpawnFailed
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
@@ -105,6 +106,10 @@ class SignalException(PicklableError):
         self.sigval = sigval
 
 
+started_contexts: "WeakSet[PContext]" = WeakSet()
+"""For who has to signal all workers of this process."""
+
+
 class PContext(ABC):
     """The workers of one call of `start_processes`.
 
@@ -169,6 +174,7 @@ class PContext(ABC):
             LocalProtocolError: the context has been started before.
         """
         self._replaced_handlers = _raise_on_signals()
+        started_contexts.add(self)
         self._start()
         for tail in self._tail_logs:
             tail.start()
