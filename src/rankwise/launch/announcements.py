@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from rankwise.base.failure import SIGNAL_NAMES, Failure, Stood
+from rankwise.base.failure import SIGNAL_NAMES, Failure, Stood, signal_name
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.wording import counted, ranks_in_words
 from rankwise.core.agent.vocabulary import AnnounceRestart
@@ -11,7 +11,7 @@ from rankwise.launch.failure_report.composing import blocks_of_ranks, lines_of_s
 from rankwise.launch.failure_report.rendering import lines_of_blocks
 from rankwise.launch.failure_report.stacks import fatal_lines
 from rankwise.launch.failure_report.text import printable
-from rankwise.launch.failure_report.words import one_line, signal_name
+from rankwise.launch.failure_report.words import one_line
 
 _OUR_PROGRAMS = "rankwise/drivers/real/"
 LEFT_BEHIND_SHOWN = 3
@@ -60,7 +60,7 @@ def kill_line(announcement: AnnounceKill, first_rank: int, grace: str) -> str:
 def stuck_line(announcement: AnnounceStuck, first_rank: int) -> str:
     """Say which ranks are killed because they could not be interrupted."""
     who = ranks_in_words(first_rank + each for each in announcement.local_ranks)
-    return f"{who} did not leave what recover runs in time: killed, to be started anew"
+    return f"{who} did not leave the function of recover in time: killed, and started again"
 
 
 def left_behind_line(
@@ -71,12 +71,12 @@ def left_behind_line(
     more = f" and {len(named) - LEFT_BEHIND_SHOWN} more" if len(named) > LEFT_BEHIND_SHOWN else ""
     what = "a process that a rank" if len(named) == 1 else f"{len(named)} processes that ranks"
     fate = "was killed" if len(named) == 1 else "were killed"
-    advice = "a rank has to wait for what is to be finished"
+    advice = "let the rank wait for work that must finish"
     if may_be_kept:
-        advice += ", or --keep-children lets it go on"
+        advice += ", or give --keep-children"
     if are_kept:
         fate = "lives on" if len(named) == 1 else "live on"
-        advice = "what is printed there from now on is discarded"
+        advice = "their output is discarded from now on"
     return f"{what} had left running {fate}: {', '.join(named[:LEFT_BEHIND_SHOWN])}{more}; {advice}"
 
 
@@ -94,8 +94,10 @@ def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
     return f"stopping {who} ({name}) for up to {patience}; once more kills them now"
 
 
-def as_sigterm_line(signum: int) -> str:
-    """Say that a signal of which the user has said nothing stops the run."""
+def as_sigterm_line(signum: int, *, begins: bool = True) -> str:
+    """Say that a signal of which the user has said nothing stops the run, or finds it stopping."""
+    if not begins:
+        return f"{signal_name(signum)}: the run is being stopped already"
     return f"{signal_name(signum)}: the run is stopped as by SIGTERM"
 
 
@@ -114,8 +116,8 @@ def passed_on_line(signum: int, reached: Sequence[int], others: Sequence[int]) -
 def suspension_line(lease: Duration) -> str:
     """Say what follows when an agent among others stops with its ranks."""
     return (
-        "stopping this node's ranks with their agent (Ctrl-Z): the other nodes take them for dead "
-        f"after {format_duration(lease)}, and go on without them or begin anew"
+        "stopping this node's ranks with their agent (Ctrl-Z): after "
+        f"{format_duration(lease)} the other nodes count it as lost, and go on or start again"
     )
 
 

@@ -1,8 +1,8 @@
 """What exactly a worker's process is told to run, for each program and start method.
 
-An order is what goes to the guardian or to the fork server (docs/development/architecture.md, "Frames"). A
-guardian executes a command line; a fork server already is a Python process and is told which
-program to become.
+An order is what goes to the guardian or to the fork server (docs/development/architecture.md,
+"Frames"). A guardian executes a command line; a fork server already is a Python process and is
+told which program to become.
 """
 
 import os

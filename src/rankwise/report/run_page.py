@@ -89,16 +89,16 @@ def _holds(timeline: RunTimeline) -> Iterable[str]:
     nodes = timeline.node_count
     if any(node.described is not None and node.described.is_simulated for node in timeline.nodes):
         yield (
-            "The ranks were simulated. Times are virtual: only what ranks sleep takes any, and "
-            "what happens at one instant is a nanosecond apart. --on sim:MACHINE predicts how long "
-            "computing and collectives take."
+            "The ranks were simulated. Times are virtual: only sleeping takes time, and events of "
+            "one instant are a nanosecond apart. --on sim:MACHINE predicts the time of computing "
+            "and collectives."
         )
     if nodes > len(timeline.nodes):
         here = ranks_in_words(timeline.tracks)
         yield (
             f"The run had {nodes} nodes. This page holds {here}, from "
-            f"{_counted(len(timeline.nodes), 'journal')}; to join them, give the journals of all "
-            "nodes: rankwise report JOURNAL JOURNAL …"
+            f"{_counted(len(timeline.nodes), 'journal')}. To join all nodes, give their "
+            "journals: rankwise report JOURNAL JOURNAL …"
         )
     if clocks := clocks_in_words(timeline):
         yield f"{clocks[0].upper()}{clocks[1:]}."
@@ -107,37 +107,32 @@ def _holds(timeline: RunTimeline) -> Iterable[str]:
             how = "in the middle of a line" if node.is_cut else "before the run does"
             yield (
                 f"The journal {node.path} ends {how}: its agent was killed, is still running, or "
-                "could not write any more. What follows is told up to there."
+                "could not write any more. The page covers the time until then."
             )
 
 
 def _about_chart(timeline: RunTimeline, ranks: Sequence[int]) -> str:
     told = (
-        "A rank's first row shows its attempts: green ended well, red failed or was stopped. The "
-        "rows below tell how much of each part of the time it was in sections and in collectives, "
-        "and how long it waited there for the last rank to come: the more, the stronger the "
-        "colour. A dashed line is a restart."
+        "The first row of a rank shows its attempts: green ended well, red failed or was stopped. "
+        "The rows below show its time in sections and collectives, and its waits for the last "
+        "rank: the stronger the colour, the more. A dashed line is a restart."
     )
     left_out = len(timeline.tracks) - len(ranks)
     if left_out:
         told += (
-            f" {left_out} of {len(timeline.tracks)} ranks are left out; shown are those that "
-            "failed, those that others waited for, and the lowest."
+            f" {left_out} of {len(timeline.tracks)} ranks are hidden. Failed ranks, late ranks and "
+            "the lowest ranks are shown."
         )
     if any(
         call.stage == BEGUN_BY_CPP for track in timeline.tracks.values() for call in track.calls
     ):
         told += (
-            " From C++ are calls that it has begun by itself, as DDP and FSDP do: a sample, of the "
-            "latest ones each time that torch's flight recorder was read, without the time that "
-            "they took."
+            " The row 'from C++' is a sample of the calls that C++ begins, as DDP and FSDP do. It "
+            "is from torch's flight recorder and has no durations."
         )
     share = timeline.calls_recorded
     if share < 0.995:
-        told += (
-            f" {100 * share:.2g} % of the calls were recorded, a part of each interval, and stand "
-            "for the others."
-        )
+        told += f" {100 * share:.2g} % of the calls were recorded, a part of each interval."
     return told
 
 
@@ -263,7 +258,7 @@ def _late_of_all_nodes(timeline: RunTimeline) -> str:
     told = [node.late.text for node in timeline.nodes if node.late is not None]
     if not told or len(timeline.nodes) == timeline.node_count:
         return ""
-    return f"Of the ranks of all nodes, {told[0]}. What follows compares the ranks of this page."
+    return f"Of the ranks of all nodes, {told[0]}. The table compares the ranks of this page."
 
 
 def _who_is_late(timeline: RunTimeline) -> str:
@@ -318,10 +313,9 @@ def _collectives(timeline: RunTimeline) -> Iterable[str]:
     ]
     yield "<h2>Collectives</h2>"
     yield (
-        '<p class="note">Calls that were recorded, of all ranks, by the line that made them: those '
-        "that took most first. Waiting is the time until the last rank came, where all members "
-        "were seen. Of calls that were issued without waiting, the time is that to issue them; a "
-        "wait for the handle is told by itself.</p>"
+        '<p class="note">Recorded calls of all ranks by line, the longest in sum first. Waiting is '
+        "the time until the last rank came, if all members were seen. An asynchronous call has the "
+        "time to issue it; the wait for its handle has a row of its own.</p>"
     )
     yield table([["operation", "line", "calls", "on average", "waiting", "longest"], *rows])
 
@@ -350,7 +344,7 @@ def _sections(timeline: RunTimeline) -> Iterable[str]:
         for name, each in _largest(sums)
     ]
     yield "<h2>Sections</h2>"
-    yield '<p class="note">Of all ranks; sections may lie in each other.</p>'
+    yield '<p class="note">Of all ranks. Sections may be nested.</p>'
     yield table([["section", "runs", "on average", "longest"], *rows])
 
 

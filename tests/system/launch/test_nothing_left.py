@@ -228,7 +228,7 @@ for seconds in ("1000", "2000"):
     (line,) = [line for line in done.stderr.splitlines() if "left running" in line]
     assert line.startswith("rankwise: 2 processes that ranks had left running were killed: sleep ")
     assert {word for word in line.split() if word.endswith("000")} == {"1000", "2000"}
-    assert "a rank has to wait for what is to be finished" in line
+    assert "let the rank wait for work that must finish" in line
 
 
 KEEPING = """

@@ -137,7 +137,9 @@ if rank == 1 and n == 0: os.kill(os.getpid(), signal.SIGKILL)
 
     assert done.code == 0, done.stderr
     assert kept(done, 1) == [2]
-    assert "rank 0 did not leave what recover runs in time: killed, to be started" in done.stderr
+    assert (
+        "rank 0 did not leave the function of recover in time: killed, and started" in done.stderr
+    )
 
 
 def test_a_rank_that_catches_the_recall_and_goes_on_is_replaced(tmp_path: Path) -> None:

@@ -176,6 +176,23 @@ made, copies = compute(torch.zeros(2))
 print(made.tolist(), copies[1].dtype, [copy.sum().item() for copy in copies])
 """
 
+FULL_STATE = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+layer = torch.nn.Linear(8, 4).cuda()
+expected = layer.weight.sum().item()
+model = FullyShardedDataParallel(layer, device_id=torch.cuda.current_device())
+config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
+    found = model.state_dict()
+print([abs(each.sum().item() - expected) < 1e-5 for name, each in found.items() if "w" in name])
+model(torch.ones(2, 8, device="cuda")).sum().backward()
+"""
+
 NO_GPU = """\
 import rankwise
 
@@ -281,6 +298,15 @@ def test_functions_for_cuda_are_compiled_for_the_cpu(tmp_path: Path) -> None:
     assert sorted(finished.lines) == sorted(["True True", told] * 2)
 
 
+def test_full_state_of_sharded_parameters_is_copied_to_the_cpu(tmp_path: Path) -> None:
+    program = write_program(tmp_path, FULL_STATE)
+
+    finished = run("run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    assert sorted(finished.lines) == ["[True]", "[]"]
+
+
 def test_shapes_that_nccl_takes_need_no_more_than_the_right_size(tmp_path: Path) -> None:
     program = str(write_program(tmp_path, OF_NCCL))
 
@@ -302,6 +328,26 @@ def test_torch_does_not_warn_that_triton_is_not_there(where: str, tmp_path: Path
 
     assert finished.code == 0, finished.stderr
     assert "triton" not in finished.stdout + finished.stderr
+
+
+PINNED = """\
+import torch
+
+with torch.autograd.graph.save_on_cpu(pin_memory=True):
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    y = (x * x).sum()
+y.backward()
+print(x.grad.tolist())
+"""
+
+
+def test_activations_are_offloaded_to_pinned_memory_that_is_the_cpus(tmp_path: Path) -> None:
+    finished = run(
+        "run", "--on=sim", "--device=cuda", "--nproc-per-node=1", "--no-prefix",
+        write_program(tmp_path, PINNED), cwd=tmp_path,
+    )  # fmt: skip
+
+    assert finished.lines == ["[2.0, 2.0]"], finished.stderr
 
 
 def test_all_ways_to_a_device_lead_to_the_cpu(tmp_path: Path) -> None:

@@ -156,7 +156,10 @@ def test_a_rank_that_does_not_leave_is_killed_and_replaced(tmp_path: Path) -> No
     run = rehearse(program, KILL, folder=tmp_path)
 
     assert run.values == {0: (1, 1), 1: (1, 1), 2: (1, 2)}
-    assert "rank 0 did not leave what recover runs in time: killed, to be started anew" in run.told
+    assert (
+        "rank 0 did not leave the function of recover in time: killed, and started again"
+        in run.told
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_page_of_one_node_of_many_tells_who_was_late_of_all_ranks() -> None:
         for members in (("a", "b"), ("a",))
     )
 
-    told = "Of the ranks of all nodes, rank 3 came last in 90 % of them. What follows compares"
+    told = "Of the ranks of all nodes, rank 3 came last in 90 % of them. The table compares"
     assert told in one_of_two
     assert "of all nodes" not in alone
 

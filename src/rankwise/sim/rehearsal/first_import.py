@@ -3,8 +3,8 @@
 Something stands for the package, and is installed when a program imports it. A finder would not do:
 a library may have imported the real package for itself before. That library goes on with what it
 has; all others get what is installed. So import statements are watched, in
-`builtins.__import__`, and `importlib.import_module`. Of a package that is not imported yet, a finder
-takes the other ways to ask, too (`importlib.util.find_spec`).
+`builtins.__import__`, and `importlib.import_module`. Of a package that is not imported yet, a
+finder takes the other ways to ask, too (`importlib.util.find_spec`).
 """
 
 import builtins

@@ -100,6 +100,7 @@ class NamesOfRanks:
     def __init__(self) -> None:
         self._places: list[_Place] = []
         self._present: list[Any] = []
+        self._cells: list[tuple[Any, str]] = []
         self._is_moved = False
 
     def follow(self, module: str, world: SimulatedWorld) -> Callable[[], None]:
@@ -125,6 +126,7 @@ class NamesOfRanks:
             first = _FIRST.get(path, partial(copy.copy, home))
             self._places.append(_Place(owner, name, home, first))
             self._present.append(home)
+            self._cells.append((vars(owner), name))
             self._put(len(self._places) - 1, first())
 
     def move_in(self, rank: Rank) -> None:
@@ -132,14 +134,19 @@ class NamesOfRanks:
         mine: list[Any] = rank.belongings.setdefault(_KEY, [])
         if len(mine) < len(self._places):  # a module has been imported since
             mine += [place.first() for place in self._places[len(mine) :]]
+        present = self._present
+        if mine is present:
+            return
+        # Only where it differs: what is found for a class is cached until one of its names is set.
         for index, value in enumerate(mine):
-            if value is not self._present[index]:
-                self._put(index, value)
+            if value is not present[index]:  # which is the list of another rank: it stays as it is
+                place = self._places[index]
+                setattr(place.owner, place.name, value)
+        self._present = mine
 
     def move_out(self, rank: Rank) -> None:
         """Keep them."""
-        self._present = [vars(place.owner)[place.name] for place in self._places]
-        rank.belongings[_KEY] = self._present.copy()
+        self._present = rank.belongings[_KEY] = [values[name] for values, name in self._cells]
 
     def close(self) -> None:
         """Give the process its own back."""
@@ -147,7 +154,6 @@ class NamesOfRanks:
             setattr(place.owner, place.name, place.home)
 
     def _put(self, index: int, value: Any) -> None:
-        # Only where it differs: what is found for a class is cached until one of its names is set.
         place = self._places[index]
         setattr(place.owner, place.name, value)
         self._present[index] = value

@@ -281,7 +281,8 @@ def taking_turns(function: _Function) -> _Function:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         world = _world
-        if world is None or get_ident() not in world.scheduler.helpers:
+        # Almost no rank has threads, and this is called several times in each collective.
+        if world is None or not (helpers := world.scheduler.helpers) or get_ident() not in helpers:
             return function(*args, **kwargs)
         with world.scheduler.turn():
             return function(*args, **kwargs)

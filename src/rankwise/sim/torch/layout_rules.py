@@ -20,7 +20,7 @@ Rule = Callable[[Tensor], str]
 
 
 def _without_gaps(tensor: Tensor) -> str:
-    if tensor.numel() < 2:  # one number has no neighbour
+    if tensor.is_contiguous() or tensor.numel() < 2:  # one number has no neighbour
         return ""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((extent - 1) * stride for extent, stride in pairs)
@@ -139,8 +139,11 @@ class LayoutRules:
         rules = self._rules.get(name)
         if rules is None:
             return
-        outputs, inputs = load[:2] if isinstance(load, tuple) else (load, ())
-        self._check(name, "output" if isinstance(load, tuple) else "tensor", outputs, rules[0])
+        if not isinstance(load, tuple):
+            self._check(name, "tensor", load, rules[0])
+            return
+        outputs, inputs = load[:2]
+        self._check(name, "output", outputs, rules[0])
         self._check(name, "input", inputs, rules[1])
 
     def warn_of_message(self, tensors: Sequence[Tensor]) -> None:
@@ -149,6 +152,8 @@ class LayoutRules:
             _warn_once()
 
     def _check(self, name: str, side: str, tensor: Any, rule: Rule) -> None:
+        if rule is _any:
+            return
         if isinstance(tensor, list | tuple):
             for each in tensor:
                 self._check(name, side, each, rule)

@@ -1,7 +1,8 @@
 """The agent's side of a guardian and of a fork server.
 
-Both speak the same frames (wire.py; docs/development/architecture.md lists them), so one `Connection` serves
-both. `GuardianConnection` owns the guardian process: making it, its socket, waiting for its end.
+Both speak the same frames (wire.py; docs/development/architecture.md lists them), so one
+`Connection` serves both. `GuardianConnection` owns the guardian process: making it, its socket,
+waiting for its end.
 `ForkServer` is a worker of the guardian as far as processes go, and a second connection.
 
 What happens when the other side dies: the kernel closes its socket, `on_readable` finds the end

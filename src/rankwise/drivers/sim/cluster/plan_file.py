@@ -49,9 +49,13 @@ def load_plan(words: str | Sequence[str], **overrides: Any) -> ClusterPlan:
         from rankwise.sim.mistakes import mistake_in  # noqa: PLC0415  # only for mistakes
 
         told = mistake_in(error, ClusterPlan, tree).told
-        raise ConfigError(f"{name}: {told}", hint="docs/development/cluster-simulation.md") from error
+        raise ConfigError(
+            f"{name}: {told}", hint="docs/development/cluster-simulation.md"
+        ) from error
     except ValueError as error:
-        raise ConfigError(f"{name}: {error}", hint="docs/development/cluster-simulation.md") from error
+        raise ConfigError(
+            f"{name}: {error}", hint="docs/development/cluster-simulation.md"
+        ) from error
     if plan.nodes < plan.rendezvous.nodes_min:
         raise ConfigError(
             f"{name}: there are {plan.nodes} nodes, and none runs before"
