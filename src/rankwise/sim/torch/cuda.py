@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
-from torch.utils import flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
+from torch.utils import _triton, flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
 
 from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.world import running_rank
@@ -272,6 +272,9 @@ def model_cuda() -> Callable[[], None]:
     for name, value in _OF_ACCELERATOR.items():
         told = _unless_torch_asks(name, getattr(torch.accelerator, name), value)
         replace(torch.accelerator, name, told)
+    # With a build for CUDA there is Triton, and CUDA for programs: inductor would use both.
+    has_triton = _unless_torch_asks("has_triton", _answers(_NO), _triton.has_triton)
+    replace(_triton, "has_triton", has_triton)
     for name in ("_record_memory_history", "_dump_snapshot"):
         replace(torch.cuda.memory, name, _answers())
     replace(Tensor, "record_stream", _answers())  # C++ looks at the stream before any mode does

@@ -189,12 +189,18 @@ class _Link:
         self.sent: deque[int] = deque()
         """What the worker was sent and has not answered."""
         self.is_gone = False
+        self.is_recall_wanted = False
+        """Whether a thread that sent kept another one from recalling tasks."""
         self.sending = Lock()
         self.stuck: Packed | None = None
         """A message for which the socket had no room."""
         self.functions = [0] * SLOT_COUNT
         """Which generation of each function the worker remembers."""
         self.pid = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.outbox or self.stuck or self.is_recall_wanted)
 
     def signal(self, signum: int) -> None:
         if self.process is not None:
@@ -410,7 +416,14 @@ class Engine:
                 else:
                     self._reactor.post(partial(self._start, number))
             case RecallTasks(worker=number):
-                self._inbox.append(TasksRecalled(number, self._take_back(self._links[number])))
+                link = self._links[number]
+                # First, so that a thread that sends just now sees it when it is done.
+                link.is_recall_wanted = True
+                if link.sending.acquire(blocking=False):
+                    try:
+                        self._recall(link)
+                    finally:
+                        link.sending.release()
             case EndWorker(worker=number):
                 if number in self._links:
                     self._links[number].ours.shutdown(SHUT_WR)
@@ -423,6 +436,11 @@ class Engine:
             case ReleasePool():
                 self._is_released = True
                 self._reactor.post(_nothing)
+
+    def _recall(self, link: _Link) -> None:
+        """Tell what could be taken back; with the lock, and while nobody sends."""
+        link.is_recall_wanted = False
+        self._inbox.append(TasksRecalled(link.number, self._take_back(link)))
 
     def _take_back(self, link: _Link) -> tuple[int, ...]:
         """What the worker has not taken: from its socket, then from its outbox."""
@@ -440,10 +458,13 @@ class Engine:
 
     def _flush(self, link: _Link) -> None:
         """Send what is in a worker's outbox, unless another thread does."""
-        while (link.outbox or link.stuck) and link.sending.acquire(blocking=False):
+        while link.has_work and link.sending.acquire(blocking=False):
             try:
                 if link.is_gone:
                     return
+                if link.is_recall_wanted:
+                    with self._lock:
+                        self._recall(link)
                 if link.stuck is not None:
                     link.stuck.send(link.ours, DONT_WAIT)
                     link.stuck = None
