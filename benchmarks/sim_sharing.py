@@ -6,6 +6,7 @@
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from random import Random
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from measuring import Table, arguments, describe_machine, seconds
 
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import topology_with
+from rankwise.sim.ccl.fidelity import may_fill_pes
 from rankwise.sim.hardware.fluids import Fluid
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.quantities import MIB, Rate
@@ -52,9 +54,20 @@ GRID: dict[str, Case] = {
         Ring((0, 1, 2, 3), 32), Ring((2, 3, 4, 5), 8), Ring((0, 5), 32, 2),
     ]),
     "switch, 7": (SWITCH, [Ring((0, rank), 32) for rank in range(1, 8)]),
+    "switch, 8 of 4 ranks": (SWITCH, [
+        Ring(tuple((first + step) % 8 for step in range(4)), 32) for first in range(8)
+    ]),
     "torus, 2": (TORUS, [Ring((0, 1, 2, 3), 32), Ring((0, 2), 32)]),
     "torus, 3: unequal": (TORUS, [
         Ring((0, 1, 2, 3), 32), Ring((0, 2), 8, 2), Ring((1, 5), 16),
+    ]),
+    "torus, 8: unequal": (TORUS, [
+        Ring((0, 1, 2, 3), 32), Ring((0, 2), 8, 2), Ring((1, 5), 16), Ring((0, 4, 8, 12), 32),
+        Ring((4, 5, 6, 7), 4, 2), Ring((5, 9), 32), Ring((2, 6, 10, 14), 16, 2), Ring((3, 15), 32),
+    ]),
+    "torus, 2 of 16 ranks, 3 MiB": (TORUS, [Ring(tuple(range(16)), 32, 3)] * 2),
+    "torus, 3 of 4 lanes": (TORUS, [
+        Ring((8, 11, 12, 3), 4), Ring((13, 11), 4, 2), Ring((0, 14, 13, 6), 32, 2),
     ]),
     "2 lanes on one PE, other wires": (LINE, [Ring((0, 1), 2), Ring((1, 2), 2)]),
     "4 lanes on one PE, other wires": (LINE, [Ring((0, 1), 4), Ring((1, 2), 4)]),
@@ -113,7 +126,20 @@ def grid(table: Table, cases: Mapping[str, Case]) -> None:
             ", ".join(f"{each / 1e6:,.1f}" for each in exact),
             ", ".join(f"{each / 1e6:,.1f}" for each in other),
             f"{max(errors, key=abs):+.1%}",
+            "queue" if _may_fill_pes(case) else "message",
         )
+
+
+def _may_fill_pes(case: Case) -> bool:
+    """Whether `auto` keeps to queues, since one of them and what it meets could fill PEs."""
+    (preset, fields), rings = case
+    spec = topology_with(preset, fields).machine
+    counts = Counter(rank for ring in rings for rank in ring.ranks)
+    # Besides these groups there is that of all ranks.
+    return any(
+        may_fill_pes(spec, ring.lanes, 1 + max(counts[rank] for rank in ring.ranks))
+        for ring in rings
+    )
 
 
 def flows(table: Table, count: int) -> None:
@@ -136,7 +162,7 @@ def main() -> None:
     options = arguments(__doc__, repetitions=1, parts=("grid", "flows"))
     describe_machine()
     if "grid" in options.only:
-        heads = ["meet", "queue, us", "message, us", "largest difference"]
+        heads = ["meet", "queue, us", "message, us", "largest difference", "auto, if large"]
         cases = dict(list(GRID.items())[: 3 if options.quick else None])
         grid(Table("Collectives that meet", heads, options.json), cases)
     if "flows" in options.only:

@@ -19,6 +19,7 @@ from libraries import compare
 LIBRARIES = (
     "liger", "fla", "mamba", "flash_attention", "bitsandbytes", "unsloth", "vllm", "sglang",
     "flag_gems", "tritonbench", "xformers",
+    "conch", "optimi", "mlstm", "small",
 )  # fmt: skip
 
 

@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from rankwise.base.errors import RankwiseError as RankwiseError
     from rankwise.base.errors import RunTimeout as RunTimeout
     from rankwise.base.errors import SpawnFailed as SpawnFailed
+    from rankwise.base.errors import WorkerDied as WorkerDied
     from rankwise.base.errors import WorkersFailed as WorkersFailed
     from rankwise.base.failure import ErrorRecord as ErrorRecord
     from rankwise.base.failure import ExitStatus as ExitStatus
     from rankwise.base.failure import Failure as Failure
     from rankwise.base.failure import FailureCause as FailureCause
+    from rankwise.drivers.real.pool.errors import BrokenPool as BrokenPool
     from rankwise.launch.api import run as run
     from rankwise.launch.fork_server import ForkServer as ForkServer
+    from rankwise.launch.pool import Pool as Pool
     from rankwise.launch.ranks import local_rank as local_rank
     from rankwise.launch.ranks import rank as rank
     from rankwise.launch.ranks import restart_count as restart_count
@@ -49,9 +52,10 @@ __version__ = "0.1.0"
 _NAMES = {
     "rankwise.base.errors": (
         "CollectiveError CollectiveTimeout ConfigError GangError PeerDied RankwiseError "
-        "RunTimeout SpawnFailed WorkersFailed"
+        "RunTimeout SpawnFailed WorkerDied WorkersFailed"
     ),
     "rankwise.base.failure": "ErrorRecord ExitStatus Failure FailureCause",
+    "rankwise.drivers.real.pool.errors": "BrokenPool",
     "rankwise.launch.api": "run",
     "rankwise.launch.fork_server": "ForkServer",
     "rankwise.launch.ranks": "local_rank rank restart_count run_id world_size",
@@ -59,6 +63,7 @@ _NAMES = {
     "rankwise.launch.sections": "section",
     "rankwise.launch.spawning": "ProcessExitedException ProcessRaisedException SpawnContext spawn",
     "rankwise.launch.stopping": "should_stop",
+    "rankwise.launch.pool": "Pool",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -12,7 +12,7 @@ from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker import call_ring
 from rankwise.drivers.real.worker.call_ring import DONE, CallRing, RingGroup, stamp_of
 from rankwise.launch.node_ranks import NodeRanks
-from rankwise.launch.rank_status import ranks_now
+from rankwise.launch.rank_status import WaitedSoFar, ranks_now
 
 
 def stamp(group: RingGroup | None) -> bytes:
@@ -106,7 +106,10 @@ def test_time_that_others_wait_for_a_rank_grows_while_they_wait(
     here = NodeRanks(size=3, master_addr="127.0.0.1", master_port=1)
 
     told = [
-        ranks_now(gang, here, segment, (), Instant(begun_at + wait * SECOND)) for wait in (10, 20)
+        ranks_now(
+            gang, here, segment, (), Instant(begun_at + wait * SECOND), waited_so_far=WaitedSoFar()
+        )
+        for wait in (10, 20)
     ]
 
     assert [[round(rank.waited_for_s) for rank in ranks] for ranks in told] == [
@@ -122,6 +125,6 @@ def test_rank_is_not_waited_for_alone_while_another_one_has_not_come_either(
     rings[0].begin(group, stamp(group))
     here = NodeRanks(size=3, master_addr="127.0.0.1", master_port=1)
 
-    told = ranks_now(running_gang(size=3), here, segment, (), soon())
+    told = ranks_now(running_gang(size=3), here, segment, (), soon(), waited_so_far=WaitedSoFar())
 
     assert [rank.waited_for_s for rank in told] == [0, 0, 0]

@@ -56,7 +56,7 @@ def operators() -> Iterator[Operator]:
     yield Operator("l2norm", fla("modules.l2norm.l2norm"), unit, (wide,))
     yield Operator(
         "fused_cross_entropy",
-        lambda x: loss_of_fla()(x, labels),
+        lambda x: loss_of_fla()(x.cuda(), labels.cuda()),  # it takes tensors of a GPU only
         lambda x: functional.cross_entropy(x, labels), ((16, 97),),
     )  # fmt: skip
     for name in ("fused_recurrent_gla", "chunk_gla"):

@@ -180,7 +180,27 @@ class BootstrapRefused(BootstrapFailed, TreeValueError):
 
 
 class WorkerDied(TreeError):
-    """A child of a worker ended while it was needed."""
+    """A worker process ended while it was needed: a child of a tree, or a worker of a pool.
+
+    Attributes:
+        exit_code: of a pool's worker, minus the signal that killed it; None if it is not known.
+        stack: where it stood, if a fatal signal made it tell; else empty.
+        was_oom: whether the kernel killed it for lack of memory; None if it is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        exit_code: int | None = None,
+        stack: str = "",
+        was_oom: bool | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+        self.stack = stack
+        self.was_oom = was_oom
 
 
 class TaskFailed(TreeError):

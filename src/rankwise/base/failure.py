@@ -25,6 +25,13 @@ TIME_LIMIT_SIGNAL = 14
 """SIGALRM, the alarm clock: by which a run's own time limit asks it to stop. Ranks get SIGTERM."""
 
 
+def signal_name(number: int) -> str:
+    """`SIGSEGV`; `SIGRTMIN+6` for real-time signals, `signal 99` for what is none."""
+    if number in SIGNAL_NAMES:
+        return SIGNAL_NAMES[number]
+    return f"SIGRTMIN+{number - 34}" if 34 <= number <= 64 else f"signal {number}"
+
+
 class ExitStatus(msgspec.Struct, frozen=True):
     """How a process ended: `code` is its exit code, or minus the signal that killed it."""
 
@@ -176,6 +183,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     others."""
     ended_by_us: bool = False
     """Whether its process ended by a signal that rankwise had sent."""
+    seen_dying: bool = False
+    """Whether it was seen dying of a signal, such as while its core was written."""
 
     rank: int = -1
     host: str = ""
@@ -184,6 +193,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """`at` as nanoseconds since 1970."""
     signal_sender: str = ""
     """Who has sent the signal that it died of, where that is known: on simulated ranks."""
+    was_stopped: bool = False
+    """Whether a signal such as SIGSTOP, or a debugger, had stopped it when it was told to end."""
     out_of_memory: bool | None = None
     """Whether the kernel's out-of-memory killer did it; None when that cannot be known."""
     cpu_seconds_max: int | None = None

@@ -4,18 +4,21 @@ When one rank dies its peers soon fail too: a collective reports a closed connec
 missing member. The earliest failure is the cause, and `Failure.at` is fine enough to tell, with one
 correction: the kernel closes a dying process's connections *before* its parent can see it end, so a
 peer's "connection closed" may carry an earlier instant than the death that closed it. An exception
-that tells of a lost peer is never the cause where another rank has failed without one, however much
-later: by a signal, an exit code, or an exception of its own. (The kernel may write a core for
-seconds before it tells of a death; the gang waits for that before it tells others to stop.) SIGABRT
-and SIGPIPE, by which native code dies of a closed connection, may be a consequence, too: a death by
-another signal that was seen less than `HEAD_START` later explains them; without one, an exit that
-told of nothing. A `ValueError` tells of no peer, and stays the cause of what was killed after it.
-What ended because rankwise had told it to stop never explains anything and comes last. Who was
-found to be out of step explains the exceptions of those that waited for it, and comes first: it was
-accused only since none had failed by itself. Ranks that have hung explain consequences that others
-raise, also earlier: while these waited, they did. An exception of our own collectives says that
-another rank is to blame. So the first failure that says nothing of others explains it, also a later
-one.
+that names a lost connection of a group (gloo's "closed by peer", our `PeerDied`) is never the cause
+where another rank has failed without one, however much later: by a signal, an exit code, or an
+exception of its own. (The kernel may write a core for seconds before it tells of a death; the gang
+waits for that before it tells others to stop.) Many exceptions may come of a lost peer and need
+not, as a download that has timed out: only a death by signal that was seen less than `HEAD_START`
+later explains them; without one, an exit that told of nothing. The same is true of SIGABRT and
+SIGPIPE, by which native code dies of a closed connection. So SIGABRT explains a lost connection
+only if it was seen that soon, or if the rank was seen dying then (its core was written): a watchdog
+aborts later, when its peer is gone. A `ValueError` tells of no peer, and stays the cause of what
+was killed after it. What ended because rankwise had told it to stop never explains anything and
+comes last. Who was found to be out of step explains the exceptions of those that waited for it, and
+comes first: it was accused only since none had failed by itself. Ranks that have hung explain
+consequences that others raise, also earlier: while these waited, they did. An exception of our own
+collectives says that another rank is to blame. So the first failure that says nothing of others
+explains it, also a later one.
 
 Tasks of a chip worker are no ranks: the task graph knows which of them follow from which (see
 `rankwise.workers.failures`). Members of a group of tasks run together as ranks do, and are ordered
@@ -38,10 +41,13 @@ _LOST_PEER = (
     r"connection|socket|peer|broken ?pipe|\bEOF|end of file|timed? ?out|\brefused\b|unreachable"
     r"|nccl|gloo|\bMPI|DistBackendError|DistNetworkError|DistStoreError"
 )
+_OF_GROUP = r"gloo|nccl|rccl|\bMPI|c10d|TCPStore|ProcessGroup|DistBackendError|DistNetworkError"
+_CLOSED = r"(closed|reset) by (remote )?peer|broken ?pipe|remote process exit|was likely closed"
 _TEXT_MAX = 20_000
 
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
-_OUR_COLLECTIVES = ("rankwise.base.errors.Collective", "rankwise.base.errors.PeerDied")
+_PEER_DIED = "rankwise.base.errors.PeerDied"
+_OUR_COLLECTIVES = ("rankwise.base.errors.Collective", _PEER_DIED)
 
 T = TypeVar("T")
 
@@ -56,12 +62,15 @@ def suspects_in_order(suspects: Iterable[T], failure_of: Callable[[T], Failure])
     ordered = sorted(suspects, key=lambda suspect: _order_in_time(failure_of(suspect)))
     if ordered and may_be_consequence(failure_of(ordered[0])):
         earliest = failure_of(ordered[0])
-        says_so = _says_peer_is_gone(earliest)
-        soon = [each for each in ordered if failure_of(each).at - earliest.at < HEAD_START]
+        says_so = _says_connection_is_lost(earliest)
         by_itself = (_killed_by_foreign_signal, _exited_in_silence)
         for died_alone in (*by_itself, _raised_by_itself, _killed) if says_so else by_itself:
-            for suspect in ordered if says_so else soon:
-                if died_alone(failure_of(suspect)):
+            for suspect in ordered:
+                failure = failure_of(suspect)
+                is_soon = failure.at - earliest.at < HEAD_START
+                # What native code may do when its peer is gone, it may also do as the first.
+                may_be_late = says_so and (died_alone is not _killed or failure.seen_dying)
+                if died_alone(failure) and (is_soon or may_be_late):
                     return [suspect, *(each for each in ordered if each is not suspect)]
         hung = [each for each in ordered if failure_of(each).cause is FailureCause.HUNG]
         if hung:
@@ -78,6 +87,18 @@ def tells_of_lost_peer(error: ErrorRecord) -> bool:
     return any(
         re.search(_LOST_PEER, text, re.IGNORECASE)
         for text in (error.type, error.message[-_TEXT_MAX:], _raised_lines(error.traceback))
+    )
+
+
+def names_lost_connection(error: ErrorRecord) -> bool:
+    """Whether an exception names a connection of a group that was lost: another rank has gone."""
+    if error.type == _PEER_DIED:
+        return True
+    texts = (error.message[-_TEXT_MAX:], _raised_lines(error.traceback))
+    return any(
+        re.search(_CLOSED, text, re.IGNORECASE)
+        and re.search(_OF_GROUP, f"{error.type} {text}", re.IGNORECASE)
+        for text in texts
     )
 
 
@@ -123,10 +144,10 @@ def may_be_consequence(failure: Failure) -> bool:
     )
 
 
-def _says_peer_is_gone(failure: Failure) -> bool:
-    """Whether a rank has raised an exception that tells of a lost peer."""
+def _says_connection_is_lost(failure: Failure) -> bool:
+    """Whether a rank has raised an exception that names a lost connection to another one."""
     error = failure.error if failure.cause is FailureCause.RAISED else None
-    return error is not None and tells_of_lost_peer(error)
+    return error is not None and names_lost_connection(error)
 
 
 def _raised_by_itself(failure: Failure) -> bool:

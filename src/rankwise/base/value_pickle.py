@@ -43,14 +43,19 @@ def dumps_with_sources(
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles by value as `cloudpickle` does, with the files of code."""
 
-    def __init__(self, file: io.BytesIO, protocol: int = pickle.HIGHEST_PROTOCOL) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        protocol: int = pickle.HIGHEST_PROTOCOL,
+        buffer_callback: Any = None,
+    ) -> None:
         self._files: set[str] = set()
         # Before the base is initialised, which looks it up. A bound method would make a cycle, and
         # keep all that was pickled until the next collection.
         self.dispatch_table = ChainMap(
             {CodeType: partial(_reduced_code, self._files)}, cloudpickle.Pickler.dispatch_table
         )
-        super().__init__(file, protocol)
+        super().__init__(file, protocol, buffer_callback)
 
     def sources_in_memory(self) -> dict[str, Source]:
         """The sources of the pickled code that are in no file, as `linecache` has them."""

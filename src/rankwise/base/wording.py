@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable
 
+BY_SIGNAL = "stopped by a signal (SIGSTOP) or a debugger"
+"""What a process is that stands still."""
 _RANGES_SHOWN_MAX = 12
 _KIND = re.compile(r"`(\w+)`")
 _KINDS = {

@@ -51,12 +51,16 @@ def python_script(path: str, args: Sequence[str]) -> Script:
 
 def script_from_standard_input(args: Sequence[str]) -> Script:
     """The program that standard input holds, read to its end: each rank gets it."""
-    if sys.stdin is None or sys.stdin.closed:
-        raise ConfigError("script - is read from standard input, which is closed")
     try:
-        return Script("-", tuple(args), sys.stdin.buffer.read())
+        source = sys.stdin.buffer.read()
     except OSError as error:
         raise ConfigError(f"script - (standard input) cannot be read: {_reason(error)}") from None
+    if not source.strip():
+        raise ConfigError(
+            "script - is read from standard input, which is empty",
+            hint="rankwise run - < train.py",
+        )
+    return Script("-", tuple(args), source)
 
 
 def python_module(name: str, args: Sequence[str], environ: Mapping[str, str]) -> Module:

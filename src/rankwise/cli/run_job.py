@@ -4,6 +4,7 @@ Nothing is started and nothing is written here; what is looked at is named in `p
 `launch.devices` and `launch.affinity`. Every refusal is a `ConfigError` of one line.
 """
 
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import msgspec
 
 from rankwise.base.backoff import Backoff
 from rankwise.base.errors import ConfigError
+from rankwise.base.failure import signal_name
 from rankwise.base.units import SECOND, Duration
 from rankwise.cli.nodes import check_rendezvous, master_address, node_counts
 from rankwise.cli.programs import (
@@ -60,6 +62,17 @@ _UNFIT_SIGNALS = {
     ),
 }
 """Signals that can end no run gracefully, and why."""
+_UNFIT_TO_PASS_ON = {
+    **_UNFIT_SIGNALS,
+    "SIGCHLD": "comes whenever a process of rankwise's own ends, so it is not passed on",
+    **dict.fromkeys(
+        ("SIGPIPE", "SIGXFSZ"),
+        "is ignored by rankwise itself, as by every Python program, so it cannot pass it on",
+    ),
+}
+_REAL_TIME = re.compile(r"(SIGRTMIN|SIGRTMAX)([+-]\d+)")
+FORWARDED = "SIGUSR1,SIGUSR2"
+"""What is passed on if nobody says otherwise."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -438,7 +451,7 @@ def _check_event_handler(options: RunOptions) -> None:
 
 def _signals(options: RunOptions) -> tuple[int, ...]:
     label = options.label("signals_to_handle")
-    numbers = _signal_numbers(label, options.signals_to_handle)
+    numbers = _signal_numbers(label, options.signals_to_handle, _UNFIT_SIGNALS)
     if not numbers:
         raise ConfigError(
             f"{label} names no signal, so nothing could end the run gracefully",
@@ -448,41 +461,65 @@ def _signals(options: RunOptions) -> tuple[int, ...]:
 
 
 def _passed_signals(options: RunOptions) -> tuple[int, ...]:
-    """The signals that ranks are sent; of one that is to stop the run, too, that is what it does.
+    """The signals that ranks are sent; by default also those that the user wants to stop the run.
 
     Raises:
         ConfigError: one of them cannot be passed on.
     """
     label, given = options.label("forward_signals"), options.forward_signals
-    if given.strip() == "none":
+    words = [word.strip() for word in given.split(",")]
+    if words == ["none"]:
         return ()
-    numbers = _signal_numbers(label, given)
+    if "none" in map(str.lower, words):
+        raise ConfigError(f"{label} is {given!r}: none stands alone, and in small letters")
+    numbers = _signal_numbers(label, given, _UNFIT_TO_PASS_ON)
     if not numbers:
         raise ConfigError(f"{label} names no signal", hint=f"to pass none on: {label}=none")
     for number in numbers:
         if number not in ENDING_SIGNALS:
-            name = signal.Signals(number).name
             raise ConfigError(
-                f"{label}: {name} ends no process, so it is left to do what it does",
+                f"{label}: {signal_name(number)} ends no process, so it is left to do what it does",
                 hint="name signals such as SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU",
+            )
+    if given == FORWARDED:
+        return numbers  # nobody has asked for it
+    stopping = options.label("signals_to_handle")
+    for number in _signals(options):
+        if number in numbers:
+            raise ConfigError(
+                f"{label}: {signal_name(number)} stops the run ({stopping}), and is not passed on",
+                hint=f"ranks are sent it then, too; else leave it out of {stopping}",
             )
     return numbers
 
 
-def _signal_numbers(label: str, names: str) -> tuple[int, ...]:
+def _signal_numbers(label: str, names: str, unfit: Mapping[str, str]) -> tuple[int, ...]:
     numbers = []
     for name in filter(None, map(str.strip, names.split(","))):
-        if name in _UNFIT_SIGNALS:
-            raise ConfigError(f"{label}: {name} {_UNFIT_SIGNALS[name]}")
-        if name not in signal.Signals.__members__:
+        number = _signal_number(name)
+        if number is None:
             from rankwise.base.suggestions import nearest  # noqa: PLC0415  # only for mistakes
 
             meant = nearest(name.upper(), signal.Signals.__members__)
             hint = f"did you mean {meant}?" if meant else None
             told = f"{label}: {name!r} is not a signal's name, expected such as SIGTERM"
             raise ConfigError(told, hint=hint)
-        numbers.append(int(signal.Signals[name]))
+        why_not = unfit.get(signal_name(number))
+        if why_not is not None:
+            raise ConfigError(f"{label}: {name} {why_not}")
+        numbers.append(number)
     return tuple(dict.fromkeys(numbers))
+
+
+def _signal_number(name: str) -> int | None:
+    """The number of `SIGTERM`, `SIGRTMIN+3`; None of what is no signal's name."""
+    if name in signal.Signals.__members__:
+        return int(signal.Signals[name])
+    real_time = _REAL_TIME.fullmatch(name)
+    if real_time is None:
+        return None
+    number = int(signal.Signals[real_time[1]]) + int(real_time[2])
+    return number if signal.SIGRTMIN <= number <= signal.SIGRTMAX else None
 
 
 def _cpus_by_rank(options: RunOptions, size: int) -> dict[int, frozenset[int]] | None:

@@ -76,11 +76,19 @@ def die_of_sigterm() -> None:
 
 def end_stopped(signum: int, _frame: "FrameType | None") -> "NoReturn":
     """End this process as a run that SIGTERM has stopped."""
-    name = "SIGTERM" if signum == _signal.SIGTERM else _signal.strsignal(signum)
     try:
-        os.write(2, f"rankwise: stopped by {name}\n".encode())
+        os.write(2, f"rankwise: stopped by {_name_of(signum)}\n".encode())
     finally:
         os._exit(128 + _signal.SIGTERM)
+
+
+def _name_of(signum: int) -> str:
+    """What other lines call it; nothing more may be imported here."""
+    if _signal.SIGRTMIN <= signum <= _signal.SIGRTMAX:
+        return f"SIGRTMIN+{signum - _signal.SIGRTMIN}"
+    names = (name for name, number in vars(_signal).items() if number == signum)
+    own = (name for name in names if name.startswith("SIG") and not name.startswith("SIG_"))
+    return next(own, f"signal {signum}")
 
 
 def be_interruptible() -> None:

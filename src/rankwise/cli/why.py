@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rankwise.base.units import Duration, duration_from_seconds, format_duration
-from rankwise.base.wording import ranks_in_words
+from rankwise.base.wording import BY_SIGNAL, ranks_in_words
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.runs_here import (
     ANSWER_TIMEOUT_OPTION,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _DOES = {"advances": "making progress", "computes": "computing", "transfers": "reading or writing"}
 """What is progress."""
-_STOPPED = "it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` lets it go on"
+_STOPPED = f"it is {BY_SIGNAL}; `kill -CONT` lets it go on"
 
 
 @click.command("why", context_settings=CONTEXT_SETTINGS)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from rankwise.base.failure import SIGNAL_NAMES, Failure, Stood
+from rankwise.base.failure import SIGNAL_NAMES, Failure, Stood, signal_name
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.wording import counted, ranks_in_words
 from rankwise.core.agent.vocabulary import AnnounceRestart
@@ -11,7 +11,7 @@ from rankwise.launch.failure_report.composing import blocks_of_ranks, lines_of_s
 from rankwise.launch.failure_report.rendering import lines_of_blocks
 from rankwise.launch.failure_report.stacks import fatal_lines
 from rankwise.launch.failure_report.text import printable
-from rankwise.launch.failure_report.words import one_line, signal_name
+from rankwise.launch.failure_report.words import one_line
 
 _OUR_PROGRAMS = "rankwise/drivers/real/"
 LEFT_BEHIND_SHOWN = 3
@@ -94,8 +94,10 @@ def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
     return f"stopping {who} ({name}) for up to {patience}; once more kills them now"
 
 
-def as_sigterm_line(signum: int) -> str:
-    """Say that a signal of which the user has said nothing stops the run."""
+def as_sigterm_line(signum: int, *, begins: bool = True) -> str:
+    """Say that a signal of which the user has said nothing stops the run, or finds it stopping."""
+    if not begins:
+        return f"{signal_name(signum)}: the run is being stopped already"
     return f"{signal_name(signum)}: the run is stopped as by SIGTERM"
 
 

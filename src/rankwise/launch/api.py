@@ -35,6 +35,7 @@ class RunOptions(TypedDict, total=False):
     max_restarts: int
     grace: float
     hang_timeout: float | None
+    start_timeout: float
     timeout: float | None
     keep_children: bool
     env: Mapping[str, str] | None
@@ -110,6 +111,7 @@ def run(
     max_restarts: int = 0,
     grace: float = 30.0,
     hang_timeout: float | None = None,
+    start_timeout: float = 600.0,
     timeout: float | None = None,
     keep_children: bool = False,
     env: Mapping[str, str] | None = None,
@@ -148,6 +150,7 @@ def run(
         grace: seconds that ranks have to end when they are told to, before they are killed.
         hang_timeout: seconds without progress of any rank (see docs/howto/hang.md) after
             which the run counts as hung: stacks are collected and it fails.
+        start_timeout: seconds that starting all ranks may take, with what the fork server imports.
         timeout: seconds that the whole run may take, restarts included, before ranks are told to
             stop; on simulated ranks in real time.
         keep_children: whether processes that ranks have left running live on when all ranks have
@@ -163,10 +166,10 @@ def run(
         run_id: the run's name in `rankwise ps`, without a slash; by default a random one.
         role: the ranks' role, for the prefix and ROLE_NAME.
         on: `"sim"` runs simulated ranks instead, threads of this process in virtual time; then
-            `start_method`, `preload` and `server` mean nothing. `hang_timeout` is how long one rank
-            may run in real time without letting others run; ranks that wait for each other for
-            ever are found at once. `"sim:MACHINE"`, a preset or a topology file, also predicts how
-            long they take there.
+            `start_method`, `preload`, `server` and `start_timeout` mean nothing. `hang_timeout` is
+            how long one rank may run in real time without letting others run; ranks that wait for
+            each other for ever are found at once. `"sim:MACHINE"`, a preset or a topology file,
+            also predicts how long they take there.
         virtual_clock: let the functions of `time` tell simulated ranks virtual time alone.
         schedule: `random` draws from `seed` which simulated rank runs next, and which message is
             received first; `queue` takes them in the order in which they are ready.
@@ -232,6 +235,7 @@ def run(
         max_restarts=max_restarts,
         grace=grace,
         hang_timeout=hang_timeout,
+        start_timeout=start_timeout,
         timeout=timeout,
         keep_children=keep_children,
         environment=env,

@@ -70,8 +70,11 @@ def grace_period(seconds: Any) -> Duration:
 
 def time_limit(seconds: Any, label: str) -> Duration | None:
     """`timeout` and `hang_timeout`: None, or more than nothing."""
-    if seconds is None:
-        return None
+    return None if seconds is None else more_than_nothing(seconds, label)
+
+
+def more_than_nothing(seconds: Any, label: str) -> Duration:
+    """`start_timeout`: how long something may take at most."""
     duration = duration_of(_seconds(seconds, label), label)
     if not duration:
         raise ConfigError(f"{label} is {shown(seconds)} seconds, expected more than 0")

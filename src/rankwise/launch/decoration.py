@@ -65,6 +65,7 @@ class FailureDecorator:
         self._stacks: dict[int, str] = {}
         self._waits: Mapping[int, str] = {}
         self._verdict = ""
+        self._importing = ""
         self._stood: tuple[Stood, ...] = ()
         self._awaited = ""
         self._hostname = socket.gethostname()
@@ -74,10 +75,15 @@ class FailureDecorator:
         self._oom = OomWatch()
         self._stacks = {}
         self._waits, self._verdict = {}, ""
+        self._importing = ""
 
     def remember_stacks(self, stacks: dict[int, str]) -> None:
         """Keep the stacks that were printed when the gang was found hanging."""
         self._stacks = stacks
+
+    def remember_import(self, module: str) -> None:
+        """Keep which module the fork server was importing when it was to make no more ranks."""
+        self._importing = module
 
     def remember_waits(self, verdict: str, waits: Mapping[int, str]) -> None:
         """Keep what the ranks' books told then: who is to blame, and what each rank waits for."""
@@ -135,6 +141,7 @@ class FailureDecorator:
             rank=self._planner.ranks.rank(rank),
             host=self._hostname,
             role=self._job.role,
+            was_stopped=link is not None and link.was_stopped,
             error=error,
             wall_ns=error.wall_ns if error is not None else failure.at + self._wall_offset,
             out_of_memory=out_of_memory,
@@ -157,6 +164,8 @@ class FailureDecorator:
     def _detail_of(self, failure: Failure, stderr: Sequence[str]) -> str:
         if failure.cause is FailureCause.HUNG and self._verdict:
             return f"{failure.detail}; {self._verdict}"
+        if failure.cause is FailureCause.NOT_STARTED and failure.detail and self._importing:
+            return f"{failure.detail}: the fork server was importing {self._importing}"
         segment = self._planner.segment
         if failure.cause is not FailureCause.EXITED or segment is None:
             return failure.detail

@@ -6,7 +6,6 @@ ones make `torch.distributed.is_torchelastic_launched()` true and tell `record` 
 agent keeps reserved for it.
 """
 
-import os
 from collections.abc import Mapping
 
 from rankwise.base.errors import ConfigError
@@ -34,9 +33,6 @@ VARIABLES_OF_RANKS = frozenset(
     }
 )
 """What workers are told of their place, whatever else their environment says."""
-LISTENER_VARIABLE = "RANKWISE_COLLECTIVES_FD"
-VARIABLES_AMONG_NODES = ("RANKWISE_COLLECTIVES_KEY", LISTENER_VARIABLE)
-"""What they find only where they have peers on other nodes."""
 
 
 def worker_environment(
@@ -100,22 +96,3 @@ def _device_of(local_rank: int, visible: str | None) -> str:
             hint="start fewer workers or make more devices visible",
         )
     return devices[local_rank]
-
-
-def inherited_environment() -> dict[str, str]:
-    """The agent's own environment, less what belongs to an outer worker.
-
-    A worker may itself start gangs: then it must not pass on its own descriptors and error file.
-    """
-    own = {
-        "RANKWISE_REPORT_FD",
-        "RANKWISE_RESULT_FD",
-        "RANKWISE_PAYLOAD_FD",
-        "RANKWISE_SEGMENT_FD",
-        "RANKWISE_STOP_FD",
-        "RANKWISE_RECOVER_FD",
-        "RANKWISE_MASTER_FD",
-        *VARIABLES_AMONG_NODES,
-        "TORCHELASTIC_ERROR_FILE",
-    }
-    return {name: value for name, value in os.environ.items() if name not in own}

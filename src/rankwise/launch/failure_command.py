@@ -33,11 +33,11 @@ from typing import Any
 
 import msgspec
 
-from rankwise.base.failure import Failure
+from rankwise.base.failure import Failure, signal_name
 from rankwise.base.units import SECOND, format_duration
 from rankwise.bell import Bell
 from rankwise.drivers.real.signals import SignalPipe
-from rankwise.launch.failure_report.words import one_line, signal_name
+from rankwise.launch.failure_report.words import one_line
 from rankwise.launch.job import Job
 from rankwise.launch.notices import fields_of, line_for_machines, notice
 from rankwise.launch.signal_effects import STOPPING, effects_of

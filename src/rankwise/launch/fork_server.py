@@ -1,11 +1,11 @@
 """`rankwise.ForkServer`: a warm fork server for several runs."""
 
 import os
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import Self
 
+from rankwise.drivers.real.hosting.environments import server_environment
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here, unheard
 from rankwise.drivers.real.proc import check_proc
@@ -82,21 +82,6 @@ def _close_forgotten(hosting: Hosting, owner: object) -> None:
     if mark() is owner:
         with gate_here().used():
             hosting.close()
-
-
-def server_environment(path: Sequence[str] = ()) -> dict[str, str]:
-    """What a fork server's imports see: our own, with a `sys.path` and one thread per pool.
-
-    Numeric libraries start their thread pools while they are imported, and a process with
-    threads should not fork.
-    """
-    return {
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        **os.environ,
-        "RANKWISE_SYS_PATH": os.pathsep.join(path or sys.path),
-    }
 
 
 def hosting_for(job: Job) -> Hosting:

@@ -7,11 +7,13 @@ from typing import Any
 from rankwise.base.errors import ConfigError
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.drivers.real.call_pickle import name_of
 from rankwise.launch.arguments import (
     added_environment,
     call_arguments,
     grace_period,
     modules_to_import,
+    more_than_nothing,
     restarts_max,
     role_name,
     run_name,
@@ -19,7 +21,7 @@ from rankwise.launch.arguments import (
     with_keywords,
     worker_count,
 )
-from rankwise.launch.function_payload import name_of, pack_function
+from rankwise.launch.function_payload import pack_function
 from rankwise.launch.job import Function, Job, LogPlan, StartMethod
 from rankwise.launch.limits import check_working_directory, shown
 from rankwise.launch.thread_limit import thread_environment
@@ -36,6 +38,7 @@ def function_job(
     max_restarts: int = 0,
     grace: float = 30.0,
     hang_timeout: float | None = None,
+    start_timeout: float = 600.0,
     timeout: float | None = None,
     keep_children: bool = False,
     environment: Mapping[str, str] | None = None,
@@ -58,6 +61,7 @@ def function_job(
         size=size,
         grace=grace_period(grace),
         hang_timeout=time_limit(hang_timeout, "hang_timeout"),
+        spawn_timeout=more_than_nothing(start_timeout, "start_timeout"),
     )
     return Job(
         program=Function(

@@ -11,13 +11,13 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Callable
-from functools import partial
-from types import FunctionType, MethodType
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 from rankwise.base.calls import empty_call
 from rankwise.base.errors import ConfigError
+from rankwise.drivers.real.call_pickle import UNSENDABLE_HINT, find_culprit, name_of
 from rankwise.drivers.real.interrupts import came_from_handler, gate_here
 
 
@@ -61,19 +61,13 @@ def pack_function(
         except Exception as error:
             if came_from_handler(error):
                 raise
-            culprit, reason = _find_culprit(fn, name, plain_args) or (f"the call of {name}", error)
+            found = find_culprit(fn, _arguments(plain_args), _pickled)
+            culprit, reason = found or (f"the call of {name}", error)
             raise ConfigError(
                 f"{culprit} cannot be sent to workers: {reason}",
-                hint="create it inside the function, or pass what it can be made from",
+                hint=UNSENDABLE_HINT,
             ) from error
     return pickle.dumps(header) + call
-
-
-def name_of(fn: Callable[..., Any]) -> str:
-    """Return how reports call a function."""
-    while isinstance(fn, partial):
-        fn = fn.func
-    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
 
 
 def _check_call_runs(fn: Any, name: str) -> None:
@@ -113,29 +107,8 @@ def _pickled(value: object) -> tuple[bytes, dict[str, Any]]:
     return buffer.getvalue(), {}
 
 
-def _find_culprit(fn: Any, name: str, args: Any) -> tuple[str, Exception] | None:
-    """Name the part of a call that does not pickle, with the reason."""
-    parts: list[tuple[str, Any]] = [(f"the function {name}", fn)]
-    if isinstance(fn, MethodType):
-        owner = fn.__self__
-        parts.insert(0, (f"the {type(owner).__qualname__} whose method {name} is", owner))
-    if isinstance(fn, partial):
-        parts = [
-            (f"argument {keyword!r} of {name} (a {type(argument).__qualname__})", argument)
-            for keyword, argument in fn.keywords.items()
-        ] + parts
-    arguments = args.items() if isinstance(args, dict) else [(None, args)]
-    for rank, own in arguments:
+def _arguments(args: Any) -> Iterator[tuple[str, Any]]:
+    for rank, own in args.items() if isinstance(args, dict) else [(None, args)]:
         whose = "" if rank is None else f" of local rank {rank}"
-        parts += [
-            (f"argument {position}{whose} of {name} (a {type(argument).__qualname__})", argument)
-            for position, argument in enumerate(own)
-        ]
-    for description, part in parts:
-        try:
-            _pickled(part)
-        except Exception as error:  # whatever a foreign `__reduce__` may raise
-            if came_from_handler(error):
-                raise
-            return description, error
-    return None
+        for position, argument in enumerate(own):
+            yield f"argument {position}{whose}", argument

@@ -11,6 +11,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self, cast
 
 from rankwise.drivers.real.hosting.connection import MARK_VARIABLE
+from rankwise.drivers.real.hosting.environments import (
+    LISTENER_VARIABLE,
+    VARIABLES_AMONG_NODES,
+    inherited_environment,
+)
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.pump import StreamPump
@@ -20,10 +25,7 @@ from rankwise.drivers.real.worker_link import CallPlan, WorkerPlan, WorkerStream
 from rankwise.launch.commands import worker_order
 from rankwise.launch.compiled_script import compiled_script
 from rankwise.launch.environment import (
-    LISTENER_VARIABLE,
-    VARIABLES_AMONG_NODES,
     VARIABLES_OF_RANKS,
-    inherited_environment,
     worker_environment,
 )
 from rankwise.launch.job import Executable, Function, Job, Script, Streams, restarts_allowed

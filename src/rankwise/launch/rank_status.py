@@ -76,8 +76,32 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     waited_for_s: float = 0.0
 
 
+class WaitedSoFar:
+    """What was told of how long others have waited for each rank, in the present attempt.
+
+    It never becomes less: when a wait is over, it counts what is found to have been late then.
+    """
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._told: dict[int, float] = {}
+
+    def at_least(self, attempt: int, rank: int, seconds: float) -> float:
+        """The seconds, or what was told before if that is more."""
+        if attempt != self._attempt:
+            self._attempt, self._told = attempt, {}
+        self._told[rank] = max(seconds, self._told.get(rank, 0.0))
+        return self._told[rank]
+
+
 def ranks_now(
-    gang: Gang, ranks: NodeRanks, segment: Segment | None, delays: Iterable[Delay], now: Instant
+    gang: Gang,
+    ranks: NodeRanks,
+    segment: Segment | None,
+    delays: Iterable[Delay],
+    now: Instant,
+    *,
+    waited_so_far: WaitedSoFar,
 ) -> list[RankStatus]:
     """How each rank of a gang is; its segment is that of the gang's present attempt."""
     calls = {} if segment is None else _last_calls(segment)
@@ -122,7 +146,8 @@ def ranks_now(
                 came_last=round(delay.last, 4),
                 waited_for_s=round(status.waited_for_s + delay.waited / SECOND, 6),
             )
-        statuses.append(status)
+        waited_for_s = waited_so_far.at_least(gang.attempt, status.rank, status.waited_for_s)
+        statuses.append(msgspec.structs.replace(status, waited_for_s=waited_for_s))
     return statuses
 
 

@@ -41,6 +41,8 @@ FACTOR = 10.0
 LEAST_S = 30.0
 LINGER_S = 1.0
 """How long the thread that tells waits for a next section, so that not each one starts a thread."""
+_LIMIT_MAX_S = 1e9
+"""30 years: `faulthandler` refuses what its clock cannot count, 292 years."""
 HEAD_START_S = 3.0
 """How long before the watchdog bites the section is named, on a busy machine too: frames that
 change while faulthandler reads them, without the interpreter's lock, may crash it."""
@@ -118,7 +120,7 @@ def _seconds_of(timeout: object, name: str) -> float:
             f"the timeout of section {name!r} is {shown(timeout)}, expected more than 0 s: "
             "a number of seconds, or a text such as '5m'"
         )
-    return seconds
+    return min(seconds, _LIMIT_MAX_S)
 
 
 class _Borders(NamedTuple):

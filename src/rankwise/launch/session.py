@@ -8,14 +8,20 @@ live.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from rankwise.base.failure import NO_RANK, TIME_LIMIT_SIGNAL, Outcome, OutcomeStatus
+from rankwise.base.failure import (
+    NO_RANK,
+    TIME_LIMIT_SIGNAL,
+    Outcome,
+    OutcomeStatus,
+    signal_name,
+)
 from rankwise.base.units import SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import StoodStill, StopRequested
 from rankwise.drivers.real.clock import SystemClock
@@ -25,6 +31,7 @@ from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.flow import LogFlow
 from rankwise.drivers.real.loopback import LOOPBACK, loopback_address
+from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.signals import SignalPipe, end_well, is_default, stop_self
@@ -99,6 +106,7 @@ class Session:
         on_begun: Callable[[], None],
         failure_command: "FailureCommand | None" = None,
     ) -> None:
+        check_proc()  # first of all: whatever reads there would fail in a way of its own
         job = _with_own_loopback(job)
         self.caught_signal: int | None = None
         self.late_signals: list[int] = []
@@ -110,6 +118,8 @@ class Session:
         self._is_cut_short = False
         self._signals_caught = 0
         self._signals_told: set[int] = set()
+        self._passed_told: dict[int, tuple[list[int], list[int]]] = {}
+        """Which ranks a signal was passed on to, and which others there were, as was last told."""
         self._stops_asked = 0
         self._stop_asked_at: Instant | None = None
         self._is_asked_by_ranks = False
@@ -236,8 +246,6 @@ class Session:
         """Answer a signal while nodes that are slower than this one hear of the end."""
         if self._effects.get(signum) not in STOPPING:
             return  # it asks for no end, such as Ctrl-Z
-        from rankwise.launch.failure_report.words import signal_name  # noqa: PLC0415  # rare
-
         assert self._signals is not None, "it has caught one"
         self._signals.on_arrival = None  # once is enough
         self._say(f"{signal_name(signum)}: the run is over; this node ends when the others know it")
@@ -377,25 +385,25 @@ class Session:
             case SignalEffect.STOPS:
                 return signum
             case SignalEffect.STOPS_AS_SIGTERM:
-                # Once: the kernel repeats SIGXCPU every second.
+                # Once: the kernel repeats SIGXCPU every second. It only begins a stop: a batch
+                # system sends it beside SIGTERM, and ranks that save are to go on saving.
+                begins = not self._stops_asked
                 if is_new and self._dispatch.outcome is None:
                     from rankwise.launch.announcements import as_sigterm_line  # noqa: PLC0415  # rare
 
-                    self._say(as_sigterm_line(signum), "signal", signal=signum)
-                return SIGTERM if is_new else None
+                    self._say(as_sigterm_line(signum, begins=begins), "signal", signal=signum)
+                return SIGTERM if is_new and begins else None
             case SignalEffect.PASSED_ON:
                 if self._dispatch.outcome is None:
-                    told = partial(self._tell_passed_on, signum, is_new=is_new)
-                    self._host.pass_on(signum, told)
+                    self._host.pass_on(signum, partial(self._tell_passed_on, signum))
             case SignalEffect.OUTLIVED:
                 pass
         return None
 
-    def _tell_passed_on(
-        self, signum: int, reached: Iterable[int], others: Iterable[int], *, is_new: bool
-    ) -> None:
-        """Say which ranks were sent a signal, the first time that it comes."""
-        if is_new:
+    def _tell_passed_on(self, signum: int, reached: list[int], others: list[int]) -> None:
+        """Say which ranks were sent a signal, unless that is what the last line said of it."""
+        if self._passed_told.get(signum) != (reached, others):
+            self._passed_told[signum] = reached, others
             from rankwise.launch.announcements import passed_on_line  # noqa: PLC0415  # rare
 
             rank = self._planner.ranks.rank
@@ -475,6 +483,7 @@ class Session:
     def _abandon_spawns(self, hosting: Hosting) -> None:
         """Have no more ranks made; say what has held them up, unless the user did not want them."""
         module = hosting.importing
+        self._decorator.remember_import(module)
         if module and self.caught_signal is None:
             self._say(f"no rank could start: the fork server is still importing {module}")
         hosting.abandon_spawns()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rankwise.base.units import ZERO, Duration, Instant, between
-from rankwise.base.wording import ranks_in_words
+from rankwise.base.wording import BY_SIGNAL, ranks_in_words
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     ProgressLooked,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rankwise.launch.job import Job
     from rankwise.launch.notices import Say
     from rankwise.launch.planning import JobPlanner
+    from rankwise.launch.rank_status import WaitedSoFar
     from rankwise.launch.recording import RunRecorder
     from rankwise.ports.clock import Clock
 
@@ -136,6 +137,13 @@ class Watches:
         """Who made the others wait in collectives, where that is notable, and in a sentence."""
         return self._call_watch.lateness.take_last_look() if self._has_watch else None
 
+    @cached_property
+    def waited_so_far(self) -> "WaitedSoFar":
+        """What was told of how long others have waited for ranks, also to other askers."""
+        from rankwise.launch.rank_status import WaitedSoFar  # noqa: PLC0415  # nobody may ask
+
+        return WaitedSoFar()
+
     def delays(self) -> "tuple[Delay, ...]":
         """What each rank has cost the others by coming late to collectives."""
         return self._call_watch.lateness.delays() if self._has_watch else ()
@@ -191,7 +199,7 @@ class Watches:
         verdict, waits = self._call_watch.explain_hang()
         if stopped := [self._planner.ranks.rank(each) for each in self._host.stopped()]:
             are = "is" if len(stopped) == 1 else "are"
-            told = f"{ranks_in_words(stopped)} {are} stopped by a signal (SIGSTOP) or a debugger"
+            told = f"{ranks_in_words(stopped)} {are} {BY_SIGNAL}"
             verdict = f"{told}; {verdict}" if verdict else told
         return verdict, waits
 

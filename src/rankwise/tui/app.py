@@ -89,7 +89,8 @@ def wait_for_end(run: RunSummary) -> str | None:
 
 def end_in_words(told: Mapping[str, Any]) -> str:
     """`failed after 3 attempts: rank 2 failed (ValueError: bad shape)`."""
-    after = f" after {told['starts']} attempts" if told["starts"] > 1 else ""
+    starts = told.get("starts", told.get("attempts", 1))  # what an earlier release calls it
+    after = f" after {starts} attempts" if starts > 1 else ""
     why = f": {printable(told['why'])}" if told["why"] else ""
     return f"{told['state']}{after}{why}"
 

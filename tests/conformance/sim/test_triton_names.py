@@ -1,8 +1,10 @@
 """Every public name of Triton is here with the same parameters, or refused with a reason.
 
 `triton_names.json` lists Triton's public names and their parameters, and which release it was made
-from. Where the `triton` package is installed, the list is made anew and compared; it is not a
-dependency. `python tests/conformance/sim/test_triton_names.py` writes the list.
+from; `triton_names_older.json` has what is different in older releases: that which comes with the
+build of torch for CUDA. Where the `triton` package is installed, the list of its release is made
+anew and compared; it is not a dependency. `python tests/conformance/sim/test_triton_names.py`
+writes the list of the installed one, or its differences to that of the newest.
 """
 
 import ast
@@ -21,6 +23,7 @@ from rankwise.sim.triton.execution import Unsupported
 from rankwise.sim.triton.language.extra import libdevice
 
 LIST = Path(__file__).with_name("triton_names.json")
+OLDER = Path(__file__).with_name("triton_names_older.json")
 MODULES = (
     "triton", "triton.language", "triton.language.math", "triton.language.extra.cuda",
     "triton.language.extra.libdevice", "triton.runtime", "triton.testing",
@@ -158,15 +161,71 @@ def test_functions_of_libdevice_take_and_give_the_same_types() -> None:
             assert " ".join(sorted(mine.split())) == expected, name
 
 
+def of_older() -> dict[str, dict[str, Any]]:
+    """What is different in older releases: by release and module."""
+    older: dict[str, dict[str, Any]] = json.loads(OLDER.read_text())
+    return older
+
+
+def lists() -> dict[str, dict[str, Any]]:
+    """The lists by release."""
+    newest = json.loads(LIST.read_text())
+    found = {newest["version"]: newest}
+    for version, differences in of_older().items():
+        modules = {}
+        for module, names in newest["modules"].items():
+            here = differences.get(module, {"names": {}, "absent": []})
+            kept = {name: names[name] for name in names if name not in here["absent"]}
+            modules[module] = kept | here["names"]
+        found[version] = {**newest, "version": version, "modules": modules}
+    return found
+
+
+@pytest.mark.parametrize("version", of_older())
+def test_names_and_parameters_of_an_older_triton_are_here_too(version: str) -> None:
+    with installed():
+        for module, here in of_older()[version].items():
+            for name, expected in here["names"].items():
+                if name in MADE_BY_THE_LANGUAGE or expected is None:
+                    continue
+                try:
+                    own = parameters(getattr(importlib.import_module(module), name))
+                except Unsupported as refusal:
+                    assert "is not emulated: " in str(refusal)  # noqa: PT017  # not all are refused
+                    continue
+                words = {each.partition("=")[0] for each in own or ()}
+                assert {each.partition("=")[0] for each in expected} <= words, (module, name, own)
+
+
 def test_the_list_is_that_of_the_installed_triton() -> None:
     pytest.importorskip("triton.language")  # `triton` alone may be a directory of our own tests
-    listed_version = json.loads(LIST.read_text())["version"]
-    installed_version = importlib.import_module("triton").__version__
-    if installed_version != listed_version:  # torch's usual build brings one along
-        pytest.skip(f"the list is that of Triton {listed_version}, here is {installed_version}")
+    known, version = lists(), importlib.import_module("triton").__version__
+    if version not in known:
+        pytest.skip(f"no list of Triton {version} here, of {' and '.join(known)} only: see above")
 
-    assert recomputed() == json.loads(LIST.read_text())
+    assert recomputed() == known[version]
+
+
+def write() -> None:
+    """Write the list of the installed Triton, or how it differs from the newest."""
+    found, newest = recomputed(), json.loads(LIST.read_text())
+    if tuple(map(int, found["version"].split("."))) >= tuple(
+        map(int, newest["version"].split("."))
+    ):
+        LIST.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        return
+    differences = {}
+    for module, names in newest["modules"].items():
+        mine = found["modules"][module]
+        changed = {
+            name: mine[name] for name in mine if name not in names or names[name] != mine[name]
+        }
+        absent = [name for name in names if name not in mine]
+        if changed or absent:
+            differences[module] = {"names": changed, "absent": absent}
+    older = {**of_older(), found["version"]: differences}
+    OLDER.write_text(json.dumps(older, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
-    LIST.write_text(json.dumps(recomputed(), indent=1, ensure_ascii=False) + "\n")
+    write()

@@ -248,6 +248,31 @@ def test_preloaded_modules_are_there_and_failures_are_told(folder: Path) -> None
             assert (code, text) == (0, f"True False\n{folder}/counted.py\n"), "not imported again"
 
 
+def test_processes_that_an_import_starts_can_be_terminated(folder: Path) -> None:
+    (folder / "helped.py").write_text(
+        "import os, signal, subprocess\n"
+        "helper = subprocess.Popen(['sleep', '1000'])\n"
+        "helper.terminate()\n"
+        "fork = os.fork()\n"
+        "if not fork:\n"
+        "    signal.pause()\n"
+        "os.kill(fork, signal.SIGHUP)\n"
+        "ends = [helper.wait(), os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])]\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]  # as the guardian does
+    try:
+        with Hosted("forkserver", "helped", environment={"PYTHONPATH": str(folder)}) as server:
+            assert server.details["failed"] == {}
+            code, text, ends = call(server, lambda: __import__("helped").ends)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+    assert (code, ends) == (0, ("ok", [-signal.SIGTERM, -signal.SIGHUP])), text
+
+
 def test_functions_return_their_values(server: Hosted, folder: Path) -> None:
     (folder / "mine.py").write_text("def double(x): return [x] * 2\n")
     import mine  # type: ignore[import-not-found]  # noqa: PLC0415

@@ -98,6 +98,23 @@ def test_command_without_proc_ends_with_one_line(words: tuple[str, ...]) -> None
     )
 
 
+@pytest.mark.parametrize(
+    "call", ["rankwise.run(print)", "rankwise.spawn(print)", "run.main(['-m', 'this'])"]
+)
+def test_function_without_proc_is_refused_in_one_line(call: str) -> None:
+    program = f"""
+import rankwise
+from rankwise.compat.torch import run
+try:
+    {call}
+except rankwise.ConfigError as error:
+    print(error)
+"""
+    done = inside("mount -t tmpfs none /proc", sys.executable, "-c", program, unshared="-mpf")
+
+    assert done.stdout == "/proc is not mounted (mount it: mount -t proc proc /proc)\n"
+
+
 def test_run_whose_proc_is_of_another_pid_namespace_is_refused(program: str) -> None:
     done = inside("true", *run_words(program), unshared="-pf")
 

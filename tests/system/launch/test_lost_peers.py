@@ -14,7 +14,7 @@ import os, socket
 if os.environ["RANK"] == "0":
     listener = socket.create_server(("127.0.0.1", int(os.environ["PORT"])))
     listener.accept()[0].recv(1)
-    raise ConnectionResetError("Connection closed by peer")
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 while True:
     try:
         peer = socket.create_connection(("127.0.0.1", int(os.environ["PORT"])))
@@ -39,6 +39,50 @@ def test_rank_that_dies_is_the_root_cause_though_its_peer_tells_of_it_first(
     root_cause = done.stderr.partition("root cause: ")[2].partition("\n")[0]
     assert root_cause.startswith("rank 1 "), done.stderr
     assert DEATHS[death] in root_cause
+
+
+def test_rank_that_a_peer_fails_after_it_is_no_consequence(tmp_path: Path) -> None:
+    """As when a download has failed, or torch's watchdog aborts when its peer is gone."""
+    script = write_program(
+        tmp_path,
+        """
+import os, time
+if os.environ["RANK"] == "0":
+    raise TimeoutError("HTTPSConnectionPool(host='data.example'): Read timed out.")
+time.sleep(1)
+os.abort()
+""",
+    )
+
+    done = run("run", "--nproc-per-node=2", script)
+
+    assert "root cause: rank 0 failed: TimeoutError" in done.stderr
+
+
+def test_stopped_rank_is_named_where_another_one_fails(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path,
+        """
+import os, pathlib, signal, time
+place = pathlib.Path(__file__).with_name("pid")
+if os.environ["RANK"] == "1":
+    place.with_suffix(".new").write_text(str(os.getpid()))
+    place.with_suffix(".new").rename(place)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1000)
+while not place.exists():
+    time.sleep(0.01)
+state = pathlib.Path("/proc", place.read_text(), "stat")
+while state.read_text().rpartition(")")[2].split()[0] != "T":
+    time.sleep(0.01)
+raise ValueError("bad")
+""",
+    )
+
+    done = run("run", "--nproc-per-node=2", script)
+
+    assert "root cause: rank 0 failed: ValueError: bad" in done.stderr
+    assert "rank 1 was stopped by a signal (SIGSTOP) or a debugger until then" in done.stderr
 
 
 def test_stopped_rank_is_named_and_ends_at_once(tmp_path: Path) -> None:

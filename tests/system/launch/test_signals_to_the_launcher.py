@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -105,6 +106,105 @@ def test_stop_as_by_sigterm_names_the_signal(tmp_path: Path) -> None:
 
     assert "rankwise: SIGXCPU: the run is stopped as by SIGTERM\n" in done.stderr
     assert "caught" not in done.stdout
+
+
+SAVES = """
+import os, pathlib, signal
+here = pathlib.Path(__file__).parent
+def save(*_):
+    print("saving", flush=True)
+    while not (here / "go on").exists():
+        signal.sigtimedwait([], 0.01)
+    print("saved", flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("--on=sim",)])
+def test_signal_that_stops_as_sigterm_kills_no_rank_that_saves(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    if words:
+        pytest.importorskip("numpy")
+    script = write_program(tmp_path, SAVES if not words else SAVES_SIMULATED)
+    with start("run", "--nproc-per-node=1", *words, script) as running:
+        running.wait_for("up")
+        running.signal(signal.SIGTERM)
+        running.wait_for("saving")
+        running.signal(signal.SIGXCPU)
+        running.wait_for("SIGXCPU: the run is being stopped already", stream="stderr")
+        (tmp_path / "go on").touch()
+        done = running.finish()
+
+    assert "saved" in done.stdout
+    assert done.code == 128 + signal.SIGTERM, done.stderr
+
+
+SAVES_SIMULATED = """
+import os, pathlib, signal, time
+here = pathlib.Path(__file__).parent
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+print("up", flush=True)
+while not told:
+    time.sleep(1)
+print("saving", flush=True)
+while not (here / "go on").exists():
+    time.sleep(0.001)
+print("saved", flush=True)
+"""
+
+
+def test_line_on_a_signal_comes_again_when_other_ranks_catch_it(tmp_path: Path) -> None:
+    script = write_program(
+        tmp_path,
+        """
+import pathlib, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+print("up", flush=True)
+while not pathlib.Path(__file__).with_name("go on").exists():
+    signal.sigtimedwait([], 0.01)
+signal.signal(signal.SIGUSR2, lambda *_: print("caught", flush=True))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
+print("catches", flush=True)
+while True:
+    signal.pause()
+""",
+    )
+    with start("run", "--nproc-per-node=1", script) as running:
+        running.wait_for("up")
+        running.signal(signal.SIGUSR2)
+        running.wait_for("SIGUSR2: not passed on, since no rank catches it", stream="stderr")
+        (tmp_path / "go on").touch()
+        running.wait_for("catches")
+        for count in (1, 2):
+            running.signal(signal.SIGUSR2)
+            running.wait_for("caught", count=count)
+        running.signal(signal.SIGTERM)
+        done = running.finish()
+
+    assert done.stderr.count("SIGUSR2: passed on to rank 0\n") == 1
+
+
+def test_torchrun_as_a_module_outlives_user_signals_and_passes_them_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program = write_program(tmp_path, SHELL, "rank.sh")
+    program.chmod(0o755)
+    module = ("-m", "rankwise.compat.torch.run", "--nproc-per-node=1", "--no-python")
+    with Running(sys.executable, *module, str(program)) as running:
+        running.wait_for("up")
+        running.signal(signal.SIGUSR1)
+        running.wait_for("caught")
+        running.signal(signal.SIGVTALRM)
+        done = running.finish()
+
+    assert "rankwise: SIGUSR1: passed on to rank 0\n" in done.stderr
+    assert "rankwise: SIGVTALRM: the run is stopped as by SIGTERM\n" in done.stderr
+    assert "got signal: 15" in done.stderr
 
 
 def test_user_signal_stops_the_run_if_the_user_says_so(tmp_path: Path) -> None:

@@ -65,3 +65,14 @@ def test_program_on_standard_input_is_refused_on_machines_elsewhere(tmp_path: Pa
 
     assert done.returncode == 2
     assert "script - is standard input" in done.stderr
+
+
+def test_empty_standard_input_is_refused(tmp_path: Path) -> None:
+    command = (*RANKWISE, "run", "-")
+
+    done = subprocess.run(
+        command, input=" \n", capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+
+    assert done.returncode == 2
+    assert "script - is read from standard input, which is empty" in done.stderr

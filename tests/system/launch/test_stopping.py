@@ -17,6 +17,7 @@ from running import (
     Running,
     numbers_after,
     run,
+    run_program,
     start,
     start_program,
     write_program,
@@ -141,7 +142,26 @@ def test_start_timeout_ends_a_start_and_names_the_import(tmp_path: Path) -> None
 
     assert done.code == 1, done.stderr
     assert "no rank could start: the fork server is still importing computes\n" in done.stderr
-    assert "could not be started: it did not start within 1 s" in done.stderr
+    why = "it did not start within 1 s: the fork server was importing computes"
+    assert f"could not be started: {why}" in done.stderr
+
+
+def test_start_timeout_of_a_function_names_the_import(tmp_path: Path) -> None:
+    write_program(tmp_path, COMPUTES.replace("+ 3", "+ 1000"), "computes.py")
+    program = """
+import rankwise
+def never():
+    pass
+if __name__ == "__main__":
+    try:
+        rankwise.run(never, nprocs=2, preload=["computes"], start_timeout=1)
+    except rankwise.WorkersFailed as error:
+        print(error.failures[0].detail)
+"""
+
+    done = run_program(program, tmp_path)
+
+    assert done.stdout == "it did not start within 1 s: the fork server was importing computes\n"
 
 
 def test_whoever_waits_for_stubborn_ranks_is_told_how_long_and_what_helps(tmp_path: Path) -> None:

@@ -330,6 +330,26 @@ def test_torch_does_not_warn_that_triton_is_not_there(where: str, tmp_path: Path
     assert "triton" not in finished.stdout + finished.stderr
 
 
+PINNED = """\
+import torch
+
+with torch.autograd.graph.save_on_cpu(pin_memory=True):
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    y = (x * x).sum()
+y.backward()
+print(x.grad.tolist())
+"""
+
+
+def test_activations_are_offloaded_to_pinned_memory_that_is_the_cpus(tmp_path: Path) -> None:
+    finished = run(
+        "run", "--on=sim", "--device=cuda", "--nproc-per-node=1", "--no-prefix",
+        write_program(tmp_path, PINNED), cwd=tmp_path,
+    )  # fmt: skip
+
+    assert finished.lines == ["[2.0, 2.0]"], finished.stderr
+
+
 def test_all_ways_to_a_device_lead_to_the_cpu(tmp_path: Path) -> None:
     finished = run(
         "run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix",

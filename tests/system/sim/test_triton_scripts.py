@@ -137,6 +137,60 @@ def test_a_script_for_a_gpu_runs_on_the_cpu(tmp_path: Path) -> None:
     ], done.stderr  # fmt: skip
 
 
+NAMES_A_DEVICE = """
+import torch, triton, triton.language as tl
+
+print(torch.ones(2).device, torch.cuda.is_available(), torch.cuda.get_device_capability())
+device = torch.device("cuda")  # from here on
+x = torch.ones(4, device=device, requires_grad=True)
+print(x.device, x.device.type, x.is_cpu, x.get_device(), x.device == torch.empty_like(x).device)
+print(torch.cuda.is_available(), torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+print(triton.runtime.driver.active.get_active_torch_device())
+
+
+@triton.jit
+def double(x_ptr, out_ptr):
+    at = tl.arange(0, 4)
+    tl.store(out_ptr + at, 2 * tl.load(x_ptr + at))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        out = torch.empty_like(x, device=x.device)
+        double[(1,)](x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, dy):
+        assert dy.device == x.device and dy.device.type == "cuda"
+        out = torch.zeros(4, device=dy.device).to(dy.device)
+        double[(1,)](dy.contiguous(), out)
+        return out
+
+
+layer = torch.nn.Linear(4, 4).to(device)
+optimizer = torch.optim.AdamW(layer.parameters())
+layer(Doubled.apply(x)).sum().backward()
+optimizer.step()
+print(x.grad.device, x.grad.shape)
+torch.testing.assert_close(x.detach().cpu(), torch.ones(4))
+print(x.detach().cpu().numpy().sum())
+"""
+
+
+@pytest.mark.torch
+def test_a_script_that_names_cuda_has_the_modelled_device_of_simulated_ranks(
+    tmp_path: Path,
+) -> None:
+    done = run("sim", "run", "--triton", write_program(tmp_path, NAMES_A_DEVICE))
+
+    assert done.lines == [
+        "cpu False (0, 0)", "cuda:0 cuda False 0 True", "True modelled CUDA device (9, 0)",
+        "cuda:0", "cuda:0 torch.Size([4])", "4.0",
+    ], done.stderr  # fmt: skip
+
+
 POINTERS = """
 import gc, torch, triton, triton.language as tl
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any, Self
 
@@ -52,8 +53,11 @@ class TwoArguments(Exception):
 def public_exceptions() -> list[type[BaseException]]:
     """Every exception class of the package, whatever module it is in."""
     for module in pkgutil.walk_packages(rankwise.__path__, "rankwise."):
-        if not module.name.endswith(("__main__", "worker.boot")):  # those are programs
-            import_module(module.name)
+        if module.name.endswith(("__main__", "worker.boot")):
+            continue  # those are programs
+        if module.name == "rankwise.compat.joblib" and find_spec("joblib") is None:
+            continue
+        import_module(module.name)
     found = {
         kind for kind in all_subclasses(BaseException) if kind.__module__.startswith("rankwise")
     }

@@ -16,6 +16,7 @@ from rankwise.base.root_cause import HEAD_START, root_cause_first
 from rankwise.base.units import MILLISECOND, Instant
 
 SIGABRT, SIGKILL, SIGSEGV, SIGPIPE = 6, 9, 11, 13
+CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 
 
 def failure(
@@ -161,27 +162,75 @@ def test_an_exit_that_told_of_nothing_explains_a_lost_peer_that_was_told_of_just
     [
         exited(1, 40 * HEAD_START),
         killed(1, 40 * HEAD_START),
-        killed(1, 40 * HEAD_START, SIGABRT),
+        msgspec.structs.replace(killed(1, 40 * HEAD_START, SIGABRT), seen_dying=True),
+        killed(1, HEAD_START // 2, SIGABRT),
         raised(1, 40 * HEAD_START, "ValueError", "boom"),
     ],
 )
 def test_what_fails_by_itself_explains_a_lost_peer_however_late(own: Failure) -> None:
-    lost = raised(0, 5, "RuntimeError", "Connection closed by peer")
+    lost = raised(0, 5, "RuntimeError", CLOSED)
     stopped = failure(2, 6, FailureCause.STOPPED, -SIGKILL)
 
     assert order_of(lost, stopped, own) == [1, 0, 2]
 
 
 def test_lost_peer_is_the_cause_where_all_say_the_same() -> None:
-    lost = [raised(rank, 5 + rank, "RuntimeError", "Connection closed by peer") for rank in (0, 1)]
+    lost = [raised(rank, 5 + rank, "RuntimeError", CLOSED) for rank in (0, 1)]
 
     assert order_of(*lost) == [0, 1]
 
 
 def test_death_by_another_signal_explains_more_than_an_abort() -> None:
-    lost = raised(0, 5, "RuntimeError", "Connection closed by peer")
+    lost = raised(0, 5, "RuntimeError", CLOSED)
 
     assert order_of(lost, killed(1, 6, SIGABRT), killed(2, 7)) == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("TimeoutError", "HTTPSConnectionPool(host='data.example'): Read timed out."),
+        ("RuntimeError", "NCCL error: Duplicate GPU detected : rank 0 and rank 1 both on 1000"),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+        ("DistStoreError", "Timed out after 61 seconds waiting for clients. 1/2 clients joined."),
+    ],
+)
+@pytest.mark.parametrize(
+    "later",
+    [
+        exited(1, 2 * HEAD_START),
+        killed(1, 2 * HEAD_START),
+        killed(1, HEAD_START // 2, SIGABRT),
+        raised(1, 2 * HEAD_START, "FileNotFoundError", "/nonexistent/ready"),
+    ],
+)
+def test_what_fails_later_does_not_explain_an_exception_that_names_no_lost_connection(
+    type_name: str, message: str, later: Failure
+) -> None:
+    assert order_of(raised(0, 5, type_name, message), later) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("RuntimeError", CLOSED),
+        ("RuntimeError", "gloo: Read error [10.0.0.1]:3: Connection reset by peer"),
+        ("torch.distributed.DistBackendError", "NCCL error: remote process exited or there was"),
+        ("torch.distributed.DistNetworkError", "recv, got 0 bytes. Connection was likely closed."),
+        ("rankwise.base.errors.PeerDied", "all_reduce #1 cannot be completed: rank 1 has ended"),
+    ],
+)
+def test_exception_that_names_a_lost_connection_is_explained_by_a_late_death(
+    type_name: str, message: str
+) -> None:
+    assert order_of(raised(0, 5, type_name, message), killed(1, 40 * HEAD_START)) == [1, 0]
+
+
+def test_late_abort_of_a_watchdog_does_not_explain_a_lost_connection() -> None:
+    assert order_of(raised(0, 5, "RuntimeError", CLOSED), killed(1, 4 * HEAD_START, SIGABRT)) == [
+        0,
+        1,
+    ]
 
 
 def test_such_an_exit_does_not_explain_an_exception_that_tells_of_no_peer() -> None:

@@ -389,6 +389,11 @@ def test_patch_removes_by_null_and_by_directive(
     assert "JOB_UID" in names
 
 
+def of_pod(spec: str) -> str:
+    template = f"{{spec: {{template: {{spec: {{{spec}}}}}}}}}"
+    return f"{{kind: JobSet, spec: {{replicatedJobs: [{{name: node, template: {template}}}]}}}}"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -398,6 +403,15 @@ def test_patch_removes_by_null_and_by_directive(
         ("kind: Service", "is for Service, and several objects here fit"),
         ("{kind: JobSet, spec: 3}", "has 3 at JobSet.spec"),
         ("{kind: JobSet, spec: {replicatedJobs: [{}]}}", "an item without name"),
+        ("# nothing yet", "has no document (begin one with kind: JobSet)"),
+        (
+            "{kind: JobSet, spec: {replicatedJobs: [{name: nodes}]}}",
+            "which is not there (there is:",
+        ),
+        (of_pod("containers: [{name: nod}]"), "has name 'nod' at JobSet.spec"),
+        (of_pod("containers: [{name: nod}]"), "which is not there (there is: node)"),
+        (of_pod("containers: [{name: node, env: [{name: PODIP, $patch: delete}]}]"), "'PODIP'"),
+        (of_pod("containers: [{name: node, volumeMounts: [{mountPath: /dev/sh}]}]"), "'/dev/sh'"),
     ],
 )
 def test_patch_that_does_not_fit_is_refused_in_one_line(

@@ -109,6 +109,12 @@ def test_signals_of_the_user_go_to_ranks_unless_they_stop_the_run(folder: Path) 
     assert effects_of(outlived)[signal.SIGUSR1] is SignalEffect.OUTLIVED
 
 
+def test_real_time_signals_are_named_as_lines_name_them() -> None:
+    job = job_of("--forward-signals SIGRTMIN+3,SIGRTMAX-1 -m this")
+
+    assert job.passed_signals == (signal.SIGRTMIN + 3, signal.SIGRTMAX - 1)
+
+
 def test_run_in_python_catches_no_signals_but_those_that_stop_it() -> None:
     job = Job(program=Script("train.py"), gang=GangSpec(size=1), run_id="run")
 
@@ -483,6 +489,15 @@ def test_a_static_endpoint_is_the_master(
         ("--forward-signals SIGFOO train.py", "--forward-signals: 'SIGFOO' is not a signal"),
         ("--forward-signals SIGWINCH train.py", "--forward-signals: SIGWINCH ends no process"),
         ("--forward-signals , train.py", "--forward-signals names no signal"),
+        ("--forward-signals SIGSEGV train.py", "--forward-signals: SIGSEGV tells of a fault"),
+        ("--forward-signals SIGIOT train.py", "--forward-signals: SIGIOT tells of a fault"),
+        ("--forward-signals SIGCHLD train.py", "own ends, so it is not passed on"),
+        ("--forward-signals SIGPIPE train.py", "SIGPIPE is ignored by rankwise itself"),
+        ("--forward-signals SIGXFSZ train.py", "SIGXFSZ is ignored by rankwise itself"),
+        ("--forward-signals SIGTERM train.py", "SIGTERM stops the run (--signals-to-handle)"),
+        ("--forward-signals NONE train.py", "is 'NONE': none stands alone, and in small letters"),
+        ("--forward-signals none,SIGUSR1 train.py", "is 'none,SIGUSR1': none stands alone"),
+        ("--forward-signals SIGRTMIN+31 train.py", "'SIGRTMIN+31' is not a signal's name"),
         ("-r 4 train.py", "--redirects is '4'"),
         ("-t 1:x train.py", "--tee is '1:x'"),
         ("--local-ranks-filter a train.py", "--local-ranks-filter is 'a', expected a comma-sep"),

@@ -45,3 +45,16 @@ def test_exceptions_are_caught_by_their_names_in_python_etcd(tmp_path: Path) -> 
         f"says {name} (look)"
         for name in ("EtcdException", "EtcdKeyNotFound", "EtcdAlreadyExist", "EtcdCompareFailed")
     ], done.stderr
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("broken", ["1 / 0", "import gone_module", "raise AttributeError"])
+def test_broken_package_of_that_name_breaks_nothing(broken: str, tmp_path: Path) -> None:
+    (tmp_path / "etcd.py").write_text(broken)
+    check = "from rankwise.compat.torch.elastic.rendezvous import etcd_client"
+
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")

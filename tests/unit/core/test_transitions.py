@@ -80,7 +80,7 @@ from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
 Move = tuple[Any, Any, type]
 """From a phase to a phase, and the fact that led there."""
 STOPS_MAX = 2
-PEER_GONE = "Connection closed by peer"
+PEER_GONE = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 MAY_SAY = {
     RecallState.BOUND: (Said.OFFERS,),
     RecallState.OFFERED: (Said.FELL, Said.WITHDRAWS),

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import Instant
@@ -427,3 +428,12 @@ def test_a_process_that_is_refused_is_known_in_any_language() -> None:
 )
 def test_where_there_is_nothing_to_say_nothing_is_said(told: Failure) -> None:
     assert hint_for(told) == ""
+
+
+def test_rank_that_is_out_of_step_since_it_was_stopped_is_said_to_be() -> None:
+    detail = "rank 2 has not come to all_reduce #2, in which rank 0 waits"
+    told = replace(failure(FailureCause.OUT_OF_STEP, -15, detail=detail), was_stopped=True)
+
+    assert one_line(told) == f"{detail}; rank 2 is stopped by a signal (SIGSTOP) or a debugger"
+    assert "kill -CONT" in hint_for(told)
+    assert "same collectives" not in hint_for(told)

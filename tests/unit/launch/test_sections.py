@@ -160,3 +160,16 @@ def test_an_outer_limit_holds_while_inner_sections_come_and_go() -> None:
     assert done.returncode == 1
     assert "section 'epoch' is stuck" in done.stderr
     assert "Timeout" in done.stderr
+
+
+def test_limit_beyond_what_clocks_count_harms_no_later_section() -> None:
+    done = run_program("""
+        import rankwise
+
+        with rankwise.section("epoch", timeout=1e10):
+            pass
+        with rankwise.section("step", timeout=30):
+            print("went on")
+    """)
+
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr

@@ -232,6 +232,8 @@ def test_help_opens_and_any_key_closes_it() -> None:
 
 def test_an_end_is_told_with_its_attempts_and_its_cause() -> None:
     assert end_in_words({"state": "succeeded", "starts": 1, "why": ""}) == "succeeded"
+    of_earlier_release = {"state": "succeeded", "attempts": 2, "why": ""}
+    assert end_in_words(of_earlier_release) == "succeeded after 2 attempts"
     assert (
         end_in_words({"state": "failed", "starts": 3, "why": "rank 0 failed\x1b"})
         == "failed after 3 attempts: rank 0 failed\\x1b"

@@ -21,6 +21,7 @@ from rankwise.compat.torch.elastic.multiprocessing.errors import record
 from rankwise.compat.torch.elastic.rendezvous.utils import _parse_rendezvous_config
 from rankwise.compat.torch.elastic.utils import macros
 from rankwise.compat.torch.launcher.api import LaunchConfig, elastic_launch
+from rankwise.compat.torch.launcher.signals import heed_all_signals
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.launch.run_path import run_script_path
 from rankwise.launch.standard_streams import flush_standard_streams
@@ -382,4 +383,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     atexit.register(flush_standard_streams)
+    heed_all_signals()
     main()

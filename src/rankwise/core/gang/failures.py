@@ -48,6 +48,7 @@ def failures_of(
             error=_error_of(worker),
             detail=_detail_of(worker, spec, orders),
             ended_by_us=worker.is_ended_by_us,
+            seen_dying=worker.dumps_core,
             accused=worker.accused,
         )
         for worker in workers

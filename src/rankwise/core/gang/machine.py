@@ -60,9 +60,9 @@ finished: a stray of this one could hold the port or the device of the next.
 - Ctrl-Z stops the workers and their agent. No deadline counts the time in which they stood still.
 - A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
   death later: only when it has taken its connections down, and written its core. So nobody is
-  told to stop until another one has failed by itself, or `verdict_timeout` has passed. Then the
-  gang asks whose cores are being written (`LookForDumps`), and waits for these for up to
-  `dump_timeout`.
+  told to stop until another one has failed by itself, or `verdict_timeout` has passed. At once, and
+  then again, the gang asks whose cores are being written (`LookForDumps`), and waits for these for
+  up to `dump_timeout`.
 - If the guardian is lost, so are its workers: the gang ends at once, and none can follow. What had
   happened before stays true: a gang whose workers had all ended well has succeeded.
 """
@@ -342,7 +342,7 @@ class Gang:
             if self.spec.stop_delay and not self._workers.have_ended:
                 self._stop_due = self._stop_due or after(now, self.spec.stop_delay)
             elif self._awaits_cause:
-                self._await_cause(now)
+                return self._await_cause(now)
             else:
                 is_unborn = worker.refusal is not None
                 return self._begin_stopping(now) if is_unborn else self._end_attempt(now)
@@ -363,10 +363,13 @@ class Gang:
         may_come = self.phase is GangPhase.RUNNING and bool(self._workers.running)
         return may_come and all(worker.says_peer_is_gone for worker in failed)
 
-    def _await_cause(self, now: Instant) -> None:
-        if self._dumps_due is None:
-            self._verdict_due = after(now, min(self.spec.verdict_timeout, self.spec.dump_timeout))
-            self._dumps_due = after(now, self.spec.dump_timeout)
+    def _await_cause(self, now: Instant) -> list[Effect]:
+        if self._dumps_due is not None:
+            return []
+        self._verdict_due = after(now, min(self.spec.verdict_timeout, self.spec.dump_timeout))
+        self._dumps_due = after(now, self.spec.dump_timeout)
+        # Now, too: who is dying already is the cause, who aborts later may be a consequence.
+        return [LookForDumps(self.attempt)]
 
     def _on_dumps_looked(self, looked: DumpsLooked, now: Instant) -> list[Effect]:
         if looked.attempt != self.attempt or self.phase is GangPhase.FINISHED:

@@ -17,7 +17,8 @@ rank has done so far (`Activity`). What it has done between two looks is progres
 On a machine that has more to do than CPUs, a thread computes less than it would. So what it has
 computed is compared with the time in which it could have run: in which it did not wait for a CPU.
 The wait itself is no progress: who polls waits for a CPU each time that it wakes up. Less than 20
-ms from one look to the next are no progress in any case; a starved thread gets that much.
+ms from one look to the next are no progress in any case (of a look that is shorter than 400 ms, a
+twentieth); a starved thread gets that much.
 
 A main thread that asks the handle of a call again and again whether it is over has computed only
 where that took 10 ms from one question to the next, on average: it waits, and spins.
@@ -207,15 +208,20 @@ def _what_it_did(before: Activity, now: Activity, elapsed: Duration) -> Doing:
 
 def _main_computes(before: Activity, now: Activity, elapsed: Duration) -> bool:
     computed = now.main_time - before.main_time
-    if computed < max((now.polls - before.polls) * PER_POLL, COMPUTED_MIN):
+    if computed < max((now.polls - before.polls) * PER_POLL, _computed_min(elapsed)):
         return False
     return computed * CPU_SHARE >= elapsed - (now.main_waited - before.main_waited)
+
+
+def _computed_min(elapsed: Duration) -> int:
+    """What has to be computed in any case; never more than the twentieth that is enough."""
+    return min(COMPUTED_MIN, elapsed // CPU_SHARE)
 
 
 def _helpers_compute(before: Activity, now: Activity, elapsed: Duration) -> bool:
     computed = {key: _grown(before.helper_times, now.helper_times, key) for key in now.helper_times}
     together = sum(computed.values())
-    if together < COMPUTED_MIN:
+    if together < _computed_min(elapsed):
         return False
     if together * CPU_SHARE >= elapsed:
         return True

@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from rankwise.base.failure import ErrorRecord, ExitStatus
-from rankwise.base.root_cause import tells_of_lost_peer
+from rankwise.base.root_cause import names_lost_connection
 from rankwise.base.units import Duration, Instant
 
 
@@ -66,7 +66,7 @@ class WorkerLife(msgspec.Struct):
     must_end_by: Instant | None = None
     """Until when it may live on, since it has told of the exception that it dies of."""
     dumps_core: bool = False
-    """Whether it was seen dying, while its core was written."""
+    """Whether it was seen dying of a signal: its core was written, or its memory taken down."""
     signals_sent: list[int] = []
     """The signals that it has been sent, in this order."""
     has_lingered: bool = False
@@ -105,8 +105,8 @@ class WorkerLife(msgspec.Struct):
 
     @property
     def says_peer_is_gone(self) -> bool:
-        """Whether it has ended of an exception that another one's death may explain."""
-        return self.has_ended and self.error is not None and tells_of_lost_peer(self.error)
+        """Whether it has ended of an exception that names a lost connection to another one."""
+        return self.has_ended and self.error is not None and names_lost_connection(self.error)
 
     @property
     def died_by_itself(self) -> bool:

@@ -264,6 +264,51 @@ class Gate:
         self.__init__()  # type: ignore[misc]  # all of it
 
 
+class _Instant:
+    """Shuts the main thread's gate for microseconds, in a block; elsewhere does nothing.
+
+    `Gate.used` looks at each signal, which takes longer than to submit a task. This one stands in
+    for the handlers that raise most often: of Ctrl-C, of time-outs by alarm and of SIGTERM.
+    """
+
+    __slots__ = ("_replaced", "_was_shut")
+
+    def __enter__(self) -> None:
+        self._replaced: list[tuple[int, Any]] | None = None
+        if threading.get_ident() != _main_thread:
+            return
+        replaced = []
+        if not _main._holders:  # noqa: SLF001  # it is of this module
+            for signum in _RAISING:
+                handler = _handler_of(signum)
+                if callable(handler) and not isinstance(handler, _Keeper):
+                    replaced.append((signum, handler))
+                    _install(signum, _Keeper(_main, handler))
+        self._was_shut = _main.is_shut
+        self._replaced = replaced
+        # Last of all: a handler that raises before leaves a keeper, which calls what it stands for.
+        _main.is_shut = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._replaced is None:
+            return
+        _main.is_shut = self._was_shut
+        try:
+            for signum, handler in self._replaced:
+                _install(signum, handler)
+        finally:
+            if not self._was_shut:
+                _main.run_due()
+
+
+_RAISING = (_signal.SIGINT, _signal.SIGALRM, _signal.SIGTERM)
+
+
+def for_an_instant() -> _Instant:
+    """Keep handlers waiting in a block that takes microseconds; it must not wait for long."""
+    return _Instant()
+
+
 _main = Gate()
 _main_thread = threading.main_thread().ident
 

@@ -190,7 +190,10 @@ class RealProcessHost:
             if signal == SIGINT and _is_starting(link):
                 # Python swallows a Ctrl-C at some instants of its start, and goes on.
                 signal = SIGKILL
-            if signal == SIGTERM and _dumps_core(link):
+            if not link.is_signalled:
+                link.is_signalled = True
+                link.was_stopped = link.pid is not None and is_stopped(link.pid)
+            if signal == SIGTERM and _is_dying(link):
                 self._deliver(DumpsLooked(attempt, (local_rank,)))
             # What is left of the group is swept. A kill of all would take along the resource
             # tracker of multiprocessing, which has yet to remove the worker's shared memory.
@@ -245,7 +248,7 @@ class RealProcessHost:
 
     def look_for_dumps(self, attempt: int) -> None:
         """Find out whose core the kernel is writing; see ports.processes."""
-        dying = [rank for rank, link in self._current.items() if _dumps_core(link)]
+        dying = [rank for rank, link in self._current.items() if _is_dying(link)]
         self._deliver(DumpsLooked(attempt, tuple(sorted(dying))))
 
     def ask_recorders(self, ask: int) -> frozenset[int]:
@@ -617,9 +620,9 @@ class RealProcessHost:
             link.result_fd = -1
 
 
-def _dumps_core(link: WorkerLink) -> bool:
-    """Whether a worker is dying, and the kernel writes its core."""
-    return not link.is_over and link.process is not None and link.process.dumps_core
+def _is_dying(link: WorkerLink) -> bool:
+    """Whether a signal is ending a worker, of which nobody has told yet."""
+    return not link.is_over and link.process is not None and link.process.is_dying
 
 
 def _is_starting(link: WorkerLink) -> bool:

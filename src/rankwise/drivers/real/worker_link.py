@@ -121,6 +121,9 @@ class WorkerLink(msgspec.Struct):
     is_over: bool = False
     is_killed: bool = False
     """Whether it was sent SIGKILL."""
+    was_stopped: bool = False
+    """Whether SIGSTOP or a debugger had stopped it when it was first sent a signal."""
+    is_signalled: bool = False
     exit_code: int | None = None
     error: ErrorRecord | None = None
     """What it has told that it dies of."""

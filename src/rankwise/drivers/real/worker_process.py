@@ -16,6 +16,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+_PF_SIGNALED = 0x400
+"""Among the flags of a process: a signal ends it. From Linux's `sched.h`, as proc(5) says."""
+
 
 class WorkerProcess:
     """A process that somebody else has made. `fileno` is readable once it has ended.
@@ -64,9 +67,17 @@ class WorkerProcess:
         return bool(int(mask, 16) >> (signum - 1) & 1)
 
     @property
-    def dumps_core(self) -> bool:
-        """Whether the kernel is writing its core: it is dying, and has let go of nothing yet."""
-        return self._status().get(b"CoreDumping") == b"1"
+    def is_dying(self) -> bool:
+        """Whether a signal is ending it, or has: its core is written, or its memory taken down."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return False
+        if self.has_ended and fields[0] != b"Z":  # another process may have the number
+            return False
+        is_signalled = bool(int(fields[6]) & _PF_SIGNALED)
+        return is_signalled or self._status().get(b"CoreDumping") == b"1"
 
     def _status(self) -> dict[bytes, bytes]:
         """What the kernel tells of it, by name; nothing if it has ended."""

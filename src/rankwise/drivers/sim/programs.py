@@ -17,6 +17,10 @@ class Exits(msgspec.Struct, frozen=True, tag=True):
     code: int = 0
 
 
+PEER_IS_GONE = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+"""What ranks say when a peer's connection has closed."""
+
+
 class Dies(msgspec.Struct, frozen=True, tag=True):
     """It is killed by a signal, which rankwise did not send."""
 

@@ -15,7 +15,15 @@ from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.sim.cluster.plan import ClusterPlan, Guardian
 from rankwise.drivers.sim.gang_simulator import plan_of_gang
-from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
+from rankwise.drivers.sim.programs import (
+    PEER_IS_GONE,
+    Dies,
+    Ending,
+    Exits,
+    Program,
+    Raises,
+    RunsForever,
+)
 from rankwise.drivers.sim.streams import between, happens, stream
 from rankwise.sim.faults.vocabulary import BlameWorker, FaultOfCluster, LoseGuardian, Preempt
 
@@ -101,7 +109,7 @@ def _failing(chance: Random) -> Ending:
         Exits(chance.randint(1, 255)),
         Dies(chance.choice(FATAL_SIGNALS)),
         Raises("loss is NaN", exit_takes=between(chance, ZERO, 100 * MILLISECOND)),
-        Raises("connection closed by peer", exception="ConnectionResetError"),
+        Raises(PEER_IS_GONE, exception="RuntimeError"),
         Raises("a thread lives on", exit_takes=between(chance, ZERO, 20 * SECOND)),
     )
     return chance.choice(endings)

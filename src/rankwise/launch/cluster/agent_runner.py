@@ -300,7 +300,14 @@ class AgentRunner:
             )
         if agent.gang is None:
             return AgentSnapshot(status=status)
-        ranks = ranks_now(agent.gang, planner.ranks, segment, delays, parts.clock.now())
+        ranks = ranks_now(
+            agent.gang,
+            planner.ranks,
+            segment,
+            delays,
+            parts.clock.now(),
+            waited_so_far=parts.watches.waited_so_far,
+        )
         # A rank for which the others wait is told while they do: that is when an alert is due.
         waited_for = {rank.rank: rank.waited_for_s for rank in ranks if delays or rank.waited_for_s}
         status = msgspec.structs.replace(status, waited_for_seconds=waited_for)

@@ -101,6 +101,7 @@ class ControlAnswers:
                     self._planner.segment,
                     self._parts.watches.delays(),
                     self._parts.clock.now(),
+                    waited_so_far=self._parts.watches.waited_so_far,
                 ),
             }
             if lineup := self._dispatch.lineup:  # agreed upon by nodes, however few there are

@@ -18,9 +18,10 @@ from rankwise.base.failure import (
     Outcome,
     OutcomeStatus,
     Stood,
+    signal_name,
 )
 from rankwise.base.units import MICROSECOND, Duration, format_duration
-from rankwise.base.wording import ranks_in_words
+from rankwise.base.wording import BY_SIGNAL, ranks_in_words
 from rankwise.launch.failure_report.hints import hint_for, is_peer_gone
 from rankwise.launch.failure_report.model import (
     Block,
@@ -53,7 +54,6 @@ from rankwise.launch.failure_report.words import (
     exit_in_words,
     headline,
     rank_of,
-    signal_name,
 )
 
 OTHERS_SHOWN_MAX = 8
@@ -229,7 +229,10 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
     obedient: list[int] = []
     killed: dict[str, list[int]] = {}
     killed_by_others: list[int] = []
+    stood_still: list[int] = []
     for failure in stopped:
+        if failure.was_stopped:
+            stood_still.append(rank_of(failure))
         is_of_kill = failure.exit is not None and failure.exit.signal_number == _SIGKILL
         # Who uses `should_stop` is sent SIGKILL at once: to SIGTERM it would not listen.
         if not is_of_kill or (failure.ended_by_us and not failure.detail):
@@ -240,6 +243,9 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
             killed_by_others.append(rank_of(failure))
     told = f"after being told to stop ({signal_name(stop_signal)})"
     notes: list[str] = []
+    if stood_still:
+        verb = "was" if len(stood_still) == 1 else "were"
+        notes.append(f"{ranks_in_words(stood_still)} {verb} {BY_SIGNAL} until then")
     if obedient:
         notes.append(f"{ranks_in_words(obedient)} ended {told}")
     for how, ranks in killed.items():

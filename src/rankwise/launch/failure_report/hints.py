@@ -126,6 +126,10 @@ _CATALOGUE: Sequence[_Hint] = (
         "all of them receive: let one of these ranks send first",
     ),
     _Hint(
+        lambda failure: failure.cause is FailureCause.OUT_OF_STEP and failure.was_stopped,
+        "ps shows a process that stands still with state T or t; kill -CONT lets it go on",
+    ),
+    _Hint(
         lambda failure: failure.is_shared,
         _SAME_CALLS.format("one of these ranks"),
     ),

@@ -2,7 +2,15 @@
 
 import re
 
-from rankwise.base.failure import SIGNAL_NAMES, ErrorRecord, ExitStatus, Failure, FailureCause
+from rankwise.base.failure import (
+    SIGNAL_NAMES,
+    ErrorRecord,
+    ExitStatus,
+    Failure,
+    FailureCause,
+    signal_name,
+)
+from rankwise.base.wording import BY_SIGNAL
 from rankwise.launch.failure_report.loaders import is_cut_off_from_loader
 from rankwise.launch.failure_report.stacks import place_in_program
 from rankwise.launch.failure_report.text import LINE_LENGTH_MAX, first_line, printable
@@ -34,13 +42,6 @@ _EXIT_CODES = {
 _SIGKILL = 9
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 _AFTER_FRAMES = re.compile(r"^  .*\n(?=\S)", re.MULTILINE)
-
-
-def signal_name(number: int) -> str:
-    """`SIGSEGV`; `SIGRTMIN+6` for real-time signals, `signal 99` for what is none."""
-    if number in SIGNAL_NAMES:
-        return SIGNAL_NAMES[number]
-    return f"SIGRTMIN+{number - 34}" if 34 <= number <= 64 else f"signal {number}"
 
 
 def describe_signal(number: int) -> str:
@@ -126,7 +127,8 @@ def headline(failure: Failure) -> str:
             is_placed = failure.error is None and not failure.is_shared
             place = place_in_program(failure.stacks) if is_placed else ""
             is_told = not place or place.partition(",")[0] in detail
-            return detail if is_told else f"{detail}: it is at {place}"
+            text = detail if is_told else f"{detail}: it is at {place}"
+            return f"{text}; {who} is {BY_SIGNAL}" if failure.was_stopped else text
         case FailureCause.NOT_STARTED:
             return f"{who} could not be started{because}"
         case FailureCause.GUARDIAN_LOST:

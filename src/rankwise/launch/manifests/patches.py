@@ -32,6 +32,14 @@ MERGE_KEYS = {
 A JobSet is a custom resource, whose lists kubectl would replace. To repeat a whole Job for one
 toleration is what `--patch` is to spare.
 """
+_NEEDED_BY_NEW: dict[str, tuple[str, ...] | None] = {
+    "containers": ("image",),
+    "initContainers": ("image",),
+    "volumeMounts": ("name",),
+    "volumeDevices": ("name",),
+    "replicatedJobs": None,
+}
+"""What an item that a patch adds has to have; None where none is added."""
 
 
 class Patch(NamedTuple):
@@ -56,7 +64,10 @@ def patches_in(text: str, path: str) -> tuple[Patch, ...]:
         where = "" if mark is None else f" line {mark.line + 1}"
         problem = getattr(error, "problem", None) or "unreadable characters"
         raise ConfigError(f"--patch {path!r}{where} is not YAML: {problem}") from error
-    return tuple(_patch(tree, path) for tree in documents if tree is not None)
+    patches = tuple(_patch(tree, path) for tree in documents if tree is not None)
+    if not patches:
+        raise ConfigError(f"--patch {path!r} has no document", hint="begin one with kind: JobSet")
+    return patches
 
 
 def _patch(tree: Any, path: str) -> Patch:
@@ -143,6 +154,11 @@ def _merged_list(old: list[Any], new: list[Any], key: str, path: str, origin: st
         if not isinstance(item, dict) or key not in item:
             raise ConfigError(f"--patch {origin!r} has an item without {key} at {path}")
         places = [index for index, each in enumerate(merged) if _plain(each).get(key) == item[key]]
+        if not places and not _is_whole(item, path):
+            raise ConfigError(
+                f"--patch {origin!r} has {key} {item[key]!r} at {path}, which is not there",
+                hint=_there(merged, key),
+            )
         if item.get(DIRECTIVE) == "delete":
             merged = [each for index, each in enumerate(merged) if index not in places]
         elif places:
@@ -150,6 +166,17 @@ def _merged_list(old: list[Any], new: list[Any], key: str, path: str, origin: st
         else:
             merged.append(_merged_map({}, item, path + "[]", origin))
     return merged
+
+
+def _is_whole(item: dict[str, Any], path: str) -> bool:
+    """Whether an item can be a new one: else its name has to be one of those that are there."""
+    needed = _NEEDED_BY_NEW.get(path.rpartition(".")[2], ())
+    return item.get(DIRECTIVE) != "delete" and needed is not None and all(map(item.get, needed))
+
+
+def _there(items: list[Any], key: str) -> str:
+    names = ", ".join(str(_plain(each).get(key)) for each in items)
+    return f"there is: {names}" if names else "there is none"
 
 
 def _plain(item: Any) -> Any:

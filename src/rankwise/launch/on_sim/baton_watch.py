@@ -5,6 +5,7 @@ threads of this process, so its other threads, its children and what it reads an
 the one rank that runs; the conductor, whose thread looks, and what ranks print do not.
 """
 
+import time
 from collections.abc import Callable
 
 from rankwise.base.units import Duration
@@ -27,11 +28,13 @@ class BatonWatch:
         self._watch = ProgressWatch(hang_timeout, clock.now())
         self._clock = clock
         self._printed = printed
+        # What this process had started before is no rank's: a notebook's, a test's.
+        self._began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def gets_on(self, rank: Rank) -> bool:
         """Whether it has made progress since the look before, or is another rank than then."""
         number = rank.thread.native_id or 0
-        work = work_beside_this_thread(number)
+        work = work_beside_this_thread(number, since_s=self._began_s)
         if work is None:
             return True  # it has ended
         done = Activity(

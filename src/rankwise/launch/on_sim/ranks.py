@@ -43,13 +43,13 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.ledger import Blame
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
+from rankwise.drivers.real.hosting.environments import inherited_environment
 from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.report_pipe import ErrorReported, Exiting, ReportPipe
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.environment import (
     VARIABLES_OF_RANKS,
-    inherited_environment,
     worker_environment,
 )
 from rankwise.launch.job import Executable, Function, Job, Module, Script, restarts_allowed

@@ -171,7 +171,7 @@ class Rehearsal:
         self._stop_count = 0
         self._passed: list[int] = []
         self._signals_told: set[int] = set()
-        self._passing_told: set[int] = set()
+        self._passing_told: dict[int, tuple[list[int], list[int]]] = {}
         self._stuck = ""
         self._standstill: tuple[str, tuple[Stood, ...]] = ("", ())
 
@@ -361,8 +361,11 @@ class Rehearsal:
                 case SignalEffect.STOPS:
                     stop(number)
                 case SignalEffect.STOPS_AS_SIGTERM if is_new:
-                    self._say(as_sigterm_line(number), "signal", signal=number)
-                    stop(signal.SIGTERM)
+                    begins = not self._stop_count
+                    line = as_sigterm_line(number, begins=begins)
+                    self._say(line, "signal", signal=number)
+                    if begins:
+                        stop(signal.SIGTERM)
                 case SignalEffect.PASSED_ON:
                     # Where no rank runs, as this thread may be in the middle of anything.
                     self._passed.append(number)
@@ -424,10 +427,11 @@ class Rehearsal:
             reached = [each for each in living if callable(each.handlers.get(number))]
             for rank in reached:
                 rank.signal(number)
-            if number not in self._passing_told:
-                self._passing_told.add(number)
-                others = sorted(each.number for each in living if each not in reached)
-                line = passed_on_line(number, sorted(each.number for each in reached), others)
+            others = sorted(each.number for each in living if each not in reached)
+            told = sorted(each.number for each in reached), others
+            if self._passing_told.get(number) != told:
+                self._passing_told[number] = told
+                line = passed_on_line(number, *told)
                 self._say(line, "signal", signal=number)
 
     @contextmanager

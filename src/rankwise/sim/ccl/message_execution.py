@@ -413,8 +413,11 @@ class _Rounds:
         """Bytes of the other lanes' first slots."""
         assert layout.vc_chunk_size is not None, "it is known by now"
         self._get_apart = (lane_count - 1) ** 2 * layout.vc_chunk_size // 3
-        """By so many of them the lanes get apart in a round."""
+        """By so many of them the lanes get apart in a round. The third is fitted, to rings of 16 Ki
+        to 1 Mi f16: with it they are within 2.4 % of queues. Without it, some are 13 to 56 %
+        longer; with three times as much, up to 14 % shorter."""
         if lane_count == _PAIR:
+            # Fitted: 16 Ki f16 on 4 ranks are 1.6 % off with it, and 2.6 % longer without.
             self._others = np.maximum(0, self._others - 9 * layout.vc_chunk_size // 2)
             self._get_apart = 0
         self.is_kept = bool(own.max() <= self._pes[0][0].keeps_bytes)
@@ -492,7 +495,8 @@ def _time_over(size: Any, mebibyte: Picoseconds) -> Picoseconds:
 
 _PAIR = 2
 _MEET_ON_PE = 8
-"""A part of which a collective takes less than an eighth is not looked at: wires fill before."""
+"""A part of which a collective takes less than an eighth is not looked at: wires fill before. Up to
+eight that meet have been compared; where PEs fill, `auto` keeps to queues (`fidelity`)."""
 
 
 def _is_one(array: Picoseconds) -> bool:

@@ -15,20 +15,21 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
-from torch.utils import flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
+from torch.utils import _triton, flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
 
+from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.world import running_rank
 from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
 from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 
-_MEMORY_BYTES = 80 << 30
+_MEMORY_BYTES = modelled_device.MEMORY_BYTES
 _CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 _KEY = "modelled cuda"
 _IS_CUDA = Tensor.is_cuda.__get__
@@ -43,7 +44,7 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         """Call a function of torch with other devices."""
         del types
         if func == _IS_CUDA:
-            return not _is_asked_by_torch(sys._getframe(1)) or func(*args)  # noqa: SLF001  # no other way to the caller
+            return not modelled_device.is_asked_by(sys._getframe(1), "torch") or func(*args)  # noqa: SLF001  # no other way to the caller
         kwargs = dict(kwargs or {})
         if func is Tensor.cuda:
             return args[0].clone()
@@ -62,11 +63,6 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         is_moved = func is Tensor.cpu or (func is Tensor.to and is_to_cuda)
         result = func(*moved[0], **moved[1])
         return result.clone() if is_moved and result is args[0] else result
-
-
-def _is_asked_by_torch(frame: FrameType) -> bool:
-    """Whether it is torch itself that asks, which has to go on as on the CPU."""
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 def on_cpu(value: Any) -> Any:
@@ -181,10 +177,7 @@ def _device(device: Any) -> Any:
 
 
 def _properties(_device: Any = None) -> SimpleNamespace:
-    return SimpleNamespace(
-        name="modelled CUDA device", total_memory=_MEMORY_BYTES, major=9, minor=0,
-        multi_processor_count=132,
-    )  # fmt: skip
+    return modelled_device.properties()
 
 
 def _answers(value: Any = None) -> Callable[..., Any]:
@@ -204,7 +197,7 @@ def _unless_torch_asks(name: str, original: Any, modelled: Callable[..., Any]) -
     """A function that tells programs of a device; torch itself has to go on as on the CPU."""
 
     def tell(*args: Any, **options: Any) -> Any:
-        is_torch = _is_asked_by_torch(sys._getframe(1))  # noqa: SLF001  # no other way to the caller
+        is_torch = modelled_device.is_asked_by(sys._getframe(1), "torch")  # noqa: SLF001  # no other way to the caller
         return (original if is_torch else modelled)(*args, **options)
 
     tell.__name__ = name
@@ -213,7 +206,7 @@ def _unless_torch_asks(name: str, original: Any, modelled: Callable[..., Any]) -
 
 def _initialised() -> None:
     """Torch's Python code may ask for CUDA; its C++ code, below a program's call, may not."""
-    if not _is_asked_by_torch(sys._getframe(1)):  # noqa: SLF001  # no other way to the caller
+    if not modelled_device.is_asked_by(sys._getframe(1), "torch"):  # noqa: SLF001  # no other way to the caller
         raise RuntimeError(
             "this would use a real GPU: the modelled one is known to the threads of ranks alone"
         )
@@ -223,7 +216,8 @@ _YES, _NO, _NO_BYTES = True, False, 0
 _NAMES: dict[str, Any] = {
     "device_count": _count, "current_device": _current, "set_device": _set_device,
     "_lazy_init": _initialised, "device": _device, "get_device_properties": _properties,
-    "get_device_name": _answers(_properties().name), "get_device_capability": _answers((9, 0)),
+    "get_device_name": _answers(modelled_device.NAME),
+    "get_device_capability": _answers(modelled_device.CAPABILITY),
     "mem_get_info": _answers((_MEMORY_BYTES, _MEMORY_BYTES)), "memory_stats": _answers({}),
     "memory_summary": _answers(""), "get_rng_state": _cpu_random_state,
     "Stream": Stream, "Event": Event, "current_stream": lambda *_: Stream(),
@@ -278,6 +272,9 @@ def model_cuda() -> Callable[[], None]:
     for name, value in _OF_ACCELERATOR.items():
         told = _unless_torch_asks(name, getattr(torch.accelerator, name), value)
         replace(torch.accelerator, name, told)
+    # With a build for CUDA there is Triton, and CUDA for programs: inductor would use both.
+    has_triton = _unless_torch_asks("has_triton", _answers(_NO), _triton.has_triton)
+    replace(_triton, "has_triton", has_triton)
     for name in ("_record_memory_history", "_dump_snapshot"):
         replace(torch.cuda.memory, name, _answers())
     replace(Tensor, "record_stream", _answers())  # C++ looks at the stream before any mode does
@@ -316,6 +313,13 @@ def model_cuda() -> Callable[[], None]:
             return engine(*args, **options)
 
     replace(torch.autograd, "_engine_run_backward", run_backward)
+    saving = torch.autograd.graph.save_on_cpu.__init__
+
+    def save_unpinned(self: Any, _pin_memory: Any = None, *args: Any, **options: Any) -> None:
+        options.pop("pin_memory", None)  # C++ calls what packs a tensor: no mode is entered there
+        saving(self, False, *args, **options)  # noqa: FBT003  # as torch's parameters are
+
+    replace(torch.autograd.graph.save_on_cpu, "__init__", save_unpinned)
     to = torch.nn.Module.to
 
     def module_to(self: Any, *args: Any, **options: Any) -> Any:

@@ -11,6 +11,7 @@ from rankwise.sim.triton.execution import KernelTypeError, place
 from rankwise.sim.triton.jit import JITFunction
 from rankwise.sim.triton.refusals import BINARIES, COMPILER, refusing
 from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.torch_on_cpu import NAMING
 
 __all__ = ["JITFunction", "cdiv", "driver", "next_power_of_2", "set_allocator"]
 
@@ -74,9 +75,11 @@ class _Driver:
         return True
 
     def get_active_torch_device(self) -> Any:
-        """Where tensors have to be: on the CPU. As torch's object if torch is there."""
+        """Where tensors say that they are. As torch's object if torch is there."""
         torch = sys.modules.get("torch")
-        return "cpu" if torch is None else torch.device("cpu")
+        if torch is None:
+            return "cpu"
+        return torch.device("cuda", 0) if NAMING.is_done else torch.device("cpu")
 
     def get_current_target(self) -> _Target:
         """What is being run on."""

@@ -25,7 +25,7 @@ GONE = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 def gang_with_lost_peer(size: int = 2) -> Gang:
     """Rank 0 has failed at 0 s since a peer of it was gone."""
     gang = running_gang(size=size)
-    assert fail_of_peer(gang, 0, Instant(0)) == []
+    assert fail_of_peer(gang, 0, Instant(0)) == [LookForDumps(0)]
     return gang
 
 
@@ -43,8 +43,9 @@ def root_of(gang: Gang) -> tuple[int, FailureCause]:
     return first.local_rank, first.cause
 
 
-def test_rank_that_aborts_later_is_the_root_cause() -> None:
+def test_rank_that_was_dying_then_and_is_told_of_later_is_the_root_cause() -> None:
     gang = gang_with_lost_peer()
+    assert gang.handle(DumpsLooked(0, (1,)), Instant(0)) == []
 
     assert gang.handle(exited(1, -SIGABRT, at=at(1)), at(1)) == [Sweep(0)]
     gang.handle(Swept(0), at(1))
@@ -54,7 +55,24 @@ def test_rank_that_aborts_later_is_the_root_cause() -> None:
     assert gang.outcome.status is OutcomeStatus.FAILED
 
 
-@pytest.mark.parametrize("code", [-SIGABRT, -SIGKILL, 3])
+def test_rank_that_aborts_later_and_was_not_dying_then_is_no_cause() -> None:
+    gang = gang_with_lost_peer()
+    gang.handle(DumpsLooked(0), Instant(0))
+
+    gang.handle(exited(1, -SIGABRT, at=at(1)), at(1))
+
+    assert root_of(gang)[0] == 0
+
+
+@pytest.mark.parametrize("text", ["NCCL error: Duplicate GPU", "Read timed out", "refused"])
+def test_exception_that_names_no_lost_connection_stops_the_others_at_once(text: str) -> None:
+    gang = running_gang(size=2)
+    gang.handle(reported(0, text, raised_at=0), Instant(0))
+
+    assert gang.handle(exited(0, 1, at=0), Instant(0)) == signal_orders(SIGTERM, [1])
+
+
+@pytest.mark.parametrize("code", [-SIGKILL, 3])
 def test_others_are_told_to_stop_when_the_cause_is_known(code: int) -> None:
     gang = gang_with_lost_peer(size=3)
 

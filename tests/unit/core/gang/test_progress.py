@@ -143,6 +143,24 @@ def test_what_a_rank_did_between_two_looks(before: Activity, now: Activity, doin
     assert watch.ranks[0].last_progress == (LOOK if doing.is_progress else 0)
 
 
+@pytest.mark.parametrize(
+    ("now", "doing"),
+    [
+        (work(main=0.006), Doing.COMPUTES),
+        (work(helpers={7: 0.006}), Doing.COMPUTES),
+        (work(main=0.004), Doing.NOTHING),
+        (work(main=0.004, waited=0.09), Doing.NOTHING),
+    ],
+)
+def test_in_a_short_look_a_twentieth_of_the_time_is_progress(now: Activity, doing: Doing) -> None:
+    watch = ProgressWatch(Duration(400 * MILLISECOND), Instant(0))
+    watch.look({0: work(helpers={7: 0})}, Instant(0))
+
+    watch.look({0: now}, Instant(100 * MILLISECOND))
+
+    assert watch.ranks[0].doing is doing
+
+
 def test_a_long_interval_asks_for_more_bytes() -> None:
     watch = watching(work())
 

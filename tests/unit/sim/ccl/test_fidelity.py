@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.units import Duration
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import Session, Settings
 from rankwise.sim.ccl.algorithms import ring_allreduce
@@ -131,6 +132,23 @@ def test_collectives_on_few_lanes_that_could_meet_may_fill_their_pes(
     assert may_fill_pes(load_topology(preset).machine, lanes, groups) == fills
 
 
+def test_groups_of_more_than_one_rank_are_counted_by_device() -> None:
+    counts: list[tuple[int, int, int]] = []
+    with RuntimeContext(engine=GraphEngine("default", enable_data=False), ccl={}) as torch:
+
+        def program(rank: int) -> None:
+            count = torch.distributed.groups_on_a_device
+            before = count({0, 1, 2, 3})
+            for members in ([0, 1], [1, 2], [3]):
+                torch.distributed.new_group(members)
+            if not rank:
+                counts.append((before, count({0, 1}), count({3})))
+
+        torch.multiprocessing.spawn(program, nprocs=4)
+
+    assert counts == [(1, 3, 1)]
+
+
 @pytest.mark.parametrize(("lanes", "level"), [(4, "queue"), (32, "message")])
 def test_auto_uses_queues_where_collectives_on_few_lanes_could_meet(lanes: int, level: str) -> None:
     algorithm = load_configuration({}).algorithm("all_reduce")
@@ -150,7 +168,7 @@ def test_auto_uses_queues_where_collectives_on_few_lanes_could_meet(lanes: int, 
         ([Jitter(percent=20)], "message"),
         ([Jitter(percent=15), Jitter(percent=15)], "queue"),
         ([Jitter(percent=100)], "queue"),
-        ([KillLink(link="sip0->sip1", at=1_000)], "queue"),
+        ([KillLink(link="sip0->sip1", at=Duration(1_000))], "queue"),
     ],
 )
 def test_auto_uses_queues_under_strong_jitter_and_where_a_link_dies(

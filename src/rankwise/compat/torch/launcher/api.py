@@ -35,6 +35,7 @@ from rankwise.compat.torch.elastic.multiprocessing.errors import ChildFailedErro
 from rankwise.compat.torch.elastic.rendezvous import RendezvousParameters
 from rankwise.compat.torch.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from rankwise.compat.torch.elastic.utils.logging import get_logger
+from rankwise.drivers.real.proc import check_proc
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
 
@@ -154,9 +155,11 @@ def launch_agent(
 
     Raises:
         ChildFailedError: workers failed, the last time as well.
+        ConfigError: /proc is not mounted.
         SignalException: a signal came. The rendezvous stays open for the other nodes.
         Exception: whatever else the agent raised, as it is.
     """
+    check_proc()
     if not config.run_id:
         config.run_id = str(uuid.uuid4().int)
         logger.warning("config has no run_id, generated a random run_id: %s", config.run_id)

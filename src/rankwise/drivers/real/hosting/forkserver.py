@@ -50,6 +50,7 @@ import _thread
 import gc
 import os
 
+from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.drivers.real.hosting.spawn_loop import SpawnLoop, SpawnRefused
 from rankwise.drivers.real.hosting.wire import encode
 from rankwise.drivers.real.worker import bootstrap
@@ -72,7 +73,9 @@ class ForkServerProgram:
         self, control: _socket.socket, preload: list[str], *, is_guess: bool = False
     ) -> None:
         self._preload = preload
+        outlive_signals()
         failed = import_modules(preload, lambda name: _tell_import(control, name))
+        _Importing.is_under_way = False
         self._environment = dict(os.environ)
         gc.collect()
         gc.freeze()
@@ -138,6 +141,57 @@ class ForkServerProgram:
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
             numpy_random.seed()  # the standard library does the same to its own after a fork
+
+
+class _Importing:
+    """Whether modules are imported now. Forks of the server take place afterwards."""
+
+    is_under_way = True
+    mask: "set[int] | None" = None
+    """The signals that were blocked before one of them began to fork."""
+
+
+def outlive_signals() -> None:
+    """Let no signal that is ignored end the imports, and have what they start ignore none.
+
+    The guardian, from which this comes, ignores what is sent to all processes of a job. A process
+    that a module starts would inherit that, and could not be terminated. So the signals are caught
+    here, which an exec undoes, and a fork too. The loop ignores them again.
+    """
+    for number in ENDING_SIGNALS:
+        # Python ignores these itself, and `subprocess` knows that.
+        is_own = number in {_signal.SIGPIPE, _signal.SIGXFSZ}
+        if not is_own and _signal.getsignal(number) == _signal.SIG_IGN:
+            _signal.signal(number, _go_on)
+            _signal.siginterrupt(number, False)  # noqa: FBT003 - the standard library's signature
+    os.register_at_fork(
+        before=_hold_signals, after_in_parent=_take_signals, after_in_child=_let_signals_end
+    )
+
+
+def _go_on(_signum: int, _frame: object) -> None:
+    """Do nothing."""
+
+
+def _hold_signals() -> None:
+    """Let signals wait until a fork that an imported module makes does with them what it should."""
+    if _Importing.is_under_way:
+        _Importing.mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING_SIGNALS)
+
+
+def _take_signals() -> None:
+    if _Importing.mask is not None:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, _Importing.mask)
+        _Importing.mask = None
+
+
+def _let_signals_end() -> None:
+    """In such a fork, let signals do what they do by default."""
+    if _Importing.mask is not None:
+        for number in ENDING_SIGNALS:
+            if _signal.getsignal(number) is _go_on:
+                _signal.signal(number, _signal.SIG_DFL)
+        _take_signals()
 
 
 def _tell_import(control: _socket.socket, name: str) -> None:

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, cast
@@ -48,7 +49,12 @@ from rankwise.drivers.real.stores.c10d_log import (
 )
 from rankwise.drivers.real.stores.connections import endpoint_text
 from rankwise.drivers.real.stores.patience import closed_error, describe
-from rankwise.drivers.real.stores.port_owner import port_owner
+from rankwise.drivers.real.stores.port_owner import (
+    STRANGER_PATIENCE_S,
+    mark_port,
+    port_owner,
+    refuse_stranger,
+)
 from rankwise.ports.clock import Clock
 from rankwise.ports.store import Store
 
@@ -99,6 +105,8 @@ def open_c10d(config: C10dConfig, clock: Clock) -> "C10dStore":
     distributed = _import_torch()
     who = f"torch's TCPStore at {endpoint_text(config.host, config.port)}"
     serves = _is_to_serve(config)
+    if not serves and config.is_host is None and is_here(config.host):
+        return _client(_joined(distributed, config, who), config, who, clock)
     try:
         store = _tcp_store(distributed, config, serves=serves)
     except Exception as error:
@@ -107,11 +115,17 @@ def open_c10d(config: C10dConfig, clock: Clock) -> "C10dStore":
             serves, store = False, _joined(distributed, config, who)
         elif serves:
             raise ConfigError(
-                f"{who} cannot be served: {_first_line(error)}",
+                f"{who} cannot be served: {_first_line(error)}{_by_owner(config)}",
                 hint="give another --rdzv-endpoint, or is_host=0 where another agent serves",
             ) from error
         else:
             raise _nobody_serves(config, who, error) from error
+    return _client(store, config, who, clock, serves=serves)
+
+
+def _client(
+    store: Any, config: C10dConfig, who: str, clock: Clock, *, serves: bool = False
+) -> "C10dStore":
     store.set_timeout(min(LATER_CONNECTIONS, store.timeout))
     return C10dStore(
         store,
@@ -120,6 +134,7 @@ def open_c10d(config: C10dConfig, clock: Clock) -> "C10dStore":
         clock=clock,
         reaps=serves,
         linger=config.linger if serves else ZERO,
+        mark=mark_port(store.port) if serves else None,
     )
 
 
@@ -157,6 +172,7 @@ class C10dStore(Store):
         clock: counts leases if this client reaps.
         reaps: whether this client ends leases that nobody renews. One of all clients must.
         linger: how long closing waits for the other clients to close.
+        mark: tells others that a store is served at that port, until this is closed.
     """
 
     def __init__(
@@ -168,8 +184,10 @@ class C10dStore(Store):
         who: str = "torch's store",
         reaps: bool = False,
         linger: Duration = ZERO,
+        mark: socket.socket | None = None,
     ) -> None:
         self._torch_store = store
+        self._mark = mark
         self._who = who
         self._log = ReplayedLog(f"rankwise-log/{namespace}", who)
         self._closed = Event()
@@ -240,6 +258,8 @@ class C10dStore(Store):
         self._ended.set()
         if self._reaper is not None:
             self._reaper.join()
+        if self._mark is not None:
+            self._mark.close()
 
     def _say_farewell(self, linger_s: float) -> None:
         with suppress(StoreError), self._lock:
@@ -501,20 +521,49 @@ def _tcp_store(distributed: Any, config: C10dConfig, *, serves: bool) -> Any:
 
 
 def _joined(distributed: Any, config: C10dConfig, who: str) -> Any:
-    try:
-        return _tcp_store(distributed, config, serves=False)
-    except Exception as error:
-        raise _nobody_serves(config, who, error) from error
+    """A client of the store that another process of this machine serves, at a port that is taken.
+
+    Raises:
+        StoreRefused: that one is no agent, and has not answered as a store does, or not soon.
+        StoreUnavailable: it has not answered within the whole patience.
+    """
+    answers: SimpleQueue[Any] = SimpleQueue()
+
+    def join() -> None:
+        try:
+            answers.put(_tcp_store(distributed, config, serves=False))
+        except Exception as error:  # noqa: BLE001  # raised by who waits
+            answers.put(error)
+
+    # By a thread: torch waits for ever for one that accepts connections and says nothing.
+    Thread(target=join, name="rankwise-store-joining", daemon=True).start()
+    patience_s = config.connect_timeout / SECOND
+    first_s = min(patience_s, STRANGER_PATIENCE_S)
+    for wait_s in (first_s, patience_s - first_s):
+        try:
+            answer = answers.get(timeout=wait_s)
+        except Empty:
+            answer = TimeoutError("it accepts connections, and says nothing")
+        else:
+            break
+        refuse_stranger(config.host, config.port)
+    if not isinstance(answer, Exception):
+        return answer
+    refuse_stranger(config.host, config.port)
+    raise _nobody_serves(config, who, answer) from answer
 
 
 def _nobody_serves(config: C10dConfig, who: str, error: Exception) -> StoreUnavailable:
-    owner = port_owner(config.port) if is_here(config.host) else None
-    by = "" if owner is None or owner.is_rankwise else f"; {owner} listens at that port"
     return StoreUnavailable(
         f"no answer within {config.connect_timeout / SECOND:.3g} s from {who}:"
-        f" {_first_line(error)}{by}",
+        f" {_first_line(error)}{_by_owner(config)}",
         hint="start the agent on that machine, or check --rdzv-endpoint",
     )
+
+
+def _by_owner(config: C10dConfig) -> str:
+    owner = port_owner(config.port) if is_here(config.host) else None
+    return "" if owner is None or owner.is_rankwise else f"; {owner} listens at that port"
 
 
 def _first_line(error: BaseException) -> str:

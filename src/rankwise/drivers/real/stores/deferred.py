@@ -86,6 +86,8 @@ class DeferredStore(Store):
 
     def _opened(self) -> Store:
         with self._changed:
+            if isinstance(self._error, StoreRefused):
+                raise self._error  # it may have come while no call waited
             if self._store is None and not self._is_opening and not self._is_closed:
                 self._is_opening = True
                 self._error = None

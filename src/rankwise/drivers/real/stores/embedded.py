@@ -48,7 +48,7 @@ from rankwise.drivers.real.stores.embedded_server import EmbeddedServer
 from rankwise.drivers.real.stores.encryption import encryption_lack
 from rankwise.drivers.real.stores.names import Names
 from rankwise.drivers.real.stores.patience import Patience, closed_error, describe
-from rankwise.drivers.real.stores.port_owner import port_owner
+from rankwise.drivers.real.stores.port_owner import STRANGER_PATIENCE_S, port_owner, refuse_stranger
 from rankwise.drivers.real.stores.watch_connection import WatchConnection
 from rankwise.ports.clock import Clock
 from rankwise.ports.store import Store
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 AnswerT = TypeVar("AnswerT", bound=protocol.Answer)
 
 RECEIVED_AT_ONCE = 256 * 1024
-STRANGER_PATIENCE_S = 10.0
-"""How long one who has our port may take to greet, before it is looked up who that is."""
 HINT = "check --rdzv-endpoint; the store lives in the agent of that machine, and ends with it"
 
 
@@ -230,26 +228,22 @@ class EmbeddedStore(Store):
                 return self._connect_once(patience)
             except OSError as error:
                 last_error = error
+            except (RemoteProtocolError, StoreRefused):
+                self._refuse_stranger(has_spoken=True)
+                raise
         self._refuse_stranger()
         raise patience.exhausted(last_error, HINT) from last_error
 
-    def _refuse_stranger(self) -> None:
+    def _refuse_stranger(self, *, has_spoken: bool = False) -> None:
         """End the run if a process of this machine holds the port that is no agent.
 
         An agent may be slow, or stopped: it is waited for. So is one that has greeted before.
         """
-        if self._stranger_from is None or self._life is not None:
+        if self._stranger_from is None or self._life is not None or self._closed.is_set():
             return
-        if self._closed.is_set() or monotonic() < self._stranger_from:
+        if not has_spoken and monotonic() < self._stranger_from:
             return
-        owner = port_owner(self._config.port)
-        if owner is not None and not owner.is_rankwise:
-            address = endpoint_text(self._config.host, self._config.port)
-            raise StoreRefused(
-                f"the nodes cannot meet at {address}: {owner} listens at port {self._config.port} "
-                "of this machine, and is no agent of rankwise",
-                hint="end it, or choose another port on all nodes (--rdzv-endpoint, --master-port)",
-            )
+        refuse_stranger(self._config.host, self._config.port)
 
     def note_end(self) -> StoreRefused:
         """Remember that the server has ended, so that nobody tries it any more; what to raise."""

@@ -31,6 +31,7 @@ from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.keyspace.machine import Keyspace
 from rankwise.drivers.real.stores import embedded_protocol as protocol
 from rankwise.drivers.real.stores.connections import notice_dead_hosts
+from rankwise.drivers.real.stores.port_owner import mark_port
 from rankwise.ports.clock import Clock
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class EmbeddedServer:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.address: tuple[str, int] = listeners[0].getsockname()[:2]
         """Where the first socket listens."""
+        self._mark = mark_port(self.address[1])
         self._thread = Thread(target=self._run, name="rankwise-store-server", daemon=True)
         self._thread.start()
 
@@ -119,6 +121,8 @@ class EmbeddedServer:
                 self._dismiss(connection)
             for listener in self._listeners:
                 listener.close()
+            if self._mark is not None:
+                self._mark.close()
             self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.root_cause import names_lost_connection
 from rankwise.base.units import Duration, Instant, after, between
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AnnounceRestart, FinishRun
@@ -74,8 +75,10 @@ class AttemptBook:
     failed: set[int] = field(default_factory=set)
     cause_due: Instant | None = None
     """Until when the death is awaited that explains what the lost peers of others have done."""
+    has_asked_who_dies: bool = False
+    """Whether it has asked when it began to wait."""
     asks_who_dies: bool = False
-    """Whether it has asked then; it ends when that is answered."""
+    """Whether it has asked again then; it ends when that is answered."""
     failed_at: Instant | None = None
     """When the first failure was heard of."""
     start_has_hung: bool = False
@@ -122,7 +125,7 @@ class GangChecker:
                 self._note_failure(book, now)
             case WorkerReported(local_rank, attempt, error):
                 book = self._attempts[attempt]
-                if local_rank not in book.reported_at and "connection" in error.message.lower():
+                if local_rank not in book.reported_at and names_lost_connection(error):
                     book.lost_peers.add(local_rank)
                 book.reported_at.setdefault(local_rank, now)
             case WorkerExited(local_rank, attempt, exit_status):
@@ -134,7 +137,8 @@ class GangChecker:
             case ProgressLooked(attempt, last_progress):
                 self._note_look(self._attempts[attempt], last_progress, now)
             case DumpsLooked(attempt):
-                self._must_end(self._attempts[attempt], now)  # nobody writes a core here
+                if self._attempts[attempt].asks_who_dies:
+                    self._must_end(self._attempts[attempt], now)  # nobody writes a core here
             case RanksBlamed(_, attempt) if attempt < len(self._attempts):
                 self._attempts[attempt].is_blamed = True
             case StopRequested():
@@ -156,10 +160,7 @@ class GangChecker:
             case LookForProgress():
                 self._asked_for_progress_at = now
             case LookForDumps(attempt):
-                book = self._attempts[attempt]
-                if book.cause_due is None or now < book.cause_due:
-                    self._broken("the gang asks who is dying before it has waited")
-                book.asks_who_dies = True
+                self._judge_look_for_dumps(self._attempts[attempt], now)
             case DumpStacks(attempt):
                 self._judge_dump(self._attempts[attempt], now)
             case Sweep(attempt):
@@ -235,6 +236,16 @@ class GangChecker:
         book.failed_at = book.failed_at or now
         book.cause_due = book.cause_due or after(now, self._spec.verdict_timeout)
         return True
+
+    def _judge_look_for_dumps(self, book: AttemptBook, now: Instant) -> None:
+        if book.cause_due is None:
+            self._broken("the gang asks who is dying, and nothing has failed for a lost peer")
+        elif not book.has_asked_who_dies:
+            book.has_asked_who_dies = True
+        elif now < book.cause_due:
+            self._broken("the gang asks again who is dying before it has waited")
+        else:
+            book.asks_who_dies = True
 
     def _note_failure(self, book: AttemptBook, now: Instant) -> None:
         if book.failed_at is None and book.sweep_ordered_at is None:

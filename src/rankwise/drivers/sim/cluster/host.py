@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure
+from rankwise.base.root_cause import names_lost_connection, tells_of_lost_peer
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
@@ -51,6 +52,7 @@ from rankwise.drivers.sim.cluster.plan import Guardian, Workers
 from rankwise.drivers.sim.cluster.told_calls import book_of, packed_times
 from rankwise.drivers.sim.cluster.worker import SimulatedWorker, Witness
 from rankwise.drivers.sim.programs import (
+    PEER_IS_GONE,
     Dies,
     Exits,
     Lives,
@@ -357,7 +359,7 @@ class SimulatedHost:
             may_raise = worker.failed_at is None and not worker.is_told_to_die
             may_raise = may_raise and worker.fell_at is None and not worker.is_recalled
             if may_raise and happens(self._chance, self._habits.cascade):
-                self._raise_or_hold(worker, Raises("simulated", "ConnectionResetError", KILL_TAKES))
+                self._raise_or_hold(worker, Raises(PEER_IS_GONE, "RuntimeError", KILL_TAKES))
 
     # Births
 
@@ -459,7 +461,6 @@ class SimulatedHost:
 
     def _raise(self, worker: SimulatedWorker, ending: Raises, at: Instant) -> None:
         worker.failed_at = at
-        worker.lost_peer = "connection" in f"{ending.exception} {ending.message}".lower()
         now = self.clock.shown_at(at)
         error = ErrorRecord(
             type=ending.exception,
@@ -468,6 +469,8 @@ class SimulatedHost:
             raised_at=now,
             wall_ns=VIRTUAL_EPOCH_NS + now,
         )
+        worker.lost_peer = names_lost_connection(error)
+        worker.may_have_lost_peer = tells_of_lost_peer(error)
         reported = WorkerReported(worker.local_rank, worker.round, error)
         self._tell_of(worker, partial(self._deliver, reported))
         self._agenda.after(self._takes(ending.exit_takes), partial(self._end, worker, 1))

@@ -40,6 +40,8 @@ class SimulatedWorker:
     """Whether it failed by an exit code, and told of nothing."""
     lost_peer: bool = False
     """Whether it failed since a peer's connection had closed."""
+    may_have_lost_peer: bool = False
+    """Whether it failed of what may have come of that, as a wait that was over."""
     succeeded: bool = False
     is_told_to_die: bool = False
     stands_since: Instant | None = None
@@ -68,7 +70,7 @@ class SimulatedWorker:
     @property
     def may_be_consequence(self) -> bool:
         """Whether another worker's death may have caused its failure."""
-        return self.lost_peer or self.died_by in SELF_INFLICTED_SIGNALS
+        return self.may_have_lost_peer or self.died_by in SELF_INFLICTED_SIGNALS
 
     def last_progress(self, now: Instant) -> Instant:
         """When it last showed a sign of life; on its node's clock."""

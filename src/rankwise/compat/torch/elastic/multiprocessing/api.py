@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from rankwise.base.errors import LocalProtocolError, PicklableError, SpawnFailed
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
@@ -37,8 +38,9 @@ from rankwise.compat.torch.elastic.multiprocessing.results import RunProcsResult
 from rankwise.compat.torch.elastic.multiprocessing.std import Std, to_map
 from rankwise.compat.torch.lazy_names import lazy_names
 from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.drivers.real.call_pickle import name_of
 from rankwise.launch.function_job import parse_start_method
-from rankwise.launch.function_payload import name_of, pack_function
+from rankwise.launch.function_payload import pack_function
 from rankwise.launch.function_results import values_by_rank
 from rankwise.launch.job import Executable, Function, Job, Program, StartMethod
 from rankwise.launch.supervision import Supervision
@@ -102,6 +104,10 @@ class SignalException(PicklableError):
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg)
         self.sigval = sigval
+
+
+started_contexts: "WeakSet[PContext]" = WeakSet()
+"""For who has to signal all workers of this process."""
 
 
 class PContext(ABC):
@@ -168,6 +174,7 @@ class PContext(ABC):
             LocalProtocolError: the context has been started before.
         """
         self._replaced_handlers = _raise_on_signals()
+        started_contexts.add(self)
         self._start()
         for tail in self._tail_logs:
             tail.start()

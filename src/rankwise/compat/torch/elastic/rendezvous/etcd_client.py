@@ -43,7 +43,9 @@ def _also_of_python_etcd(name: str) -> tuple[type[Exception], ...]:
 
     Programs that catch its exceptions go on as they are.
     """
-    with suppress(ImportError):
+    # Whatever it raises: python-etcd does not import with every version of what it needs, and it is
+    # only there for its names.
+    with suppress(Exception):
         import etcd  # noqa: PLC0415  # it is not needed, and often not there
 
         kind = getattr(etcd, name, None)  # another package may have that name

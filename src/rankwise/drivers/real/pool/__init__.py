@@ -1,0 +1,1 @@
+"""Carries out what a pool of workers orders: processes, sockets, pickles and shared memory."""

@@ -1,0 +1,885 @@
+"""The engine: carries out what the machine of a pool orders, and tells it what happens.
+
+Any thread may submit. What is told to the machine goes through an inbox, and the thread that holds
+the lock empties it. So a caller's own thread sends a task to an idle worker: nothing is handed to
+another thread on the way. If no worker has room, a submission is an entry in the inbox and no more:
+the reader looks there when one has.
+
+One thread, the reader, waits for answers, deaths and deadlines, unpickles, and concludes futures.
+Futures are concluded without the lock, since what waits for them may submit.
+
+A message that takes long to write (large arrays) is written without the lock, too. Messages to one
+worker stay in order: they pass through its outbox, which one thread at a time empties.
+
+In the main thread, handlers of signals wait while the machine is told something: one that raised in
+the middle would part it from the workers.
+"""
+
+import os
+import pickle
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
+from itertools import count, dropwhile
+from socket import (
+    AF_UNIX,
+    SHUT_WR,
+    SOCK_SEQPACKET,
+    SOCK_STREAM,
+    socketpair,
+)
+from threading import Lock, Thread
+from typing import Any
+
+import msgspec
+
+from rankwise.base.errors import ConfigError, LocalProtocolError, TaskFailed, WorkerDied
+from rankwise.base.exception_pickle import loads as loads_exception
+from rankwise.base.exception_pickle import tell_traceback
+from rankwise.base.failure import ExitStatus
+from rankwise.base.units import Instant
+from rankwise.core.pool.machine import PoolMachine, PoolPhase
+from rankwise.core.pool.vocabulary import (
+    CloseRequested,
+    EndTask,
+    EndWorker,
+    HostLost,
+    InitializerFailed,
+    InterruptWorker,
+    KillWorker,
+    NeedFailed,
+    NeedMet,
+    PoolEffect,
+    PoolSpec,
+    PoolStimulus,
+    PoolStopRequested,
+    PoolWorkerRefused,
+    RecallTasks,
+    ReleasePool,
+    SendTask,
+    StartWorker,
+    TaskAnswered,
+    TaskCancelled,
+    TaskEnd,
+    TasksRecalled,
+    TaskSubmitted,
+    TaskWithdrawn,
+    WorkerEnded,
+    WorkerReady,
+)
+from rankwise.drivers.feed import Door
+from rankwise.drivers.real.call_pickle import UNSENDABLE_HINT, find_culprit, name_of
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.hosting.connection import MARK_VARIABLE
+from rankwise.drivers.real.hosting.environments import inherited_environment, server_environment
+from rankwise.drivers.real.hosting.hosting import Hosting
+from rankwise.drivers.real.interrupts import for_an_instant, gate_here
+from rankwise.drivers.real.oom import OomWatch
+from rankwise.drivers.real.pool.errors import BrokenPool
+from rankwise.drivers.real.pool.functions import WITH_CALL, FunctionTable, SentFunction
+from rankwise.drivers.real.pool.messages import (
+    DONT_WAIT,
+    NO_SLOT,
+    SLOT_COUNT,
+    Kind,
+    Message,
+    Packed,
+    Receiver,
+    send_small,
+    task_of_unread,
+)
+from rankwise.drivers.real.pool.pickles import dumps_call
+from rankwise.drivers.real.pool.worker import SOCKET_VARIABLE, serve
+from rankwise.drivers.real.reactor import Reactor
+from rankwise.drivers.real.report_pipe import ReportPipe
+from rankwise.drivers.real.this_process import mark
+from rankwise.drivers.real.worker_process import WorkerProcess
+
+_SIGINT, _SIGKILL = 2, 9
+_ANSWERS_AT_ONCE = 16
+_REPORT_CHUNK_BYTES = 1 << 16
+_now = time.monotonic_ns
+
+
+class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine makes its workers.
+
+    Attributes:
+        spec: for the machine.
+        initializer: what each worker calls first, with its arguments; None for nothing.
+        preload: modules that the fork server imports; None guesses from what is imported here.
+        environment: variables to add.
+        is_writable: whether arrays are writable for their receivers.
+        label: what messages call the pool.
+    """
+
+    spec: PoolSpec
+    initializer: tuple[Callable[..., object], tuple[Any, ...]] | None = None
+    preload: tuple[str, ...] | None = None
+    environment: Mapping[str, str] = {}
+    is_writable: bool = False
+
+
+class PoolFuture(Future[Any]):
+    """The future of a task; cancelling it takes the task out of the queue."""
+
+    task: int = 0
+    engine: "Engine | None" = None
+    took_ns: int = 0
+    """How long its worker was busy with it."""
+
+    def cancel(self) -> bool:
+        """Cancel the task if it has not been sent to a worker."""
+        is_cancelled = super().cancel()
+        engine = self.engine
+        if is_cancelled and engine is not None:
+            engine.tell(TaskCancelled(self.task))
+        return is_cancelled
+
+
+class _Task:
+    """What a task calls, and where its answer goes."""
+
+    __slots__ = (
+        "answer", "arguments", "body", "buffers", "call", "failure", "future", "has_begun",
+        "is_notified", "kind", "sent", "sources_at",
+    )  # fmt: skip
+
+    def __init__(self, future: PoolFuture, kind: int, call: Callable[..., Any]) -> None:
+        self.future = future
+        self.kind = kind
+        self.call = call
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        """Of a task that is pickled only when the futures among them are done."""
+        self.sent: SentFunction = WITH_CALL
+        self.body = b""
+        self.buffers: Any = None
+        self.sources_at = 0
+        self.has_begun = False
+        """Whether the future says that it runs."""
+        self.is_notified = False
+        """Whether those that wait for the future know that it was cancelled."""
+        self.failure: BaseException | None = None
+        self.answer: tuple[Any, BaseException | None] = None, None
+
+    def pack(self, functions: FunctionTable, args: Any, kwargs: Any) -> None:
+        """Pickle the call; large arrays are copied only when it is sent."""
+        self.sent = sent = functions.sent(self.call)
+        value = (self.call, args, kwargs) if sent.slot == NO_SLOT else (args, kwargs)
+        self.body, self.buffers, sources = dumps_call(value)
+        if sources:
+            self.sources_at = len(self.body)
+            self.body += pickle.dumps(sources)
+
+
+class _Link:
+    """The pool's end of one worker."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.ours, self.theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        self.report = -1
+        self.process: WorkerProcess | None = None
+        self.outbox: deque[int] = deque()
+        self.sent: deque[int] = deque()
+        """What the worker was sent and has not answered."""
+        self.is_gone = False
+        self.is_recall_wanted = False
+        """Whether a thread that sent kept another one from recalling tasks."""
+        self.sending = Lock()
+        self.stuck: Packed | None = None
+        """A message for which the socket had no room."""
+        self.functions = [0] * SLOT_COUNT
+        """Which generation of each function the worker remembers."""
+        self.pid = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.outbox or self.stuck or self.is_recall_wanted)
+
+    def signal(self, signum: int) -> None:
+        if self.process is not None:
+            self.process.signal(signum, group=False)
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+        if self.stuck is not None:
+            self.stuck.close()
+        if self.report >= 0:
+            os.close(self.report)
+            self.report = -1
+        if self.process is not None:
+            self.process.close()
+
+
+class _Death(msgspec.Struct, frozen=True):
+    """How a worker ended."""
+
+    code: int
+    words: str
+    stack: str
+    was_oom: bool | None
+
+
+class Engine:
+    """The workers and the tasks of one pool.
+
+    Attributes:
+        on_change: called by the reader after it was told something; for those that show progress.
+    """
+
+    def __init__(self, options: PoolOptions) -> None:
+        self._options = options
+        self._machine = PoolMachine(options.spec)
+        door: Door[PoolStimulus, PoolEffect] = Door("pool", self._machine, None)
+        self._tell_machine, self._wake_machine = door.tell, door.wake
+        self._owner = mark()
+        self._owner_pid = os.getpid()
+        self._functions = FunctionTable()
+        self._numbers = count(1)
+        self._tasks: dict[int, _Task] = {}
+        self._links: dict[int, _Link] = {}
+        self._link_of_order: dict[int, _Link] = {}
+        self._deaths: dict[int, _Death] = {}
+        self._inbox: deque[PoolStimulus] = deque()
+        self._lock = Lock()
+        self._is_closed = False
+        self._is_released = False
+        self._is_finished = False
+        self._oom = OomWatch()
+        self.on_change: Callable[[], None] | None = None
+        self.done_count = self.failed_count = 0
+        self.has_ended = False
+        self._receiver = Receiver(is_writable=options.is_writable)
+        self._payload = _payload(options)
+        self._order: dict[str, Any] = {
+            "env": {**inherited_environment(), **options.environment},
+            "cwd": os.getcwd(),
+            "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "program": ("function",),
+        }
+        hosting: Hosting | None = None
+        try:
+            self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            with gate_here().used():
+                self._hosting = hosting = Hosting(
+                    os.urandom(8).hex(),
+                    preload=(*_ALWAYS_NEEDED, *_preload(options)),
+                    is_guess=options.preload is None,
+                    environment={**server_environment(), **options.environment},
+                )
+                self._order["env"][MARK_VARIABLE] = hosting.guardian.mark
+                self._reactor = Reactor(SystemClock())
+                self._thread = Thread(target=self._run, name="rankwise-pool", daemon=True)
+                self._thread.start()
+        except BaseException:
+            if hosting is not None:
+                hosting.close()
+            os.close(self._payload)
+            raise
+
+    # For any thread
+
+    def submit(
+        self,
+        kind: int,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        attempts: int,
+    ) -> PoolFuture:
+        """Hand in a task."""
+        self.check_open()
+        future = PoolFuture()
+        task = _Task(future, kind, call)
+        number = next(self._numbers)
+        needs: list[Future[Any]] = [each for each in args if isinstance(each, Future)]
+        if kwargs:
+            needs += [each for each in kwargs.values() if isinstance(each, Future)]
+        if needs:
+            task.arguments = args, kwargs
+        else:
+            try:
+                task.pack(self._functions, args, kwargs)
+            except Exception as error:  # noqa: BLE001  # the future tells it
+                future.set_running_or_notify_cancel()
+                future.set_exception(_unsendable(call, args, kwargs, error))
+                return future
+        future.task, future.engine = number, self
+        self._tasks[number] = task
+        self._inbox.append(TaskSubmitted(number, len(needs), attempts))
+        # Read after the entry is made: who makes room looks into the inbox after that.
+        if needs or self._machine.can_send or self._machine.phase is not PoolPhase.OPEN:
+            self._pump()
+        for need in needs:
+            need.add_done_callback(partial(self._on_need_done, number))
+        return future
+
+    def check_open(self) -> None:
+        """Refuse a task that no worker would get."""
+        if mark() is not self._owner:
+            raise LocalProtocolError(
+                f"this pool belongs to process {self._owner_pid}, of which this process is a fork",
+                hint="make a rankwise.Pool here",
+            )
+        machine = self._machine
+        if machine.reason:
+            raise BrokenPool(f"the pool cannot run tasks any more: {machine.reason}")
+        if self._is_closed:
+            raise LocalProtocolError(
+                "cannot schedule new futures after shutdown of the pool",
+                hint="submit inside its `with` block",
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `check_open` would say nothing."""
+        return mark() is self._owner and not self._is_closed and not self._machine.reason
+
+    def tell(self, stimulus: PoolStimulus) -> None:
+        """Tell the machine something."""
+        if mark() is self._owner:
+            self._inbox.append(stimulus)
+            self._pump()
+
+    def close(self, *, cancels: bool) -> None:
+        """Take no more tasks; workers end when those that there are have ended."""
+        self._is_closed = True
+        self.tell(CloseRequested(cancels))
+
+    def stop(self) -> None:
+        """End tasks and workers now: at once when called again."""
+        self._is_closed = True
+        self.tell(PoolStopRequested())
+
+    def close_later(self) -> None:
+        """Do what `close` does, from the reader: for callers that may hold the lock already."""
+        if mark() is self._owner:
+            self._reactor.post(partial(self.close, cancels=False))
+
+    def wait_released(self, timeout: float | None = None) -> bool:
+        """Wait until all processes have ended; whether they have."""
+        if mark() is not self._owner:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many tasks wait, how many are sent, and how many workers there are."""
+        return self._machine.counts
+
+    # Between the machine and the rest
+
+    def _pump(self) -> None:
+        """Tell the machine what is in the inbox, and carry out what it orders."""
+        over: list[tuple[_Task, EndTask]] = []
+        with for_an_instant():
+            touched: list[_Link] = []
+            with self._lock:
+                inbox, tell, now = self._inbox, self._tell_machine, Instant(_now())
+                while inbox:
+                    for effect in tell(inbox.popleft(), now):
+                        self._carry_out(effect, touched, over)
+            for link in touched:
+                self._flush(link)
+        for task, end in over:
+            if end.end is TaskEnd.ANSWERED:
+                self._conclude_with(task, *task.answer)
+            else:
+                self._conclude(task, end)
+        if self._inbox:  # what could not be sent
+            self._pump()
+
+    def _carry_out(
+        self, effect: PoolEffect, touched: list[_Link], over: list[tuple[_Task, EndTask]]
+    ) -> None:
+        match effect:
+            case SendTask(worker=number, task=task):
+                link = self._links[number]
+                link.outbox.append(task)
+                if link not in touched:
+                    touched.append(link)
+            case EndTask(task=number):
+                over.append((self._tasks.pop(number), effect))
+            case StartWorker(worker=number):
+                try:
+                    self._links[number] = _Link(number)
+                except OSError as error:
+                    self._inbox.append(PoolWorkerRefused(number, f"no socket for it: {error}"))
+                else:
+                    self._reactor.post(partial(self._start, number))
+            case RecallTasks(worker=number):
+                link = self._links[number]
+                # First, so that a thread that sends just now sees it when it is done.
+                link.is_recall_wanted = True
+                if link.sending.acquire(blocking=False):
+                    try:
+                        self._recall(link)
+                    finally:
+                        link.sending.release()
+            case EndWorker(worker=number):
+                if number in self._links:
+                    self._links[number].ours.shutdown(SHUT_WR)
+                self._reactor.post(_nothing)  # a deadline may be new
+            case InterruptWorker(worker=number):
+                self._links[number].signal(_SIGINT)
+                self._reactor.post(_nothing)
+            case KillWorker(worker=number):
+                self._reactor.post(partial(self._kill, number))
+            case ReleasePool():
+                self._is_released = True
+                self._reactor.post(_nothing)
+
+    def _recall(self, link: _Link) -> None:
+        """Tell what could be taken back; with the lock, and while nobody sends."""
+        link.is_recall_wanted = False
+        self._inbox.append(TasksRecalled(link.number, self._take_back(link)))
+
+    def _take_back(self, link: _Link) -> tuple[int, ...]:
+        """What the worker has not taken: from its socket, then from its outbox."""
+        found = []
+        while (number := task_of_unread(link.theirs)) is not None:
+            found.append(number)
+            link.sent.remove(number)
+            task = self._tasks.get(number)
+            if task is not None and task.sent.slot != NO_SLOT:
+                link.functions[task.sent.slot] = 0  # it may not have got the function
+        while link.outbox:
+            with suppress(IndexError):
+                found.append(link.outbox.popleft())
+        return tuple(found)
+
+    def _flush(self, link: _Link) -> None:
+        """Send what is in a worker's outbox, unless another thread does."""
+        while link.has_work and link.sending.acquire(blocking=False):
+            try:
+                if link.is_gone:
+                    return
+                if link.is_recall_wanted:
+                    with self._lock:
+                        self._recall(link)
+                if link.stuck is not None:
+                    link.stuck.send(link.ours, DONT_WAIT)
+                    link.stuck = None
+                while True:
+                    self._send(link, link.outbox.popleft())
+            except IndexError:
+                pass
+            except BlockingIOError:
+                self._reactor.post(partial(self._watch_writable, link))
+                return
+            finally:
+                link.sending.release()
+
+    def _send(self, link: _Link, number: int) -> None:
+        task = self._tasks.get(number)
+        if task is None:
+            return  # it was abandoned
+        if not task.has_begun:
+            if not task.future.set_running_or_notify_cancel():
+                task.is_notified = True
+                self._inbox.append(TaskWithdrawn(link.number, number))
+                return
+            task.has_begun = True
+        packed = None
+        link.sent.append(number)
+        try:
+            if task.arguments is not None:
+                self._pack_late(task)
+            sent = task.sent
+            function = b""
+            if sent.slot != NO_SLOT and link.functions[sent.slot] != sent.generation:
+                function = sent.pickled
+                link.functions[sent.slot] = sent.generation
+            rest = sent.slot, task.sources_at, function
+            if task.buffers.found or not send_small(
+                link.ours, task.kind, number, task.body, *rest, DONT_WAIT
+            ):
+                packed = Packed(task.kind, number, task.body, task.buffers.described(), *rest)
+                packed.send(link.ours, DONT_WAIT)
+        except BlockingIOError:
+            rest = task.sent.slot, task.sources_at, function
+            link.stuck = packed or Packed(task.kind, number, task.body, (), *rest)
+            raise
+        except Exception as error:  # noqa: BLE001  # its future tells it
+            if packed is not None:
+                packed.close()
+            link.sent.remove(number)
+            task.failure = error
+            self._inbox.append(TaskWithdrawn(link.number, number))
+
+    def _pack_late(self, task: _Task) -> None:
+        assert task.arguments is not None, "it was told to wait for them"
+        args, kwargs = task.arguments
+        args = tuple(map(_value_of, args))
+        kwargs = {name: _value_of(value) for name, value in kwargs.items()}
+        try:
+            task.pack(self._functions, args, kwargs)
+        except Exception as error:  # said in words
+            raise _unsendable(task.call, args, kwargs, error) from error
+        task.arguments = None
+
+    def _conclude(self, task: _Task, end: EndTask) -> None:
+        future = task.future
+        error: BaseException | None
+        match end.end:
+            case TaskEnd.ANSWERED:
+                error = task.answer[1]
+            case TaskEnd.DIED:
+                error = self._death_of(task, end)
+            case TaskEnd.ABANDONED:
+                error = BrokenPool(f"the pool cannot run tasks any more: {end.reason}")
+            case TaskEnd.SKIPPED | TaskEnd.CANCELLED:
+                error = task.failure
+                if error is None and task.has_begun:
+                    error = CancelledError()  # it was taken back from a worker
+                if error is None:
+                    future.engine = None
+                    if not task.is_notified and future.cancel():
+                        future.set_running_or_notify_cancel()
+                    return
+        self._conclude_with(task, None, error)
+
+    def _conclude_with(self, task: _Task, value: Any, error: BaseException | None) -> None:
+        future = task.future
+        future.engine = None
+        self.done_count += len(value[0]) if task.kind == Kind.CHUNK and error is None else 1
+        self.failed_count += error is not None
+        try:
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+        except InvalidStateError:  # it was cancelled just now
+            with suppress(RuntimeError):
+                future.set_running_or_notify_cancel()
+
+    def _death_of(self, task: _Task, end: EndTask) -> WorkerDied:
+        death = self._deaths[end.worker or 0]
+        words = f"{death.words} while it ran {name_of(task.call)}"
+        if death.stack:
+            words += f"\n{death.stack.rstrip()}"
+        return WorkerDied(
+            words,
+            exit_code=death.code,
+            stack=death.stack,
+            was_oom=death.was_oom,
+        )
+
+    def _on_need_done(self, number: int, need: "Future[Any]") -> None:
+        if need.cancelled():
+            self.tell(NeedFailed(number, was_cancelled=True))
+            return
+        error = need.exception()
+        if error is None:
+            self.tell(NeedMet(number))
+            return
+        task = self._tasks.get(number)
+        if task is not None:
+            task.failure = error
+        self.tell(NeedFailed(number))
+
+    # The reader
+
+    def _run(self) -> None:
+        try:
+            self._hosting.attach(self._reactor, self)
+            while not self._is_released:
+                self._reactor.run_once(self._machine.next_deadline)
+                deadline = self._machine.next_deadline
+                if deadline is not None and _now() >= deadline:
+                    self._wake()
+                if self.on_change is not None:
+                    self.on_change()
+        except BaseException as error:
+            self._fail_all(error)
+            raise
+        finally:
+            self._hosting.detach()
+            self._hosting.close()
+            self._reactor.close()
+            for link in self._links.values():
+                link.close()
+            os.close(self._payload)
+            os.close(self._null)
+            self.has_ended = True
+            if self.on_change is not None:
+                self.on_change()
+
+    def call_at(self, instant: Instant, callback: Callable[[], None]) -> None:
+        """Call back in the reader; only it may ask for that."""
+        self._reactor.call_at(instant, callback)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Let nobody wait for a reader that a mistake of ours has ended."""
+        self._is_closed = True
+        for task in [*self._tasks.values()]:
+            with suppress(InvalidStateError):
+                task.future.set_exception(BrokenPool(f"the pool's thread has failed: {error!r}"))
+
+    def _wake(self) -> None:
+        with self._lock:
+            for effect in self._wake_machine(Instant(_now())):
+                self._carry_out(effect, [], [])
+
+    def _start(self, number: int) -> None:
+        link = self._links.get(number)
+        if link is None:
+            return
+        spawner = self._hosting.spawner
+        try:
+            report, end_of_report = socketpair(AF_UNIX, SOCK_STREAM)
+        except OSError as error:
+            self.tell(PoolWorkerRefused(number, f"no socket for it: {error}"))
+            return
+        report.setblocking(False)  # noqa: FBT003  # the standard library's signature
+        link.report = report.detach()
+        descriptors = {
+            0: self._null,
+            SOCKET_VARIABLE: link.theirs.fileno(),
+            "RANKWISE_REPORT_FD": end_of_report.fileno(),
+            "RANKWISE_PAYLOAD_FD": self._payload,
+        }
+        order_number = spawner.next_number()
+        self._link_of_order[order_number] = link
+        with end_of_report:
+            order = {**self._order, "fds": [*descriptors]}
+            spawner.spawn(order_number, order, [*descriptors.values()])
+        self._reactor.watch_readable(link.ours.fileno(), partial(self._on_readable, link))
+
+    def _watch_writable(self, link: _Link) -> None:
+        def go_on() -> None:
+            self._reactor.unwatch_writable(link.ours.fileno())
+            self._flush(link)
+            if self._inbox:
+                self._pump()
+
+        if link.number in self._links:
+            self._reactor.watch_writable(link.ours.fileno(), go_on)
+
+    def _kill(self, number: int) -> None:
+        link = self._links.get(number)
+        if link is None:
+            return
+        if link.process is not None:
+            link.signal(_SIGKILL)
+            return
+        # Its process is not known yet.
+        for order_number, each in self._link_of_order.items():
+            if each is link:
+                self._hosting.spawner.signal(order_number, _SIGKILL, group=False)
+
+    def _on_readable(self, link: _Link) -> None:
+        with suppress(BlockingIOError):
+            for _ in range(_ANSWERS_AT_ONCE):
+                message = self._receiver.receive(link.ours, DONT_WAIT)
+                if message is None:
+                    break
+                self._take(link, message)
+                if message.buffers or not link.sent:
+                    break  # large ones let others have a turn; without tasks, there is no more
+        message = None
+        self._pump()
+
+    def _take(self, link: _Link, message: Message) -> None:
+        """Note what a worker has sent."""
+        if message.kind == Kind.READY:
+            self._inbox.append(WorkerReady(link.number))
+            return
+        if message.kind == Kind.INITIALIZER_FAILED:
+            _, text, line = pickle.loads(message.body)  # noqa: S301  # of a worker of ours
+            self._inbox.append(
+                InitializerFailed(link.number, f"the initializer raised {line}\n{text}")
+            )
+            return
+        link.sent.remove(message.task)
+        task = self._tasks.get(message.task)
+        if task is not None:
+            task.future.took_ns = message.extra
+            task.answer = self._answer_of(task, message)
+            self._inbox.append(TaskAnswered(link.number, message.task, message.extra))
+
+    def _answer_of(self, task: _Task, message: Message) -> tuple[Any, BaseException | None]:
+        if message.is_cut:
+            return None, OSError(
+                "the result cannot be received: this process may open no more files"
+                " (raise `ulimit -n`)"
+            )
+        try:
+            loaded = pickle.loads(message.body, buffers=message.buffers)  # noqa: S301  # ours
+        except Exception as error:  # noqa: BLE001  # whatever a foreign class does
+            failure = TaskFailed(
+                f"the result of {name_of(task.call)} cannot be unpickled: "
+                f"{type(error).__name__}: {error}",
+                hint="return plain data, or objects whose class the caller can import",
+            )
+            failure.__cause__ = error
+            return None, failure
+        if message.kind == Kind.ERROR:
+            return None, rebuilt_error(*loaded)
+        return loaded, None
+
+    # What the processes' host tells
+
+    def on_spawned(self, worker: int, pid: int) -> None:
+        """A process exists."""
+        link = self._link_of_order.get(worker)
+        if link is not None:
+            link.pid = pid
+            with suppress(OSError):  # it has ended already, which is told next
+                link.process = WorkerProcess(pid)
+
+    def on_refused(self, worker: int, reason: str) -> None:
+        """A process could not be made."""
+        link = self._link_of_order.pop(worker, None)
+        if link is not None:
+            self.tell(PoolWorkerRefused(link.number, reason))
+            self._drop(link)
+
+    def on_exited(self, worker: int, code: int, at: Instant) -> None:  # noqa: ARG002  # a listener's
+        """A process has ended; what it has sent is heard first."""
+        link = self._link_of_order.pop(worker, None)
+        if link is None:
+            return
+        with suppress(BlockingIOError):
+            while (message := self._receiver.receive(link.ours, DONT_WAIT)) is not None:
+                self._take(link, message)
+        self._pump()
+        death = self._note_death(link, code)
+        with link.sending:  # nothing is half-way there
+            link.is_gone = True
+            with self._lock:
+                self._take_back(link)
+                begun = tuple(link.sent)
+        self.tell(WorkerEnded(link.number, death.words, begun))
+        del self._deaths[link.number]
+        self._drop(link)
+
+    def _note_death(self, link: _Link, code: int) -> _Death:
+        words = f"worker {link.number} (process {link.pid}) {ExitStatus(code).in_words}"
+        was_oom = None
+        if code == -_SIGKILL:
+            verdict = self._oom.verdict()
+            self._oom = OomWatch()
+            was_oom = verdict.was_oom
+            if was_oom:
+                words += f", out of memory ({verdict.evidence})"
+        reports = ReportPipe()
+        with suppress(BlockingIOError):
+            while chunk := os.read(link.report, _REPORT_CHUNK_BYTES):
+                reports.feed(chunk)
+        reports.finish()
+        death = _Death(code, words, _stack_of_task(reports.fatal_stacks), was_oom)
+        self._deaths[link.number] = death
+        return death
+
+    def _drop(self, link: _Link) -> None:
+        self._reactor.unwatch_readable(link.ours.fileno())
+        self._reactor.unwatch_writable(link.ours.fileno())
+        with self._lock:
+            self._links.pop(link.number, None)
+        with link.sending:
+            link.is_gone = True
+            link.close()
+
+    def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:
+        """Nothing is asked for that."""
+
+    def on_ready(self, details: Mapping[str, Any]) -> None:
+        """The fork server has imported what it was told to."""
+        failed = details.get("failed") or {}
+        for name, reason in failed.items() if self._options.preload is not None else ():
+            print(f"rankwise: the pool cannot preload {name}: {reason}", file=sys.stderr)  # noqa: T201
+
+    def on_lost(self, reason: str) -> None:
+        """What makes the processes is gone, and the workers with it."""
+        self.tell(HostLost(reason))
+
+
+def _stack_of_task(stacks: str) -> str:
+    """What a fatal signal has made a worker tell, without the frames that have called the task."""
+    lines = stacks.splitlines()
+    ours = f'  File "{serve.__code__.co_filename}"'
+    first = next((place for place, line in enumerate(lines) if line.startswith(ours)), None)
+    if first is None:
+        return stacks
+    frames = iter(lines[first:])
+    return "\n".join([*lines[:first], *dropwhile(lambda line: line.startswith("  "), frames)])
+
+
+def rebuilt_error(pickled: bytes | None, text: str, line: str) -> BaseException:
+    """An exception that a worker has sent, with its traceback there."""
+    error = None if pickled is None else loads_exception(pickled)
+    if error is None:
+        error = TaskFailed(line, hint="the exception itself could not be pickled")
+    tell_traceback(error, text)
+    return error
+
+
+_ALWAYS_NEEDED = ("rankwise.drivers.real.pool.worker", "cloudpickle")
+_WORTH_PRELOADING = ("numpy", "scipy")
+"""What starts no thread when it is imported, and does not take so long that tasks that do not need
+it would wait for nothing, as they would for torch."""
+
+
+def _preload(options: PoolOptions) -> tuple[str, ...]:
+    if options.preload is not None:
+        return options.preload
+    return tuple(name for name in _WORTH_PRELOADING if name in sys.modules)
+
+
+def _payload(options: PoolOptions) -> int:
+    """A file with what each worker is told; see `drivers.real.worker.function`."""
+    initializer = b""
+    sources: dict[str, Any] = {}
+    if options.initializer is not None:
+        function, args = options.initializer
+        try:
+            initializer, buffers, sources = dumps_call((function, args))
+            if buffers.found:  # to each worker, whenever it starts: inside of the pickle
+                initializer = pickle.dumps((function, args))
+        except Exception as error:
+            raise _unsendable(function, args, {}, error) from error
+    here = os.getcwd()
+    header = {
+        "name": "the loop of a pool's worker",
+        "sys_path": [entry or here for entry in sys.path],
+        "argv": list(sys.argv),
+        "pass_rank": False,
+        "arguments_by_rank": False,
+        "sources": {},
+    }
+    call = partial(serve, initializer, sources, is_writable=options.is_writable)
+    fd = os.memfd_create("rankwise-pool-start", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(pickle.dumps(header))
+        file.write(pickle.dumps((call, ())))
+    return fd
+
+
+def _unsendable(
+    call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], error: Exception
+) -> ConfigError:
+    positional = ((f"argument {place}", value) for place, value in enumerate(args))
+    named = ((f"argument {name!r}", value) for name, value in kwargs.items())
+    parts = iter([*positional, *named])
+    culprit, reason = find_culprit(call, parts, dumps_call) or (
+        f"the call of {name_of(call)}",
+        error,
+    )
+    return ConfigError(f"{culprit} cannot be sent to workers: {reason}", hint=UNSENDABLE_HINT)
+
+
+def _value_of(argument: Any) -> Any:
+    return argument.result() if isinstance(argument, Future) else argument
+
+
+def _nothing() -> None:
+    """Wake the reader up."""

@@ -1,0 +1,241 @@
+"""Messages between a pool and its workers, over one socket for each worker.
+
+The sockets keep messages apart (SOCK_SEQPACKET) and hand each to one reader. The pool keeps the
+worker's end, too: what it reads there, the worker has not taken and will not get.
+
+A message is a header, a line for each buffer, a function's pickle (perhaps) and a pickle. What is
+longer than a socket takes well lies in a memfd, whose descriptor comes first. Buffers are memfds,
+see `memory`.
+"""
+
+import os
+import struct
+from array import array
+from pickle import PickleBuffer
+from socket import (
+    CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
+    MSG_CTRUNC,
+    MSG_DONTWAIT,
+    SCM_RIGHTS,
+    SOL_SOCKET,
+    socket,
+)
+from typing import Any, NamedTuple
+
+from rankwise.drivers.real.pool.memory import (
+    BUFFERS_MAX,
+    Mapping,
+    found_shared,
+    map_received,
+    written,
+)
+
+INLINE_BYTES_MAX = 32 << 10
+"""Two messages of this size always find room in a socket."""
+SLOT_COUNT = 64
+"""How many functions a worker remembers."""
+NO_SLOT = 0xFFFF
+_HEADER = struct.Struct("<BBHHIQQ")
+_BUFFER = struct.Struct("<QQB")
+_IN_FILE = 1
+# Plain numbers: the standard library's flags take a microsecond to combine.
+_CLOEXEC, _TRUNCATED = int(MSG_CMSG_CLOEXEC), int(MSG_CTRUNC)
+DONT_WAIT = int(MSG_DONTWAIT)
+_OWN, _OWN_PRIVATE, _SHARED = range(3)
+_MESSAGE_BYTES_MAX = INLINE_BYTES_MAX + _HEADER.size + BUFFERS_MAX * _BUFFER.size
+_NOTHING = memoryview(b"")
+_NO_BUFFERS: "list[memoryview]" = []
+_ANCILLARY_BYTES = CMSG_SPACE((BUFFERS_MAX + 1) * 4)
+
+
+class Kind:
+    """What a message is."""
+
+    CALL = 1
+    CHUNK = 2
+    """Call the function once for each element of a list."""
+    READY = 3
+    VALUE = 4
+    ERROR = 5
+    INITIALIZER_FAILED = 6
+
+
+class Message(NamedTuple):
+    """A message as it has come.
+
+    Attributes:
+        kind: what it is.
+        slot: where the worker remembers the function; `NO_SLOT` if it is in the pickle.
+        task: the task's number.
+        extra: where in the pickle the sources begin, or how long a task has taken.
+        function: a pickle of the function, if it is new to the worker.
+        body: the pickle.
+        buffers: memory of the pickle's large arrays.
+        is_cut: whether descriptors are missing, since this process may open no more files.
+    """
+
+    kind: int
+    slot: int
+    task: int
+    extra: int
+    function: "memoryview"
+    body: "memoryview"
+    buffers: "list[memoryview]"
+    is_cut: bool = False
+
+
+class Packed:
+    """A message on its way: its bytes, and descriptors that are closed once it is sent."""
+
+    __slots__ = ("_fds", "_kept", "_owners", "_parts")
+
+    def __init__(  # noqa: PLR0917  # as `send_small` has them
+        self,
+        kind: int,
+        task: int,
+        body: "bytes | memoryview",
+        described: "Any" = (),
+        slot: int = NO_SLOT,
+        extra: int = 0,
+        function: bytes = b"",
+    ) -> None:
+        self._fds: list[int] = []
+        self._kept: list[int] = []
+        """Those among them that belong to arrays."""
+        self._owners: list[PickleBuffer] = []
+        """These arrays: their descriptors are closed with them."""
+        lines = b""
+        flags = count = 0
+        try:
+            if len(body) + len(function) > INLINE_BYTES_MAX:
+                flags = _IN_FILE
+                self._fds.append(written(PickleBuffer(function + body if function else body))[0])
+            for buffer, is_private in described:
+                lines += self._add(buffer, is_private)
+                count += 1
+        except BaseException:
+            self.close()
+            raise
+        header = _HEADER.pack(kind, flags, slot, count, len(function), task, extra)
+        self._parts: list[Any] = [header + lines]
+        if not flags:
+            self._parts += (function, body) if function else (body,)
+
+    def _add(self, buffer: PickleBuffer, is_private: bool) -> bytes:
+        shared = found_shared(buffer)
+        if shared is not None and not is_private:
+            fd, offset, size_bytes = shared
+            self._fds.append(fd)
+            self._kept.append(fd)
+            self._owners.append(buffer)
+            return _BUFFER.pack(offset, size_bytes, _SHARED)
+        fd, size_bytes = written(buffer)
+        self._fds.append(fd)
+        return _BUFFER.pack(0, size_bytes, _OWN_PRIVATE if is_private else _OWN)
+
+    def send(self, sock: socket, flags: int = 0) -> None:
+        """Send it; raises BlockingIOError when there is no room and `flags` forbid to wait."""
+        if self._fds:
+            rights = [(SOL_SOCKET, SCM_RIGHTS, array("i", self._fds))]
+            sock.sendmsg(self._parts, rights, flags)
+            self.close()
+        else:
+            sock.sendmsg(self._parts, (), flags)
+
+    def close(self) -> None:
+        """Close the descriptors that nothing else needs."""
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            if fd not in self._kept:
+                os.close(fd)
+
+
+class Receiver:
+    """Reads messages from sockets, one at a time: the next one overwrites the last one's pickle.
+
+    Args:
+        is_writable: whether arrays are to be writable.
+    """
+
+    def __init__(self, *, is_writable: bool) -> None:
+        self._memory = memoryview(bytearray(_MESSAGE_BYTES_MAX))
+        self._into = [self._memory]
+        self._own = Mapping.PRIVATE if is_writable else Mapping.READ
+        self._shared = Mapping.SHARED if is_writable else Mapping.READ
+
+    def receive(self, sock: socket, flags: int = 0) -> Message | None:
+        """The next message; None at the end. Raises BlockingIOError if `flags` forbid to wait."""
+        length, ancillary, status, _ = sock.recvmsg_into(
+            self._into, _ANCILLARY_BYTES, flags | _CLOEXEC
+        )
+        if not length:
+            return None
+        memory = self._memory
+        kind, marks, slot, count, function_bytes, task, extra = _HEADER.unpack_from(memory)
+        at = _HEADER.size
+        if not ancillary and not count:
+            at_body = at + function_bytes
+            function = memory[at:at_body] if function_bytes else _NOTHING
+            is_cut = bool(status & _TRUNCATED or marks)
+            body = memory[at_body:length]
+            return Message(kind, slot, task, extra, function, body, _NO_BUFFERS, is_cut)
+        fds = array("i")
+        for _, _, packed in ancillary:
+            fds.frombytes(packed[: len(packed) - len(packed) % fds.itemsize])
+        lines = [_BUFFER.unpack_from(memory, at + place * _BUFFER.size) for place in range(count)]
+        at += count * _BUFFER.size
+        wanted = count + bool(marks & _IN_FILE)
+        if len(fds) < wanted:
+            for fd in fds:
+                os.close(fd)
+            return Message(kind, slot, task, extra, memory[:0], memory[:0], [], is_cut=True)
+        content = memory[at:length]
+        if marks & _IN_FILE:
+            file = fds.pop(0)
+            content = map_received(file, 0, os.fstat(file).st_size, Mapping.READ, is_shared=False)
+        buffers = [self._mapped(fd, *line) for fd, line in zip(fds, lines, strict=True)]
+        return Message(
+            kind, slot, task, extra, content[:function_bytes], content[function_bytes:], buffers
+        )
+
+    def _mapped(self, fd: int, offset: int, size_bytes: int, manner: int) -> "memoryview":
+        if manner == _SHARED:
+            return map_received(fd, offset, size_bytes, self._shared, is_shared=True)
+        mapping = Mapping.PRIVATE if manner == _OWN_PRIVATE else self._own
+        return map_received(fd, 0, size_bytes, mapping, is_shared=False)
+
+
+def send_small(  # noqa: PLR0917  # by name they take a tenth of it all
+    sock: socket,
+    kind: int,
+    task: int,
+    body: bytes,
+    slot: int = NO_SLOT,
+    extra: int = 0,
+    function: bytes = b"",
+    flags: int = 0,
+) -> bool:
+    """Send a message without buffers; whether it is short enough for that."""
+    if len(body) + len(function) > INLINE_BYTES_MAX:
+        return False
+    header = _HEADER.pack(kind, 0, slot, 0, len(function), task, extra)
+    sock.send(header + function + body, flags)
+    return True
+
+
+def task_of_unread(sock: socket) -> int | None:
+    """Take a message that its reader has not taken; its task, or None if there is none.
+
+    What comes with it is closed: who sends the task again packs it anew.
+    """
+    try:
+        data, ancillary, _, _ = sock.recvmsg(_HEADER.size, _ANCILLARY_BYTES, DONT_WAIT | _CLOEXEC)
+    except BlockingIOError:
+        return None
+    for _, _, packed in ancillary:
+        fds = array("i")
+        fds.frombytes(packed[: len(packed) - len(packed) % fds.itemsize])
+        for fd in fds:
+            os.close(fd)
+    return int(_HEADER.unpack_from(data)[5]) if len(data) >= _HEADER.size else None

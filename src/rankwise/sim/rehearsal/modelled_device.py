@@ -1,0 +1,25 @@
+"""The modelled CUDA device: of simulated ranks, and of a script of Triton that names one.
+
+There is one description, so that a program takes the same way in both. Its tensors lie on the CPU,
+and torch's own code goes on as on the CPU: who asks decides what is answered.
+"""
+
+from types import FrameType, SimpleNamespace
+
+NAME = "modelled CUDA device"
+MEMORY_BYTES = 80 << 30
+CAPABILITY = 9, 0
+
+
+def properties() -> SimpleNamespace:
+    """What `torch.cuda.get_device_properties` tells of it."""
+    major, minor = CAPABILITY
+    return SimpleNamespace(
+        name=NAME, gcnArchName="", total_memory=MEMORY_BYTES, major=major, minor=minor,
+        multi_processor_count=132, warp_size=32,
+    )  # fmt: skip
+
+
+def is_asked_by(frame: FrameType, *packages: str) -> bool:
+    """Whether the code that asks is of one of these packages."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in packages

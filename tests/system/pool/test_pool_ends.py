@@ -1,0 +1,168 @@
+"""Programs with a `rankwise.Pool`: how they end, and what `__main__` may hold."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from running import WITHIN_S, OnTerminal, run_program, start_program, write_program
+
+pytestmark = pytest.mark.system
+
+
+def test_functions_and_classes_of_main_travel_both_ways(tmp_path: Path) -> None:
+    done = run_program(
+        """
+import rankwise
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def moved(point):
+    return Point(point.x + step)
+
+step = 1
+with rankwise.Pool(1) as pool:
+    point = pool.submit(moved, Point(1)).result()
+    print(point.x, type(point) is Point)
+    step = 10
+    print(pool.submit(moved, point).result().x)
+""",
+        tmp_path,
+    )
+
+    assert (done.code, done.lines) == (0, ["2 True", "12"])
+
+
+def test_program_that_ends_without_shutdown_finishes_its_tasks(tmp_path: Path) -> None:
+    done = run_program(
+        """
+import rankwise
+
+pool = rankwise.Pool(2)
+for number in range(3):
+    pool.submit(abs, number).add_done_callback(lambda done: print(done.result(), flush=True))
+""",
+        tmp_path,
+    )
+
+    assert (done.code, sorted(done.lines), done.stderr) == (0, ["0", "1", "2"], "")
+
+
+LONG = """
+import os, signal, sys, time
+from concurrent.futures import CancelledError
+import rankwise
+
+def stay(way):
+    if way == "stubborn":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("begun", flush=True)
+    try:
+        time.sleep(1000)
+    finally:
+        if way != "stubborn":
+            print("interrupted", flush=True)
+
+def is_cancelled(future):
+    try:
+        future.result(0)
+    except CancelledError:
+        return True
+    return False
+
+if __name__ == "__main__":
+    try:
+        with rankwise.Pool(2) as pool:
+            futures = [pool.submit(stay, sys.argv[1]) for _ in range(2)]
+            queued = [pool.submit(abs, -1) for _ in range(20)]
+            futures[0].result()
+    except KeyboardInterrupt:
+        print("cancelled", sum(map(is_cancelled, queued)) > 10, flush=True)
+        print("done", all(future.done() for future in futures + queued), flush=True)
+        raise
+"""
+
+
+def test_ctrl_c_interrupts_tasks_and_cancels_the_others(tmp_path: Path) -> None:
+    with start_program(LONG, tmp_path, "gentle") as program:
+        program.wait_for("begun\n", count=2)
+        program.signal_group(signal.SIGINT)
+        done = program.finish(WITHIN_S)
+
+    assert done.code == -signal.SIGINT
+    assert sorted(done.lines) == sorted(
+        ["begun", "begun", "interrupted", "interrupted", "cancelled True", "done True"]
+    )
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
+    with start_program(LONG, tmp_path, "stubborn") as program:
+        program.wait_for("begun\n", count=2)
+        program.signal_group(signal.SIGINT)
+        program.signal_group(signal.SIGINT)
+        done = program.finish(WITHIN_S)
+
+    assert done.code == -signal.SIGINT
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_the_caller(tmp_path: Path, signum: signal.Signals) -> None:
+    with start_program(LONG, tmp_path, "stubborn") as program:
+        program.wait_for("begun\n", count=2)
+        program.signal(signum)
+        # The workers hold its output open, and the test's own end looks for processes.
+        assert program.finish(WITHIN_S).code == -signum
+
+
+def test_loss_of_the_fork_server_breaks_the_pool(tmp_path: Path) -> None:
+    done = run_program(
+        """
+import os, signal
+import rankwise
+
+with rankwise.Pool(1) as pool:
+    server = pool.submit(os.getppid).result()
+    os.kill(server, signal.SIGKILL)
+    while True:
+        try:
+            pool.submit(abs, -1).result()
+        except rankwise.WorkerDied:
+            continue  # the workers die first
+        except rankwise.BrokenPool as error:
+            print(error)
+            break
+""",
+        tmp_path,
+    )
+
+    assert (done.code, done.stderr) == (0, "")
+    assert "cannot run tasks any more: the fork server has ended with signal 9" in done.stdout
+
+
+def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
+    write_program(
+        tmp_path,
+        """
+import rankwise
+with rankwise.Pool(2, progress=True) as pool:
+    print(sum(pool.map(abs, range(100))))
+""",
+    )
+    with OnTerminal(sys.executable, str(tmp_path / "program.py")) as terminal:
+        assert "4950" in terminal.wait_for("100 done, 0 failed, 0 running, 0 waiting, 0 workers")
+
+
+def test_progress_is_not_written_to_a_file(tmp_path: Path) -> None:
+    done = run_program(
+        """
+import rankwise
+with rankwise.Pool(2, progress=True) as pool:
+    print(sum(pool.map(abs, range(100))))
+""",
+        tmp_path,
+    )
+
+    assert (done.stdout, done.stderr) == ("4950\n", "")
