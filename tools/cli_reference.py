@@ -90,7 +90,7 @@ def _section(name: str, parent: click.Context) -> str:
     else:
         parts += _plain_options(command, context)
     if isinstance(command, click.Group):
-        parts += [_nested(each, context) for each in command.commands.values()]
+        parts += [_nested(each, context) for each in command.commands.values() if not each.hidden]
     return "\n".join(parts)
 
 

@@ -2,7 +2,8 @@
 
 `rankwise manifest kubernetes [OPTIONS] -- WORDS` takes the words of `rankwise run`, its options
 and the program, and prints what `kubectl apply` reads. The words are checked here as far as this
-machine can know: whether the program exists, the image decides. Nothing is asked of a cluster.
+machine can know: whether the program exists, the image decides. Nothing is asked of a cluster;
+`rankwise manifest own` alone, which runs in the pods, asks it to let etcd end with the JobSet.
 
 `rankwise manifest slurm [OPTIONS] -- WORDS` prints what `sbatch` reads. Both hand the nodes of the
 run a random token.
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.base.units import SECOND
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.nodes import NodeCounts, node_counts
@@ -222,6 +223,38 @@ def kubernetes(
         token=_new_token(environment, secret_keys),
     )
     _write(manifests(job, patches), output, mode=0o600 if job.token else 0o666)
+
+
+@manifest.command("own", hidden=True, context_settings=CONTEXT_SETTINGS)
+@click.argument("job_set", metavar="JOBSET")
+@click.argument("objects", metavar="OBJECT...", nargs=-1, required=True)
+def own(job_set: str, objects: tuple[str, ...]) -> None:
+    """Make JOBSET the owner of OBJECTS, from a pod of it: the first container of each does.
+
+    A refusal is a line and exit code 0: the run does not depend on it.
+    """
+    from rankwise.launch.manifests.ownership import ApiServer, OwnedObject  # noqa: PLC0415  # rare
+    from rankwise.launch.manifests.ownership import own as make_owner  # noqa: PLC0415  # the same
+
+    owned = [OwnedObject.parsed(text) for text in objects]
+    try:
+        host, port = (os.environ[f"KUBERNETES_SERVICE_{part}"] for part in ("HOST", "PORT"))
+    except KeyError as error:
+        raise ConfigError(
+            f"{error.args[0]} is not set, so this is no pod of a Kubernetes cluster"
+        ) from None
+    try:
+        api = ApiServer(host, int(port))
+        try:
+            make_owner(api, job_set, owned)
+        finally:
+            api.close()
+    except RankwiseError as error:
+        click.echo(
+            f"rankwise: JobSet {job_set} does not own its etcd: {error}; after the run, delete "
+            "the manifest's objects (kubectl delete -f)",
+            err=True,
+        )
 
 
 @manifest.command(

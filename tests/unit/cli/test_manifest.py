@@ -53,6 +53,9 @@ def test_a_job_set_comes_with_its_etcd_and_its_services(capfd: pytest.CaptureFix
         "PodDisruptionBudget/train-digits-etcd",
         "StatefulSet/train-digits-etcd",
         "NetworkPolicy/train-digits-etcd",
+        "ServiceAccount/train-digits",
+        "Role/train-digits",
+        "RoleBinding/train-digits",
         "Secret/train-digits-token",
         "Service/train-digits",
         "JobSet/train-digits",
@@ -441,3 +444,41 @@ def test_notes_ask_for_a_volume_for_checkpoints(capfd: pytest.CaptureFixture[str
     assert invoke(["manifest", "kubernetes", "--image", "i", "--", "t.py"]) == 0
 
     assert "volume for checkpoints" in capfd.readouterr().out
+
+
+def test_pods_may_make_the_job_set_the_owner_of_all_other_objects(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    objects = written(capfd, "--image", "i", "--", "t.py")
+
+    pod = pod_of(objects, "t")
+    (owner,) = pod["initContainers"]
+    assert owner["command"] == ["rankwise", "manifest", "own"]
+    job_set, *owned = owner["args"]
+    assert job_set == "t"
+    names = {(text.split("/")[-2], text.split("/")[-1]) for text in owned}
+    assert names == {
+        ("networkpolicies" if kind == "NetworkPolicy" else f"{kind.lower()}s", name)
+        for kind, _, name in (key.partition("/") for key in objects)
+        if kind != "JobSet"
+    }
+    allowed = {
+        (resource, name)
+        for rule in objects["Role/t"]["rules"]
+        if "patch" in rule["verbs"]
+        for resource in rule["resources"]
+        for name in rule["resourceNames"]
+    }
+    assert allowed == names
+    assert pod["serviceAccountName"] == objects["RoleBinding/t"]["subjects"][0]["name"] == "t"
+    assert objects["JobSet/t"]["spec"]["ttlSecondsAfterFinished"] == 86_400
+
+
+def test_without_etcd_pods_get_no_rights(capfd: pytest.CaptureFixture[str]) -> None:
+    objects = written(
+        capfd, "--image", "i", "--no-etcd", "--rdzv-endpoint", "etcd:2379", "--", "t.py"
+    )
+
+    assert not {"Role/t", "RoleBinding/t", "ServiceAccount/t"} & objects.keys()
+    assert "initContainers" not in pod_of(objects, "t")
+    assert "ttlSecondsAfterFinished" not in objects["JobSet/t"]["spec"]

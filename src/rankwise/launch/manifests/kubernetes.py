@@ -14,7 +14,8 @@ against each other:
 - every Job has a run of its own in the store, named after the Job's UID.
 
 The etcd has three members, stable names and disks. It has no password; a NetworkPolicy lets only
-the pods of the job in, where the cluster's network enforces it.
+the pods of the job in, where the cluster's network enforces it. It ends with the JobSet: the pods
+make the JobSet the owner of all other objects (`ownership`).
 
 The run's token comes in a Secret. It cannot be changed, since pods that replace others must know
 what these know: a manifest that was written anew is refused until the first one's objects are gone.
@@ -27,6 +28,7 @@ import msgspec
 
 from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
 from rankwise.launch.manifests.noted_yaml import Noted, document
+from rankwise.launch.manifests.ownership import API_VERSION, OwnedObject
 from rankwise.launch.manifests.patches import Patch, patched
 
 CLIENT_PORT = 2379
@@ -39,6 +41,8 @@ GRACE_MARGIN_S = 30
 REPLACEMENTS_MAX = 6
 _EVERY_INTERFACE = "0.0.0.0"  # noqa: S104  # other pods are meant to reach it
 _KILLED, _TERMINATED = 137, 143
+_KEPT_S = 86_400
+_RBAC = "rbac.authorization.k8s.io"
 
 
 class Etcd(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +122,9 @@ def manifests(job: KubernetesJob, patches: Sequence[Patch] = ()) -> str:
                 _network_policy(job),
                 "This etcd has no password: only the pods of the job may talk to it.",
             ),
+            (_service_account(job), "The pods make the JobSet the owner of the other objects."),
+            (_role(job), "For that, and nothing else."),
+            (_role_binding(job), "Gives the role to the pods."),
         ]
     if job.token is not None:
         objects.append((_token_secret(job, job.token), "What only the pods know."))
@@ -269,6 +276,65 @@ def _network_policy(job: KubernetesJob) -> dict[str, Any]:
     }
 
 
+def _owned_objects(job: KubernetesJob) -> list[OwnedObject]:
+    """What is deleted with the JobSet."""
+    etcd = f"{job.name}-etcd"
+    owned = [
+        OwnedObject("", "v1", "services", etcd),
+        OwnedObject("", "v1", "services", f"{etcd}-peers"),
+        OwnedObject("policy", "v1", "poddisruptionbudgets", etcd),
+        OwnedObject("apps", "v1", "statefulsets", etcd),
+        OwnedObject("networking.k8s.io", "v1", "networkpolicies", etcd),
+        OwnedObject("", "v1", "services", job.name),
+    ]
+    if job.token is not None:
+        owned.append(OwnedObject("", "v1", "secrets", _token_name(job)))
+    # Last, since these allow the rest.
+    return [
+        *owned,
+        OwnedObject("", "v1", "serviceaccounts", job.name),
+        OwnedObject(_RBAC, "v1", "rolebindings", job.name),
+        OwnedObject(_RBAC, "v1", "roles", job.name),
+    ]
+
+
+def _service_account(job: KubernetesJob) -> dict[str, Any]:
+    return _head("v1", "ServiceAccount", job, job.name, POD_ROLE)
+
+
+def _role(job: KubernetesJob) -> dict[str, Any]:
+    rules: list[dict[str, Any]] = [
+        {
+            "apiGroups": [API_VERSION.partition("/")[0]],
+            "resources": ["jobsets"],
+            "resourceNames": [job.name],
+            "verbs": ["get"],
+        }
+    ]
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in _owned_objects(job):
+        names.setdefault((each.group, each.resource), []).append(each.name)
+    rules += [
+        {
+            "apiGroups": [group],
+            "resources": [resource],
+            "resourceNames": those,
+            # A cluster may ask for `delete` from those who set an owner.
+            "verbs": ["patch", "delete"],
+        }
+        for (group, resource), those in names.items()
+    ]
+    return {**_head(f"{_RBAC}/v1", "Role", job, job.name, POD_ROLE), "rules": rules}
+
+
+def _role_binding(job: KubernetesJob) -> dict[str, Any]:
+    return {
+        **_head(f"{_RBAC}/v1", "RoleBinding", job, job.name, POD_ROLE),
+        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": job.name},
+        "subjects": [{"kind": "ServiceAccount", "name": job.name}],
+    }
+
+
 def _token_secret(job: KubernetesJob, token: str) -> dict[str, Any]:
     return {
         **_head("v1", "Secret", job, _token_name(job), POD_ROLE),
@@ -294,9 +360,15 @@ def _node_service(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _job_set(job: KubernetesJob) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    if job.etcd is not None:
+        kept["ttlSecondsAfterFinished"] = Noted(
+            _KEPT_S, "A day to look at the pods; then the JobSet goes, with etcd and its disks."
+        )
     return {
-        **_head("jobset.x-k8s.io/v1alpha2", "JobSet", job, job.name, POD_ROLE),
+        **_head(API_VERSION, "JobSet", job, job.name, POD_ROLE),
         "spec": {
+            **kept,
             "network": {
                 "enableDNSHostnames": True,
                 "subdomain": Noted(job.name, "The Service above."),
@@ -366,6 +438,11 @@ def _pod(job: KubernetesJob) -> dict[str, Any]:
     }
     if job.one_per_host:
         pod["affinity"] = _spread(job, POD_ROLE, is_strict=True)
+    if job.etcd is not None:
+        pod["serviceAccountName"] = job.name
+        pod["initContainers"] = [
+            Noted(_owner_container(job), "The JobSet becomes the owner of etcd, and ends it.")
+        ]
     pod["containers"] = [_node_container(job)]
     pod["volumes"] = [
         Noted(
@@ -374,6 +451,16 @@ def _pod(job: KubernetesJob) -> dict[str, Any]:
         )
     ]
     return pod
+
+
+def _owner_container(job: KubernetesJob) -> dict[str, Any]:
+    return {
+        "name": "owner",
+        "image": job.image,
+        "command": ["rankwise", "manifest", "own"],
+        "args": [job.name, *(each.text for each in _owned_objects(job))],
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
+    }
 
 
 def _node_container(job: KubernetesJob) -> dict[str, Any]:
