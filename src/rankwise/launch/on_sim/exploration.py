@@ -16,6 +16,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import Failure, Outcome, OutcomeStatus
+from rankwise.launch.failure_report.text import first_line
 from rankwise.launch.job import program_name
 from rankwise.launch.outcomes import who_stopped
 from rankwise.sim.rehearsal.schedules import Exploration, Schedule
@@ -227,5 +228,4 @@ def _why(failures: tuple[Failure, ...]) -> str:
     why = (
         f"{root.error.type}: {root.error.message}" if root.error else root.detail or str(root.exit)
     )
-    line = why.splitlines()[0]
-    return f"rank {root.rank}: {line[:_WHY_MAX]}"
+    return f"rank {root.rank}: {first_line(why, _WHY_MAX)}"
