@@ -150,6 +150,15 @@ def test_flow_that_the_compiler_refuses_is_refused_with_the_line(kernel: Any, wo
     assert f"test_flow.py:{kernel.__code__.co_firstlineno}"[:-3] in str(refusal.value)
 
 
+@pytest.mark.parametrize("kernel", [kernel for kernel, _words in REFUSED])
+def test_a_kernel_that_was_refused_is_refused_at_the_next_launch(kernel: Any) -> None:
+    launched = triton.jit(kernel)
+
+    for _launch in range(2):
+        with pytest.raises((triton.KernelTypeError, UnboundLocalError)):
+            launched[(1,)](np.zeros(64, np.float32), 5)
+
+
 def unrolled_loop_changes_type(p: Any, n: Any) -> None:
     a = 0
     for _i in tl.static_range(3):
