@@ -9,6 +9,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from rankwise.sim.triton import casting, creation, functions, operations
 from rankwise.sim.triton import dtypes as t
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import dtype
@@ -133,22 +134,29 @@ class Reading:
         return _stand_in(type_, _shape(mine, theirs))
 
     def _called(self, node: ast.Call) -> Any:
-        name = (
-            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        )
-        if name == "float" and len(node.args) == 1:
-            return float(self._needed(node.args[0]))
+        name = getattr(node.func, "id", "")
         if name.startswith("__rankwise_variable"):
             return self._held(self._value(node.args[0]))
-        if name not in _CALLS:
-            raise _Unknown
         values = [self._needed(each) for each in node.args]
         named = {str(each.arg): self._needed(each.value) for each in node.keywords}
+        if name == "float" and not self._is_defined(name) and len(values) == 1:
+            return float(values[0])
         if isinstance(node.func, ast.Attribute):
-            owner = self._value(node.func.value)
+            owner = self._needed(node.func.value)
             if isinstance(owner, tensor):
                 values.insert(0, owner)
-        return _CALLS[name](*values, **named)
+                called = getattr(tensor, node.func.attr)
+            else:
+                called = getattr(owner, node.func.attr)
+        else:
+            called = self._needed(node.func)
+        # By the function itself: a kernel's own helper may have a name of the language's.
+        if called not in _CALLS:
+            raise _Unknown
+        return _CALLS[called](*values, **named)
+
+    def _is_defined(self, name: str) -> bool:
+        return name in self._local or name in self._others
 
 
 def _has_block(values: Iterable[Any]) -> bool:
@@ -167,12 +175,17 @@ def _loaded(pointer: tensor, *_rest: Any, **_options: Any) -> tensor:
     return _stand_in(pointer.dtype.element_ty, pointer.shape)  # type: ignore[attr-defined]
 
 
+def _program_number(axis: Any) -> tensor:
+    del axis
+    return _stand_in(t.int32, ())
+
+
 def _full(shape: Any, value: Any, dtype: dtype) -> tensor:
     del value
     return _stand_in(dtype, plain_shape((shape,)))
 
 
-def _extremum(x: Any, y: Any, *_rest: Any) -> tensor:
+def _extremum(x: Any, y: Any, *_rest: Any, **_options: Any) -> tensor:
     left, right, type_ = combined(x, y, "maximum")
     return _stand_in(type_, _shape(left, right))
 
@@ -181,9 +194,11 @@ _SIGNS: dict[type[ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
     ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>",
 }  # fmt: skip
-_CALLS: dict[str, Callable[..., Any]] = {
-    "to": _cast, "cast": _cast, "load": _loaded, "full": _full,
-    "zeros": lambda shape, dtype: _full(shape, 0, dtype),
-    "zeros_like": lambda x: x, "program_id": lambda _axis: _stand_in(t.int32, ()),
-    "exp": lambda x: x, "maximum": _extremum, "minimum": _extremum,
+_CALLS: dict[Any, Callable[..., Any]] = {
+    casting.cast: _cast, operations.load: _loaded, functions.full: _full,
+    functions.zeros: lambda shape, dtype: _full(shape, 0, dtype),
+    functions.zeros_like: lambda input: input,
+    creation.program_id: _program_number,
+    functions.exp: lambda x: x,
+    functions.maximum: _extremum, functions.minimum: _extremum,
 }  # fmt: skip

@@ -121,7 +121,15 @@ def ternary_differs(p: Any, n: Any) -> None:
     tl.store(p, a)
 
 
+def side_of_an_operation_differs(p: Any, n: Any) -> None:
+    a = 1
+    if n < 0:
+        a = tl.exp(tl.load(p)).to(tl.float32)
+    tl.store(p, a)
+
+
 REFUSED = [
+    (side_of_an_operation_differs, "`a` is int32, and the then side of this `if` makes it fp32"),
     (loop_changes_type, "`a` is int32, and a turn of this loop makes it fp32"),
     (loop_widens, "`a` is int32, and a turn of this loop makes it int64"),
     (loop_changes_shape, r"`a` is fp32\[1\], and a turn of this loop makes it fp32\[4\]"),
@@ -234,7 +242,34 @@ def loop_is_left_by_its_condition(p: Any, n: Any) -> None:
     tl.store(p, i)
 
 
+@triton.jit
+def exp(x: Any) -> Any:
+    return tl.exp(x.to(tl.float32))
+
+
+@triton.jit
+def load(p: Any) -> Any:
+    return tl.load(p).to(tl.float64)
+
+
+@triton.jit
+def cast(x: Any, type_: tl.constexpr) -> Any:
+    return x.to(tl.float16)
+
+
+def helpers_have_names_of_the_language(p: Any, n: Any) -> None:
+    a = tl.full((), 1.0, tl.float32)
+    b = tl.full((), 1.0, tl.float64)
+    c = tl.full((), 1.0, tl.float16)
+    if n < 0:
+        a = exp(tl.load(p).to(tl.float16))
+        b = load(p)
+        c = cast(tl.load(p), tl.float32)
+    tl.store(p, a + b + c)
+
+
 ACCEPTED = [
+    helpers_have_names_of_the_language,
     unrolled_loop_changes_type, unrolled_loop_defines, constant_decides_the_type,
     constant_decides_whether_there_is_a_name, name_is_local_to_one_side, name_is_local_to_a_body,
     sides_agree, both_sides_return, loop_is_left_by_its_condition,
