@@ -197,7 +197,7 @@ _SIGNS: dict[type[ast.operator], str] = {
 _CALLS: dict[Any, Callable[..., Any]] = {
     casting.cast: _cast, operations.load: _loaded, functions.full: _full,
     functions.zeros: lambda shape, dtype: _full(shape, 0, dtype),
-    functions.zeros_like: lambda input: input,
+    functions.zeros_like: lambda x: x,
     creation.program_id: _program_number,
     functions.exp: lambda x: x,
     functions.maximum: _extremum, functions.minimum: _extremum,

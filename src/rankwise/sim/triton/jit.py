@@ -280,13 +280,17 @@ class JITFunction(KernelInterface):
                 number,
                 name,
                 is_constexpr=name in self.constants,
-                do_not_specialize=bool({number, name} & set(self.do_not_specialize)),
+                do_not_specialize=not self.is_specialized(name),
                 annotation="" if each.annotation is each.empty else str(each.annotation),
                 default=each.default,
                 has_default=each.default is not each.empty,
             )
             for number, (name, each) in enumerate(self.signature.parameters.items())
         ]
+
+    def is_specialized(self, name: str) -> bool:
+        """Whether a compiler may use that an argument is 1."""
+        return {self.arg_names.index(name), name}.isdisjoint(self.do_not_specialize)
 
     @property
     def src(self) -> str:
