@@ -209,18 +209,23 @@ def _alike(left: Any, right: Any) -> tuple[tensor, tensor]:
     return left, right
 
 
+def _with_bits_of(a: tensor, b: tensor, what: str) -> tensor:
+    """The second block in the type of the first: of integers, the sign may be another one."""
+    if a.dtype == b.dtype:
+        return b
+    is_same = a.dtype.is_int() and b.dtype.is_int()
+    if not is_same or a.dtype.primitive_bitwidth != b.dtype.primitive_bitwidth:
+        raise KernelTypeError(
+            f"{place()}: {a.dtype} and {b.dtype} cannot be {what}",
+            hint="cast one with .to(...)",
+        )
+    return casting.cast(b, a.dtype, bitcast=True)
+
+
 def join(a: Any, b: Any) -> tensor:
     """Two blocks side by side in a new last axis."""
     a, b = to_tensor(a), to_tensor(b)
-    if a.dtype != b.dtype:
-        is_same = a.dtype.is_int() and b.dtype.is_int()
-        if not is_same or a.dtype.primitive_bitwidth != b.dtype.primitive_bitwidth:
-            raise KernelTypeError(
-                f"{place()}: {a.dtype} and {b.dtype} cannot be joined",
-                hint="cast one with .to(...)",
-            )
-        b = casting.cast(b, a.dtype, bitcast=True)
-    a, b = _alike(a, b)
+    a, b = _alike(a, _with_bits_of(a, b, "joined"))
     data = np.stack(_stacked((a, b)), axis=-1)
     return tensor(data, a.dtype, data.shape[1:], token=a.token or b.token)
 
@@ -243,8 +248,7 @@ def interleave(a: Any, b: Any) -> tensor:
 def cat(input: tensor, other: tensor, can_reorder: bool = False, dim: int = 0) -> tensor:
     """One block after the other along an axis."""
     del can_reorder
-    if input.dtype != other.dtype:
-        raise KernelTypeError(f"{place()}: {input.dtype} and {other.dtype} cannot be concatenated")
+    other = _with_bits_of(input, other, "concatenated")
     data = np.concatenate(_stacked((input, other)), axis=plain(dim) + 1)
     return tensor(data, input.dtype, data.shape[1:], token=input.token or other.token)
 
