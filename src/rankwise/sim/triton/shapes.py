@@ -12,7 +12,7 @@ from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, place
 from rankwise.sim.triton.promotion import combined, to_tensor
-from rankwise.sim.triton.tensor import broadcast_shape, padded, plain_shape, tensor
+from rankwise.sim.triton.tensor import broadcast_shape, padded, plain_shape, shape_of_block, tensor
 
 
 def _with_data(source: tensor, data: Array) -> tensor:
@@ -28,7 +28,7 @@ def _with_pattern(source: tensor, shape: tuple[int, ...], pattern: Affine) -> te
 def broadcast_to(input: Any, *shape: Any) -> tensor:
     """A block repeated along its axes of length one, or a number in every place."""
     source = to_tensor(input)
-    target = plain_shape(shape)
+    target = shape_of_block(shape)
     if source.shape == target:
         return source
     if broadcast_shape(source.shape, target) != target:
@@ -160,7 +160,7 @@ def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> tensor:
     """The same elements, in row-major order, in another shape."""
     del can_reorder  # the order is kept, which is one of those allowed
     source = to_tensor(input)
-    target = plain_shape(shape)
+    target = shape_of_block(shape)
     if target == source.shape:
         return source
     if math.prod(target) != source.numel:
