@@ -54,6 +54,11 @@ UNARY = (
     "tl.full((4,), 1, x.dtype)", "tl.full((4,), 1.5, x.dtype)", "tl.full((4,), -1, x.dtype)",
     "tl.full((4,), True, x.dtype)", "tl.full((4,), 300, x.dtype)",
     "1 if x.max() > 0 else 2", "1.5 if x.max() > 0 else 2",
+    *(
+        f"tl.load(p, tl.max(x) > 0, {other})"
+        for other in ("0", "0.5", "-1", "300", "True", "2**40")
+    ),
+    "tl.swizzle2d(x, x, 4, 4, 2)[0]", "tl.swizzle2d(x, 1, 4, 4, 2)[1]",
 )  # fmt: skip
 BINARY = (
     *(f"x {operator} y" for operator in _OPERATORS),
@@ -67,6 +72,8 @@ BINARY = (
     "tl.cumprod(x, 0, dtype=y.dtype)", "tl.dot(x, x, out_dtype=y.dtype)", "tl.dot(x, x, y)",
     "tl.dot(x, x, y, out_dtype=y.dtype)", "x if x.max() > 0 else y",
     "tl.full((4,), tl.max(x), y.dtype)",
+    "tl.swizzle2d(x, y, 4, 4, 2)[0]", "tl.swizzle2d(x, x, y, y, y)[1]", "tl.cat(x, y)",
+    "tl.cat(tl.ravel(x), tl.ravel(y), can_reorder=True)", "tl.load(p, tl.max(x) > 0, FIRST(y))",
 )  # fmt: skip
 WITH_NUMBER = (
     *(

@@ -8,7 +8,7 @@ import numpy as np
 from rankwise.sim.triton import casting
 from rankwise.sim.triton.arithmetic import in_type
 from rankwise.sim.triton.constants import plain
-from rankwise.sim.triton.dtypes import Array, dtype, int1, pointer_type
+from rankwise.sim.triton.dtypes import Array, dtype, int1, int8, pointer_type
 from rankwise.sim.triton.execution import (
     Execution,
     KernelTypeError,
@@ -133,10 +133,12 @@ def note_access(
 
 def _plain_other(other: Any, element: dtype) -> Any:
     other = plain(other)
-    if isinstance(other, tensor):
-        return in_type(other, element)
-    value = np.array([0 if other is None else other], dtype=element.compute)
-    return element.rounded(value)
+    if other is None:
+        return element.rounded(np.zeros(1, element.compute))
+    # In memory a truth value is an int8: 0.5 of them is 0.
+    given = in_type(to_tensor(other), int8) if element.is_bool() else to_tensor(other)
+    held = in_type(given, element)
+    return held if isinstance(other, tensor) else held.data
 
 
 def _read(target: Target, access: Access, mask: tensor | None, other: Any) -> Array:

@@ -19,6 +19,7 @@ from typing import Any
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.triton import front_end
+from rankwise.sim.triton.annotations import is_number
 from rankwise.sim.triton.constants import constexpr, constexpr_function, plain
 from rankwise.sim.triton.dtypes import dtype, dtype_named
 from rankwise.sim.triton.execution import KernelError
@@ -114,7 +115,7 @@ class _Described:
         self._signature: dict[str, str] = {}
         self._constants: dict[str, Any] = {}
         for name, value in given.items():
-            type_ = "constexpr" if name in kernel.constants else _type_of(name, value)
+            type_ = type_in_signature(kernel, name, value)
             self._signature[name] = type_
             if type_ == "constexpr":
                 self._constants[name] = self._value(name, plain(value))
@@ -200,11 +201,24 @@ def _name_in_triton(name: str, value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _type_of(name: str, value: Any) -> str:
-    """How Triton's launcher writes the type of an argument; one that is 1 is a constant there."""
+def type_in_signature(kernel: JITFunction, name: str, value: Any) -> str:
+    """The type of an argument; a number that is 1 is a constant, unless the kernel forbids it."""
     value = plain(value)
-    if value is None or (type(value) is int and value == 1):
+    if name in kernel.constants or value is None:
         return "constexpr"
+    if name in kernel.types and is_number(value):
+        return _short(kernel.types[name])
+    if type(value) is int and value == 1 and kernel.is_specialized(name):
+        return "constexpr"
+    return _type_of(name, value)
+
+
+def _short(type_: dtype) -> str:
+    return "u1" if type_.is_bool() else type_.name.replace("uint", "u").replace("int", "i")
+
+
+def _type_of(name: str, value: Any) -> str:
+    """How Triton's launcher writes the type of an argument."""
     if isinstance(value, bool):
         return "u1"
     if isinstance(value, int):

@@ -16,7 +16,7 @@ from rankwise.sim.triton.creation import arange
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, deciding, place
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.shapes import broadcast_to
-from rankwise.sim.triton.tensor import plain_shape, tensor
+from rankwise.sim.triton.tensor import shape_of_block, tensor
 
 DESCRIPTOR_BYTES, DESCRIPTOR_AXES = 16, 5
 """What the addresses that a descriptor holds are multiples of, and how many axes it has at most."""
@@ -107,7 +107,7 @@ def make_block_ptr(
     """A window of `block_shape` at `offsets` of a tensor."""
     del order  # how the accelerator lays the block out changes nothing here
     parts = [_numbers(each) for each in (shape, strides, offsets)]
-    block = plain_shape((plain(block_shape),))
+    block = shape_of_block((plain(block_shape),))
     if any(len(part) != len(block) for part in parts):
         raise KernelValueError(
             f"{place()}: shape, strides, offsets and block_shape have {len(parts[0])}, "
@@ -208,7 +208,7 @@ def make_tensor_descriptor(
 ) -> tensor_descriptor:
     """A descriptor of a tensor, for blocks of one shape."""
     sizes, steps = _numbers(shape), _numbers(strides)
-    block = plain_shape((plain(block_shape),))
+    block = shape_of_block((plain(block_shape),))
     if not len(sizes) == len(steps) == len(block):
         raise KernelValueError(
             f"{place()}: shape, strides and block_shape have {len(sizes)}, {len(steps)} and "

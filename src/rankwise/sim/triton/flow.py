@@ -93,14 +93,15 @@ def _decided(condition: Any, number: int, values: tuple[Any, ...]) -> tuple[bool
     held = dict(zip(site.names, values, strict=True))
     key = tuple(map(_key, values))
     if key not in site.seen:
-        site.seen[key] = _read_sides(site, held)
-        for name, mine, theirs in zip(site.compared, *site.seen[key], strict=True):
+        sides = _read_sides(site, held)
+        for name, mine, theirs in zip(site.compared, *sides, strict=True):
             before = type_of(held[name]) if isinstance(plain(held.get(name)), tensor) else None
             for side, found in (("then", mine), ("else", theirs)):
                 if _differ(before, found):
                     _refuse_types(name, before, found, f"the {side} side of this `if` makes it")
             if _differ(mine, theirs):
                 _refuse_types(name, mine, theirs, "after the other side of this `if` it is")
+        site.seen[key] = sides  # only what is right: a launch that was refused is made again
     return bool(condition), _types(tuple(held.get(name) for name in site.compared))
 
 

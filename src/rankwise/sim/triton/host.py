@@ -30,7 +30,7 @@ from rankwise.sim.triton.descriptors import (
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.memory import Buffer
 from rankwise.sim.triton.promotion import number_type
-from rankwise.sim.triton.tensor import scalar, tensor
+from rankwise.sim.triton.tensor import scalar, tensor, why_no_block
 
 
 class TypedArray(NamedTuple):
@@ -81,6 +81,9 @@ class TensorDescriptor:
             raise WrongDescriptor(
                 f"the last axis of a TensorDescriptor has stride {strides[-1]}: it must be 1"
             )
+        reason = why_no_block(tuple(int(plain(each)) for each in block_shape))
+        if reason is not None:
+            raise WrongDescriptor(f"the block of a TensorDescriptor is {block_shape}: {reason}")
         if min(shape) <= 0:
             raise WrongDescriptor(f"a TensorDescriptor has no axis of length 0: {shape}")
         self._check_elements(strides)

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from rankwise.sim.triton import casting, creation, functions, operations, reductions, shapes
 from rankwise.sim.triton import dtypes as t
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import dtype
@@ -104,6 +105,8 @@ class Reading:
             case ast.Attribute(value=owner, attr=name):
                 found = self._needed(owner)
                 return getattr(found, name)
+            case ast.Subscript(value=owner, slice=keys):
+                return self._cut(self._needed(owner), keys)
             case ast.Call():
                 return self._called(node)
             case _:
@@ -132,23 +135,44 @@ class Reading:
             type_ = t.float32
         return _stand_in(type_, _shape(mine, theirs))
 
+    def _cut(self, block: Any, keys: ast.expr) -> tensor:
+        """`block[:, None]`: what is no slice and no None has no type."""
+        sizes = list(block.shape)
+        shape = []
+        for key in keys.elts if isinstance(keys, ast.Tuple) else [keys]:
+            match key:
+                case ast.Constant(value=None):
+                    shape.append(1)
+                case ast.Slice(lower=None, upper=None, step=None):
+                    shape.append(sizes.pop(0))
+                case _:
+                    raise _Unknown
+        return _stand_in(block.dtype, (*shape, *sizes))
+
     def _called(self, node: ast.Call) -> Any:
-        name = (
-            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        )
-        if name == "float" and len(node.args) == 1:
-            return float(self._needed(node.args[0]))
+        name = getattr(node.func, "id", "")
         if name.startswith("__rankwise_variable"):
             return self._held(self._value(node.args[0]))
-        if name not in _CALLS:
-            raise _Unknown
         values = [self._needed(each) for each in node.args]
         named = {str(each.arg): self._needed(each.value) for each in node.keywords}
+        if name == "float" and not self._is_defined(name) and len(values) == 1:
+            return float(values[0])
         if isinstance(node.func, ast.Attribute):
-            owner = self._value(node.func.value)
+            owner = self._needed(node.func.value)
             if isinstance(owner, tensor):
                 values.insert(0, owner)
-        return _CALLS[name](*values, **named)
+                called = getattr(tensor, node.func.attr)
+            else:
+                called = getattr(owner, node.func.attr)
+        else:
+            called = self._needed(node.func)
+        # By the function itself: a kernel's own helper may have a name of the language's.
+        if called not in _CALLS:
+            raise _Unknown
+        return _CALLS[called](*values, **named)
+
+    def _is_defined(self, name: str) -> bool:
+        return name in self._local or name in self._others
 
 
 def _has_block(values: Iterable[Any]) -> bool:
@@ -167,23 +191,81 @@ def _loaded(pointer: tensor, *_rest: Any, **_options: Any) -> tensor:
     return _stand_in(pointer.dtype.element_ty, pointer.shape)  # type: ignore[attr-defined]
 
 
+def _program_number(axis: Any) -> tensor:
+    del axis
+    return _stand_in(t.int32, ())
+
+
 def _full(shape: Any, value: Any, dtype: dtype) -> tensor:
     del value
     return _stand_in(dtype, plain_shape((shape,)))
 
 
-def _extremum(x: Any, y: Any, *_rest: Any) -> tensor:
+def _extremum(x: Any, y: Any, *_rest: Any, **_options: Any) -> tensor:
     left, right, type_ = combined(x, y, "maximum")
     return _stand_in(type_, _shape(left, right))
+
+
+def _range(start: int, end: int) -> tensor:
+    return _stand_in(t.int32, (end - start,))
+
+
+def _reduced(block: tensor, axis: int | None, type_: dtype, *, keep_dims: bool) -> tensor:
+    shape = block.shape
+    axes = range(len(shape)) if axis is None else (range(len(shape))[axis],)
+    sizes = (
+        1 if at in axes else size for at, size in enumerate(shape) if keep_dims or at not in axes
+    )
+    return _stand_in(type_, tuple(sizes))
+
+
+def _sum(
+    input: tensor, axis: int | None = None, keep_dims: bool = False, dtype: dtype | None = None
+) -> tensor:
+    type_ = reductions.sum_type(input.dtype, dtype)
+    return _reduced(input, axis, type_, keep_dims=keep_dims)
+
+
+def _greatest(
+    input: tensor,
+    axis: int | None = None,
+    return_indices: bool = False,
+    return_indices_tie_break_left: bool = True,
+    keep_dims: bool = False,
+) -> tensor:
+    del return_indices_tie_break_left
+    if return_indices:
+        raise _Unknown
+    return _reduced(input, axis, reductions.extremum_type(input.dtype), keep_dims=keep_dims)
+
+
+def _where(condition: Any, x: Any, y: Any) -> tensor:
+    if isinstance(x, tensor) and x.dtype.is_ptr():
+        type_ = x.dtype
+    elif _has_block((x, y)):
+        x, y, type_ = combined(x, y, "where")
+    else:
+        x, y, type_ = combined(_stand_in(number_type(x), ()), y, "where")
+    shape = _shape(x, y)
+    return _stand_in(type_, broadcast_shape(getattr(condition, "shape", ()), shape))
+
+
+def _broadcast(input: Any, *shape: Any) -> tensor:
+    type_ = input.dtype if isinstance(input, tensor) else number_type(input)
+    return _stand_in(type_, plain_shape(shape))
 
 
 _SIGNS: dict[type[ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
     ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>",
 }  # fmt: skip
-_CALLS: dict[str, Callable[..., Any]] = {
-    "to": _cast, "cast": _cast, "load": _loaded, "full": _full,
-    "zeros": lambda shape, dtype: _full(shape, 0, dtype),
-    "zeros_like": lambda x: x, "program_id": lambda _axis: _stand_in(t.int32, ()),
-    "exp": lambda x: x, "maximum": _extremum, "minimum": _extremum,
+_CALLS: dict[Any, Callable[..., Any]] = {
+    casting.cast: _cast, operations.load: _loaded, functions.full: _full,
+    functions.zeros: lambda shape, dtype: _full(shape, 0, dtype),
+    functions.zeros_like: lambda x: x,
+    creation.program_id: _program_number,
+    functions.exp: lambda x: x,
+    functions.maximum: _extremum, functions.minimum: _extremum,
+    creation.arange: _range, reductions.sum: _sum, shapes.where: _where,
+    reductions.max: _greatest, reductions.min: _greatest, shapes.broadcast_to: _broadcast,
 }  # fmt: skip

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from rankwise.base.errors import ConfigError, LocalProtocolError, RankwiseError
 from rankwise.sim.triton import creation, debug, functions, logic
+from rankwise.sim.triton.annotations import annotated_type, is_number, number_as
 from rankwise.sim.triton.constants import constexpr, plain
 from rankwise.sim.triton.execution import ACTIVE, KERNEL_CODE, Launch, Observer, place
 from rankwise.sim.triton.host import HOST_MACHINE, Arguments, launcher_among, tensor_around
@@ -251,6 +252,12 @@ class JITFunction(KernelInterface):
             for name, parameter in self.signature.parameters.items()
             if "constexpr" in str(parameter.annotation) or parameter.annotation is constexpr
         )
+        self.types = {
+            name: type_
+            for name, parameter in self.signature.parameters.items()
+            if name not in self.constants
+            and (type_ := annotated_type(parameter.annotation)) is not None
+        }
         self.observer = observer
         self.detect_races = detect_races
         self._tries: int | None = None
@@ -273,13 +280,17 @@ class JITFunction(KernelInterface):
                 number,
                 name,
                 is_constexpr=name in self.constants,
-                do_not_specialize=bool({number, name} & set(self.do_not_specialize)),
+                do_not_specialize=not self.is_specialized(name),
                 annotation="" if each.annotation is each.empty else str(each.annotation),
                 default=each.default,
                 has_default=each.default is not each.empty,
             )
             for number, (name, each) in enumerate(self.signature.parameters.items())
         ]
+
+    def is_specialized(self, name: str) -> bool:
+        """Whether a compiler may use that an argument is 1."""
+        return {self.arg_names.index(name), name}.isdisjoint(self.do_not_specialize)
 
     @property
     def src(self) -> str:
@@ -385,15 +396,19 @@ class JITFunction(KernelInterface):
             alone = launch.observer is not None or launch.races is not None or self.waits()
             run_launch(launch, body, interleave=alone)
 
+    def _seen(self, name: str, value: Any, arguments: Arguments) -> Any:
+        if name in self.constants:
+            return plain(value)
+        if name in self.types and is_number(value):
+            return number_as(name, value, self.types[name])
+        return arguments.adapted(name, value)
+
     def prepared(
         self, given: Mapping[str, Any], grid: tuple[int, int, int]
     ) -> tuple[Launch, Callable[[], Any]]:
         """A launch that is ready to run, and the kernel's body with its arguments."""
         arguments = Arguments()
-        seen = {
-            name: plain(value) if name in self.constants else arguments.adapted(name, value)
-            for name, value in given.items()
-        }
+        seen = {name: self._seen(name, value, arguments) for name, value in given.items()}
         memory = LaunchMemory(arguments.buffers, tensor_around)
         races = RaceDetector().launch(grid[0] * grid[1] * grid[2]) if self.detect_races else None
         launch = Launch(self.__name__, grid, memory, observer=self.observer, races=races)

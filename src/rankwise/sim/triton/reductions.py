@@ -127,11 +127,11 @@ def _indexed_extremum(
     return found, where_
 
 
-def _widened(source: tensor) -> tensor:
-    """As fp32 or int32 if it is narrower; int32 of unsigned integers, too, as in Triton."""
-    if source.dtype.primitive_bitwidth >= 32:
-        return source
-    return in_type(source, t.float32 if source.dtype.is_floating() else t.int32)
+def extremum_type(type_: dtype) -> dtype:
+    """fp32 or int32 of narrower types; int32 of unsigned integers, too, as in Triton."""
+    if type_.primitive_bitwidth >= 32:
+        return type_
+    return t.float32 if type_.is_floating() else t.int32
 
 
 def _extremum(name: str, word: str) -> Callable[..., Any]:
@@ -146,7 +146,7 @@ def _extremum(name: str, word: str) -> Callable[..., Any]:
         source = to_tensor(input)
         if plain(return_indices):
             return _indexed_extremum(source, axis, keep_dims, name)
-        source = _widened(source)
+        source = in_type(source, extremum_type(source.dtype))
         whole = source.dtype.is_int()
         function = {
             "max": np.maximum.reduce if whole else np.fmax.reduce,
@@ -291,7 +291,8 @@ def topk(x: tensor, k: int, dim: int | None = None, descending: bool = True) -> 
     """The `k` greatest elements along the last axis, the greatest first; or the smallest."""
     at = len(x.shape) - 1 if plain(dim) is None else _axis_of(x, dim)
     # Triton picks by `max` and `min`, which have the wider types.
-    return _cut(_widened(sort(x, at, descending)), at, slice(0, plain(k)))
+    kept = in_type(sort(x, at, descending), extremum_type(x.dtype))
+    return _cut(kept, at, slice(0, plain(k)))
 
 
 def bitonic_merge(x: tensor, dim: int | None = None, descending: bool = False) -> tensor:

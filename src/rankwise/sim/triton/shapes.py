@@ -12,7 +12,7 @@ from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, place
 from rankwise.sim.triton.promotion import combined, to_tensor
-from rankwise.sim.triton.tensor import broadcast_shape, padded, plain_shape, tensor
+from rankwise.sim.triton.tensor import broadcast_shape, padded, plain_shape, shape_of_block, tensor
 
 
 def _with_data(source: tensor, data: Array) -> tensor:
@@ -28,7 +28,7 @@ def _with_pattern(source: tensor, shape: tuple[int, ...], pattern: Affine) -> te
 def broadcast_to(input: Any, *shape: Any) -> tensor:
     """A block repeated along its axes of length one, or a number in every place."""
     source = to_tensor(input)
-    target = plain_shape(shape)
+    target = shape_of_block(shape)
     if source.shape == target:
         return source
     if broadcast_shape(source.shape, target) != target:
@@ -160,7 +160,7 @@ def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> tensor:
     """The same elements, in row-major order, in another shape."""
     del can_reorder  # the order is kept, which is one of those allowed
     source = to_tensor(input)
-    target = plain_shape(shape)
+    target = shape_of_block(shape)
     if target == source.shape:
         return source
     if math.prod(target) != source.numel:
@@ -209,18 +209,23 @@ def _alike(left: Any, right: Any) -> tuple[tensor, tensor]:
     return left, right
 
 
+def _with_bits_of(a: tensor, b: tensor, what: str) -> tensor:
+    """The second block in the type of the first: of integers, the sign may be another one."""
+    if a.dtype == b.dtype:
+        return b
+    is_same = a.dtype.is_int() and b.dtype.is_int()
+    if not is_same or a.dtype.primitive_bitwidth != b.dtype.primitive_bitwidth:
+        raise KernelTypeError(
+            f"{place()}: {a.dtype} and {b.dtype} cannot be {what}",
+            hint="cast one with .to(...)",
+        )
+    return casting.cast(b, a.dtype, bitcast=True)
+
+
 def join(a: Any, b: Any) -> tensor:
     """Two blocks side by side in a new last axis."""
     a, b = to_tensor(a), to_tensor(b)
-    if a.dtype != b.dtype:
-        is_same = a.dtype.is_int() and b.dtype.is_int()
-        if not is_same or a.dtype.primitive_bitwidth != b.dtype.primitive_bitwidth:
-            raise KernelTypeError(
-                f"{place()}: {a.dtype} and {b.dtype} cannot be joined",
-                hint="cast one with .to(...)",
-            )
-        b = casting.cast(b, a.dtype, bitcast=True)
-    a, b = _alike(a, b)
+    a, b = _alike(a, _with_bits_of(a, b, "joined"))
     data = np.stack(_stacked((a, b)), axis=-1)
     return tensor(data, a.dtype, data.shape[1:], token=a.token or b.token)
 
@@ -243,8 +248,7 @@ def interleave(a: Any, b: Any) -> tensor:
 def cat(input: tensor, other: tensor, can_reorder: bool = False, dim: int = 0) -> tensor:
     """One block after the other along an axis."""
     del can_reorder
-    if input.dtype != other.dtype:
-        raise KernelTypeError(f"{place()}: {input.dtype} and {other.dtype} cannot be concatenated")
+    other = _with_bits_of(input, other, "concatenated")
     data = np.concatenate(_stacked((input, other)), axis=plain(dim) + 1)
     return tensor(data, input.dtype, data.shape[1:], token=input.token or other.token)
 

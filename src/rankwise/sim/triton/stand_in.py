@@ -300,14 +300,29 @@ class _StandInLoader(Loader):
                 setattr(module, word, value)
         vars(module).setdefault("__getattr__", refusing(name, _REFUSED.get(name, {})))
 
+    def is_package(self, fullname: str) -> bool:
+        """All are packages, as `_spec` says: modules are found below them by their names."""
+        return fullname in _MODULES
+
+    def get_source(self, fullname: str) -> str | None:
+        """The text of the emulator's module of which most of it is."""
+        return Path(_file_of(fullname)).read_text(encoding="utf-8")
+
+    def get_code(self, fullname: str) -> None:
+        """There is none: a module is filled with what is there already."""
+        del fullname
+
 
 _LOADER = _StandInLoader()
 
 
+def _file_of(name: str) -> str:
+    return str(_MODULES[name].get("__file__", __file__))
+
+
 def _spec(name: str) -> ModuleSpec:
     """How a module is found: its file is that of the emulator's module of which most of it is."""
-    origin = _MODULES[name].get("__file__", __file__)
-    spec = ModuleSpec(name, _LOADER, origin=str(origin), is_package=True)
+    spec = ModuleSpec(name, _LOADER, origin=_file_of(name), is_package=True)
     spec.has_location = True
     return spec
 
@@ -365,9 +380,11 @@ class _Finder(MetaPathFinder):
         if fullname in _MODULES:  # it is loaded anew
             return _spec(fullname)
         if _is_triton(fullname):
-            raise ModuleNotFoundError(
-                f"No module named {fullname!r}: {_why_missing(fullname)}", name=fullname
-            )
+            if _is_importing():
+                raise ModuleNotFoundError(
+                    f"No module named {fullname!r}: {_why_missing(fullname)}", name=fullname
+                )
+            return None
         if fullname not in self._answers.questions:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -377,8 +394,17 @@ class _Finder(MetaPathFinder):
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
         """Answer `importlib.metadata`: a real Triton is hidden there, too."""
-        if context is None or context.name in (None, "triton"):
+        if context is None or context.name is None or context.name.lower() == "triton":
             yield _Installation()
+
+
+def _is_importing() -> bool:
+    """Whether a module is to be imported, not only looked for: who looks gets no reason, but None.
+
+    `importlib` asks finders in the same way for both, so its own frame tells.
+    """
+    asking = sys._getframe(2).f_back  # noqa: SLF001
+    return asking is not None and asking.f_code.co_name == "_find_and_load_unlocked"
 
 
 def _why_missing(fullname: str) -> str:

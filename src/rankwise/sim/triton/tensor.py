@@ -14,13 +14,14 @@ operators need each other. `language` makes methods of those functions that may 
 import math
 import operator
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankwise.sim.triton.affine import Affine, Box
 from rankwise.sim.triton.dtypes import Array, block_type, dtype
-from rankwise.sim.triton.execution import KernelTypeError, active, deciding, place
+from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, active, deciding, place
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.memory import Buffer
@@ -188,3 +189,30 @@ def plain_shape(shape: Sequence[Any]) -> tuple[int, ...]:
         if isinstance(first, Sequence):
             shape = first
     return tuple(operator.index(getattr(size, "value", size)) for size in shape)
+
+
+BLOCK_ELEMENTS_MAX = 1_048_576
+
+
+@cache
+def why_no_block(shape: tuple[int, ...]) -> str | None:
+    """Why Triton has no blocks of this shape; None if it has."""
+    for axis, size in enumerate(shape):
+        if size & (size - 1):
+            return f"axis {axis} has {size} elements: it must be a power of two"
+    elements = math.prod(shape)
+    if elements > BLOCK_ELEMENTS_MAX:
+        return f"it has {elements} elements: {BLOCK_ELEMENTS_MAX} are the most"
+    return None
+
+
+def shape_of_block(shape: Sequence[Any]) -> tuple[int, ...]:
+    """A shape as `plain_shape` takes it, which a block can have."""
+    found = plain_shape(shape)
+    reason = why_no_block(found)
+    if reason is not None:
+        raise KernelValueError(
+            f"{place()}: a block of shape {list(found)}: {reason}",
+            hint="use triton.next_power_of_2 and mask the rest",
+        )
+    return found

@@ -9,7 +9,11 @@ import pytest
 import rankwise.sim.triton as triton
 import rankwise.sim.triton.language as tl
 from rankwise.base.errors import ConfigError
-from rankwise.sim.triton.compile_check import check_installed, kernels_shown_to_triton
+from rankwise.sim.triton.compile_check import (
+    check_installed,
+    kernels_shown_to_triton,
+    type_in_signature,
+)
 from rankwise.sim.triton.jit import LaunchesSeen
 
 STRANGE = object()
@@ -41,3 +45,18 @@ def test_a_kernel_that_cannot_be_described_is_not_refused() -> None:
     (line,) = said
     assert line.startswith('--check-compile: kernel "mentions_an_object": `STRANGE` holds: object')
     assert LaunchesSeen.by is None
+
+
+@triton.jit(do_not_specialize=["n", 2])
+def not_specialized(p: Any, n: Any, m: Any, k: Any, wide: "tl.int64") -> None:  # type: ignore[valid-type]
+    tl.store(p, n + m + k + wide)
+
+
+def test_an_argument_of_one_is_a_constant_unless_the_kernel_forbids_it_or_annotates_it() -> None:
+    types = {
+        name: type_in_signature(not_specialized, name, 1)
+        for name in not_specialized.arg_names
+        if name != "p"
+    }
+
+    assert types == {"n": "i32", "m": "i32", "k": "constexpr", "wide": "i64"}

@@ -121,7 +121,15 @@ def ternary_differs(p: Any, n: Any) -> None:
     tl.store(p, a)
 
 
+def side_of_an_operation_differs(p: Any, n: Any) -> None:
+    a = 1
+    if n < 0:
+        a = tl.exp(tl.load(p)).to(tl.float32)
+    tl.store(p, a)
+
+
 REFUSED = [
+    (side_of_an_operation_differs, "`a` is int32, and the then side of this `if` makes it fp32"),
     (loop_changes_type, "`a` is int32, and a turn of this loop makes it fp32"),
     (loop_widens, "`a` is int32, and a turn of this loop makes it int64"),
     (loop_changes_shape, r"`a` is fp32\[1\], and a turn of this loop makes it fp32\[4\]"),
@@ -148,6 +156,92 @@ def test_flow_that_the_compiler_refuses_is_refused_with_the_line(kernel: Any, wo
         triton.jit(kernel)[(1,)](np.zeros(64, np.float32), 5)
 
     assert f"test_flow.py:{kernel.__code__.co_firstlineno}"[:-3] in str(refusal.value)
+
+
+def untaken_arange(p: Any, n: Any) -> None:
+    a = tl.zeros((4,), tl.float32)
+    if n < 0:
+        a = tl.arange(0, 4)
+    tl.store(p + tl.arange(0, 4), a)
+
+
+def untaken_sum(p: Any, n: Any) -> None:
+    a = 1
+    if n < 0:
+        a = tl.sum(tl.load(p + tl.arange(0, 4)))
+    tl.store(p, a)
+
+
+def untaken_sum_along_an_axis(p: Any, n: Any) -> None:
+    a = 1.0
+    if n < 0:
+        a = tl.sum(tl.load(p + tl.arange(0, 4)[:, None] + tl.arange(0, 2)[None, :]), axis=0)
+    tl.store(p, a)
+
+
+def untaken_max(p: Any, n: Any) -> None:
+    a = tl.load(p).to(tl.float16)
+    if n < 0:
+        a = tl.max(tl.load(p + tl.arange(0, 4)).to(tl.float16), 0)
+    tl.store(p, a)
+
+
+def untaken_min(p: Any, n: Any) -> None:
+    a = tl.load(p).to(tl.float16)
+    if n < 0:
+        a = tl.load(p + tl.arange(0, 4)).to(tl.float16).min()
+    tl.store(p, a)
+
+
+def untaken_where(p: Any, n: Any) -> None:
+    a = 1
+    if n < 0:
+        a = tl.where(n > 3, 1.5, 2)
+    tl.store(p, a)
+
+
+def untaken_broadcast(p: Any, n: Any) -> None:
+    a = 1.0
+    if n < 0:
+        a = tl.broadcast_to(a, (4,))
+    tl.store(p, a)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "type_"),
+    [
+        (untaken_arange, r"int32\[4\]"),
+        (untaken_sum, "fp32"),
+        (untaken_sum_along_an_axis, r"fp32\[2\]"),
+        (untaken_max, "fp32"),
+        (untaken_min, "fp32"),
+        (untaken_where, "fp32"),
+        (untaken_broadcast, r"fp32\[4\]"),
+    ],
+)
+def test_an_operation_of_a_side_that_does_not_run_has_its_type(kernel: Any, type_: str) -> None:
+    with pytest.raises(triton.KernelTypeError, match=f"the then side .* makes it {type_}"):
+        triton.jit(kernel)[(1,)](np.zeros(64, np.float32), 5)
+
+
+def untaken_operations(p: Any, n: Any) -> None:
+    at = tl.arange(0, 4)
+    a, b, c, d = tl.load(p + at), 0.0, n, at < 2
+    if n < 0:
+        a = tl.where(at < n, tl.broadcast_to(b, (4,)), a)
+        b = tl.sum(a, axis=0) + tl.max(a)
+        c = tl.min(at)
+        d = at[:, None].broadcast_to(4, 4).sum(1) > 1
+    tl.store(p + at, a + b + c, mask=d)
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel, _words in REFUSED])
+def test_a_kernel_that_was_refused_is_refused_at_the_next_launch(kernel: Any) -> None:
+    launched = triton.jit(kernel)
+
+    for _launch in range(2):
+        with pytest.raises((triton.KernelTypeError, UnboundLocalError)):
+            launched[(1,)](np.zeros(64, np.float32), 5)
 
 
 def unrolled_loop_changes_type(p: Any, n: Any) -> None:
@@ -225,7 +319,34 @@ def loop_is_left_by_its_condition(p: Any, n: Any) -> None:
     tl.store(p, i)
 
 
+@triton.jit
+def exp(x: Any) -> Any:
+    return tl.exp(x.to(tl.float32))
+
+
+@triton.jit
+def load(p: Any) -> Any:
+    return tl.load(p).to(tl.float64)
+
+
+@triton.jit
+def cast(x: Any, type_: tl.constexpr) -> Any:
+    return x.to(tl.float16)
+
+
+def helpers_have_names_of_the_language(p: Any, n: Any) -> None:
+    a = tl.full((), 1.0, tl.float32)
+    b = tl.full((), 1.0, tl.float64)
+    c = tl.full((), 1.0, tl.float16)
+    if n < 0:
+        a = exp(tl.load(p).to(tl.float16))
+        b = load(p)
+        c = cast(tl.load(p), tl.float32)
+    tl.store(p, a + b + c)
+
+
 ACCEPTED = [
+    helpers_have_names_of_the_language, untaken_operations,
     unrolled_loop_changes_type, unrolled_loop_defines, constant_decides_the_type,
     constant_decides_whether_there_is_a_name, name_is_local_to_one_side, name_is_local_to_a_body,
     sides_agree, both_sides_return, loop_is_left_by_its_condition,

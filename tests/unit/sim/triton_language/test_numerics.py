@@ -403,3 +403,30 @@ def test_one_element_becomes_a_number() -> None:
     kernel[(1,)](out)
 
     assert out[0] == 1
+
+
+@triton.jit
+def masked_load(x: Any, o: Any, other: tl.constexpr) -> None:
+    i = tl.arange(0, 4)
+    tl.store(o + i, tl.load(x + i, mask=i < 2, other=other))
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "expected"),
+    [
+        (np.bool_, 0.5, False),
+        (np.bool_, 256, False),
+        (np.bool_, 3, True),
+        (np.int8, 300, 44),
+        (np.uint8, -1, 255),
+        (np.float64, 0.1, float(np.float32(0.1))),
+    ],
+)
+def test_what_a_masked_load_gives_instead_is_cast_as_tritons(
+    kind: Any, other: Any, expected: Any
+) -> None:
+    x, out = np.ones(4, kind), np.zeros(4, kind)
+
+    masked_load[(1,)](x, out, other)
+
+    assert out.tolist() == [1, 1, expected, expected]

@@ -4,6 +4,7 @@ import builtins
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -58,6 +59,7 @@ def test_a_module_can_be_loaded_anew(triton: Any) -> None:
 
 def test_metadata_has_the_version_while_it_is_installed(triton: Any) -> None:
     assert importlib.metadata.version("triton") == triton.__version__
+    assert importlib.metadata.version("Triton") == triton.__version__
     assert importlib.metadata.metadata("triton")["Name"] == "triton"
 
 
@@ -117,6 +119,19 @@ def test_modules_that_are_not_emulated_are_refused_by_name(
 ) -> None:
     with pytest.raises(ModuleNotFoundError, match=reason):
         importlib.import_module(module)
+
+
+@pytest.mark.parametrize("module", ["triton.ops", "triton.runtime.cache", "triton.nonsense"])
+def test_modules_that_are_not_emulated_are_not_found(triton: Any, module: str) -> None:
+    assert importlib.util.find_spec(module) is None
+
+
+def test_the_loader_tells_sources_and_packages(triton: Any) -> None:
+    loader = triton.__spec__.loader
+
+    assert loader.is_package("triton.language")
+    assert loader.get_source("triton.testing") == inspect.getsource(triton.testing)
+    assert "def do_bench" in inspect.getsource(triton.testing)
 
 
 def test_names_that_are_not_emulated_are_refused_with_the_reason(triton: Any) -> None:

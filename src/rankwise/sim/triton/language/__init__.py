@@ -57,11 +57,11 @@ from rankwise.sim.triton.random_numbers import *  # noqa: F403
 from rankwise.sim.triton.reductions import *  # noqa: F403
 from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.shapes import *  # noqa: F403
-from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.tensor import BLOCK_ELEMENTS_MAX, tensor
 
 slice: Any = builtins.slice
 tuple: Any = builtins.tuple
-TRITON_MAX_TENSOR_NUMEL = 1048576
+TRITON_MAX_TENSOR_NUMEL = BLOCK_ELEMENTS_MAX
 
 _METHOD_NAMES = (
     "abs", "advance", "argmax", "argmin", "associative_scan", "atomic_add", "atomic_and",
