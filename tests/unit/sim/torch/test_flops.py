@@ -1,6 +1,7 @@
 """The operations of the matrix engine, by the names that torch's operators have on the CPU."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -153,3 +154,22 @@ def test_fused_optimizer_reads_all_its_lists_and_writes_those_that_it_changes() 
     assert priced.work.flops == 32
     # By their schema the gradients are written, too: with a scaler they are.
     assert priced.work.size == 4 * 32 * (3 + 3)
+
+
+_ROWS, _QUERY, _SEQUENCE = torch.randn(8, 64), torch.randn(2, 4, 32, 16), torch.randn(5, 3, 16)
+_COMPUTATIONS: dict[str, Callable[[], Any]] = {
+    "linear": partial(torch.nn.Linear(64, 32), _ROWS),
+    "attention": partial(torch.nn.functional.scaled_dot_product_attention, *(_QUERY,) * 3),
+    "lstm": partial(torch.nn.LSTM(16, 8), _SEQUENCE),
+    "heads": partial(torch.nn.MultiheadAttention(16, 4), *(_SEQUENCE,) * 3),
+    "loss": partial(torch.nn.functional.cross_entropy, _ROWS, torch.arange(8)),
+}
+
+
+@pytest.mark.parametrize("name", _COMPUTATIONS)
+def test_computation_takes_the_same_time_in_inference_mode(name: str) -> None:
+    def time_in(mode: Callable[[], Any]) -> int:
+        with mode():
+            return charged(_COMPUTATIONS[name]).now
+
+    assert time_in(torch.inference_mode) == pytest.approx(time_in(torch.no_grad), rel=0.01)
