@@ -176,6 +176,8 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
 
     def _flops_of(self, kind: _Kind, args: Any, kwargs: Any, result: Any) -> int:
         assert kind.flops is not None, "asked of matrix operations only"
+        if any(isinstance(each, Tensor) and each.is_nested for each in args):  # without a shape
+            return int(kind.flops(*args, **kwargs or {}, out_val=result))
         key = (kind.name, *(each.shape if isinstance(each, Tensor) else str(each) for each in args))
         flops = self._flops.get(key)
         if flops is None:
