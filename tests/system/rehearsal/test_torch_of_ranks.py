@@ -172,3 +172,40 @@ def test_who_runs_a_function_keeps_its_own_random_state_and_type_of_numbers() ->
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_default_dtype() is torch.float32
+
+
+REDUCTIONS_THAT_GLOO_REFUSES = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+whole = torch.ones(4, dtype=torch.complex64)
+calls = (
+    lambda: dist.reduce(whole, 0, dist.ReduceOp.PRODUCT),
+    lambda: dist.reduce_scatter(whole[:2].clone(), list(whole.split(2)), dist.ReduceOp.PRODUCT),
+    lambda: dist.reduce_scatter_single(whole[:2].clone(), whole, dist.ReduceOp.PRODUCT),
+    lambda: dist.all_reduce(torch.ones(4), dist._make_nccl_premul_sum(2.0)),
+)
+for call in calls:
+    try:
+        call()
+        print("done")
+    except RuntimeError as error:
+        print(error)
+dist.all_reduce(whole)
+print(whole.tolist())
+"""
+
+
+def test_reductions_that_gloo_refuses_are_refused(preloaded: Preloaded, tmp_path: Path) -> None:
+    program = str(write_program(tmp_path, REDUCTIONS_THAT_GLOO_REFUSES))
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=1", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    product = "does not support ReduceOp.PRODUCT on complex tensors"
+    assert finished.lines == [
+        *(f"{name} {product}" for name in ("reduce", "reduce_scatter", "reduce_scatter_single")),
+        "Cannot use ReduceOp.PREMUL_SUM with Gloo, in all_reduce",
+        str([1 + 0j] * 4),
+    ]
