@@ -35,6 +35,7 @@ from rankwise.sim.torch.loads import (
     Loads,
     bytes_brought,
     bytes_in,
+    check_expanded,
     copy_all,
     fill,
     has_no_data,
@@ -42,7 +43,7 @@ from rankwise.sim.torch.loads import (
     joined,
     spread,
     tensors_of,
-    write_all,
+    write_reduced,
 )
 from rankwise.sim.torch.named_group import NamedProcessGroup
 from rankwise.sim.torch.shape_rules import ShapeRules
@@ -162,6 +163,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         op, root = self._reduction("reduce", opts, tensors), opts.rootRank
 
         def carry_out(loads: Loads) -> None:
+            check_expanded(loads)
             spread(ring_reduced([joined(load) for load in loads], op), [loads[root]])
 
         call = f"reduce #? ({op_name(op)}) to {self._told_root(root)}"
@@ -584,6 +586,8 @@ def _delivered(
 def _reduce_for_all(op: Any, group: Group, loads: Loads) -> None:
     """Put the reduction of what all have brought into each one's tensors."""
     tensors = loads[0]
+    if not group.has_other_shapes:
+        check_expanded(loads)
     if len(tensors) > 1 or group.has_other_shapes:
         spread(ring_reduced([joined(load) for load in loads], op), loads)
     elif tensors[0].is_sparse:
@@ -591,7 +595,7 @@ def _reduce_for_all(op: Any, group: Group, loads: Loads) -> None:
     else:
         own = list(in_memory_order([tensor for (tensor,) in loads]))
         result = ring_reduced(own, op).view(own[0].shape)
-        write_all(own, [result] * len(own))
+        write_reduced(own, [result] * len(own))
 
 
 def _alike(own: Tensor, parts: list[Tensor]) -> list[Tensor]:
