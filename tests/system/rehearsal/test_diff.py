@@ -63,6 +63,15 @@ summed = part.sum()
 ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 empty, fake = torch.ones(2, device="meta"), FakeTensorMode().from_tensor(torch.ones(2))
 sparse = torch.eye(3).to_sparse()
+nested, lazy = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), torch.nn.LazyLinear(3)
+
+
+class Broken(torch.Tensor):
+    def to_local(self):
+        raise ValueError("it is lost")
+
+
+broken = torch.ones(2).as_subclass(Broken)
 dist.destroy_process_group()
 """
 OTHER_PAYLOAD = """\
@@ -222,6 +231,10 @@ def test_tensors_of_other_classes_are_compared_or_left_out_with_a_line(tmp_path:
         "empty at the end is not compared: it has no values",
         "fake at the end is not compared: it has no values",
         "sparse at the end is not compared: it is a sparse_coo tensor",
+        "nested at the end is not compared: it is a nested tensor",
+        "lazy.weight at the end is not compared: it has no shape yet",
+        "lazy.bias at the end is not compared: it has no shape yet",
+        "broken at the end is not compared: reading it fails: ValueError: it is lost",
     ]
     assert verdict.startswith("equal, bit for bit: ")
 

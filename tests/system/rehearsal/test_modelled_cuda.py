@@ -447,3 +447,29 @@ def test_batches_are_normalised_over_all_ranks(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert finished.code == 0, finished.stderr
+
+
+OF_GLOO_BESIDE_NCCL = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+transposed = torch.ones(3, 2).t()
+dist.all_reduce(transposed, group=dist.new_group(backend="gloo"))
+refused = []
+for group in (None, dist.new_group(backend="cpu:gloo,cuda:nccl")):
+    try:
+        dist.all_reduce(transposed.to("cuda"), group=group)
+    except ValueError as error:
+        refused.append("nccl wants" in str(error))
+print(transposed.tolist(), refused)
+"""
+
+
+def test_group_of_gloo_has_rules_of_gloo_beside_nccl(tmp_path: Path) -> None:
+    program = str(write_program(tmp_path, OF_GLOO_BESIDE_NCCL))
+
+    finished = run("run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] [True, True]"] * 2

@@ -379,3 +379,29 @@ def test_operations_that_threads_cannot_call_are_refused_in_the_thread(tmp_path:
     assert sorted(finished.lines) == ["[default0]:joined", "[default1]:joined"]
     message = "thread 'saver' of rank 1 has made an operation of rankwise.collectives"
     assert message in finished.stderr
+
+
+POOLS = {
+    "deadlock": ("pool.submit(threading.Event().wait).result()", 124),
+    "error": ("pool.submit(queue.Queue().get); raise ValueError('wrong')", 1),
+    "child": ("pool.submit(subprocess.run, ['sleep', '60']); time.sleep(0.2); os._exit(3)", 3),
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("state", POOLS)
+def test_launcher_ends_though_a_pool_thread_of_a_failed_rank_waits(
+    state: str, tmp_path: Path
+) -> None:
+    ending, code = POOLS[state]
+    program = write_program(
+        tmp_path,
+        "import os, queue, subprocess, threading, time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        f"pool = ThreadPoolExecutor(2)\n{ending}\n",
+    )
+
+    options = ("--on=sim", "--nproc-per-node=1", "--shutdown-timeout=1s")
+    finished = run("run", *options, program)
+
+    assert finished.code == code, finished.stderr

@@ -172,3 +172,73 @@ def test_who_runs_a_function_keeps_its_own_random_state_and_type_of_numbers() ->
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_default_dtype() is torch.float32
+
+
+REDUCTIONS_THAT_GLOO_REFUSES = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+whole = torch.ones(4, dtype=torch.complex64)
+calls = (
+    lambda: dist.reduce(whole, 0, dist.ReduceOp.PRODUCT),
+    lambda: dist.reduce_scatter(whole[:2].clone(), list(whole.split(2)), dist.ReduceOp.PRODUCT),
+    lambda: dist.reduce_scatter_single(whole[:2].clone(), whole, dist.ReduceOp.PRODUCT),
+    lambda: dist.all_reduce(torch.ones(4), dist._make_nccl_premul_sum(2.0)),
+)
+for call in calls:
+    try:
+        call()
+        print("done")
+    except RuntimeError as error:
+        print(error)
+dist.all_reduce(whole)
+print(whole.tolist())
+"""
+
+
+def test_reductions_that_gloo_refuses_are_refused(preloaded: Preloaded, tmp_path: Path) -> None:
+    program = str(write_program(tmp_path, REDUCTIONS_THAT_GLOO_REFUSES))
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=1", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    product = "does not support ReduceOp.PRODUCT on complex tensors"
+    assert finished.lines == [
+        *(f"{name} {product}" for name in ("reduce", "reduce_scatter", "reduce_scatter_single")),
+        "Cannot use ReduceOp.PREMUL_SUM with Gloo, in all_reduce",
+        str([1 + 0j] * 4),
+    ]
+
+
+EXPANDED = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for reduce in (dist.all_reduce, lambda tensor: dist.reduce(tensor, 0)):
+    column = torch.arange(16.0)[:4].view(4, 1)
+    reduce(column.expand(4, 2))
+    if not rank:
+        print(column.flatten().tolist())
+short = torch.ones(4, 1).expand(4, 2)
+mixed = column.expand(4, 2) if rank else torch.ones(4, 2)
+for call in (lambda: dist.all_reduce(short), lambda: dist.all_reduce(mixed)):
+    try:
+        call()
+    except RuntimeError as error:
+        if not rank:
+            print("expanded" in str(error))
+"""
+
+
+def test_expanded_tensors_are_reduced_where_gloo_is_right(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = str(write_program(tmp_path, EXPANDED))
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=2", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["[0.0, 2.0, 4.0, 6.0]"] * 2 + ["True"] * 2

@@ -63,6 +63,7 @@ import threading
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import thread as pools
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from signal import SIGINT, default_int_handler
@@ -713,13 +714,18 @@ class Scheduler:
             self.on_given_up(rank)
 
     def _dismiss(self, rank: Rank) -> None:
-        """Let the threads of a rank that is over end, where they wait for the world."""
+        """Let the threads of a rank that is over end, where they wait for the world.
+
+        Python joins threads of pools when this process ends. What they wait for may never happen.
+        """
         with self._door:
             for strand in rank.strands:
                 is_waiting = strand.is_in_line and strand is not self.holder
                 strand.is_dismissed = True
                 if is_waiting and strand.baton.locked():
                     strand.baton.release()
+                if strand.thread is not None:
+                    pools._threads_queues.pop(strand.thread, None)  # type: ignore[attr-defined]  # noqa: SLF001  # no public way
 
     def pin(self) -> None:
         """Pin the calling thread to the core of the ranks.

@@ -179,6 +179,8 @@ def _minimum(into: Tensor, other: Tensor) -> Tensor:
 
 
 _SUM, _AVG, PREMUL_SUM = map(op_number, (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM))
+OF_COMPLEX = frozenset((_SUM, _AVG, PREMUL_SUM))
+"""Reductions that backends do with complex numbers, as pairs of real ones."""
 _OF_BITS = frozenset(map(op_number, (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)))
 
 _FOLD: dict[int, Callable[..., Any]] = {

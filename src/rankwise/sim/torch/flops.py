@@ -23,9 +23,9 @@ _WORDS = re.compile(r"[a-z]+")
 _OF_MATRICES = frozenset({
     "addbmm", "addmm", "addmv", "attention", "baddbmm", "bilinear", "bmm", "cdist", "chain",
     "cholesky", "conv", "convolution", "det", "eig", "eigh", "eigvals", "eigvalsh", "einsum",
-    "geqrf", "gru", "householder", "inv", "inverse", "ldl", "linear", "lstm", "lstsq", "lu",
-    "matmul", "mm", "mv", "orgqr", "ormqr", "qr", "rnn", "slogdet", "solve", "spsolve", "svd",
-    "svdvals", "tensordot", "trilinear",
+    "geqrf", "gru", "householder", "hspmm", "inv", "inverse", "ldl", "linear", "lstm", "lstsq",
+    "lu", "matmul", "matrix", "mm", "mv", "orgqr", "ormqr", "qconv", "qlinear", "qr", "rnn",
+    "slogdet", "smm", "solve", "spsolve", "sspaddmm", "svd", "svdvals", "tensordot", "trilinear",
 })  # fmt: skip
 _NOT_OF_MATRICES = frozenset({
     "cell", "flatten", "grid", "pack", "prepack", "reorder", "search", "slice", "unpack",
@@ -100,6 +100,44 @@ def _transposed(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
     return int(2 * left.numel() * right.shape[0])
 
 
+def _of_columns(input_: Tensor, *_: Any, out_val: Tensor, **__: Any) -> int:
+    """A packed weight, whose shape says nothing of its columns."""
+    return int(2 * input_.numel() * out_val.shape[-1])
+
+
+def _quantized_convolution(
+    _input: Tensor, _scale: Any, _zero: Any, weight: Tensor, *_: Any, out_val: Tensor, **__: Any
+) -> int:
+    return int(2 * out_val.numel() * prod(weight.shape[1:]))
+
+
+def _self_attention(tokens: Tensor, weights: Sequence[Tensor]) -> int:
+    """Products with these weights, and the two of attention; a nested tensor has many lengths."""
+    if tokens.is_nested:
+        lengths = tokens._nested_tensor_size()[:, 0].tolist()  # noqa: SLF001  # no public way
+    else:
+        lengths = [tokens.shape[1]] * tokens.shape[0]
+    width = weights[0].shape[1]
+    squares = sum(length * length for length in lengths)
+    return int(2 * sum(lengths) * sum(each.numel() for each in weights) + 4 * squares * width)
+
+
+def _encoder_layer(
+    tokens: Tensor, _width: int, _heads: int, of_input: Tensor, _bias: Any, of_output: Tensor,
+    *rest: Any, **_: Any,
+) -> int:  # fmt: skip
+    return _self_attention(tokens, (of_input, of_output, rest[8], rest[10]))
+
+
+def _heads_of_self(
+    query: Tensor, key: Tensor, value: Tensor, _width: int, _heads: int, of_input: Tensor,
+    _bias: Any, of_output: Tensor, *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    """`nn.MultiheadAttention` calls it for self-attention alone."""
+    del key, value
+    return _self_attention(query, (of_input, of_output))
+
+
 def _added(_added: Tensor, left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
     return _product(left, right)
 
@@ -133,9 +171,26 @@ _ON_CPU: dict[str, Flops] = {
     "aten._scaled_grouped_mm": _grouped,
     "aten._int_mm": _product,
     "aten._weight_int8pack_mm": _transposed,
+    **dict.fromkeys(
+        (
+            "aten._weight_int4pack_mm", "aten._weight_int4pack_mm_for_cpu",
+            "aten._weight_int4pack_mm_with_scales_and_zeros", "aten._dyn_quant_matmul_4bit",
+            "onednn.qlinear_pointwise",
+        ),
+        _of_columns,
+    ),
+    **dict.fromkeys(
+        (
+            "onednn.qconv_pointwise", "onednn.qconv1d_pointwise", "onednn.qconv2d_pointwise",
+            "onednn.qconv3d_pointwise",
+        ),
+        _quantized_convolution,
+    ),
+    "aten._transformer_encoder_layer_fwd": _encoder_layer,
+    "aten._native_multi_head_attention": _heads_of_self,
     "aten._addmm_activation": _added,
     "aten.addbmm": _added,
     "aten._foreach_mm": _listed,
     "aten.mv": _with_vector,
     "aten.addmv": _added_vector,
-}
+}  # fmt: skip

@@ -308,6 +308,8 @@ def _register() -> None:
 
 _asked_for = "gloo"
 """The backend that the group which is being made was asked to have; one rank runs at a time."""
+_may_be_nccl = False
+"""Whether torch would give that group NCCL for tensors of CUDA."""
 
 
 def _make_group(options: Any, _backend_options: Any) -> Any:
@@ -321,7 +323,8 @@ def _make_group(options: Any, _backend_options: Any) -> Any:
         group.label = ""
     world, rank = present_world(), running_rank()
     clock = None if rank is None or world.prediction is None else world.prediction.clock_of(rank)
-    is_of_gloo = "gloo" in _asked_for and not torch.cuda.is_available()
+    # Modelled CUDA tensors are the CPU's: where NCCL may be meant, it is taken to be meant.
+    is_of_gloo = "gloo" in _asked_for and not (_may_be_nccl and torch.cuda.is_available())
     made = RehearsedProcessGroup(
         options.group_rank, group, _asked_for, clock, compares_shapes=is_of_gloo
     )
@@ -384,11 +387,12 @@ def _with_our_backend(original: Callable[..., Any]) -> Callable[..., Any]:
     def new_process_group_helper(
         size: int, group_rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        global _asked_for  # noqa: PLW0603  # see there
+        global _asked_for, _may_be_nccl  # noqa: PLW0603  # see there
         if running_rank() is None and present_recorder() is None:
             return original(size, group_rank, ranks, backend, *args, **kwargs)
         asked = "gloo" if str(backend) == "undefined" else str(backend)
         _asked_for = asked
+        _may_be_nccl = "nccl" in asked or str(backend) == "undefined"
         made = original(size, group_rank, ranks, Backend(BACKEND), *args, **kwargs)
         group, store = made
         if store is not None:

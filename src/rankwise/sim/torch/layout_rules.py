@@ -35,6 +35,14 @@ def _dense(tensor: Tensor) -> str:
     return "is expanded: its numbers lie at one place" if is_expanded else _without_gaps(tensor)
 
 
+def _in_memory(tensor: Tensor) -> str:
+    """Gloo writes as many numbers as the tensor has, wherever they lie."""
+    held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    if held < tensor.numel():
+        return "is expanded: its memory has fewer numbers"
+    return _without_gaps(tensor)
+
+
 def _contiguous(tensor: Tensor) -> str:
     return "" if tensor.is_contiguous() else "is not contiguous"
 
@@ -80,10 +88,10 @@ def _any(_tensor: Tensor) -> str:
 
 
 _GLOO: dict[str, tuple[Rule, Rule]] = {
-    "all_reduce": (_without_gaps, _any),
-    "all_reduce_coalesced": (_without_gaps, _any),
-    "reduce": (_without_gaps, _any),
-    "broadcast": (_without_gaps, _any),
+    "all_reduce": (_in_memory, _any),
+    "all_reduce_coalesced": (_in_memory, _any),
+    "reduce": (_in_memory, _any),
+    "broadcast": (_dense, _any),
     "broadcast from here": (_dense, _any),
     "send": (_contiguous, _any),
     "recv": (_contiguous, _any),

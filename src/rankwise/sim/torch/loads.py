@@ -72,13 +72,44 @@ def spread(flat: Tensor, loads: Sequence[Sequence[Tensor]]) -> None:
     for tensors in loads:
         begin = 0
         for tensor in tensors:
-            fill(tensor, flat[begin : begin + tensor.numel()])
+            part = flat[begin : begin + tensor.numel()].reshape(tensor.shape)
+            write_reduced([data_of(tensor)], [part])
             begin += tensor.numel()
 
 
 def fill(tensor: Tensor, flat: Tensor) -> None:
     """Write flat values into a tensor."""
     data_of(tensor).copy_(flat.reshape(tensor.shape))
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several of its numbers lie at one place."""
+    return 0 in tensor.stride() and bool(_repeated(tensor))
+
+
+def _repeated(tensor: Tensor) -> list[int]:
+    """The dimensions along which its numbers lie at one place."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return [place for place, (extent, stride) in enumerate(sizes) if extent > 1 and not stride]
+
+
+def _each_number_once(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Parts without repetitions: torch does not write into expanded tensors, and backends do."""
+    for place in _repeated(target):
+        target, source = target.narrow(place, 0, 1), source.narrow(place, 0, 1)
+    return target, source
+
+
+def check_expanded(loads: Loads) -> None:
+    """Refuse tensors that are expanded on some ranks: gloo reduces memory, whatever it means."""
+    for tensors in zip(*loads, strict=True):
+        strides = {each.stride() for each in tensors if each.layout is torch.strided}
+        if len(strides) > 1 and any(map(is_expanded, tensors)):
+            told = " and ".join(map(str, sorted(strides)))
+            raise RuntimeError(
+                f"a tensor is expanded on some ranks only (strides {told}): gloo would mix up its"
+                " numbers. Hand over a copy (`x.contiguous()`)"
+            )
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -98,3 +129,11 @@ def write_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             target.copy_(source)
     elif targets:
         torch._foreach_copy_(targets, sources)
+
+
+def write_reduced(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """The same, where gloo is right for expanded targets, too."""
+    if any(map(is_expanded, targets)):
+        pairs = list(map(_each_number_once, targets, sources))
+        targets, sources = [target for target, _ in pairs], [source for _, source in pairs]
+    write_all(targets, sources)

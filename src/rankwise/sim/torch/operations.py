@@ -36,6 +36,8 @@ _DTYPES = {
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.uint8: "u8", torch.bool: "bool", torch.float8_e4m3fn: "f8e4", torch.float8_e5m2: "f8e5",
 }  # fmt: skip
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # no public way
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001  # no other name
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _FREE = frozenset({
     "_local_scalar_dense", "_resize_output_", "_unsafe_view", "detach", "empty", "empty_like",
@@ -54,6 +56,7 @@ class _Kind(NamedTuple):
     Attributes:
         flops: gives its flops on the matrix engine; None for other operations.
         is_unknown: whether it is of the matrix kind all the same.
+        is_composite: whether it is made of other operations, which are charged instead.
         is_free: whether it takes no time.
         allocates: whether its results are new storages.
         initialises: whether it only makes tensors, or writes to those that there are.
@@ -63,6 +66,7 @@ class _Kind(NamedTuple):
     name: str
     flops: Flops | None = None
     is_unknown: bool = False
+    is_composite: bool = False
     is_free: bool = True
     allocates: bool = False
     initialises: bool = False
@@ -104,6 +108,10 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
             if any(each.__name__ == FAKE_TENSOR for each in types):
                 return func(*args, **kwargs or {})  # of a mode that is left
             return NotImplemented  # of a subclass, such as DTensor: what it calls comes by here
+        if self._kind_of(func).is_composite:  # in inference mode: elsewhere autograd takes it apart
+            with self:
+                # Not `decompose`: it prefers Python's versions, which call other operations.
+                return func._op_dk(_COMPOSITE, *args, **kwargs or {})  # noqa: SLF001  # no public way
         result = func(*args, **kwargs) if kwargs else func(*args)
         self._note(func, args, kwargs, result)
         return result
@@ -123,10 +131,14 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
             self._note(func, args, kwargs, result)
         return result
 
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _kind_of(self, func: Any) -> _Kind:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
+        return kind
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        kind = self._kind_of(func)
         if not kind.is_free:
             self._charge(func, kind, args, kwargs, result)
         if kind.allocates:
@@ -164,6 +176,8 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
 
     def _flops_of(self, kind: _Kind, args: Any, kwargs: Any, result: Any) -> int:
         assert kind.flops is not None, "asked of matrix operations only"
+        if any(isinstance(each, Tensor) and each.is_nested for each in args):  # without a shape
+            return int(kind.flops(*args, **kwargs or {}, out_val=result))
         key = (kind.name, *(each.shape if isinstance(each, Tensor) else str(each) for each in args))
         flops = self._flops.get(key)
         if flops is None:
@@ -184,6 +198,7 @@ def _kind_of(func: Any) -> _Kind:
         name,
         flops,
         is_unknown=flops is None and is_of_matrices(name),
+        is_composite=flops is None and _has_kernel(func.name(), _COMPOSITE),
         is_free=is_view or operation in _FREE or library in _CHARGED_ELSEWHERE,
         allocates=not is_view and any(each.alias_info is None for each in schema.returns),
         initialises=operation.endswith("_")

@@ -19,6 +19,7 @@ from rankwise.base.wording import ranks_in_words
 from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
 from rankwise.sim.rehearsal.world import taking_turns
 from rankwise.sim.torch.arithmetic import (
+    OF_COMPLEX,
     PREMUL_SUM,
     add_sparse,
     data_of,
@@ -34,6 +35,7 @@ from rankwise.sim.torch.loads import (
     Loads,
     bytes_brought,
     bytes_in,
+    check_expanded,
     copy_all,
     fill,
     has_no_data,
@@ -41,7 +43,7 @@ from rankwise.sim.torch.loads import (
     joined,
     spread,
     tensors_of,
-    write_all,
+    write_reduced,
 )
 from rankwise.sim.torch.named_group import NamedProcessGroup
 from rankwise.sim.torch.shape_rules import ShapeRules
@@ -140,7 +142,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         return self._all_reduce("all_reduce_coalesced", tensors, opts)
 
     def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> RehearsedWork:
-        op = _reduction(opts)
+        op = self._reduction(name, opts, tensors)
         carry_out = partial(_reduce_for_all, op, self._meetings)
         return self._meet(reducing(name, op_number(op)), tensors, tensors, carry_out, opts=opts)
 
@@ -158,9 +160,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> RehearsedWork:
         """Reduce over all ranks; the root gets the result."""
-        op, root = _reduction(opts), opts.rootRank
+        op, root = self._reduction("reduce", opts, tensors), opts.rootRank
 
         def carry_out(loads: Loads) -> None:
+            check_expanded(loads)
             spread(ring_reduced([joined(load) for load in loads], op), [loads[root]])
 
         call = f"reduce #? ({op_name(op)}) to {self._told_root(root)}"
@@ -268,7 +271,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> RehearsedWork:
         """Every rank gets its part of the reduction; gloo reduces each part by itself."""
-        op, (own,), (parts,) = _reduction(opts), outputs, inputs
+        (own,), (parts,) = outputs, inputs
+        op = self._reduction("reduce_scatter", opts, parts)
         self._rules.check_count("reduce_scatter", "input", parts)
         part = parts[self.rank()]
         self._rules.check_parts("reduce_scatter", ("input", [part]), ("output", own))
@@ -296,7 +300,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> RehearsedWork:
         """The same for several tensors."""
-        op = _reduction(opts)
+        op = self._reduction("reduce_scatter_single", opts, inputs)
         for own, whole in zip(outputs, inputs, strict=True):
             self._rules.check_joined("reduce_scatter_single", ("input", whole), ("output", own))
 
@@ -522,6 +526,21 @@ class RehearsedProcessGroup(NamedProcessGroup):
                     )
                 fill(place, part)
 
+    def _reduction(self, name: str, opts: Any, tensors: Sequence[Tensor]) -> Any:
+        """Its number, if that says all: torch's own object costs more while each rank keeps one.
+
+        Raises:
+            RuntimeError: the backend does not reduce so.
+        """
+        op = torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp
+        number = op_number(op)
+        if number == PREMUL_SUM and self._rules.compares_shapes:
+            raise RuntimeError(f"Cannot use ReduceOp.PREMUL_SUM with Gloo, in {name}")
+        if number not in OF_COMPLEX and any(map(torch.is_complex, tensors)):
+            kind = op_name(op).upper()
+            raise RuntimeError(f"{name} does not support ReduceOp.{kind} on complex tensors")
+        return op if number == PREMUL_SUM else number
+
     def _check_peer(self, name: str, peer: int) -> None:
         if not 0 <= peer < self._count:
             raise ValueError(
@@ -567,6 +586,8 @@ def _delivered(
 def _reduce_for_all(op: Any, group: Group, loads: Loads) -> None:
     """Put the reduction of what all have brought into each one's tensors."""
     tensors = loads[0]
+    if not group.has_other_shapes:
+        check_expanded(loads)
     if len(tensors) > 1 or group.has_other_shapes:
         spread(ring_reduced([joined(load) for load in loads], op), loads)
     elif tensors[0].is_sparse:
@@ -574,20 +595,13 @@ def _reduce_for_all(op: Any, group: Group, loads: Loads) -> None:
     else:
         own = list(in_memory_order([tensor for (tensor,) in loads]))
         result = ring_reduced(own, op).view(own[0].shape)
-        write_all(own, [result] * len(own))
+        write_reduced(own, [result] * len(own))
 
 
 def _alike(own: Tensor, parts: list[Tensor]) -> list[Tensor]:
     """What must be equal on all ranks: of parts of several sizes, the whole list."""
     size = own.numel()
     return parts if any(each.numel() != size for each in parts) else [own]
-
-
-def _reduction(opts: Any) -> Any:
-    """Its number, if that says all: torch's own object costs more while each rank keeps one."""
-    op = torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp
-    number = op_number(op)
-    return op if number == PREMUL_SUM else number
 
 
 def _nothing(_loads: Loads) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -256,11 +257,22 @@ def _all_parts(tensors: dict[str, Tensor]) -> dict[str, Plain | str]:
 
 
 def _parts(name: str, tensor: Any) -> dict[str, Plain | str]:
+    """What of a tensor can be compared: reading one never fails the program that has it."""
+    try:
+        return _read(name, tensor)
+    except Exception as error:  # noqa: BLE001  # of a class of tensors that is not known here
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        return {name: f"reading it fails: {type(error).__name__}: {reason}"}
+
+
+def _read(name: str, tensor: Any) -> dict[str, Plain | str]:
     """The tensor itself, or those that it is made of.
 
     A tensor of a class of its own has no memory that C++ could read: DTensors, results of
     functional collectives and nested tensors tell what they wrap by `__tensor_flatten__`.
     """
+    if is_lazy(tensor):
+        return {name: "it has no shape yet"}
     if (local := getattr(tensor, "to_local", None)) is not None:
         with torch.no_grad():
             return _parts(name, local())
@@ -271,6 +283,8 @@ def _parts(name: str, tensor: Any) -> dict[str, Plain | str]:
             return _parts(name, trigger_wait())  # of a functional collective, perhaps under way
         names, _ = tensor.__tensor_flatten__()
         return _all_parts({f"{name}.{each}": getattr(tensor, each) for each in names})
+    if type(tensor) is Tensor and tensor.is_nested:
+        return {name: "it is a nested tensor"}
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         return {name: f"it is a {kind} tensor"}

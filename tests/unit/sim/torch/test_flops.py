@@ -1,6 +1,7 @@
 """The operations of the matrix engine, by the names that torch's operators have on the CPU."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -82,6 +83,36 @@ def test_products_with_vectors_and_whole_numbers_have_formulas() -> None:
     assert flops_of(lambda: torch._int_mm(whole, whole.t())) == 2 * 32 * 64 * 32  # the same
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_fused_encoder_layer_has_the_flops_of_its_products() -> None:
+    layer, tokens = (
+        torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True),
+        torch.randn(2, 8, 32),
+    )
+    layer.eval()
+    lengths = (8, 5)
+    nested = torch.nested.nested_tensor([torch.randn(length, 32) for length in lengths])
+
+    with torch.no_grad():
+        whole = flops_of(lambda: layer(tokens))
+        (priced,) = charged(lambda: layer(nested)).works
+
+    weights = 4 * 32 * 32 + 2 * 32 * 64
+    assert whole == 2 * 2 * 8 * weights + 2 * 4 * 8 * 8 * 32
+    assert priced.work.flops == 2 * 13 * weights + 4 * (8 * 8 + 5 * 5) * 32
+
+
+def test_quantized_products_have_the_flops_of_their_columns() -> None:
+    weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+        torch.ones(32, 64, dtype=torch.int32), 2
+    )
+    rows, scales = torch.randn(8, 64).bfloat16(), torch.ones(2, 32, 2).bfloat16()
+
+    flops = flops_of(lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(rows, weight, 32, scales))
+
+    assert flops == 2 * 8 * 64 * 32
+
+
 @pytest.mark.parametrize(
     ("name", "is_one"),
     [
@@ -89,6 +120,11 @@ def test_products_with_vectors_and_whole_numbers_have_formulas() -> None:
         ("aten._cdist_forward", True),
         ("aten.mkldnn_linear_backward", True),
         ("quantized.conv2d", True),
+        ("aten.linalg_matrix_exp", True),
+        ("aten.hspmm", True),
+        ("aten.smm", True),
+        ("aten.sspaddmm", True),
+        ("onednn.qlinear_prepack", False),
         ("aten.slice_inverse", False),
         ("aten.upsample_bilinear2d", False),
         ("aten._thnn_fused_lstm_cell", False),
@@ -153,3 +189,22 @@ def test_fused_optimizer_reads_all_its_lists_and_writes_those_that_it_changes() 
     assert priced.work.flops == 32
     # By their schema the gradients are written, too: with a scaler they are.
     assert priced.work.size == 4 * 32 * (3 + 3)
+
+
+_ROWS, _QUERY, _SEQUENCE = torch.randn(8, 64), torch.randn(2, 4, 32, 16), torch.randn(5, 3, 16)
+_COMPUTATIONS: dict[str, Callable[[], Any]] = {
+    "linear": partial(torch.nn.Linear(64, 32), _ROWS),
+    "attention": partial(torch.nn.functional.scaled_dot_product_attention, *(_QUERY,) * 3),
+    "lstm": partial(torch.nn.LSTM(16, 8), _SEQUENCE),
+    "heads": partial(torch.nn.MultiheadAttention(16, 4), *(_SEQUENCE,) * 3),
+    "loss": partial(torch.nn.functional.cross_entropy, _ROWS, torch.arange(8)),
+}
+
+
+@pytest.mark.parametrize("name", _COMPUTATIONS)
+def test_computation_takes_the_same_time_in_inference_mode(name: str) -> None:
+    def time_in(mode: Callable[[], Any]) -> int:
+        with mode():
+            return charged(_COMPUTATIONS[name]).now
+
+    assert time_in(torch.inference_mode) == pytest.approx(time_in(torch.no_grad), rel=0.01)
