@@ -29,6 +29,7 @@ from rankwise.core.gang.vocabulary import (
     DumpsLooked,
     GangSpec,
     GuardianLost,
+    LookForDumps,
     RanksBlamed,
     SignalWorker,
     SpawnWorker,
@@ -170,20 +171,27 @@ def test_a_failure_bears_the_rank_that_its_worker_had_in_the_job() -> None:
     assert rendezvous_of(agent)._node.own.record.failing == 4
 
 
+PEER_DIED = "rankwise.base.errors.PeerDied"
+
+
 @pytest.mark.parametrize(
     ("kind", "told"),
-    [("PeerDied", "PeerDied (perhaps a consequence: its peer was gone)"), ("KeyError", "KeyError")],
+    [
+        (PEER_DIED, "PeerDied: x (perhaps a consequence: its peer was gone)"),
+        ("KeyError", "KeyError: x"),
+    ],
 )
 def test_a_rank_that_lost_a_peer_of_another_node_is_not_told_as_the_cause(
     kind: str, told: str
 ) -> None:
     agent = settled()
-    error = ErrorRecord(type=kind, message="", traceback="", raised_at=NOW, wall_ns=0)
+    error = ErrorRecord(type=kind, message="x", traceback="", raised_at=NOW, wall_ns=0)
     feed(agent, WorkerSpawned(0, 4, 10), WorkerSpawned(1, 4, 11), WorkerReported(0, 4, error))
 
     effects = feed(agent, WorkerExited(0, 4, ExitStatus(1), NOW))
-    if kind == "PeerDied":  # it waits for a death that explains it, and for cores that are written
-        assert effects == []
+    if kind == PEER_DIED:  # it waits for a death that explains it, and for cores that are written
+        assert effects == [LookForDumps(4)]
+        assert feed(agent, DumpsLooked(4)) == []
         agent.tick(Instant(NOW + 2 * SECOND))
         effects = feed(agent, DumpsLooked(4))
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
+from rankwise.base.root_cause import SELF_INFLICTED_SIGNALS
 from rankwise.base.units import MILLISECOND, Instant
 from rankwise.core.agent.vocabulary import LOSSES_OF_STORE, FinishRun
 from rankwise.core.rendezvous.records import Round, Verdict
@@ -88,7 +89,14 @@ def may_be_root(told: SimulatedWorker, culprits: Collection[SimulatedWorker], sl
     explaining = deaths if told.is_violent else exits if told.is_silent else []
     seen_soon = told in explaining and times[told] - earliest < HEAD_START + slack
     # Where times are known exactly, the gang knows all that has failed before it told any to stop.
-    if not slack and told.lost_peer and not all(each.lost_peer for each in in_order):
+    # A worker that aborts late may have lost its peer, too: a watchdog does that.
+    others = [
+        worker
+        for worker in in_order
+        if not worker.lost_peer
+        and (worker.died_by not in SELF_INFLICTED_SIGNALS or times[worker] - earliest < HEAD_START)
+    ]
+    if not slack and told.lost_peer and others:
         return False
     explains = all(each.lost_peer for each in first) and not told.lost_peer
     is_explained = seen_soon and any(each.may_be_consequence for each in first)
