@@ -34,7 +34,9 @@ def stranger() -> Iterator[tuple[int, int]]:
         yield int(running.wait_for("\n")), running.pid
 
 
-@pytest.mark.parametrize("backend", ["static", "embedded", "c10d"])
+@pytest.mark.parametrize(
+    "backend", ["static", "embedded", pytest.param("c10d", marks=pytest.mark.torch)]
+)
 def test_run_ends_and_names_the_process_that_has_its_port(backend: str, tmp_path: Path) -> None:
     script = write_program(tmp_path, "print('ran')")
     with stranger() as (port, pid):
