@@ -198,7 +198,8 @@ def _kind_of(func: Any) -> _Kind:
         name,
         flops,
         is_unknown=flops is None and is_of_matrices(name),
-        is_composite=flops is None and _has_kernel(func.name(), _COMPOSITE),
+        # Of torch's own operators: `prim.device` has such a kernel, and none that can be called.
+        is_composite=flops is None and library == "aten" and _has_kernel(func.name(), _COMPOSITE),
         is_free=is_view or operation in _FREE or library in _CHARGED_ELSEWHERE,
         allocates=not is_view and any(each.alias_info is None for each in schema.returns),
         initialises=operation.endswith("_")
