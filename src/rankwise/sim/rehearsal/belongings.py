@@ -58,6 +58,7 @@ _OWN: tuple[_Name, ...] = (
     _Name(_ENVIRONB, "_data", lambda _: _ENVIRON["_data"]),
     _Name(_SYSTEM, "argv", lambda process: list(process.argv)),
     _Name(_SYSTEM, "path", lambda process: list(process.path)),
+    _Name(_SYSTEM, "excepthook", lambda _: sys.__excepthook__),  # torch.distributed sets it
     _Name(_WARNINGS, "filters", lambda _: list(warnings.filters)),
     _Name(_ROOT, "handlers", lambda _: list(_root.handlers)),
     _Name(_MANAGER, "loggerDict", lambda _: dict(_manager.loggerDict)),
@@ -68,7 +69,7 @@ _OWN: tuple[_Name, ...] = (
 def _own_values() -> tuple[Any, ...]:
     """What they are; written out, as below, since that is quicker, and done at each hand-over."""
     return (
-        _environ._data, _environb._data, sys.argv, sys.path, warnings.filters,  # type: ignore[attr-defined]  # noqa: SLF001  # as os does
+        _environ._data, _environb._data, sys.argv, sys.path, sys.excepthook, warnings.filters,  # type: ignore[attr-defined]  # noqa: SLF001  # as os does
         _root.handlers, _manager.loggerDict,
     )  # fmt: skip
 
@@ -77,12 +78,12 @@ def _put_own(values: tuple[Any, ...]) -> None:
     """Put them in their places."""
     (
         _ENVIRON["_data"], _ENVIRONB["_data"], _SYSTEM["argv"], _SYSTEM["path"],
-        _WARNINGS["filters"], _ROOT["handlers"], _MANAGER["loggerDict"],
+        _SYSTEM["excepthook"], _WARNINGS["filters"], _ROOT["handlers"], _MANAGER["loggerDict"],
     ) = values  # fmt: skip
 
 
 _ALIKE: tuple[tuple[dict[str, Any], str], ...] = (
-    *((_SYSTEM, name) for name in ("excepthook", "displayhook", "stdout", "stderr", "stdin")),
+    *((_SYSTEM, name) for name in ("displayhook", "stdout", "stderr", "stdin")),
     (vars(builtins), "print"),
     (_WARNINGS, "showwarning"),
     (vars(logging), "_warnings_showwarning"),
@@ -100,7 +101,7 @@ What `logging` lets through is at the end.
 def _alike_values() -> tuple[Any, ...]:
     """What they are."""
     return (
-        sys.excepthook, sys.displayhook, sys.stdout, sys.stderr, sys.stdin,
+        sys.displayhook, sys.stdout, sys.stderr, sys.stdin,
         builtins.print, warnings.showwarning, logging._warnings_showwarning,  # type: ignore[attr-defined]  # noqa: SLF001  # as logging does
         tempfile.tempdir, _context._actual_context, _root.level, _manager._disable,  # type: ignore[attr-defined]  # noqa: SLF001  # the same
     )  # fmt: skip
@@ -146,8 +147,7 @@ class ProcessBelongings:
         self._home_values = tuple(each.namespace.get(each.name) for each in _OWN)
         self._home_alike = self._present_alike = _alike_values()
         self._home_collects = gc.isenabled()
-        hooks = (sys.__excepthook__, sys.__displayhook__)
-        self._first_alike = (*hooks, *self._streams, *self._home_alike[4:])
+        self._first_alike = (sys.__displayhook__, *self._streams, *self._home_alike[3:])
         self._home_modules = {MAIN: sys.modules[MAIN], **self._users.loaded()}
         self._home_directory = self._directory = os.getcwd()  # noqa: PTH109  # as os.chdir has it
         for name in self._home_modules:

@@ -9,8 +9,11 @@ listed here: each rank finds its own value, which begins as a copy of what the i
 import copy
 import os
 import sys
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from rankwise.sim.rehearsal.scheduler import Rank
@@ -91,72 +94,146 @@ class _Place(NamedTuple):
     owner: Any
     name: str
     home: Any
-    first: Callable[[], Any]
+
+
+class _Cells:
+    """Names that are read and written together: at each hand-over, so it is done in C."""
+
+    def __init__(self) -> None:
+        self._owners: list[Any] = []
+        self._names: list[str] = []
+        self._read: Callable[[Any], Any] = _nothing_of
+        self._holder = SimpleNamespace(nothing=None)
+
+    def add(self, place: _Place) -> None:
+        """Take in another name."""
+        vars(self._holder)[f"owner{len(self._names)}"] = place.owner
+        self._owners.append(place.owner)
+        self._names.append(place.name)
+        paths = [f"owner{index}.{name}" for index, name in enumerate(self._names)]
+        self._read = attrgetter(*paths, "nothing")  # of two names at least it makes a tuple
+
+    def read(self) -> tuple[Any, ...]:
+        """Their values, and None."""
+        values: tuple[Any, ...] = self._read(self._holder)
+        return values
+
+    def write(self, values: tuple[Any, ...]) -> None:
+        """Put such values in their places."""
+        deque(map(setattr, self._owners, self._names, values), 0)
+
+
+def _nothing_of(_holder: Any) -> tuple[None]:
+    return (None,)
+
+
+class _Mine:
+    """The values of one rank.
+
+    Attributes:
+        own: those that differ from rank to rank from the first.
+        alike: the others; ranks that have changed none share them.
+        modules: how many modules they are from.
+    """
+
+    def __init__(self) -> None:
+        self.own: tuple[Any, ...] = ()
+        self.alike: tuple[Any, ...] = ()
+        self.modules = 0
 
 
 class NamesOfRanks:
-    """Moves the values of names in and out, in one world; a `Belongings`."""
+    """Moves the values of names in and out, in one world; a `Belongings`.
+
+    Almost no program changes one of them, so those that may be equal on all ranks are compared,
+    and put in their places only where two ranks differ.
+    """
 
     def __init__(self) -> None:
         self._places: list[_Place] = []
-        self._present: list[Any] = []
-        self._cells: list[tuple[Any, str]] = []
-        self._is_moved = False
+        self._firsts: list[Callable[[], Any]] = []
+        self._own = _Cells()
+        self._alike = _Cells()
+        self._first = self._present = self._alike.read()
+        self._is_comparable = True
+        self._modules = 0
 
     def follow(self, module: str, world: SimulatedWorld) -> Callable[[], None]:
         """Follow the import of a module that has such names; returns what undoes it."""
-        self._add(module)
-        if self._is_moved:
+        added = []
+        for path in NAMES[module]:
+            place = _found(module, path)
+            if place is None:
+                continue  # another version of the library has not got it
+            self._places.append(place)
+            first = _FIRST.get(path, partial(copy.copy, place.home))
+            if path in _FIRST or first() is not place.home:
+                self._own.add(place)
+                self._firsts.append(first)
+                setattr(place.owner, place.name, first())
+            else:
+                self._alike.add(place)
+                added.append(place.home)
+        self._first = (*self._first[:-1], *added, None)
+        self._present = (*self._present[:-1], *added, None)
+        self._modules += 1
+        if self._modules > 1:
             return _nothing
-        self._is_moved = True
         world.belongings.add(self)
         return self.close
 
-    def _add(self, module: str) -> None:
-        for path in NAMES[module]:
-            *owners, name = path.split(".")
-            owner: Any = sys.modules[module]
-            if owners and owners[0] == "torch":
-                owner = sys.modules[owners.pop(0)]
-            for each in owners:
-                owner = getattr(owner, each, None)
-            if name not in getattr(owner, "__dict__", ()):
-                continue  # another version of the library has not got it
-            home = vars(owner)[name]
-            first = _FIRST.get(path, partial(copy.copy, home))
-            self._places.append(_Place(owner, name, home, first))
-            self._present.append(home)
-            self._cells.append((vars(owner), name))
-            self._put(len(self._places) - 1, first())
-
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its values, or what all begin with."""
-        mine: list[Any] = rank.belongings.setdefault(_KEY, [])
-        if len(mine) < len(self._places):  # a module has been imported since
-            mine += [place.first() for place in self._places[len(mine) :]]
-        present = self._present
-        if mine is present:
-            return
-        # Only where it differs: what is found for a class is cached until one of its names is set.
-        for index, value in enumerate(mine):
-            if value is not present[index]:  # which is the list of another rank: it stays as it is
-                place = self._places[index]
-                setattr(place.owner, place.name, value)
-        self._present = mine
+        mine: _Mine | None = rank.belongings.get(_KEY)
+        if mine is None or mine.modules != self._modules:
+            mine = self._extended(rank)
+        self._own.write(mine.own)
+        if mine.alike is not self._present:
+            if not self._is_comparable or mine.alike != self._present:
+                self._alike.write(mine.alike)
+            self._present = mine.alike
+
+    def _extended(self, rank: Rank) -> _Mine:
+        """The values of a rank, with those of modules that have been imported since."""
+        mine: _Mine = rank.belongings.setdefault(_KEY, _Mine())
+        own, alike = mine.own[:-1], mine.alike[:-1]
+        mine.own = (*own, *[first() for first in self._firsts[len(own) :]], None)
+        whole = alike + self._first[len(alike) :]
+        mine.alike = self._first if whole == self._first else whole
+        mine.modules = self._modules
+        return mine
 
     def move_out(self, rank: Rank) -> None:
         """Keep them."""
-        self._present = rank.belongings[_KEY] = [values[name] for values, name in self._cells]
+        mine: _Mine = rank.belongings[_KEY]
+        mine.own, alike = self._own.read(), self._alike.read()
+        if not self._is_comparable or alike != self._present:
+            self._is_comparable &= all(map(_is_itself_alone, alike))
+            mine.alike = self._present = alike
 
     def close(self) -> None:
         """Give the process its own back."""
         for place in self._places:
             setattr(place.owner, place.name, place.home)
 
-    def _put(self, index: int, value: Any) -> None:
-        place = self._places[index]
-        setattr(place.owner, place.name, value)
-        self._present[index] = value
+
+def _found(module: str, path: str) -> _Place | None:
+    *owners, name = path.split(".")
+    owner: Any = sys.modules[module]
+    if owners and owners[0] == "torch":
+        owner = sys.modules[owners.pop(0)]
+    for each in owners:
+        owner = getattr(owner, each, None)
+    values = getattr(owner, "__dict__", {})
+    return _Place(owner, name, values[name]) if name in values else None
+
+
+def _is_itself_alone(value: Any) -> bool:
+    """Whether a value that equals it may stand in its place: not so for two dictionaries."""
+    if isinstance(value, tuple):
+        return all(map(_is_itself_alone, value))
+    compare: object = type(value).__eq__
+    return compare is object.__eq__ or isinstance(value, bool | int | float | str)
 
 
 def _nothing() -> None:

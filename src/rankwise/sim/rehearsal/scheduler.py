@@ -279,6 +279,7 @@ class Rank:
             has last gone on after a look.
         handlers: its signal handlers, by number.
         signals_handled: how many of its signals they have been called for.
+        has_signals: whether `take_signals` may have anything to do.
         blocked: the signals that it blocks.
         wakeup_fd: where the number of each signal with a handler is written; -1 for nowhere.
         belongings: what `Belongings` keep for it, by keeper.
@@ -293,6 +294,7 @@ class Rank:
         self.exit_code: int | None = None
         self.handlers: dict[int, Any] = {}
         self.signals_handled = 0
+        self.has_signals = False
         self.blocked: frozenset[int] = frozenset()
         self.wakeup_fd = -1
         self.belongings: dict[object, Any] = {}
@@ -326,18 +328,13 @@ class Rank:
         return self.exit_code is not None
 
     @property
-    def has_signals(self) -> bool:
-        """Whether `take_signals` has anything to do."""
-        return bool(self._signals) or self._fate is not None
-
-    @property
     def is_to_end(self) -> bool:
         """Whether it is being unwound, so that its errors are not reported."""
         return self._fate is not None
 
     def end(self, code: int) -> None:
         """End this rank, which is the one that runs; does not return."""
-        self._fate = code
+        self._fate, self.has_signals = code, True
         raise RankEnded(code)
 
     def signal(self, number: int) -> None:
@@ -347,6 +344,7 @@ class Rank:
         if number == SIGKILL:
             self._fate = -SIGKILL
         self._signals.append(number)
+        self.has_signals = True
         if (
             self.wakeup_fd >= 0
             and number not in self.blocked
@@ -366,6 +364,16 @@ class Rank:
         Raises:
             RankEnded: one of them, or somebody, has ended it.
         """
+        self.has_signals = False
+        try:
+            self._handle_signals()
+        finally:
+            if self._signals or self._fate is not None:
+                self.has_signals = True
+        if self._fate is not None:
+            raise RankEnded(self._fate)
+
+    def _handle_signals(self) -> None:
         while self._signals and self._fate is None:
             number = self.take_pending(lambda number: number not in self.blocked)
             if number is None:
@@ -375,11 +383,9 @@ class Rank:
             handler = self.handlers.get(number, default)
             if callable(handler):
                 self.signals_handled += 1
-                handler(number, sys._getframe(1))  # noqa: SLF001  # as Python gives it
+                handler(number, sys._getframe(2))  # noqa: SLF001  # as Python gives it
             elif self.is_ended_by(number):
                 self._fate = -number
-        if self._fate is not None:
-            raise RankEnded(self._fate)
 
     def take_pending(self, is_wanted: Callable[[int], bool]) -> int | None:
         """Take the first such signal that waits for this rank; None if there is none."""
@@ -587,8 +593,12 @@ class Scheduler:
         Raises:
             RankEnded: the rank has been ended meanwhile.
         """
-        strand = self._own()
-        self._take_signals(strand)
+        strand = self.holder
+        if strand is None or strand.ident != get_ident():
+            strand = self._own()
+        rank = strand.rank
+        if rank.has_signals or strand is not rank.main:
+            self._take_signals(strand)
         timer = None
         if until is not None and not gate.is_open:
             timer = self.at(until)
@@ -602,7 +612,8 @@ class Scheduler:
                 strand.gate = gate
                 self._hand_over(strand)
                 strand.gate = None
-                self._take_signals(strand)
+                if rank.has_signals or strand is not rank.main:
+                    self._take_signals(strand)
         finally:
             if timer is not None:
                 timer.is_cancelled = True

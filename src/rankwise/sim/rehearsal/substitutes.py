@@ -33,7 +33,7 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 from rankwise.base.units import SECOND
-from rankwise.sim.rehearsal import rank_time, signals
+from rankwise.sim.rehearsal import rank_time, signals, turn_takers
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.rank_time import PICOSECONDS, RankTime
@@ -389,6 +389,7 @@ class Substitutes:
                 finally:
                     self._threads.end(strand)
 
+            turn_takers.begin(self._scheduler)
             with self._scheduler.starting_thread():
                 return start(live, *more, **how)
 

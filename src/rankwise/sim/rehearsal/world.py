@@ -12,12 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Self, TextIO, TypeVar, cast
+from typing import Any, Self, TextIO
 
 from rankwise.base.errors import LocalProtocolError
+from rankwise.sim.rehearsal import turn_takers
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.changes import Changes
 from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
@@ -136,6 +137,7 @@ class SimulatedWorld:
         self._stack.callback(self.belongings.end)
         self.substitutes.install(*self.descriptors.functions)
         self._stack.callback(self.substitutes.uninstall)
+        self._stack.callback(turn_takers.end)
         self._stack.callback(self.descriptors.end)
         if self._conditions.schedule is not None:
             self.scheduler.at_rest = self._match_messages
@@ -267,27 +269,6 @@ _world: SimulatedWorld | None = None
 def running_rank() -> Rank | None:
     """The simulated rank whose thread calls this; None elsewhere."""
     return None if _world is None else _world.substitutes.running()
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def taking_turns(function: _Function) -> _Function:
-    """The same function; a thread that a rank has started takes a turn for it (`Scheduler.turn`).
-
-    So such a thread finds the state of its rank in it, and may wait in it for other ranks.
-    """
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        world = _world
-        # Almost no rank has threads, and this is called several times in each collective.
-        if world is None or not (helpers := world.scheduler.helpers) or get_ident() not in helpers:
-            return function(*args, **kwargs)
-        with world.scheduler.turn():
-            return function(*args, **kwargs)
-
-    return cast("_Function", call)
 
 
 def refuse_threads(call: str) -> None:

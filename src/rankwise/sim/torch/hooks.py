@@ -67,7 +67,6 @@ from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.recording import present_recorder
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
-from rankwise.sim.torch import turns
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
 from rankwise.sim.torch.no_gpus import NoGpu, hide_gpus
 from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
@@ -83,6 +82,7 @@ from rankwise.sim.torch.store import (
     RehearsedStore,
     RehearsedTCPStore,
 )
+from rankwise.sim.torch.turns import take_turns
 
 TESTED = ("2.13",)
 BACKEND = "rankwise"
@@ -109,7 +109,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     stack.callback(_become, c10d._world, original)  # noqa: SLF001  # the same
     replace("_new_process_group_helper", _with_our_backend)
     replace("_process_group_name", _unique_per_rank)
-    stack.callback(turns.install())
+    take_turns()
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
     replace("rendezvous", _rendezvous)
     replace("_get_default_timeout", _of_gloo)

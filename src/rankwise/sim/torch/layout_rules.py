@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rankwise.sim.torch.words import told_shapes
 
+_STRIDED = torch.strided
 Rule = Callable[[Tensor], str]
 """What is wrong with a tensor; nothing if it is empty."""
 
@@ -138,12 +139,20 @@ class LayoutRules:
         self._rules = _GLOO if is_of_gloo else _NCCL if is_of_nccl else {}
         self._error: type[Exception] = RuntimeError if is_of_gloo else ValueError
 
-    def check(self, name: str, load: Any) -> None:
+    def check(self, call: str, load: Any, *, is_root: bool = False) -> None:
         """Refuse the tensors of an operation.
 
         Raises:
             RuntimeError, ValueError: as gloo, and as torch before NCCL.
         """
+        if type(load) is list and len(load) == 1:  # as in almost each operation
+            (tensor,) = load
+            # Then each rule takes it. A sparse tensor is never contiguous.
+            if tensor.layout is _STRIDED and tensor.is_contiguous() and not tensor.requires_grad:
+                return
+        name = call.partition(" ")[0]
+        if is_root and name == "broadcast":
+            name = "broadcast from here"
         rules = self._rules.get(name)
         if rules is None:
             return

@@ -32,6 +32,8 @@ def bytes_in(load: Any) -> int:
 
 def has_no_data(load: Any) -> bool:
     """Whether a load has fake or meta tensors: what is done with them moves nothing."""
+    if type(load) is list and len(load) == 1:  # as most are
+        (load,) = load
     if type(load) is Tensor:
         return bool(load.is_meta)
     if isinstance(load, Tensor):

@@ -17,7 +17,7 @@ from rankwise.base.errors import CollectiveError
 from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
-from rankwise.sim.rehearsal.world import taking_turns
+from rankwise.sim.rehearsal.turn_takers import taking_turns
 from rankwise.sim.torch.arithmetic import (
     OF_COMPLEX,
     PREMUL_SUM,
@@ -43,6 +43,7 @@ from rankwise.sim.torch.loads import (
     joined,
     spread,
     tensors_of,
+    write_all,
     write_reduced,
 )
 from rankwise.sim.torch.named_group import NamedProcessGroup
@@ -108,6 +109,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._meetings = group
         group.compares_sizes = True
         self._count = len(group.ranks)
+        self._rank_in_group = rank
         self._coalescing: list[RehearsedWork] | None = None
         # An operation that torch itself waits for at once, and then forgets, has been waited for.
         self._done = WorkDone(group, [], None)
@@ -430,9 +432,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root: int = 0,
     ) -> RehearsedWork:
         """Come to the next operation, and wait for it if torch would do nothing else with it."""
-        name = call.partition(" ")[0]
-        is_sender = name == "broadcast" and root == self.rank()
-        self._layouts.check("broadcast from here" if is_sender else name, load)
+        self._layouts.check(call, load, is_root=root == self._rank_in_group)
         if (capture := present_capture()) is not None:
             again = partial(self._come, call, alike, load, carry_out, root)
             capture.keep(load)
@@ -533,7 +533,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             RuntimeError: the backend does not reduce so.
         """
         op = torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp
-        number = op_number(op)
+        number = hash(op)  # as `op_number`
         if number == PREMUL_SUM and self._rules.compares_shapes:
             raise RuntimeError(f"Cannot use ReduceOp.PREMUL_SUM with Gloo, in {name}")
         if number not in OF_COMPLEX and any(map(torch.is_complex, tensors)):
@@ -586,9 +586,15 @@ def _delivered(
 def _reduce_for_all(op: Any, group: Group, loads: Loads) -> None:
     """Put the reduction of what all have brought into each one's tensors."""
     tensors = loads[0]
+    is_single = len(tensors) == 1 and not group.has_other_shapes
+    if is_single and all(tensor.is_contiguous() for (tensor,) in loads):  # so it is dense
+        own = [tensor for (tensor,) in loads]
+        result = ring_reduced(own, op).view(own[0].shape)
+        write_all(own, [result] * len(own))
+        return
     if not group.has_other_shapes:
         check_expanded(loads)
-    if len(tensors) > 1 or group.has_other_shapes:
+    if not is_single:
         spread(ring_reduced([joined(load) for load in loads], op), loads)
     elif tensors[0].is_sparse:
         add_sparse([tensor for (tensor,) in loads], op)

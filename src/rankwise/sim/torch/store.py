@@ -17,7 +17,7 @@ from torch.distributed import DistStoreError, QueueEmptyError, Store
 
 from rankwise.base.units import SECOND, Instant
 from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
-from rankwise.sim.rehearsal.world import taking_turns
+from rankwise.sim.rehearsal.turn_takers import taking_turns
 
 SYMMETRIC_MEMORY = "symmetric memory"
 """What a rank has shared, which goes with its groups."""

@@ -12,7 +12,7 @@ from torch.futures import Future
 from rankwise.base.errors import CollectiveTimeout
 from rankwise.base.units import SECOND, Duration
 from rankwise.sim.rehearsal.meetings import Group, Meeting, Post
-from rankwise.sim.rehearsal.world import taking_turns
+from rankwise.sim.rehearsal.turn_takers import taking_turns
 from rankwise.sim.torch.words import told_shapes
 
 if TYPE_CHECKING:
