@@ -1146,7 +1146,7 @@ class Scheduler:
         return True
 
     def _gets_on(self, rank: Rank) -> bool:
-        if self.gets_on is None or self._patience_s is None or self._is_interrupted:
+        if self.gets_on is None or self._patience_s is None or self._is_stopping:
             return False
         return self.gets_on(rank)
 

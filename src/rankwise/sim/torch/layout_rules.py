@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rankwise.sim.torch.words import told_shapes
 
-_STRIDED = torch.strided
 Rule = Callable[[Tensor], str]
 """What is wrong with a tensor; nothing if it is empty."""
 
@@ -145,11 +144,6 @@ class LayoutRules:
         Raises:
             RuntimeError, ValueError: as gloo, and as torch before NCCL.
         """
-        if type(load) is list and len(load) == 1:  # as in almost each operation
-            (tensor,) = load
-            # Then each rule takes it. A sparse tensor is never contiguous.
-            if tensor.layout is _STRIDED and tensor.is_contiguous() and not tensor.requires_grad:
-                return
         name = call.partition(" ")[0]
         if is_root and name == "broadcast":
             name = "broadcast from here"

@@ -75,6 +75,7 @@ _SAYS_NOTHING = ("", "undefined", "default_pg")
 """Descriptions of groups to which nobody has given one."""
 _INTERFACE = ("/distributed_c10d.py", "/c10d_logger.py", "/contextlib.py")
 """Files through which a program calls operations."""
+_STRIDED, _is_contiguous = torch.strided, Tensor.is_contiguous
 _WITHOUT_DATA = "without data"
 """Said of fake and meta tensors, so that ranks which bring others are found."""
 _OF_BARRIER = torch.zeros(1)
@@ -432,12 +433,23 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root: int = 0,
     ) -> RehearsedWork:
         """Come to the next operation, and wait for it if torch would do nothing else with it."""
-        self._layouts.check(call, load, is_root=root == self._rank_in_group)
+        is_usual = load is None
+        if load is alike and len(alike) == 1:  # most operations: so it is written out
+            (tensor,) = alike
+            # Then each rule takes it. A sparse tensor has another layout.
+            is_usual = (
+                type(tensor) is Tensor
+                and tensor.layout is _STRIDED
+                and tensor.is_contiguous()
+                and not (tensor.requires_grad or tensor.is_meta)
+            )
+        if not is_usual:
+            self._layouts.check(call, load, is_root=root == self._rank_in_group)
         if (capture := present_capture()) is not None:
-            again = partial(self._come, call, alike, load, carry_out, root)
+            again = partial(self._come, call, alike, load, carry_out, root, has_data=is_usual)
             capture.keep(load)
             capture.calls.append(lambda: self._wait(*again()))
-        meeting, passages = self._come(call, alike, load, carry_out, root)
+        meeting, passages = self._come(call, alike, load, carry_out, root, has_data=is_usual)
         if getattr(opts, "asyncOp", True) or self._coalescing is not None:
             outputs = alike if outputs is None else outputs
             return self._work(meeting, load, outputs, passages=passages)
@@ -451,8 +463,13 @@ class RehearsedProcessGroup(NamedProcessGroup):
         load: Any,
         carry_out: Callable[[Loads], None],
         root: int = 0,
+        *,
+        has_data: bool = False,
     ) -> tuple[Meeting, Sequence[Timed]]:
-        """Come to the next operation; `alike` must have the same shapes and dtypes everywhere."""
+        """Come to the next operation; `alike` must have the same shapes and dtypes everywhere.
+
+        `has_data` says that the load is known to have, if it has tensors.
+        """
         if len(alike) == 1:
             if alike[0].is_sparse and not call.startswith("all_reduce"):
                 raise NotImplementedError(f"{call.partition(' ')[0]} takes no sparse tensors")
@@ -461,7 +478,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             for tensor in alike:
                 check_dtype(call, tensor.dtype, self._backend_name)
             words = f"{call} of {told_shapes(alike)}" if alike else call
-        if has_no_data(load):  # as torch's own kernels for such tensors
+        if not has_data and has_no_data(load):  # as torch's own kernels for such tensors
             words, carry_out = f"{words} {_WITHOUT_DATA}", _nothing
         computed, clock = partial(plainly, carry_out), self._clock
         if clock is None:
@@ -587,11 +604,12 @@ def _reduce_for_all(op: Any, group: Group, loads: Loads) -> None:
     """Put the reduction of what all have brought into each one's tensors."""
     tensors = loads[0]
     is_single = len(tensors) == 1 and not group.has_other_shapes
-    if is_single and all(tensor.is_contiguous() for (tensor,) in loads):  # so it is dense
-        own = [tensor for (tensor,) in loads]
-        result = ring_reduced(own, op).view(own[0].shape)
-        write_all(own, [result] * len(own))
-        return
+    if is_single:
+        dense = [tensor for (tensor,) in loads]
+        if all(map(_is_contiguous, dense)):  # as usual: no tensor is expanded
+            result = ring_reduced(dense, op).view(dense[0].shape)
+            write_all(dense, [result] * len(dense))
+            return
     if not group.has_other_shapes:
         check_expanded(loads)
     if not is_single:
