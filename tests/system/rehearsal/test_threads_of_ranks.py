@@ -189,6 +189,86 @@ checkpoint.load(found, checkpoint_id="saved")
 print(total[0].item(), found["weight"].tolist(), flush=True)
 """
 
+ORDERS = """
+import threading
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+group, works = dist.new_group(), []
+
+
+def act(group=None):
+    works.append(dist.all_reduce(torch.ones(2), group=group, async_op=True))
+
+
+def act_in_thread():
+    thread = threading.Thread(target=act, args=(group,))
+    thread.start()
+    thread.join()
+
+
+for each in (act, act_in_thread) if dist.get_rank() else (act_in_thread, act):
+    each()
+for work in works:
+    work.wait()
+"""
+
+ENVIRONMENT = """
+import os, subprocess, sys, threading, time
+
+rank = os.environ["RANK"]
+os.environ["MINE"] = rank
+found = []
+
+
+def look():
+    for _ in range(20):
+        time.sleep(0.001)
+        found.extend((os.environ["RANK"], os.environb[b"MINE"].decode(), dict(os.environ)["MINE"]))
+    program = "import os; print(os.environ['RANK'], os.environ['MINE'], end='')"
+    found.extend(subprocess.check_output([sys.executable, "-c", program], text=True).split())
+    reading, writing = os.pipe()
+    if not os.fork():
+        os.write(writing, f"{os.environ['RANK']} {os.environ['MINE']}".encode())
+        os._exit(0)
+    found.extend(os.read(reading, 100).decode().split())
+    os.wait()
+
+
+thread = threading.Thread(target=look)
+thread.start()
+while thread.is_alive():
+    time.sleep(0.01)
+print(set(found) == {rank}, len(found), flush=True)
+"""
+
+STUBBORN = """
+import signal, sys, threading
+from rankwise.sim.rehearsal.scheduler import Gate
+from rankwise.sim.rehearsal.world import present_world, running_rank
+
+state, never = sys.argv[1], Gate()
+
+
+def compute():
+    while True:
+        sum(range(1000))
+
+
+if running_rank().number == 1:
+    thread = threading.Thread(target=compute)
+    thread.start()
+    print("begun", flush=True)
+    if state == "joins it":
+        thread.join()
+    try:
+        present_world().scheduler.wait(never)
+    finally:
+        if state == "cleans up for ever":
+            compute()
+"""
+
 STATES = """
 import os, signal, sys, threading
 from rankwise.sim.rehearsal.scheduler import Gate
@@ -365,6 +445,46 @@ def test_signal_ends_a_run_whatever_threads_of_its_ranks_do(
     assert f"stopped by {number.name}" in finished.stderr
     assert ("[default1]:handled" in finished.lines) == (state == "main handles it")
     assert "killed" not in finished.stderr
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("state", ["joins it", "cleans up for ever", "waits for ranks"])
+def test_thread_that_computes_does_not_put_off_the_end_of_a_stopped_run(
+    state: str, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, STUBBORN)
+
+    options = ("--on=sim", "--nproc-per-node=2", "--shutdown-timeout=1s")
+    with start("run", *options, program, state) as running:
+        running.wait_for("[default1]:begun")
+        running.signal(signal.SIGINT)
+        finished = running.finish()
+
+    assert finished.code == 128 + signal.SIGINT, finished.stderr
+    assert "rank 1 did not end within 1 s: killed" in finished.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_groups_that_threads_use_have_no_order(preloaded: Preloaded, tmp_path: Path) -> None:
+    program = write_program(tmp_path, ORDERS)
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=2", program)
+
+    assert finished.code == 0, finished.stderr
+    assert "order" not in finished.stderr
+
+
+@pytest.mark.system
+def test_thread_of_a_rank_and_its_children_have_the_environment_of_that_rank(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, ENVIRONMENT)
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=3", "--no-prefix", program)
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["True 64"] * 3
 
 
 @pytest.mark.system

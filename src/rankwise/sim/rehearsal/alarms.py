@@ -4,7 +4,7 @@
   while its tensors are used.
 - A message or an operation that is still open at the end was never met by its other side.
 - Groups that have two ranks in common must be used in the same order by both: a backend with a
-  stream per group hangs otherwise, now and then.
+  stream per group hangs otherwise, now and then. Threads of a rank use groups in no order.
 
 Nothing here changes what the ranks do.
 """
@@ -70,6 +70,8 @@ class Alarms:
     def compare_order(self, meeting: "Meeting", rank: int, others: Iterable["Group"]) -> None:
         """A rank comes to an operation: had the others done as much in overlapping groups?"""
         for other in others:
+            if other.is_of_threads or meeting.group.is_of_threads:
+                continue
             count = other.begun_by(rank)
             first, seen = meeting.order.setdefault(other.name, (rank, count))
             if seen != count:

@@ -200,6 +200,18 @@ class ProcessBelongings:
                 modules.pop(name, None)
         self._rank = None
 
+    def environment_of(self, rank: Rank) -> dict[bytes, bytes]:
+        """The variables of a rank that has run, whether it runs now or not."""
+        environment: dict[bytes, bytes] = rank.belongings[self].values[0]
+        return environment
+
+    def settle(self, rank: Rank) -> None:
+        """A child that a thread of this rank has forked finds what the rank has."""
+        if self._rank is not rank:
+            mine: _Mine = rank.belongings[self]
+            _put_own(mine.values)
+            self._change_directory(mine.directory)
+
     def directory_changed(self) -> None:
         """The rank that runs has changed its working directory."""
         self._directory = os.getcwd()  # noqa: PTH109  # the same

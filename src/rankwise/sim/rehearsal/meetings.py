@@ -116,6 +116,8 @@ class Group:
         ranks: the members' numbers in the world, in the order of their ranks in the group.
         compares_sizes: whether tensors of equal size and other shape fit, as in gloo.
         has_other_shapes: whether the operation that is carried out has such tensors.
+        is_of_threads: whether a rank has called an operation in a thread that it has started: such
+            a group and others have no order.
         gives_up: whether operations fail as soon as a member that they lack has ended; otherwise
             the world comes to rest, and the report tells where everybody stands.
     """
@@ -123,6 +125,7 @@ class Group:
     gives_up = False
     compares_sizes = False
     has_other_shapes = False
+    is_of_threads = False
 
     def __init__(
         self,
@@ -179,6 +182,9 @@ class Group:
             meeting.loads[rank] = load
         if call != meeting.call:
             meeting.is_agreed = False
+        scheduler = self._scheduler
+        if scheduler.helpers and scheduler.holder is not scheduler.ranks[rank].main:
+            self.is_of_threads = True
         if self._gone and len(meeting.arrivals) == 1:
             meeting.miss(*next(iter(self._gone.items())))  # which names what has been called
         if len(conditions.groups) > 1 and (overlapping := conditions.overlapping(self, rank)):

@@ -33,7 +33,7 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 from rankwise.base.units import SECOND
-from rankwise.sim.rehearsal import rank_time, signals, turn_takers
+from rankwise.sim.rehearsal import environments, rank_time, signals, turn_takers
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.rank_time import PICOSECONDS, RankTime
@@ -390,6 +390,7 @@ class Substitutes:
                     self._threads.end(strand)
 
             turn_takers.begin(self._scheduler)
+            environments.begin(self._scheduler, self._belongings)
             with self._scheduler.starting_thread():
                 return start(live, *more, **how)
 
@@ -401,7 +402,8 @@ class Substitutes:
 
         def fork_exec(*args: Any) -> int:
             words = list(args)
-            if self.running() is not None and words[_VARIABLES] is None:
+            is_of_rank = self.running() is not None or self.owner() is not None
+            if is_of_rank and words[_VARIABLES] is None:
                 words[_VARIABLES] = [name + b"=" + text for name, text in os.environb.items()]
             rank = self.owner() or self._scheduler.current
             pipes = None if rank is None else self.pipes_for_children(rank.number)

@@ -18,7 +18,7 @@ from threading import get_ident
 from typing import Any, Self, TextIO
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.sim.rehearsal import turn_takers
+from rankwise.sim.rehearsal import environments, turn_takers
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.changes import Changes
 from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
@@ -138,6 +138,7 @@ class SimulatedWorld:
         self.substitutes.install(*self.descriptors.functions)
         self._stack.callback(self.substitutes.uninstall)
         self._stack.callback(turn_takers.end)
+        self._stack.callback(environments.end)
         self._stack.callback(self.descriptors.end)
         if self._conditions.schedule is not None:
             self.scheduler.at_rest = self._match_messages
@@ -332,12 +333,15 @@ def _leave_in_child() -> None:
     """
     if _world is None:
         return
-    rank = _world.scheduler.current
+    rank = rank_of_thread()
+    if rank is not None:
+        _world.belongings.settle(rank)
     if (pipes := vars(_held).pop("pipes", None)) is not None:
         for number, pipe in zip((1, 2), pipes, strict=True):
             if not _world.descriptors.is_own(rank, number):
                 _dup2(pipe, number)
     handlers = {**_world.handlers_before, **({} if rank is None else rank.handlers)}
+    environments.end()
     _world.substitutes.uninstall()
     _world.substitutes.unpin()
     _world.scheduler.holder = None  # what it has of the substitutes is to take it for no rank

@@ -3,8 +3,7 @@
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,8 +12,9 @@ from rankwise.sim.rehearsal import places
 from rankwise.sim.rehearsal.meetings import Group
 from rankwise.sim.rehearsal.modules import is_shared
 from rankwise.sim.rehearsal.places import is_in_import, place_here
+from rankwise.sim.rehearsal.scheduler import Scheduler
 
-NO_SCHEDULER: Any = None
+WITHOUT_RANKS = Scheduler(belongings=SimpleNamespace())  # type: ignore[arg-type]  # not asked
 
 
 def test_a_place_has_the_line_of_its_call() -> None:
@@ -28,7 +28,7 @@ def test_a_place_has_the_line_of_its_call() -> None:
 
 
 def test_ranks_that_call_the_same_on_one_line_are_told_together() -> None:
-    group = Group(NO_SCHEDULER, "default", (0, 1, 2))
+    group = Group(WITHOUT_RANKS, "default", (0, 1, 2))
 
     group.meet(0, "barrier #?", None, print), group.meet(1, "barrier #?", None, print)
     meeting = group.meet(2, "broadcast #?", None, print)
