@@ -92,6 +92,58 @@ with torch.device("meta"):
 assert time.perf_counter() == begun, "an initialisation that is put off takes no time"
 """
 
+FURTHER = """
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed._symmetric_memory as symm_mem
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+dist.init_process_group("gloo")
+rank, group = dist.get_rank(), dist.group.WORLD
+
+
+def coalesced(ones):
+    with dist._coalescing_manager(group):
+        first, second = ones(2), ones(4)
+        dist.all_gather_into_tensor(second, first)
+    return second
+
+
+def results(ones):
+    functions, name = torch.ops._c10d_functional, group.group_name
+    yield functional.all_reduce(ones(4, 2), "sum", group)
+    yield functional.broadcast(ones(4, 2), 0, group)
+    yield functional.all_to_all_single(ones(4, 2), None, None, group)
+    yield functional.permute_tensor(ones(4), [1, 0], group)
+    yield functional.all_reduce_coalesced([ones(4, 2)], "sum", group)[0]
+    yield functions.all_gather_into_tensor(ones(4, 2), 2, name)
+    yield functions.reduce_scatter_tensor(ones(4, 2), "sum", 2, name)
+    yield coalesced(ones)
+    yield torch.ops.symm_mem.fused_all_gather_matmul(ones(4, 2), [ones(2, 4)], 0, name)[1][0]
+
+
+def shapes(ones):
+    return [tuple(each.shape) for each in results(ones)]
+
+
+def refused(call, *args):
+    try:
+        call(*args)
+    except (NotImplementedError, RuntimeError) as error:
+        return str(error).partition(":")[0]
+
+
+real = shapes(torch.ones)
+assert real == shapes(lambda *shape: torch.ones(shape, device="meta"))
+with FakeTensorMode():
+    assert real == shapes(torch.ones)
+    objects = refused(dist.all_gather_object, [None, None], rank)
+    shared = refused(symm_mem.rendezvous, torch.ones(4), group)
+print(real[5:7], objects, shared, sep="; ")
+print(refused(lambda: symm_mem.empty(4, device="meta")))
+"""
+
 MIXED = """
 import torch
 import torch.distributed as dist
@@ -131,3 +183,21 @@ def test_ranks_that_bring_tensors_with_and_without_data_are_told_so(
 
     assert finished.code == 1
     assert "rank 1 called all_reduce #1 (sum) of (4,) float32 without data" in finished.stderr
+
+
+def test_further_collectives_of_fake_tensors_give_the_shapes_of_real_ones_or_are_refused(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, FURTHER)
+
+    finished = preloaded.run(
+        "run", "--on=sim", "--nproc-per-node=2", "--no-prefix", program, cwd=tmp_path
+    )
+
+    assert finished.code == 0, finished.stderr
+    shared = "symm_mem.rendezvous of a fake or meta tensor of shape (4,)"
+    objects = "a collective of objects under FakeTensorMode"
+    assert sorted(finished.lines) == [
+        *[f"[(8, 2), (2, 2)]; {objects}; {shared}"] * 2,
+        *["symm_mem.empty of a fake or meta tensor of shape (4,)"] * 2,
+    ]

@@ -14,6 +14,7 @@ What is touched:
 - `torch.distributed.TCPStore` and `FileStore`: the same for programs that make one themselves; and
   `PrefixStore` around one of those, here and in `distributed_c10d`.
 - `ProcessGroup._register_backend` and its siblings, to make the groups of gloo that are recorded.
+- `distributed_c10d._object_to_tensor`: refuses objects under `FakeTensorMode`.
 - `distributed_c10d._get_default_timeout`: is told that all backends are gloo.
 - `torch.distributed.rpc.init_rpc`: is refused.
 - the functions of `distributed_c10d`: a thread that a rank has started takes a turn in them
@@ -68,6 +69,7 @@ from rankwise.sim.rehearsal.recording import present_recorder
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
+from rankwise.sim.torch.loads import makes_fake_tensors
 from rankwise.sim.torch.no_gpus import NoGpu, hide_gpus
 from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
@@ -113,6 +115,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
     replace("rendezvous", _rendezvous)
     replace("_get_default_timeout", _of_gloo)
+    replace("_object_to_tensor", _refused_with_fakes)
     stack.callback(_forget_meshes)
     replace("__init__", _numbered, DeviceMesh)
     replace("__setstate__", _renumbered, DeviceMesh)
@@ -483,6 +486,21 @@ def _refused_to_ranks(original: Callable[..., None]) -> Callable[..., None]:
         original(*args, **kwargs)
 
     return init_rpc
+
+
+def _refused_with_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_object_to_tensor`: torch would look for the size of an object in a tensor without data."""
+
+    @wraps(original)
+    def object_to_tensor(*args: Any, **kwargs: Any) -> Any:
+        if running_rank() is not None and makes_fake_tensors():
+            raise NotImplementedError(
+                "a collective of objects under FakeTensorMode: objects travel as the numbers of"
+                " tensors, and fake tensors have none; call it outside of the mode"
+            )
+        return original(*args, **kwargs)
+
+    return object_to_tensor
 
 
 def _of_gloo(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

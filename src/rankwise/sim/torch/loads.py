@@ -41,6 +41,12 @@ def has_no_data(load: Any) -> bool:
     return isinstance(load, list | tuple) and any(map(has_no_data, load))
 
 
+def makes_fake_tensors() -> bool:
+    """Whether the calling thread is in a `FakeTensorMode`."""
+    mode = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001  # torch has no public way
+    return torch._C._get_dispatch_mode(mode) is not None  # noqa: SLF001  # the same
+
+
 def tensors_of(load: Any) -> list[Tensor]:
     """All tensors of a load, but for views: a write to another part of their base counts as one."""
     if isinstance(load, Tensor):

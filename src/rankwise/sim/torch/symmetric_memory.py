@@ -32,7 +32,7 @@ from rankwise.base.units import MILLISECOND, Duration, after, format_duration
 from rankwise.sim.rehearsal.scheduler import Gate, Rank
 from rankwise.sim.rehearsal.world import present_world, running_rank
 from rankwise.sim.torch.arithmetic import plainly
-from rankwise.sim.torch.loads import Loads
+from rankwise.sim.torch.loads import Loads, has_no_data, makes_fake_tensors
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
 from rankwise.sim.torch.store import SYMMETRIC_MEMORY
 
@@ -214,6 +214,8 @@ class RehearsedSymmetricMemory(metaclass=_OfRank):
         """Allocate a part."""
         del alloc_id
         mine = handles_of_rank()
+        if torch.device(device).type == "meta" or makes_fake_tensors():
+            raise _without_memory("empty", size)
         if not math.prod(size):
             raise LocalProtocolError(f"symmetric memory of shape {tuple(size)} has no bytes")
         last = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
@@ -398,6 +400,8 @@ class RehearsedSymmetricMemory(metaclass=_OfRank):
 
 def allocation_of(name: str, tensor: Tensor) -> _Allocation:
     """The allocation that a tensor lies in; `name` is the operation that needs it."""
+    if has_no_data(tensor):
+        raise _without_memory(name, tensor.shape)
     found = handles_of_rank().around(tensor)
     if found is None:
         raise LocalProtocolError(
@@ -406,6 +410,15 @@ def allocation_of(name: str, tensor: Tensor) -> _Allocation:
             hint="allocate it with symm_mem.empty",
         )
     return found
+
+
+def _without_memory(name: str, shape: Sequence[int]) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"symm_mem.{name} of a fake or meta tensor of shape {tuple(shape)}: symmetric memory is"
+        " memory that ranks share, and such a tensor has none",
+        hint="give the shapes of results by torch.ops.symm_mem.one_shot_all_reduce or by"
+        " functional collectives, which take such tensors",
+    )
 
 
 def _forget(allocations: dict[int, _Allocation], address: int) -> None:
