@@ -212,6 +212,24 @@ CASES = {
             "program.py:8 in <module>",
         ],
     ),
+    "a tensor that is written in flight through its memory": (
+        TORCH + "def write_view(tensor): tensor.view(2, 1)[0].add_(1)\n"
+        "def write_data(tensor): tensor.data.mul_(3)\n"
+        "def write_numpy(tensor): tensor.numpy()[1] = 7\n"
+        "def write_when_done(tensor):\n    dist.barrier()\n    tensor.numpy()[1] = 7\n"
+        "def flight(tensor, write):\n"
+        "    handle = dist.all_reduce(tensor, async_op=True)\n    write(tensor)\n"
+        "    handle.wait()\n"
+        "for write in (write_view, write_data, write_numpy, write_when_done):\n"
+        "    flight(torch.ones(2), write)\n"
+        "flight(torch.ones(1 << 20)[1:], lambda tensor: tensor.data.add_(1))\n",
+        0,
+        [
+            "warning: rank 0 wrote to a tensor of (2,) float32 while all_reduce #1 (sum) of (2,)",
+            # Four ranks, five writes.
+            "program.py:14 in flight (and 19 more)",
+        ],
+    ),
     "messages that are never met": (
         TORCH + "if rank == 0:\n    dist.isend(torch.ones(2), 1, tag=3)\n"
         "if rank == 1:\n    dist.irecv(torch.ones(2), 0)\n",
@@ -278,6 +296,37 @@ def test_the_report_names_operations_and_lines(
     told += capfd.readouterr().err
     missing = [words for words in wanted if words not in told]
     assert (ended, missing) == (code, []), told
+
+
+LEFT_ALONE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+other = 1 - dist.get_rank()
+tensor, whole = torch.ones(4), torch.zeros(8)
+works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+works.append(dist.all_reduce(whole[:4], async_op=True))
+whole[4:] = 5
+works += [dist.isend(torch.ones(3), other), dist.irecv(torch.ones(3), other)]
+works.append(dist.all_gather([torch.zeros(2), torch.zeros(2)], torch.ones(2), async_op=True))
+works.append(dist.all_reduce(torch.ones(2, dtype=torch.complex64), async_op=True))
+works.append(dist.all_reduce(torch.empty(2, device="meta"), async_op=True))
+works.append(dist.all_reduce(torch.ones(3, 2).T, async_op=True))
+for work in works:
+    work.wait()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_operations_in_flight_on_the_same_memory_are_no_writes_of_the_program(
+    tmp_path: Path,
+) -> None:
+    finished = simulate(LEFT_ALONE, tmp_path, "--nproc-per-node=2")
+
+    assert finished.code == 0, finished.stderr
+    assert "warning" not in finished.stderr
 
 
 REFUSED = """

@@ -47,15 +47,6 @@ def makes_fake_tensors() -> bool:
     return torch._C._get_dispatch_mode(mode) is not None  # noqa: SLF001  # the same
 
 
-def tensors_of(load: Any) -> list[Tensor]:
-    """All tensors of a load, but for views: a write to another part of their base counts as one."""
-    if isinstance(load, Tensor):
-        return [] if load._is_view() or load.is_inference() else [load]  # noqa: SLF001  # no other name
-    if isinstance(load, list | tuple):
-        return [each for part in load for each in tensors_of(part)]
-    return []
-
-
 def in_memory_order(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The same values as they follow each other in memory, if all have them in the same order.
 

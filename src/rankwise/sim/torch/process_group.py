@@ -26,10 +26,10 @@ from rankwise.sim.torch.arithmetic import (
     flat_of,
     op_name,
     op_number,
-    plainly,
     ring_reduced,
 )
 from rankwise.sim.torch.cuda_graphs import present_capture
+from rankwise.sim.torch.in_flight import Watch, carry
 from rankwise.sim.torch.layout_rules import LayoutRules
 from rankwise.sim.torch.loads import (
     Loads,
@@ -42,7 +42,6 @@ from rankwise.sim.torch.loads import (
     in_memory_order,
     joined,
     spread,
-    tensors_of,
     write_all,
     write_reduced,
 )
@@ -480,7 +479,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             words = f"{call} of {told_shapes(alike)}" if alike else call
         if not has_data and has_no_data(load):  # as torch's own kernels for such tensors
             words, carry_out = f"{words} {_WITHOUT_DATA}", _nothing
-        computed, clock = partial(plainly, carry_out), self._clock
+        computed, clock = partial(carry, carry_out), self._clock
         if clock is None:
             return self._meetings.meet(self._number, words, load, computed), ()
         name = call.partition(" ")[0]
@@ -507,11 +506,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
             self._coalescing.append(work)
             return work
         handle = self._meetings.open_handle(self._number, gate, _INTERFACE)
-        tensors = [] if handle is None else tensors_of(load)
+        watch = None if handle is None else Watch(load)
         return RehearsedWork(
-            self._meetings, [gate], outputs, source,
-            handle=handle, tensors=tensors, passages=passages,
-        )  # fmt: skip
+            self._meetings, [gate], outputs, source, handle=handle, watch=watch, passages=passages
+        )
 
     @taking_turns
     def _post(
@@ -590,7 +588,7 @@ def _delivered(
             )
     have_none = has_no_data(sent), has_no_data(received)
     if not any(have_none):
-        plainly(copy_all, received, sent)
+        carry(copy_all, received, sent)
     elif not all(have_none):
         raise CollectiveError(
             f"one end of a message is {_WITHOUT_DATA}:\n  {send.told_with_place()}\n"

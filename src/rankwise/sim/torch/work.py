@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.autograd import Variable
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
@@ -13,7 +12,7 @@ from rankwise.base.errors import CollectiveTimeout
 from rankwise.base.units import SECOND, Duration
 from rankwise.sim.rehearsal.meetings import Group, Meeting, Post
 from rankwise.sim.rehearsal.turn_takers import taking_turns
-from rankwise.sim.torch.words import told_shapes
+from rankwise.sim.torch.in_flight import Watch
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction import Passage, RankClock
@@ -31,7 +30,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         outputs: the tensors that are filled.
         source: tells who has sent, if it is a message.
         handle: of `Group.open_handle`; None where this operation needs no wait of its own.
-        tensors: those that must be left alone until somebody has waited.
+        watch: looks after the tensors that must be left alone until somebody has waited.
         passages: what clocks wait for, on a modelled machine.
     """
 
@@ -43,12 +42,12 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         source: Callable[[], int] | None = None,
         *,
         handle: int | None = None,
-        tensors: Sequence[Tensor] = (),
+        watch: Watch | None = None,
         passages: Sequence[Timed] = (),
     ) -> None:
         super().__init__()
         self._handle = handle
-        self._versions = [(each, _version(each)) for each in tensors]
+        self._watch = watch
         self._group = group
         self._gates = gates
         self._outputs = outputs
@@ -123,9 +122,9 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
     def _close(self) -> None:
         """Somebody waits for it: were its tensors left alone until now?"""
         if self._handle is not None:
-            written = [each for each, version in self._versions if _version(each) != version]
-            self._group.close_handle(self._handle, told_shapes(written[:1]))
-            self._handle, self._versions = None, []
+            written = "" if self._watch is None else self._watch.close()
+            self._group.close_handle(self._handle, written)
+            self._handle = self._watch = None
 
     def source_rank(self) -> int:
         """Which rank of the group a message came from."""
@@ -140,7 +139,3 @@ class WorkDone(RehearsedWork):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:  # noqa: ARG002  # torch's signature
         """Nothing is left to wait for."""
         return True
-
-
-def _version(tensor: Tensor) -> int:
-    return int(tensor._version)  # noqa: SLF001  # the same

@@ -1,0 +1,122 @@
+"""Tensors of operations in flight: were they left alone until the program has waited?
+
+A direct write moves a tensor's version. One through a view of its base, `.data`, `.numpy()` or
+memory that C++ shares does not, so the numbers themselves are compared: from the call to when the
+operation is carried out, and from then to the wait. Of large tensors it is a sample.
+
+A read cannot be seen so.
+"""
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from rankwise.sim.torch.arithmetic import data_of, plainly
+from rankwise.sim.torch.loads import Loads, has_no_data
+from rankwise.sim.torch.words import told_shapes
+
+_WHOLE_BYTES_MAX = 1 << 20
+"""Larger tensors are compared by a sample."""
+_SAMPLE = 1 << 14
+"""How many of their numbers that is."""
+
+
+class Watch:
+    """Looks after the tensors of one operation, as long as the handle of it lives.
+
+    Args:
+        load: what the rank has brought.
+
+    Attributes:
+        storages: the addresses of their memory.
+        written: the shape of one that was written; empty if none was.
+    """
+
+    def __init__(self, load: Any) -> None:
+        self._tensors = [each for each in _tensors_in(load) if _is_readable(each)]
+        self._versions = [(each, _version(each)) for each in self._tensors if _has_version(each)]
+        self.storages = {each.untyped_storage().data_ptr() for each in self._tensors}
+        self.written = ""
+        self._sums = self._present()
+        _open[self] = None
+
+    def look(self) -> None:
+        """Compare the tensors with what they were."""
+        if not self.written:
+            written = [each for each, version in self._versions if _version(each) != version]
+            pairs = zip(self._tensors, self._sums, self._present(), strict=True)
+            written += [each for each, before, now in pairs if before != now]
+            self.written = told_shapes(written[:1])
+
+    def renew(self) -> None:
+        """An operation has been carried out, and may have filled them."""
+        self._sums = self._present()
+
+    def close(self) -> str:
+        """The program has waited; returns the shape of a tensor that it has written before."""
+        self.look()
+        _open.pop(self, None)
+        return self.written
+
+    def _present(self) -> list[int]:
+        sums: list[int] = []
+        plainly(sums.extend, map(_sum_of, self._tensors))
+        return sums
+
+
+_open: WeakKeyDictionary[Watch, None] = WeakKeyDictionary()
+"""Those of all ranks whose operations have not been waited for."""
+
+
+def carry(carry_out: Any, *loads: Any) -> None:
+    """Carry an operation out, and look whether tensors in flight were left alone until now."""
+    watches = _watches_of(loads) if _open else []
+    for watch in watches:
+        watch.look()
+    plainly(carry_out, *loads)
+    for watch in watches:
+        watch.renew()
+
+
+def _watches_of(loads: Loads) -> list[Watch]:
+    tensors = [each for each in _tensors_in(loads) if _is_readable(each)]
+    storages = {each.untyped_storage().data_ptr() for each in tensors}
+    return [each for each in _open if not storages.isdisjoint(each.storages)]
+
+
+def _tensors_in(load: Any) -> Iterable[Tensor]:
+    if isinstance(load, Tensor):
+        yield load
+    elif isinstance(load, list | tuple):
+        for part in load:
+            yield from _tensors_in(part)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not has_no_data(tensor) and not tensor.is_nested
+
+
+def _has_version(tensor: Tensor) -> bool:
+    """Whether a write to another tensor leaves its version alone: not so for views."""
+    return not (tensor._is_view() or tensor.is_inference())  # noqa: SLF001  # no other name
+
+
+def _version(tensor: Tensor) -> int:
+    return int(tensor._version)  # noqa: SLF001  # the same
+
+
+def _sum_of(tensor: Tensor) -> int:
+    """A checksum of its numbers; of a copy, as storage that numpy has seen cannot be resized."""
+    if not tensor.numel() or not tensor.untyped_storage().nbytes():  # its memory has been freed
+        return 0
+    values = data_of(tensor)
+    if tensor.nbytes > _WHOLE_BYTES_MAX:
+        if not values.is_contiguous():
+            return 0
+        values = values.reshape(-1)[:: -(-values.numel() // _SAMPLE)]
+    copied = values.clone(memory_format=torch.contiguous_format).reshape(-1)
+    return zlib.crc32(copied.resolve_conj().resolve_neg().view(torch.uint8).numpy())
