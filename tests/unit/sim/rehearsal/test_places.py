@@ -14,7 +14,7 @@ from rankwise.sim.rehearsal.modules import is_shared
 from rankwise.sim.rehearsal.places import is_in_import, place_here
 from rankwise.sim.rehearsal.scheduler import Scheduler
 
-WITHOUT_RANKS = Scheduler(belongings=SimpleNamespace())  # type: ignore[arg-type]  # not asked
+WITHOUT_RANKS = Scheduler(belongings=SimpleNamespace())  # they are not asked
 
 
 def test_a_place_has_the_line_of_its_call() -> None:
