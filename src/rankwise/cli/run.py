@@ -1,10 +1,6 @@
 """`rankwise run`: starts a gang of workers and ends as they did.
 
-Exit codes: 0 when every worker succeeded; the exit code of the worker that failed first (128 plus
-the signal's number when one killed it); 124 when the gang hung (`--hang-timeout`) or the run took
-too long (`--timeout`); 128 plus the signal's number when a signal ended the run; 2 when the command
-line cannot be used, or the other nodes run another job under that name, in which case nothing was
-started; 75 when the job succeeded on other nodes before there was a seat for this one.
+The exit codes are explained in `exit_codes.py`.
 """
 
 import os
@@ -19,6 +15,11 @@ import click
 from click.core import ParameterSource
 
 from rankwise.base.errors import ConfigError
+from rankwise.cli.exit_codes import (
+    EXIT_CODE_OF_A_LATECOMER,
+    EXIT_CODE_OF_A_TIMEOUT,
+    EXIT_CODE_OF_ANOTHER_JOB,
+)
 from rankwise.cli.main import CONTEXT_SETTINGS, begin_work
 from rankwise.cli.options import OptionWithVariable, complete_file, values_from
 from rankwise.cli.run_options import GROUPS, OPTIONS, REHEARSAL
@@ -37,13 +38,6 @@ if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
     from rankwise.launch.job import Job
     from rankwise.launch.log_layout import LogPlaces
-
-EXIT_CODE_OF_A_TIMEOUT = 124
-"""What `timeout` of the core utilities says of a command that ran out of time."""
-
-EXIT_CODE_OF_ANOTHER_JOB = 2
-EXIT_CODE_OF_A_LATECOMER = 75
-"""EX_TEMPFAIL of sysexits.h: nothing was run here, and a later run may well have a seat."""
 
 STRICT_WORDS = "rankwise.cli.run.words"
 """Where in click's `Context.meta` the words are, in strict spelling."""
