@@ -322,8 +322,7 @@ def _check_words(options: "RunOptions", *, brings_etcd: bool) -> None:
     for option, hint in _DECIDED_HERE.items():
         if option in options.origins:
             raise ConfigError(
-                f"{options.label(option)} is among the options of rankwise run, and the manifest "
-                "gives it itself",
+                f"{options.label(option)} is given after the --, but the manifest sets it itself",
                 hint=hint,
             )
     if brings_etcd and "rdzv_backend" in options.origins and options.rdzv_backend != "etcd":

@@ -38,10 +38,10 @@ _MEANINGLESS = {
     "preload": "simulated ranks share what one of them has imported",
     "numa_binding": "simulated ranks take turns on one core",
     "node_check": "simulated nodes are always fit",
-    "health_port": "it is over before anybody could ask",
+    "health_port": "the run ends before a request could arrive",
     "retry_startup_errors": "simulated ranks always start",
     "keep_children": "what simulated ranks leave running ends with the command",
-    "on_failure": "who simulates is there to read the report",
+    "on_failure": "the report is on this terminal",
     "ray_resources": "it is for --on ray",
 }
 _MACHINE_EXPECTED = "expected --on sim:MACHINE, a preset or a topology file"
@@ -69,7 +69,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     if options.spares < 0:
         raise ConfigError(
             f"{options.label('spares')} is {options.spares}, expected 0 or more",
-            hint="it is how many nodes wait to replace one that is lost",
+            hint="it is the number of nodes in reserve",
         )
     job = job_from(one_node, environ)
     from rankwise.launch.on_sim.leftovers import Leftovers  # noqa: PLC0415  # not for --help

@@ -195,7 +195,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         return exit_code(simulate(options, ctx.meta[STRICT_WORDS], os.environ))
     for option in _options(ctx.command):
         if option.group == REHEARSAL and (given := options.origins.get(str(option.name))):
-            raise ConfigError(f"{given} is about simulated ranks", hint="give --on sim as well")
+            raise ConfigError(f"{given} is for simulated ranks", hint="give --on sim as well")
     if options.on is not None:
         from rankwise.cli.on_ray import run_elsewhere  # noqa: PLC0415  # only there
 

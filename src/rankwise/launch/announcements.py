@@ -91,13 +91,13 @@ def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
     """Say that ranks which were told to stop have not ended yet, and how to wait no longer."""
     name = SIGNAL_NAMES.get(signum, f"signal {signum}")
     who, patience = counted(ranks_left), format_duration(rest)
-    return f"stopping {who} ({name}) for up to {patience}; once more kills them now"
+    return f"stopping {who} ({name}) for up to {patience}; a second signal kills them now"
 
 
 def as_sigterm_line(signum: int, *, begins: bool = True) -> str:
     """Say that a signal of which the user has said nothing stops the run, or finds it stopping."""
     if not begins:
-        return f"{signal_name(signum)}: the run is being stopped already"
+        return f"{signal_name(signum)}: the run is already stopping"
     return f"{signal_name(signum)}: the run is stopped as by SIGTERM"
 
 
@@ -117,7 +117,7 @@ def suspension_line(lease: Duration) -> str:
     """Say what follows when an agent among others stops with its ranks."""
     return (
         "stopping this node's ranks with their agent (Ctrl-Z): after "
-        f"{format_duration(lease)} the other nodes count it as lost, and go on or start again"
+        f"{format_duration(lease)} the other nodes treat it as lost, and continue or restart"
     )
 
 

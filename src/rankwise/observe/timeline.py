@@ -369,15 +369,15 @@ def clocks_in_words(timeline: RunTimeline) -> str:
     error, count = timeline.clock_error, len(timeline.nodes)
     if error is None:
         return (
-            f"the clocks of {count} nodes are aligned by their calendars alone: they share no "
+            f"the clocks of {count} nodes are aligned by wall-clock time alone: they share no "
             "collective in which ranks wait, such as a barrier"
         )
     calls = sum(clock.calls for clock in timeline.clocks)
     bound = max(clock.bound for clock in timeline.clocks)
     return (
-        f"the clocks of {count} nodes agree within {_milliseconds(error)}, by the ends of "
-        f"{calls:,} collectives that they share ({_milliseconds(bound)} at most, by who waited for "
-        "whom)"
+        f"the clocks of {count} nodes agree within {_milliseconds(error)}, measured at the "
+        f"ends of {calls:,} shared collectives (at most {_milliseconds(bound)}, by the order of "
+        "waits)"
     )
 
 

@@ -30,7 +30,7 @@ from rankwise.tui.text import cells, columns_for, head, heading
 
 REST = 9
 """So many times as long as a look takes nothing is asked."""
-NO_LAST_WORDS = "its agent is gone, without a word on how the run ended"
+NO_LAST_WORDS = "its agent has ended, without a report of how the run ended"
 ROWS_MAX = 300
 """To draw a line for the first time takes a millisecond."""
 MARGIN = 3

@@ -117,7 +117,7 @@ exec(open({str(script)!r}).read())
 
     assert "rank 0 is stopped by a signal (SIGSTOP) or a debugger" in done.stderr
     assert "rank 1, innermost call first:" in done.stderr
-    assert "no stack could be had of rank 0" in done.stderr
+    assert "no stack is available of rank 0" in done.stderr
 
 
 HEALTHY = {

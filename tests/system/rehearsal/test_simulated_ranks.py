@@ -483,8 +483,8 @@ def test_ranks_are_started_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "dies_of", "detail"),
     [
-        (["--no-retry=ValueError"], "raise ValueError", "after ValueError no restart helps"),
-        (["--no-retry=7"], "raise SystemExit(7)", "after exit code 7 no restart helps"),
+        (["--no-retry=ValueError"], "raise ValueError", "--no-retry names ValueError"),
+        (["--no-retry=7"], "raise SystemExit(7)", "--no-retry names exit code 7"),
         (["--max-no-progress=2"], "raise ValueError", "2 attempts in a row without progress"),
         (["--max-node-failures=1"], "raise ValueError", "1 failure began on this node"),
     ],

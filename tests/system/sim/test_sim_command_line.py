@@ -298,4 +298,4 @@ def run(torch):
     assert told.returncode == 1
     assert 'kernel "both" (racy.py:7): store of element 0 of buffer' in told.stderr
     assert "races with program (0, 0, 0) of rank 0" in told.stderr
-    assert "--detect-races is about a machine, and --triton alone has none" in nowhere.stderr
+    assert "--detect-races needs a machine, and --triton alone has none" in nowhere.stderr

@@ -331,7 +331,7 @@ def test_without_a_verdict_why_tells_who_gets_on(doings: list[str], told: str) -
     lines = why.render({"verdict": ""}, ranks).splitlines()
 
     assert lines[0] == told
-    assert "    no stack could be had" in lines
+    assert "    no stack is available" in lines
 
 
 def test_why_tells_which_ranks_are_stopped() -> None:
@@ -340,9 +340,9 @@ def test_why_tells_which_ranks_are_stopped() -> None:
 
     assert why.render({"verdict": ""}, ranks).splitlines()[1:] == [
         "rank 0 (pid 7), without progress for at least 1 s, innermost call first:",
-        "    no stack could be had",
+        "    no stack is available",
         "rank 1 (pid 8), without progress for at least 1 s, innermost call first:",
-        "    it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` lets it go on",
+        "    it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` resumes it",
     ]
 
 

@@ -273,7 +273,8 @@ class RoundWait:
             if self._membership.round is not None:
                 why, kind = f"this node has been cut off for {waited}", RefusalKind.STORE
             if self._membership.was_done:
-                why = f"its workers were done, but how the job ended was not heard within {waited}"
+                why = "its workers were done, but the outcome of the job did not arrive"
+                why = f"{why} within {waited}"
         hint = "" if self.store_trouble else "is the store reachable from here?"  # else it says so
         return self._membership.refuse(Refused(kind, f"{why}: {trouble}", hint))
 

@@ -441,7 +441,7 @@ class _WorldTime:
 
 
 class _HasteningAgenda(Agenda):
-    """An agenda whose new entries bring forward when the ranks give the baton back."""
+    """An agenda whose new entries bring forward when the ranks give the run token back."""
 
     def __init__(self, clock: _WorldTime, scheduler: Scheduler) -> None:
         super().__init__(clock)

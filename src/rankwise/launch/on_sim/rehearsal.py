@@ -47,7 +47,7 @@ from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
 from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.announcements import NodesAnnouncements
-from rankwise.launch.on_sim.baton_watch import BatonWatch
+from rankwise.launch.on_sim.run_token_watch import RunTokenWatch
 from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Output, write_all
 from rankwise.launch.on_sim.rank_records import RankRecords
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
 
 _HAND_OVER_S = 0.1
-"""How long a rank that a signal ends has to hand the baton over, before it is given up."""
+"""How long a rank that a signal ends has to hand the run token over, before it is given up."""
 _CONSOLE_PATIENCE_MS = 3_000
 """How long a console that takes nothing is waited for when the run has been stopped."""
 _STOPS_MAX = 2
@@ -247,7 +247,7 @@ class Rehearsal:
         world.scheduler.on_held = self._tell_who_holds
         hang_timeout = self.job.gang.hang_timeout
         patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
-        watch = BatonWatch(patience, self._clock, lambda: output.byte_count)
+        watch = RunTokenWatch(patience, self._clock, lambda: output.byte_count)
         world.scheduler.gets_on = watch.gets_on
         self.places.prepare(0)
         if self.places.root is not None:
@@ -528,7 +528,7 @@ class Rehearsal:
 
 
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:
-    """Whether the rank that has the baton would be ended by a signal, as a process is: at once."""
+    """Whether a signal would end the rank that holds the run token at once, as it ends a process."""
     rank = world.scheduler.current
     return rank is not None and rank.number not in world.steps and rank.is_ended_by(number)
 
