@@ -58,10 +58,10 @@ configuration file.
 Do not set other variables that begin with `RANKWISE_`: rankwise sets them for its own
 [workers](development/architecture.md#what-a-worker-finds).
 
-## Variables of others that are read
+## Variables of other tools
 
 {others}
-## What a rank finds
+## Variables of a rank
 
 {ranks}
 ## Rendezvous
@@ -69,7 +69,7 @@ Do not set other variables that begin with `RANKWISE_`: rankwise sets them for i
 `--rdzv-conf key=value,key=value`. [Stores](stores.md) compares the backends. An unknown key is an
 error that names the nearest known one. Durations are in seconds.
 
-### For nodes that meet, whatever the backend
+### Times, for every backend
 
 {timing}
 ### `etcd` (also `etcd-v2`: both speak version 3)

@@ -34,9 +34,9 @@ _STOPPED = f"it is {BY_SIGNAL}; `kill -CONT` resumes it"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the verdict, then each rank.")
 @ANSWER_TIMEOUT_OPTION
 def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
-    """Explain why RUN makes no progress: the rank that others wait for, and the stack of each rank.
+    """Explain why RUN makes no progress: the missing rank, and the stack of each rank.
 
-    The run goes on. On several nodes, the first line is about all ranks, and names nodes without an
+    The run continues. On several nodes, the first line is about all ranks, and names nodes without an
     answer; the stacks are those of this machine.
 
     RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent.

@@ -133,7 +133,7 @@ def hang_line(hang_timeout: Duration | None, stood: Sequence[Stood], *, has_repo
     """Say that the gang has hung, and what follows.
 
     Args:
-        hang_timeout: for how long nobody has made progress.
+        hang_timeout: the time without progress.
         stood: where the ranks of this node stand.
         has_report: whether that will be told later; on several nodes the root cause may be
             elsewhere.
@@ -141,11 +141,11 @@ def hang_line(hang_timeout: Duration | None, stood: Sequence[Stood], *, has_repo
     silence = "" if hang_timeout is None else f" for {format_duration(hang_timeout)}"
     lines: list[str] = []
     if not any(each.stacks for each in stood):
-        follows = "all ranks are stopped; none of them can show its Python stacks"
+        follows = "all ranks are stopped; no Python stacks are available"
     elif has_report:
-        follows = "all ranks are stopped; then a report tells where they stood"
+        follows = "all ranks are stopped; a report with their stacks follows"
     else:
-        follows = "all ranks are stopped; here is where they stand"
+        follows = "all ranks are stopped; their stacks:"
         lines = lines_of_blocks(blocks_of_ranks(stood))
     return "\n".join([f"no rank has made progress{silence}: {follows}", *lines])
 
@@ -156,7 +156,7 @@ def hang_warning(still: Duration, hang_timeout: Duration, verdict: str) -> str:
     why = f" ({verdict})" if verdict else ""
     return (
         f"no rank has made progress for {format_duration(still)}{why}; the hang timeout ends the "
-        f"run in {format_duration(rest)} if none does"
+        f"run in {format_duration(rest)} unless one makes progress"
     )
 
 

@@ -243,8 +243,8 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
     seen = "" if timeline.seen > 0.995 else f" {100 * timeline.seen:.2g} % of the calls were seen."
     yield (
         f'<p class="note">How long the other ranks waited in {which} for one rank alone, on '
-        "average: as a share of the time since the first call, and in seconds. The last column is the share "
-        "of the calls to which the rank came last; some rank always does. "
+        "average: as a share of the time since the first call, and in seconds. The last column "
+        "is the share of the calls to which the rank came last; some rank always does. "
         f"{_who_is_late(timeline)} The first call of each group is not counted.{seen}</p>"
     )
     yield table([["rank", "of the time", "others waited", "came last in"], *rows])

@@ -61,7 +61,7 @@ def test_where_ranks_hung_is_told_when_they_are_started_again(tmp_path: Path) ->
 
     first, last = done.stderr.split("(restart 1 of 1)")
     assert done.code == 124
-    assert "then a report tells where they stood" in first
+    assert "a report with their stacks follows" in first
     told = last.partition("no rank has made progress for 1.5 s:")[0]
     for text in (told, last.partition("root cause: ")[2]):
         assert text.count("in wait_for_the_others") == 2

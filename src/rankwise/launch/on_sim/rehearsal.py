@@ -47,11 +47,11 @@ from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
 from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.announcements import NodesAnnouncements
-from rankwise.launch.on_sim.run_token_watch import RunTokenWatch
 from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Output, write_all
 from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.ranks import VirtualClock
+from rankwise.launch.on_sim.run_token_watch import RunTokenWatch
 from rankwise.launch.private_places import remove_abandoned
 from rankwise.launch.run_history import RunHistory
 from rankwise.launch.signal_effects import SignalEffect, effects_of
@@ -528,7 +528,7 @@ class Rehearsal:
 
 
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:
-    """Whether a signal would end the rank that holds the run token at once, as it ends a process."""
+    """Whether a signal would end the rank with the run token at once, as it ends a process."""
     rank = world.scheduler.current
     return rank is not None and rank.number not in world.steps and rank.is_ended_by(number)
 
