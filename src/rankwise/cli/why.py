@@ -36,8 +36,8 @@ _STOPPED = f"it is {BY_SIGNAL}; `kill -CONT` resumes it"
 def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
     """Explain why RUN makes no progress: the missing rank, and the stack of each rank.
 
-    The run continues. On several nodes, the first line is about all ranks, and names nodes without an
-    answer; the stacks are those of this machine.
+    The run continues. On several nodes, the first line is about all ranks, and names nodes
+    without an answer; the stacks are those of this machine.
 
     RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent.
     Leave it out if there is one run.
