@@ -241,7 +241,7 @@ def own(job_set: str, objects: tuple[str, ...]) -> None:
         host, port = (os.environ[f"KUBERNETES_SERVICE_{part}"] for part in ("HOST", "PORT"))
     except KeyError as error:
         raise ConfigError(
-            f"{error.args[0]} is not set, so this is no pod of a Kubernetes cluster"
+            f"{error.args[0]} is not set, so this is not a pod of a Kubernetes cluster"
         ) from None
     try:
         api = ApiServer(host, int(port))

@@ -100,9 +100,11 @@ def _verdict(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
         return f"every rank{here} makes progress"
     if getting_on:
         verb = "makes" if len(getting_on) == 1 else "make"
-        return f"{ranks_in_words(getting_on)} {verb} progress, and no call tells who is missing"
+        return (
+            f"{ranks_in_words(getting_on)} {verb} progress, and no call shows which rank is missing"
+        )
     here = " of this machine" if header.get("others") else ""
-    return f"no rank{here} makes progress, and no call tells who is missing"
+    return f"no rank{here} makes progress, and no call shows which rank is missing"
 
 
 def _render_group(group: "Sequence[dict[str, Any]]") -> str:

@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(small_disk: Path, tmp_path
     assert done.lines.count("finished") == 2
     told = [line for line in done.stderr.splitlines() if "No space left on device" in line]
     assert len(told) == 1
-    assert "output that does not fit on this disk is lost, the job goes on" in told[0]
+    assert "output that does not fit on this disk is lost, the job continues" in told[0]
 
 
 def test_a_console_that_goes_away_does_not_end_the_job(tmp_path: Path) -> None:

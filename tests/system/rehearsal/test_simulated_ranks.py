@@ -691,8 +691,8 @@ def test_a_console_that_is_full_is_told_of_once(tmp_path: Path) -> None:
         finished = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=True)
 
     assert finished.stderr == (
-        "rankwise: cannot write to standard output: No space left on device; what ranks print is"
-        " not shown there any more, the run goes on\n"
+        "rankwise: cannot write to standard output: No space left on device; output of ranks is"
+        " no longer shown there, the run continues\n"
     )
 
 

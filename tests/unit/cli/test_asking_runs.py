@@ -318,8 +318,11 @@ def test_why_tells_the_verdict_and_where_each_rank_stands() -> None:
     ("doings", "told"),
     [
         (["computes", "advances"], "every rank makes progress"),
-        (["nothing", "transfers"], "rank 1 makes progress, and no call tells who is missing"),
-        (["nothing", "nothing"], "no rank makes progress, and no call tells who is missing"),
+        (
+            ["nothing", "transfers"],
+            "rank 1 makes progress, and no call shows which rank is missing",
+        ),
+        (["nothing", "nothing"], "no rank makes progress, and no call shows which rank is missing"),
     ],
 )
 def test_without_a_verdict_why_tells_who_gets_on(doings: list[str], told: str) -> None:

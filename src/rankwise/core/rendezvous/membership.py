@@ -298,7 +298,7 @@ class RoundWait:
     def _waiting_for(self, *, is_leading: bool) -> str:
         """On whom this node waits, for people; empty if on nobody."""
         if self._succession.obstacle:
-            return f"whether anybody still leads, since {self._succession.obstacle}"
+            return f"to see whether a leader exists, since {self._succession.obstacle}"
         if self.cut_off_since is not None:
             return f"for the store: {self.store_trouble or 'it has not answered yet'}"
         if self._lead.round_trouble and is_leading:
