@@ -27,6 +27,11 @@ from rankwise.launch.recording import BYTES_MAX, INTERVAL, SAMPLE_INTERVAL
 from rankwise.observe.records import Record
 
 DOCS = Path(__file__).parents[1] / "docs"
+MADE_BY_OTHERS = {
+    "ChipCallable", "CommHandle", "CoreCallable", "JITFunction", "Member", "Orchestrator",
+    "RecordedGraph", "SpawnContext",
+}  # fmt: skip
+"""Classes whose objects users get from another function, such as `build`, `join` or `meet`."""
 PAGES = {
     "rankwise": ("python.md", "recover.md", "howto/pool.md"),
     "rankwise.collectives": ("python.md",),
@@ -36,11 +41,11 @@ PAGES = {
 }
 """Pages that describe names of a module; a name there has its signature here, and no more."""
 MODULES = {
-    "rankwise": "launching functions, the place of a rank, failures",
-    "rankwise.collectives": "for numpy programs, over shared memory or simulated",
-    "rankwise.workers": "trees of chip workers",
-    "rankwise.sim": "the simulated accelerator",
-    "rankwise.sim.triton": "kernels",
+    "rankwise": "Launching functions, the place of a rank, failures.",
+    "rankwise.collectives": "For numpy programs, over shared memory, TCP or simulated.",
+    "rankwise.workers": "Trees of chip workers.",
+    "rankwise.sim": "The simulated accelerator.",
+    "rankwise.sim.triton": "Kernels.",
 }
 INTRODUCTION = """\
 # Public names
@@ -55,8 +60,8 @@ Version {version}:
 - **Not stable**: other modules and attributes, the wording of messages, the layout of log
   directories, journals (the version that wrote one reads it), the contents of stores (all nodes of
   a run need the same version), and times.
-- While the first number of the version is 0, a release may change what is stable. The
-  [changelog](../CHANGELOG.md) says what to do.
+- While the first number of the version is 0, a release may change stable names. The
+  [changelog](../CHANGELOG.md) has the necessary changes.
 - Linux, and CPython 3.11, 3.12 or 3.13.
 """
 HEALTH = """\
@@ -302,17 +307,20 @@ def _section(name: str, what: str) -> str:
     parts = [f"## {name}\n", f"{what}\n"]
     if brief:
         links = ", ".join(f"[{_title(page)}]({page})" for page in pages)
-        parts += [
-            fill(
-                f"Described in {links}: {', '.join(brief)}.",
-                100,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            + "\n"
-        ]
+        signatures = "\n".join(map(_signature, brief))
+        parts += [f"Described in {links}:\n", f"```text\n{signatures}\n```\n"]
     parts += [_table("name", (row for row in rows if row[0] not in brief))]
     return "\n".join(parts)
+
+
+def _signature(cell: str) -> str:
+    return fill(
+        cell.strip("`"),
+        88,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _title(page: str) -> str:
@@ -353,8 +361,17 @@ def _rows(module: Any) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(value: Any) -> str:
-    """The names of a function's parameters, those with a default in brackets."""
-    if not inspect.isfunction(value):
+    """The names of a callable's parameters, those with a default in brackets."""
+    is_made_by_users = (
+        inspect.isclass(value)
+        and inspect.isfunction(vars(value).get("__init__"))
+        and value.__name__ not in MADE_BY_OTHERS
+    )
+    if not inspect.isfunction(value) and (
+        not is_made_by_users
+        or issubclass(value, BaseException)
+        or getattr(value, "_is_protocol", False)
+    ):
         return ""
     words = []
     for each in inspect.signature(value).parameters.values():
