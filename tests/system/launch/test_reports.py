@@ -436,7 +436,7 @@ def test_the_journal_of_an_agent_that_was_killed_gives_a_page(tmp_path: Path) ->
     assert "'/dev/full' cannot be written: No space left on device" in lost.stderr
     assert (trace.exists(), lost.stdout.count("trace: ")) == (True, 1), lost
     text = Page(page).text
-    assert "No end was seen" in text
+    assert "No end was recorded" in text
     assert "ends in the middle of a line: its agent was killed" in text
     assert "all_reduce (mean)" in text
 

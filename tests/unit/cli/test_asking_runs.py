@@ -144,7 +144,7 @@ def test_without_textual_the_command_that_installs_it_is_told(
     assert invoke(["top", run_id]) == 1
 
     assert capsys.readouterr().err == (
-        "rankwise top: error: to be live in a terminal, rankwise top needs textual, which is not "
+        "rankwise top: error: the live view of rankwise top needs textual, which is not "
         "installed (install it: '/some where/python' -m pip install 'rankwise[tui]'; or print it "
         "once: rankwise top --once)\n"
     )
