@@ -249,7 +249,7 @@ def topology(*, machine: str, svg: str | None, yaml: bool, fields: tuple[str, ..
         from yaml import safe_dump  # noqa: PLC0415  # the same
 
         if svg is not None:
-            raise ConfigError("give --svg or --yaml, not both", hint="give one")
+            raise ConfigError("--svg and --yaml exclude each other", hint="give one")
         spec = safe_dump(drawn.spec, sort_keys=False, default_flow_style=None, width=120)
         click.echo(spec, nl=False)
     elif svg is None:
