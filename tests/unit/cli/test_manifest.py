@@ -313,7 +313,7 @@ def test_equal_words_with_a_secret_of_the_users_make_equal_files(
         (["--image", "i", "--no-etcd", "--", "t.py"], "--no-etcd and --rdzv-endpoint go together"),
         (["--image", "i", "--rdzv-endpoint", "e:1", "--", "t.py"], "go together"),
         (["--image", "i", "--", "--nnodes", "2", "t.py"], "give --nodes before the --"),
-        (["--image", "i", "--", "--standalone", "t.py"], "--standalone is among the options"),
+        (["--image", "i", "--", "--standalone", "t.py"], "--standalone is given after the --"),
         (["--image", "i", "--", "--rdzv-backend", "c10d", "t.py"], "brings an etcd"),
         (["--image", "i", "--", "--no-such-option", "t.py"], "no such option"),
         (["--image", "i", "--output", "no/such/folder/file", "--", "t.py"], "cannot be written"),
