@@ -55,15 +55,18 @@ import os, signal, sys, time
 from concurrent.futures import CancelledError
 import rankwise
 
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # several processes share the pipe: one write each
+
 def stay(way):
     if way == "stubborn":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print("begun", flush=True)
+    say("begun")
     try:
         time.sleep(1000)
     finally:
         if way != "stubborn":
-            print("interrupted", flush=True)
+            say("interrupted")
 
 def is_cancelled(future):
     try:
@@ -79,8 +82,8 @@ if __name__ == "__main__":
             queued = [pool.submit(abs, -1) for _ in range(20)]
             futures[0].result()
     except KeyboardInterrupt:
-        print("cancelled", sum(map(is_cancelled, queued)) > 10, flush=True)
-        print("done", all(future.done() for future in futures + queued), flush=True)
+        say(f"cancelled {sum(map(is_cancelled, queued)) > 10}")
+        say(f"done {all(future.done() for future in futures + queued)}")
         raise
 """
 
