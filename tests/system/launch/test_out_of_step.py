@@ -578,7 +578,7 @@ if rank == 0:
     assert done.code == 0, done.stderr
     line = (
         "the ledger of collectives has room for 320 groups of a rank, and does not see what rank 0 "
-        "calls in others, such as g320; a report may blame a rank that only waited for another"
+        "calls in others, such as g319; a report may blame a rank that only waited for another"
     )
     assert done.stderr.count(f"rankwise: {line}\n") == 1
     assert done.stderr.count("ledger") == 1
@@ -736,8 +736,9 @@ def test_every_call_of_a_healthy_program_is_entered_with_its_line(run_program: R
 
     assert done.code == 0, done.stderr
     told = [line.removeprefix("[default0]:") for line in done.lines]
-    assert told[13].startswith("all_gather #12 of "), "the pickles of an object"
-    assert told[:13] == [
+    assert told[14].startswith("all_gather #12 of "), "the pickles of an object"
+    assert told[:14] == [
+        "init_process_group | ",
         "all_reduce #1 (max) of (4096,) float32 | ",
         "broadcast #2 from rank 1 of (4096,) float32 | ",
         "reduce #3 (sum) to rank 0 of (4096,) float32 | ",
@@ -908,6 +909,58 @@ def unknown_torch(folder: Path) -> None:
     (folder / "torch-9.1.dist-info").mkdir()
     about = "Metadata-Version: 2.1\nName: torch\nVersion: 9.1\n"
     (folder / "torch-9.1.dist-info" / "METADATA").write_text(about)
+
+
+INIT = """
+import datetime, os, time, torch.distributed as dist
+if os.environ["RANK"] == "1":
+    MISSES
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=600))
+"""
+
+
+def test_rank_that_ends_without_init_process_group_is_the_root_cause_at_once(
+    tmp_path: Path,
+) -> None:
+    script = write_program(tmp_path, INIT.replace("MISSES", "raise SystemExit"), "train.py")
+
+    done = run("run", "--nproc-per-node=2", script)
+
+    assert done.code == 1
+    assert (
+        "root cause: rank 1 was done without that call, "
+        "while rank 0 waits in init_process_group (train.py:5)\n"
+    ) in done.stderr
+
+
+def test_rank_that_has_not_come_to_init_process_group_is_named_in_a_hang(tmp_path: Path) -> None:
+    script = write_program(tmp_path, INIT.replace("MISSES", "time.sleep(600)"), "train.py")
+
+    done = run("run", "--nproc-per-node=2", "--hang-timeout=4s", script)
+
+    assert done.code == 124
+    assert (
+        "rank 1 has not come to init_process_group (train.py:5), in which rank 0 waits\n"
+    ) in done.stderr
+
+
+OWN_WORLDS = """
+import os, torch.distributed as dist
+rank = int(os.environ["RANK"])
+if rank < 2:
+    here = f"file://{os.getcwd()}/meet"
+    dist.init_process_group("gloo", init_method=here, rank=rank, world_size=2)
+    dist.barrier()
+    print("met", flush=True)
+"""
+
+
+def test_world_of_the_programs_own_making_accuses_no_rank_that_is_not_in_it(tmp_path: Path) -> None:
+    script = write_program(tmp_path, OWN_WORLDS, "train.py")
+
+    done = run("run", "--nproc-per-node=3", script, cwd=tmp_path)
+
+    assert (done.code, done.stdout.count("met")) == (0, 2), done.stderr
 
 
 def test_doctor_tells_of_a_torch_that_the_ledger_does_not_know(tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def departure_in_words(
     book = books[gone[0]]
     last = book.latest(wait.call.group)
     group = book.groups.get(wait.call.group)
-    after = " without a call of that group" if wait.call.group else ""
+    unmade = "that call" if wait.call.number == 1 else "a call of that group"
+    after = f" without {unmade}" if wait.call.group else ""
     if last:
         after = f" after {call_in_words(last, group)}"
     where = call_in_words(wait.call, books[wait.rank].groups.get(wait.call.group))
