@@ -53,7 +53,7 @@ from rankwise.launch.on_sim.output import Output, write_all
 from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.ranks import VirtualClock
 from rankwise.launch.private_places import remove_abandoned
-from rankwise.launch.run_history import RunHistory
+from rankwise.launch.run_history import RunHistory, failure_command_of
 from rankwise.launch.signal_effects import SignalEffect, effects_of
 from rankwise.observe.records import RECORDER
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
@@ -107,6 +107,8 @@ class Rehearsal:
         places: where log files go, by rank.
         results: the result frame of each function rank, by number.
         caught_signal: the signal to this process that has stopped the run, if one did.
+        failure_command: the command that is told of failures, if the job has one; of the end its
+            owner tells it.
 
     Raises:
         ConfigError: this job cannot be simulated.
@@ -148,6 +150,7 @@ class Rehearsal:
                 keeps_log=keeps_log,
             )
         self._has_virtual_clock = has_virtual_clock
+        self.failure_command = failure_command_of(job)
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
         self.results: Mapping[int, bytes] = {}
@@ -257,7 +260,7 @@ class Rehearsal:
         announcements = NodesAnnouncements(
             self.job, plan, self._say, is_alone=self._rendezvous is None
         )
-        history = RunHistory(clock.wall_ns)
+        history = RunHistory(clock.wall_ns, self.failure_command)
 
         def announce(host: str, announcement: Announcement) -> None:
             announcements.tell(host, announcement)
@@ -279,6 +282,8 @@ class Rehearsal:
             describe=lambda failure, host: self._describe(failure, host, records, output),
             announce=announce,
             note_loss=announcements.note_loss,
+            # Of nodes that never change, what is announced tells of failures.
+            note_failures=_ignore if self._rendezvous is None else history.on_failures,
         )
         nodes = SimulatedNodes(
             setting,
@@ -605,6 +610,10 @@ def _follow_fsdp(device: str, _world: SimulatedWorld) -> Callable[[], None]:
 
 def _nothing() -> None:
     """Undo nothing."""
+
+
+def _ignore(_failures: tuple[Failure, ...]) -> None:
+    """Take no note."""
 
 
 def _follow_symmetric_memory(_world: SimulatedWorld) -> Callable[[], None]:
