@@ -60,7 +60,7 @@ from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.recorded_books import recorded_book, with_library_numbers
 from rankwise.drivers.real.report_pipe import Recorded
-from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
+from rankwise.drivers.real.worker.call_ring import INIT_KEY, SWITCH_VARIABLE
 from rankwise.launch.lateness_watch import LatenessWatch, OnCppCalls
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.recorder_questions import RecorderQuestions
@@ -132,6 +132,8 @@ class CallWatch:
         self._told = ""
         self._stuck: set[int] = set()
         self._doubts_from, self._doubt_pause = clock.now(), INTERVAL
+        self._is_doubting = False
+        """Whether an answer is awaited: if the run ends before, the ranks' last words are it."""
         self._asked_at: Instant | None = None
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
@@ -148,7 +150,7 @@ class CallWatch:
         self._standing, self._stuck = {}, set()
         self._doubts_from, self._doubt_pause = self._clock.now(), INTERVAL
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
-        self._has_held, self._of_a_part = False, None
+        self._has_held, self._of_a_part, self._is_doubting = False, None, False
         self.lateness.begin()
         if not is_looking:
             self._look_later()
@@ -299,7 +301,7 @@ class CallWatch:
             return False
         if exit_status.ok and all(link.is_over for link in self._host.links.values()):
             self.lateness.see_arrivals()
-            if self.lateness.differ:
+            if self.lateness.differ or self._is_doubting:
                 self._judge_past()  # by what the ranks have told at their ends
         if not exit_status.ok and self._is_stuck_in_section(local_rank):
             is_open = partial(self._judge_section, local_rank)
@@ -424,7 +426,8 @@ class CallWatch:
         standing = {
             rank: begun
             for rank, begun in self._stood.items()
-            if self.lateness.readers[rank].is_standing
+            # While ranks start, some wait for others on every healthy node.
+            if self.lateness.readers[rank].standing_in not in (None, INIT_KEY)
         }
         # What C++ calls is in no book.
         if not standing and between(self._still_since, self._clock.now()) >= self._quiet:
@@ -506,13 +509,14 @@ class CallWatch:
         """Ask what a call was that ranks seem to differ in, and less often if they agreed."""
         now = self._clock.now()
         if self.lateness.differ and not self._is_holding and now >= self._doubts_from:
-            self.lateness.differ = False
+            self.lateness.differ, self._is_doubting = False, True
             self._doubts_from = after(now, self._doubt_pause)
             self._doubt_pause = min(Duration(2 * self._doubt_pause), SAMPLE_PAUSE)
             self._questions.ask(self._judge_past)
 
     def _judge_past(self) -> None:
         """Accuse who has called something else in a call that was carried out all the same."""
+        self._is_doubting = False
         blame = None if self._is_holding else find_past_disagreement(self._books())
         if blame is not None:
             self._accuse(blame)

@@ -29,6 +29,7 @@ from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import cpu_wait_of
 from rankwise.drivers.real.recorded_books import begun_by_cpp, groups_of
 from rankwise.drivers.real.report_pipe import Recorded
+from rankwise.drivers.real.worker.call_ring import INIT_KEY
 from rankwise.launch.planning import JobPlanner
 from rankwise.ports.clock import Clock
 
@@ -131,7 +132,8 @@ class LatenessWatch:
         before, self._matches = self._matches, {}
         for rank, reader in zip(self._lateness.ranks, self.readers.values(), strict=True):
             arrivals = reader.read(most)
-            self._note_first(arrivals)
+            # To meet is no work yet: a rank may be in it long before the others are imported.
+            self._note_first(each for each in arrivals if each.group != INIT_KEY)
             self._lateness.see(rank, reader.groups, arrivals)
             for call, match in reader.matches.items():
                 others = before.get(call, match)

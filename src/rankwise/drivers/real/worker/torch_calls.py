@@ -353,7 +353,7 @@ class _Groups:
         if self._init_of[0] is not ring:
             size = int(os.environ["WORLD_SIZE"])
             # One group for all its calls: whoever was begun anew has not destroyed any before.
-            self._init_of = ring, ring.add_group("torch init", "", size, range(size))
+            self._init_of = ring, ring.add_group(self.ring_module.INIT_KEY, "", size, range(size))
         group = self._init_of[1]
         if group is None:
             return None
