@@ -42,6 +42,7 @@ from rankwise.base.root_cause import may_be_of_others, tells_of_time
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
+    INIT_GROUP,
     Blame,
     Book,
     Fate,
@@ -60,7 +61,7 @@ from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.recorded_books import recorded_book, with_library_numbers
 from rankwise.drivers.real.report_pipe import Recorded
-from rankwise.drivers.real.worker.call_ring import INIT_KEY, SWITCH_VARIABLE
+from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.lateness_watch import LatenessWatch, OnCppCalls
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.recorder_questions import RecorderQuestions
@@ -427,7 +428,7 @@ class CallWatch:
             rank: begun
             for rank, begun in self._stood.items()
             # While ranks start, some wait for others on every healthy node.
-            if self.lateness.readers[rank].standing_in not in (None, INIT_KEY)
+            if self.lateness.readers[rank].standing_in not in (None, INIT_GROUP)
         }
         # What C++ calls is in no book.
         if not standing and between(self._still_since, self._clock.now()) >= self._quiet:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.units import ZERO, Duration, Instant, between
 from rankwise.core.ledger import (
     CALLS_MAX,
+    INIT_GROUP,
     Arrival,
     Begun,
     Delay,
@@ -29,7 +30,6 @@ from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import cpu_wait_of
 from rankwise.drivers.real.recorded_books import begun_by_cpp, groups_of
 from rankwise.drivers.real.report_pipe import Recorded
-from rankwise.drivers.real.worker.call_ring import INIT_KEY
 from rankwise.launch.planning import JobPlanner
 from rankwise.ports.clock import Clock
 
@@ -133,7 +133,7 @@ class LatenessWatch:
         for rank, reader in zip(self._lateness.ranks, self.readers.values(), strict=True):
             arrivals = reader.read(most)
             # To meet is no work yet: a rank may be in it long before the others are imported.
-            self._note_first(each for each in arrivals if each.group != INIT_KEY)
+            self._note_first(each for each in arrivals if each.group != INIT_GROUP)
             self._lateness.see(rank, reader.groups, arrivals)
             for call, match in reader.matches.items():
                 others = before.get(call, match)

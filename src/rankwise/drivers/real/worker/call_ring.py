@@ -47,7 +47,7 @@ HEAD_BYTES = 64
 GROUPS_MAX = 320
 GROUP_HEAD = struct.Struct("=QQ")
 INIT_KEY = "torch init"
-"""The group that all ranks of the world are in while they make the first one."""
+"""The group of all ranks while they make the first one: `rankwise.core.ledger.INIT_GROUP`."""
 GROUP_KEY_BYTES, GROUP_LABEL_BYTES, MEMBERS_BYTES = 64, 64, 512
 GROUP_BYTES = GROUP_HEAD.size + GROUP_KEY_BYTES + GROUP_LABEL_BYTES + MEMBERS_BYTES
 RING_AT = HEAD_BYTES + GROUPS_MAX * GROUP_BYTES
