@@ -95,20 +95,22 @@ class HangWatch:
         return self._watch.last_progress
 
     def tell_pollers(self) -> str:
-        """Which ranks poll while others do not even wake up; empty unless there are both."""
+        """Which ranks poll while others do not wake up; empty unless there are both.
+
+        It accuses no rank: one that does not wake up sleeps, or waits for anything.
+        """
         doing = {
             self._planner.ranks.rank(local_rank): known.doing
             for local_rank, known in self._watch.ranks.items()
             if local_rank != _SERVER
         }
-        polling = [rank for rank, it in doing.items() if it is Doing.POLLS]
-        sleeping = [rank for rank, it in doing.items() if it is Doing.NOTHING]
-        if not polling or not sleeping:
+        polling = [rank for rank, did in doing.items() if did is Doing.POLLS]
+        still = [rank for rank, did in doing.items() if did is Doing.NOTHING]
+        if not polling or not still:
             return ""
+        wake = "does not wake up" if len(still) == 1 else "do not wake up"
         poll = "polls" if len(polling) == 1 else "poll"
-        sleep = "sleeps" if len(sleeping) == 1 else "sleep"
-        pollers, sleepers = ranks_in_words(polling), ranks_in_words(sleeping)
-        return f"{pollers} {poll} and may wait for {sleepers}, which {sleep}"
+        return f"{ranks_in_words(still)} {wake}, while {ranks_in_words(polling)} {poll}"
 
     def answer(self, reply: "Reply") -> None:
         """Tell what each rank does, in a moment: it takes two looks, on all nodes.

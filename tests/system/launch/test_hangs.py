@@ -376,7 +376,7 @@ time.sleep(1.8)
     assert "no rank has made progress" not in done.stderr
 
 
-def test_rank_that_sleeps_is_named_where_another_polls(tmp_path: Path) -> None:
+def test_rank_that_does_not_wake_up_is_named_where_another_polls(tmp_path: Path) -> None:
     program = """
 import os, time
 if os.environ["RANK"] == "1":
@@ -391,5 +391,5 @@ while True:
     assert done.code == 124
     assert (
         "root cause: the gang hung: no progress for 1.5 s; "
-        "rank 0 polls and may wait for rank 1, which sleeps\n"
+        "rank 1 does not wake up, while rank 0 polls\n"
     ) in done.stderr

@@ -58,11 +58,13 @@ import rankwise
 def say(line):
     os.write(1, f"{line}\\n".encode())  # several processes share the pipe: one write each
 
-def stay(way):
+def stay(way, fifo):
     if way == "stubborn":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    say("begun")
+    with open(fifo, "w") as begun:
+        begun.write("x")
     try:
+        say("begun")
         time.sleep(1000)
     finally:
         if way != "stubborn":
@@ -76,10 +78,14 @@ def is_cancelled(future):
     return False
 
 if __name__ == "__main__":
+    fifo = __file__ + ".begun"
+    os.mkfifo(fifo)
     try:
-        with rankwise.Pool(2) as pool:
-            futures = [pool.submit(stay, sys.argv[1]) for _ in range(2)]
+        with rankwise.Pool(2) as pool, open(fifo, "r+b", buffering=0) as begun:
+            futures = [pool.submit(stay, sys.argv[1], fifo) for _ in range(2)]
+            assert begun.read(1) + begun.read(1) == b"xx"  # else one worker may run all others before the second
             queued = [pool.submit(abs, -1) for _ in range(20)]
+            say("queued")
             futures[0].result()
     except KeyboardInterrupt:
         say(f"cancelled {sum(map(is_cancelled, queued)) > 10}")
@@ -90,20 +96,20 @@ if __name__ == "__main__":
 
 def test_ctrl_c_interrupts_tasks_and_cancels_the_others(tmp_path: Path) -> None:
     with start_program(LONG, tmp_path, "gentle") as program:
-        program.wait_for("begun\n", count=2)
+        program.wait_for("queued\n")
         program.signal_group(signal.SIGINT)
         done = program.finish(WITHIN_S)
 
     assert done.code == -signal.SIGINT
     assert sorted(done.lines) == sorted(
-        ["begun", "begun", "interrupted", "interrupted", "cancelled True", "done True"]
+        ["begun", "begun", "queued", "interrupted", "interrupted", "cancelled True", "done True"]
     )
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
     with start_program(LONG, tmp_path, "stubborn") as program:
-        program.wait_for("begun\n", count=2)
+        program.wait_for("queued\n")
         program.signal_group(signal.SIGINT)
         program.signal_group(signal.SIGINT)
         done = program.finish(WITHIN_S)
@@ -114,7 +120,7 @@ def test_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_the_caller(tmp_path: Path, signum: signal.Signals) -> None:
     with start_program(LONG, tmp_path, "stubborn") as program:
-        program.wait_for("begun\n", count=2)
+        program.wait_for("queued\n")
         program.signal(signum)
         # The workers hold its output open, and the test's own end looks for processes.
         assert program.finish(WITHIN_S).code == -signum

@@ -54,7 +54,6 @@ from rankwise.core.pool.vocabulary import (
     TaskSubmitted,
     TaskWithdrawn,
     WorkerEnded,
-    WorkerInterrupted,
     WorkerReady,
 )
 
@@ -177,10 +176,6 @@ class PoolMachine:
                 self._end_unsent(task, TaskEnd.CANCELLED, effects)
             case TaskWithdrawn(worker=worker, task=task):
                 self._on_answered(worker, task, TaskEnd.CANCELLED, effects)
-            case WorkerInterrupted():
-                # A terminal signals workers and their caller at once. The caller may be the last to
-                # notice: tasks that are queued until then must not begin.
-                self._cancel_unsent(effects)
             case WorkerReady(worker=number):
                 self._on_ready(number, effects)
             case PoolWorkerRefused(worker=number, reason=reason):

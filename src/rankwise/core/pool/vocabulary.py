@@ -95,12 +95,6 @@ class TaskAnswered(msgspec.Struct, frozen=True, gc=False, tag=True):
     took: int = 0
 
 
-class WorkerInterrupted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Ctrl-C has reached a worker: its task, if it ran one, ends with KeyboardInterrupt."""
-
-    worker: int
-
-
 class WorkerReady(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A worker can take tasks."""
 
@@ -159,7 +153,6 @@ PoolStimulus = (
     | TaskCancelled
     | TaskWithdrawn
     | TaskAnswered
-    | WorkerInterrupted
     | WorkerReady
     | PoolWorkerRefused
     | WorkerEnded

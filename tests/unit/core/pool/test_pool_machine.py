@@ -32,7 +32,6 @@ from rankwise.core.pool.vocabulary import (
     TaskSubmitted,
     TaskWithdrawn,
     WorkerEnded,
-    WorkerInterrupted,
     WorkerReady,
 )
 
@@ -270,20 +269,6 @@ def test_stop_interrupts_what_runs_cancels_the_rest_and_kills_after_the_grace() 
         EndTask(1, TaskEnd.DIED, "killed", 1),
         ReleasePool(),
     ]
-
-
-def test_interrupt_of_a_worker_cancels_what_is_queued_and_the_pool_stays_open() -> None:
-    machine = pool_of(1)
-    fed(machine, *map(TaskSubmitted, (1, 2, 3)), TaskSubmitted(4, needs=1))
-
-    effects = fed(machine, WorkerInterrupted(1), TaskAnswered(1, 1, LONG))
-
-    assert effects == [
-        EndTask(3, TaskEnd.CANCELLED),
-        EndTask(4, TaskEnd.CANCELLED),
-        EndTask(1, TaskEnd.ANSWERED),
-    ]
-    assert fed(machine, TaskSubmitted(5)) == [SendTask(1, 5)]
 
 
 def test_task_that_could_not_be_sent_ends_and_the_worker_goes_on() -> None:

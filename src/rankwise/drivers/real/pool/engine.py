@@ -70,7 +70,6 @@ from rankwise.core.pool.vocabulary import (
     TaskSubmitted,
     TaskWithdrawn,
     WorkerEnded,
-    WorkerInterrupted,
     WorkerReady,
 )
 from rankwise.drivers.feed import Door
@@ -693,9 +692,6 @@ class Engine:
         """Note what a worker has sent."""
         if message.kind == Kind.READY:
             self._inbox.append(WorkerReady(link.number))
-            return
-        if message.kind == Kind.INTERRUPTED:
-            self._inbox.append(WorkerInterrupted(link.number))
             return
         if message.kind == Kind.INITIALIZER_FAILED:
             _, text, line = pickle.loads(message.body)  # noqa: S301  # of a worker of ours

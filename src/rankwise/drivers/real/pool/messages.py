@@ -59,8 +59,6 @@ class Kind:
     VALUE = 4
     ERROR = 5
     INITIALIZER_FAILED = 6
-    INTERRUPTED = 7
-    """Ctrl-C has reached the worker; the answer of its task follows, if it ran one."""
 
 
 class Message(NamedTuple):

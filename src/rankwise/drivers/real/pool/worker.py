@@ -46,10 +46,8 @@ def serve(initializer: bytes, sources: dict[str, Any], *, is_writable: bool) -> 
         _add_sources(sources)
         worker = _Worker(ours, Receiver(is_writable=is_writable))
         if worker.initialize(initializer):
-            try:
+            with suppress(KeyboardInterrupt):
                 worker.serve()
-            except KeyboardInterrupt:
-                worker.tell_interrupt()
 
 
 class _Worker:
@@ -69,11 +67,6 @@ class _Worker:
         Packed(Kind.READY, os.getpid(), b"").send(self._socket)
         return True
 
-    def tell_interrupt(self) -> None:
-        """Tell the pool that Ctrl-C has come here; it may have ended already."""
-        with suppress(OSError):
-            Packed(Kind.INTERRUPTED, 0, b"").send(self._socket)
-
     def serve(self) -> None:
         receive, ours = self._receiver.receive, self._socket
         while (message := receive(ours)) is not None:
@@ -87,8 +80,6 @@ class _Worker:
                     value = function(*arguments, **keywords)
                     function = arguments = keywords = None
             except BaseException as error:  # noqa: BLE001  # the caller gets whatever it is
-                if isinstance(error, KeyboardInterrupt):
-                    self.tell_interrupt()
                 self._send_error(Kind.ERROR, task, error, _now() - began)
                 message = function = arguments = keywords = None
                 continue
@@ -121,8 +112,6 @@ class _Worker:
             try:
                 values.append(function(*item))
             except BaseException as error:  # noqa: BLE001  # the caller gets whatever it is
-                if isinstance(error, KeyboardInterrupt):
-                    self.tell_interrupt()
                 return values, _packed_error(error)
         return values, None
 

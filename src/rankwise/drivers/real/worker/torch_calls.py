@@ -348,11 +348,17 @@ class _Groups:
             ring.end(entry, stage)
 
     def _begin_init(self, ring: "Any") -> "int | None":
-        if int(os.environ["RANK"]) != ring.rank:
+        environment = os.environ
+        # A program may have set them for a world of its own. Others are in that, or nobody else.
+        if (
+            int(environment["RANK"]) != ring.rank
+            or environment["WORLD_SIZE"] != environment["ROLE_WORLD_SIZE"]
+        ):
             return None
         if self._init_of[0] is not ring:
-            size = int(os.environ["WORLD_SIZE"])
-            # One group for all its calls: whoever was begun anew has not destroyed any before.
+            size = int(environment["WORLD_SIZE"])
+            # One group for all calls of this world, also after groups were destroyed: a rank that
+            # recovers has destroyed some, and one that was begun anew has not.
             self._init_of = ring, ring.add_group(self.ring_module.INIT_KEY, "", size, range(size))
         group = self._init_of[1]
         if group is None:
