@@ -83,7 +83,8 @@ if __name__ == "__main__":
     try:
         with rankwise.Pool(2) as pool, open(fifo, "r+b", buffering=0) as begun:
             futures = [pool.submit(stay, sys.argv[1], fifo) for _ in range(2)]
-            assert begun.read(1) + begun.read(1) == b"xx"  # else one worker may run all others before the second
+            # Else one worker may run all others before the second of these begins.
+            assert begun.read(1) + begun.read(1) == b"xx"
             queued = [pool.submit(abs, -1) for _ in range(20)]
             say("queued")
             futures[0].result()
