@@ -17,6 +17,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.cli.nodes import NodeCounts, node_counts, parse_settings
 from rankwise.cli.run_job import job_from
+from rankwise.drivers.real.early_signals import leave_alone
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
@@ -71,6 +72,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
             hint="it is how many nodes wait to replace one that is lost",
         )
     job = job_from(one_node, environ)
+    leave_alone(job.signals)
     from rankwise.launch.on_sim.leftovers import Leftovers  # noqa: PLC0415  # not for --help
     from rankwise.launch.thread_limit import thread_environment  # noqa: PLC0415  # the same
 

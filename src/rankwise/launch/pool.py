@@ -173,7 +173,7 @@ class Pool(Executor):
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
             self._forgotten.detach()
-            self._engine.stop()
+            _stop(self._engine)
             _wait(self._engine)
         else:
             self.shutdown()
@@ -351,9 +351,17 @@ def _wait(engine: Engine) -> None:
             break
         except KeyboardInterrupt as error:
             interrupt = error
-            engine.stop()
+            _stop(engine)
     if interrupt is not None:
         raise interrupt
+
+
+def _stop(engine: Engine) -> None:
+    """Stop a pool; Ctrl-C in the middle of that is the second one, which kills."""
+    try:
+        engine.stop()
+    except KeyboardInterrupt:
+        engine.stop()
 
 
 def _check_count(name: str, value: Any, least: int, most: int | None = None) -> None:

@@ -61,10 +61,10 @@ def say(line):
 def stay(way, fifo):
     if way == "stubborn":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with open(fifo, "w") as begun:
-        begun.write("x")
     try:
         say("begun")
+        with open(fifo, "w") as begun:
+            begun.write("x")
         time.sleep(1000)
     finally:
         if way != "stubborn":

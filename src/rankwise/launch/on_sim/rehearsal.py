@@ -34,6 +34,7 @@ from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.vocabulary import Announcement
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.early_signals import usual
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.tail import KEPT_LINES_MAX
@@ -403,7 +404,8 @@ class Rehearsal:
         }
         # What a rank forks finds what a program does, and not what the command has made of it.
         ours = before.keys() - {*self.job.signals} if self.job.heeds_all_signals else ()
-        world.handlers_before = before | dict.fromkeys(ours, signal.SIG_DFL)
+        found = {number: usual(handler) for number, handler in before.items()}
+        world.handlers_before = found | dict.fromkeys(ours, signal.SIG_DFL)
         try:
             yield
         finally:
