@@ -176,3 +176,23 @@ with rankwise.Pool(2, progress=True) as pool:
     )
 
     assert (done.stdout, done.stderr) == ("4950\n", "")
+
+
+def test_import_of_the_fork_server_that_takes_too_long_breaks_the_pool(tmp_path: Path) -> None:
+    write_program(tmp_path, "import time\ntime.sleep(1000)\n", "never_there.py")
+
+    done = run_program(
+        """
+import rankwise
+
+try:
+    with rankwise.Pool(1, preload=["never_there"], start_timeout=1) as pool:
+        pool.submit(abs, -1).result()
+except rankwise.BrokenPool as error:
+    print(error)
+""",
+        tmp_path,
+    )
+
+    why = "no worker started within 1 s: the fork server was importing never_there"
+    assert (done.code, done.lines) == (0, [f"the pool cannot run tasks any more: {why}"]), done

@@ -420,8 +420,8 @@ def of_pod(spec: str) -> str:
     [
         ("kind: [", "line 1 is not YAML"),
         ("spec: {}", "a document without kind"),
-        ("kind: Job", "is for Job, and no object here fit"),
-        ("kind: Service", "is for Service, and several objects here fit"),
+        ("kind: Job", "is for Job, and no object here is of that kind and name"),
+        ("kind: Service", "is for Service, and several objects here are of that kind and name"),
         ("{kind: JobSet, spec: 3}", "has 3 at JobSet.spec"),
         ("{kind: JobSet, spec: {replicatedJobs: [{}]}}", "an item without name"),
         ("# nothing yet", "has no document (begin one with kind: JobSet)"),

@@ -151,9 +151,9 @@ def patched(
         called = patch.kind if patch.name is None else f"{patch.kind}/{patch.name}"
         if len(fitting) != 1:
             names = ", ".join(f"{tree['kind']}/{tree['metadata']['name']}" for tree, _ in result)
-            count = "several objects" if fitting else "no object"
+            count = "several objects here are" if fitting else "no object here is"
             raise ConfigError(
-                f"--patch {patch.origin!r} is for {called}, and {count} here fit",
+                f"--patch {patch.origin!r} is for {called}, and {count} of that kind and name",
                 hint=f"name one of: {names}",
             )
         tree, why = result[fitting[0]]
