@@ -118,7 +118,7 @@ def test_exploration_is_one_event(tmp_path: Path) -> None:
     told = tmp_path / "told"
     options = ("--on=sim", "--nproc-per-node=2", "--max-restarts=1", "--explore=3")
 
-    done = run("run", *options, "--on-failure", f"cat >>{told}", script)
+    done = run("run", *options, "--on-failure", f"cat >>{told}", script, cwd=tmp_path)
 
     assert done.code == 7, done.stderr
     (line,) = map(json.loads, told.read_text().splitlines())
