@@ -276,10 +276,10 @@ def hold_memory(tensor: Tensor, clock: RankClock) -> None:
 
     def release(_: Any) -> None:
         _, held, owner = _held.pop(identity)
-        owner.allocate(-held)
+        owner.memory.take(-held)
 
     _held[identity] = (weakref.ref(storage, release), size, clock)
-    clock.allocate(size)
+    clock.memory.take(size)
 
 
 def with_counting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,7 +291,7 @@ def with_counting(original: Callable[..., Any]) -> Callable[..., Any]:
         if held is not None:
             reference, before, clock = held
             _held[id(storage)] = (reference, size, clock)
-            clock.allocate(size - before)
+            clock.memory.take(size - before)
         return result
 
     return resize_
