@@ -4,14 +4,19 @@
 of its forward and of its backward. Here it is computed by the same parts, with the same bits, while
 nothing is charged, and then one kernel is. What the parts keep for backward takes no memory of the
 device: the kernel of CUDA keeps its arguments.
+
+The same holds for attention with dropout, for which the CPU has no kernel. As on CUDA, its gradient
+has none.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # as everybody calls it
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 
 from rankwise.sim.torch.operations import charging_mode
 
@@ -19,16 +24,30 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None)})
 _rms_norm = torch.rms_norm
 _FORWARD = torch.ops.aten._fused_rms_norm.default  # noqa: SLF001  # its name
 _BACKWARD = torch.ops.aten._fused_rms_norm_backward.default  # noqa: SLF001  # the same
+_attend = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001  # `functional` may be patched
+_ATTEND = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001  # its name
+_ATTEND_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001  # the same
 
 
 def fuse_kernels() -> Callable[[], None]:
     """Charge such functions as one kernel; returns what undoes it."""
-    torch.rms_norm = rms_norm
+    before = F.scaled_dot_product_attention
+    torch.rms_norm, F.scaled_dot_product_attention = rms_norm, scaled_dot_product_attention
 
     def undo() -> None:
-        torch.rms_norm = _rms_norm
+        torch.rms_norm, F.scaled_dot_product_attention = _rms_norm, before
 
     return undo
+
+
+def _is_charged(*tensors: Any) -> bool:
+    """Whether these are tensors of a thread whose operations are charged, and nothing else."""
+    is_plain = all(
+        type(each) in _PLAIN and not (each is not None and each.is_meta) for each in tensors
+    )
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  # no public way
+    is_dual = forward_ad._current_level >= 0  # noqa: SLF001  # the same
+    return charging_mode() is not None and is_plain and not is_transformed and not is_dual
 
 
 def rms_norm(
@@ -38,12 +57,29 @@ def rms_norm(
     eps: float | None = None,
 ) -> Any:
     """Stand in for `torch.rms_norm`."""
-    is_plain = type(input) in _PLAIN and type(weight) in _PLAIN and not input.is_meta
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  # no public way
-    is_dual = forward_ad._current_level >= 0  # noqa: SLF001  # the same
-    if charging_mode() is None or not is_plain or is_transformed or is_dual:
+    if not _is_charged(input, weight):
         return _rms_norm(input, normalized_shape, weight, eps)
     return _RmsNorm.apply(input, weight, normalized_shape, eps)
+
+
+def scaled_dot_product_attention(  # noqa: PLR0917  # torch's parameters
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Any:
+    """Stand in for `torch.nn.functional.scaled_dot_product_attention`."""
+    tensors, cuda = (query, key, value, attn_mask), torch.backends.cuda
+    is_fused = (
+        cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
+    )
+    is_whole = query.dim() == 4  # batch, heads, sequence, width: others are rare
+    if not dropout_p or not is_fused or not is_whole or not _is_charged(*tensors):
+        return _attend(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    return _Attention.apply(*tensors, dropout_p, is_causal, options)
 
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
@@ -81,3 +117,48 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
             )
         by_input = dict(zip(map(id, wanted), found, strict=True))
         return by_input.get(id(values)), by_input.get(id(weight)), None, None
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+    @staticmethod
+    def forward(ctx: Any, *words: Any) -> Tensor:
+        *tensors, dropout, is_causal, options = words
+        mode = charging_mode()
+        assert mode is not None, "looked at before"
+        ctx.random, ctx.words = torch.get_rng_state(), (dropout, is_causal, options)
+
+        def attend() -> Any:
+            return _attend(*tensors, dropout, is_causal, **options)
+
+        attended = mode.compute_as_one(_ATTEND, attend, tensors[:3])
+        ctx.save_for_backward(*tensors, attended)
+        return attended  # type: ignore[no-any-return]  # torch is untyped here
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # torch is untyped here
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        *tensors, attended = ctx.saved_tensors
+        dropout, is_causal, options = ctx.words
+        leaves = [
+            None if each is None else each.detach().requires_grad_(each.requires_grad)
+            for each in tensors
+        ]
+        needed = [each for each in leaves if each is not None and each.requires_grad]
+
+        def gradients() -> Any:
+            # The parts would keep the scores for backward; the kernel computes them again.
+            random = torch.get_rng_state()
+            torch.set_rng_state(ctx.random)
+            with torch.enable_grad():
+                again = _attend(*leaves, dropout, is_causal, **options)
+            torch.set_rng_state(random)
+            return torch.autograd.grad(again, needed, gradient)
+
+        mode = charging_mode()
+        if mode is None:
+            found = gradients()
+        else:
+            args = (gradient, *tensors[:3], attended)
+            found = mode.compute_as_one(_ATTEND_BACKWARD, gradients, args)
+        by_leaf = dict(zip(map(id, needed), found, strict=True))
+        return *(by_leaf.get(id(each)) for each in leaves), None, None, None

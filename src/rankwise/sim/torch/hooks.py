@@ -165,8 +165,9 @@ def stay_out_of_graphs() -> Callable[[], None]:
     """
     rules = import_module("torch._dynamo.trace_rules")
     if (fused := sys.modules.get("rankwise.sim.torch.fused_kernels")) is not None:
-        # As torch's function, for which it stands, it is called from within a graph.
-        rules._allowed_callable_ids.add(id(fused.rms_norm))  # noqa: SLF001  # `allow_in_graph` imports more
+        # As torch's functions, for which they stand, they are called from within a graph.
+        for function in (fused.rms_norm, fused.scaled_dot_product_attention):
+            rules._allowed_callable_ids.add(id(function))  # noqa: SLF001  # `allow_in_graph` imports more
     if not any(OUR_PACKAGE.startswith(each.rstrip("/")) for each in rules.SKIP_DIRS):
         rules.add("rankwise")
     return _nothing

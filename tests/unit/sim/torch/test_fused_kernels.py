@@ -10,7 +10,10 @@ torch = pytest.importorskip("torch")
 from rankwise.sim import load_topology  # noqa: E402  # needs torch
 from rankwise.sim.prediction.clocks import Prediction  # noqa: E402  # the same
 from rankwise.sim.rehearsal.scheduler import Rank  # noqa: E402  # the same
-from rankwise.sim.torch.fused_kernels import rms_norm  # noqa: E402  # the same
+from rankwise.sim.torch.fused_kernels import (  # noqa: E402  # the same
+    rms_norm,
+    scaled_dot_product_attention,
+)
 from rankwise.sim.torch.operations import charge_thread  # noqa: E402  # the same
 
 pytestmark = pytest.mark.torch
@@ -75,3 +78,21 @@ def test_gradient_of_the_gradient_of_rms_norm_is_that_of_its_parts() -> None:
 
     for one, other in zip(found, second(torch.rms_norm), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_attention_with_dropout_takes_the_time_of_one_without() -> None:
+    def train(attend: Any, dropout: float) -> list[Any]:
+        torch.manual_seed(0)
+        tensors = [torch.randn(2, 4, 32, 16, requires_grad=True) for _ in range(3)]
+        attended = attend(*tensors, dropout_p=dropout, is_causal=True)
+        return [attended, *torch.autograd.grad(attended, tensors, torch.ones(2, 4, 32, 16))]
+
+    found, dropping = charged(lambda: train(scaled_dot_product_attention, 0.5))
+    _, plain = charged(lambda: train(scaled_dot_product_attention, 0.0))
+
+    parts = train(torch.nn.functional.scaled_dot_product_attention, 0.5)
+    assert all(map(torch.equal, found, parts))
+    names = [[each.work.name for each in told.works] for told in (dropping, plain)]
+    assert names[0] == names[1]
+    assert dropping.now == pytest.approx(plain.now, rel=0.01)
+    assert dropping.clocks[0].memory.peak_of_run < 1.1 * plain.clocks[0].memory.peak_of_run
