@@ -10,6 +10,7 @@ has none.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -31,13 +32,12 @@ _ATTEND_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 def fuse_kernels() -> Callable[[], None]:
     """Charge such functions as one kernel; returns what undoes it."""
-    before = F.scaled_dot_product_attention
-    torch.rms_norm, F.scaled_dot_product_attention = rms_norm, scaled_dot_product_attention
-
-    def undo() -> None:
-        torch.rms_norm, F.scaled_dot_product_attention = _rms_norm, before
-
-    return undo
+    stack = ExitStack()
+    for owner, function in ((torch, rms_norm), (F, scaled_dot_product_attention)):
+        name = function.__name__
+        stack.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, function)
+    return stack.close
 
 
 def _is_charged(*tensors: Any) -> bool:
@@ -132,7 +132,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]  # torch is unt
 
         attended = mode.compute_as_one(_ATTEND, attend, tensors[:3])
         ctx.save_for_backward(*tensors, attended)
-        return attended  # type: ignore[no-any-return]  # torch is untyped here
+        return attended
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]  # torch is untyped here
