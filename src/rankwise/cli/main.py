@@ -21,7 +21,7 @@ import click
 
 import rankwise
 from rankwise.base.errors import ConfigError, RankwiseError
-from rankwise.cli.start import be_interruptible
+from rankwise.drivers.real.early_signals import be_interruptible
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.launch.standard_streams import flush_standard_streams, give_up
 

@@ -8,7 +8,6 @@ started; 75 when the job succeeded on other nodes before there was a seat for th
 """
 
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,10 +22,10 @@ from rankwise.cli.main import CONTEXT_SETTINGS, begin_work
 from rankwise.cli.options import OptionWithVariable, complete_file, values_from
 from rankwise.cli.run_options import GROUPS, OPTIONS, REHEARSAL
 from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
-from rankwise.cli.start import (
-    die_of_sigterm,
+from rankwise.drivers.real.early_signals import (
     end_on_sigterm,
     hold_interrupts,
+    leave_alone,
     outlive_user_signals,
 )
 
@@ -193,6 +192,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
 
     options = options_in(ctx)
     outlive_user_signals()
+    end_on_sigterm()
     _check_one_place(ctx.meta[STRICT_WORDS])
     if options.on is not None and options.on.startswith("sim"):
         from rankwise.cli.on_sim import simulate  # noqa: PLC0415  # only there
@@ -206,15 +206,15 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         from rankwise.cli.on_ray import run_elsewhere  # noqa: PLC0415  # only there
 
         begin_work()
+        leave_alone()
         return run_elsewhere(options, ctx.meta[STRICT_WORDS], os.environ)
-    end_on_sigterm()
     words = ctx.meta[STRICT_WORDS]
     options, of_scheduler = _completed_by_scheduler(options, os.environ, words)
     if _meets_by_plugin(options):
         from rankwise.cli.torch_plugins import launch_with_handler  # noqa: PLC0415  # rare
 
         begin_work()
-        die_of_sigterm()
+        leave_alone()
         return launch_with_handler(options)
     job = _with_master_bound(job_from(options, os.environ))
     files = None
@@ -254,8 +254,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
     if job.logs.log_specs is None and event_log_handler == "null":
         from rankwise.launch.fork_server import hosting_for  # noqa: PLC0415  # not for --help
 
-        if signal.SIGTERM not in job.signals:
-            die_of_sigterm()
+        leave_alone(job.signals)
         hold_interrupts()
         started = None
         with suppress(OSError):  # it is tried again by who can tell the reason
@@ -267,7 +266,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
     from rankwise.cli.torch_plugins import supervise_with_plugins  # noqa: PLC0415  # rare
 
     begin_work()
-    die_of_sigterm()
+    leave_alone()
     return supervise_with_plugins(job, event_log_handler, places)
 
 

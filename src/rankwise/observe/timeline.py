@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import ZERO, Duration
 from rankwise.core.ledger import (
+    INIT_GROUP,
     Arrival,
     Begun,
     Delay,
@@ -146,9 +147,14 @@ class RunTimeline:
 
     @property
     def first_call_at(self) -> int:
-        """When the first rank took part: came to a call in a group."""
-        calls = (call for track in self.tracks.values() for call in track.calls)
-        return min((call.begin for call in calls if call.key is not None), default=0)
+        """When the first rank took part: came to a call in a group, and not only to make one."""
+        keyed = (
+            (call.begin, call.key)
+            for track in self.tracks.values()
+            for call in track.calls
+            if call.key is not None
+        )
+        return min((begin for begin, (_, group, _) in keyed if group != INIT_GROUP), default=0)
 
     @property
     def lasted(self) -> Duration:

@@ -374,3 +374,22 @@ time.sleep(1.8)
 
     assert done.code == 128 + signal.SIGTERM
     assert "no rank has made progress" not in done.stderr
+
+
+def test_rank_that_does_not_wake_up_is_named_where_another_polls(tmp_path: Path) -> None:
+    program = """
+import os, time
+if os.environ["RANK"] == "1":
+    time.sleep(600)
+while True:
+    time.sleep(0.01)
+"""
+    script = write_program(tmp_path, program)
+
+    done = run("run", "--nproc-per-node=2", "--hang-timeout=1500ms", script)
+
+    assert done.code == 124
+    assert (
+        "root cause: the gang hung: no progress for 1.5 s; "
+        "rank 1 does not wake up, while rank 0 polls\n"
+    ) in done.stderr

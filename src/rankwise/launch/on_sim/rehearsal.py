@@ -34,6 +34,7 @@ from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.vocabulary import Announcement
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.early_signals import usual
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.tail import KEPT_LINES_MAX
@@ -53,7 +54,7 @@ from rankwise.launch.on_sim.output import Output, write_all
 from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.ranks import VirtualClock
 from rankwise.launch.private_places import remove_abandoned
-from rankwise.launch.run_history import RunHistory
+from rankwise.launch.run_history import RunHistory, failure_command_of
 from rankwise.launch.signal_effects import SignalEffect, effects_of
 from rankwise.observe.records import RECORDER
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
@@ -107,6 +108,8 @@ class Rehearsal:
         places: where log files go, by rank.
         results: the result frame of each function rank, by number.
         caught_signal: the signal to this process that has stopped the run, if one did.
+        failure_command: the command that is told of failures, if the job has one; of the end its
+            owner tells it.
 
     Raises:
         ConfigError: this job cannot be simulated.
@@ -148,6 +151,7 @@ class Rehearsal:
                 keeps_log=keeps_log,
             )
         self._has_virtual_clock = has_virtual_clock
+        self.failure_command = failure_command_of(job)
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
         self.results: Mapping[int, bytes] = {}
@@ -257,7 +261,7 @@ class Rehearsal:
         announcements = NodesAnnouncements(
             self.job, plan, self._say, is_alone=self._rendezvous is None
         )
-        history = RunHistory(clock.wall_ns)
+        history = RunHistory(clock.wall_ns, self.failure_command)
 
         def announce(host: str, announcement: Announcement) -> None:
             announcements.tell(host, announcement)
@@ -279,6 +283,8 @@ class Rehearsal:
             describe=lambda failure, host: self._describe(failure, host, records, output),
             announce=announce,
             note_loss=announcements.note_loss,
+            # Of nodes that never change, what is announced tells of failures.
+            note_failures=_ignore if self._rendezvous is None else history.on_failures,
         )
         nodes = SimulatedNodes(
             setting,
@@ -398,7 +404,8 @@ class Rehearsal:
         }
         # What a rank forks finds what a program does, and not what the command has made of it.
         ours = before.keys() - {*self.job.signals} if self.job.heeds_all_signals else ()
-        world.handlers_before = before | dict.fromkeys(ours, signal.SIG_DFL)
+        found = {number: usual(handler) for number, handler in before.items()}
+        world.handlers_before = found | dict.fromkeys(ours, signal.SIG_DFL)
         try:
             yield
         finally:
@@ -605,6 +612,10 @@ def _follow_fsdp(device: str, _world: SimulatedWorld) -> Callable[[], None]:
 
 def _nothing() -> None:
     """Undo nothing."""
+
+
+def _ignore(_failures: tuple[Failure, ...]) -> None:
+    """Take no note."""
 
 
 def _follow_symmetric_memory(_world: SimulatedWorld) -> Callable[[], None]:
