@@ -66,6 +66,11 @@ GRID: dict[str, Case] = {
         Ring((4, 5, 6, 7), 4, 2), Ring((5, 9), 32), Ring((2, 6, 10, 14), 16, 2), Ring((3, 15), 32),
     ]),
     "torus, 2 of 16 ranks, 3 MiB": (TORUS, [Ring(tuple(range(16)), 32, 3)] * 2),
+    "torus, 8: PEs of 8 and 16 lanes": (TORUS, [
+        Ring((13, 0, 4), 32), Ring((9, 7, 5), 32, 2), Ring((4, 15, 2, 12), 8),
+        Ring((4, 15, 1, 11), 8), Ring((3, 5, 6), 16, 2), Ring((15, 7, 13, 8), 16, 2),
+        Ring((0, 1, 11, 6), 32, 2), Ring((15, 13, 14, 5), 8),
+    ]),
     "torus, 3 of 4 lanes": (TORUS, [
         Ring((8, 11, 12, 3), 4), Ring((13, 11), 4, 2), Ring((0, 14, 13, 6), 32, 2),
     ]),
@@ -136,9 +141,9 @@ def _may_fill_pes(case: Case) -> bool:
     spec = topology_with(preset, fields).machine
     counts = Counter(rank for ring in rings for rank in ring.ranks)
     # Besides these groups there is that of all ranks.
+    fewest = min(ring.lanes for ring in rings)
     return any(
-        may_fill_pes(spec, ring.lanes, 1 + max(counts[rank] for rank in ring.ranks))
-        for ring in rings
+        may_fill_pes(spec, fewest, 1 + max(counts[rank] for rank in ring.ranks)) for ring in rings
     )
 
 

@@ -18,7 +18,7 @@ from rankwise.core.ledger import NUMBER, number_text
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
 from rankwise.sim.ccl.execution import CollectiveExecution, lane_count, queues_per_pe
-from rankwise.sim.ccl.fidelity import level_of, may_fill_pes
+from rankwise.sim.ccl.fidelity import fewest_lanes, level_of, may_fill_pes
 from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
 from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
@@ -251,7 +251,8 @@ class Collective:
     def _may_fill_pes(self, lanes: int) -> bool:
         sips = {device.sip for device in self._devices}
         groups = self._context.distributed.groups_on_a_device(sips)
-        return may_fill_pes(self._context.engine.machine.topology.machine, lanes, groups)
+        fewest = fewest_lanes(lanes, self._context.ccl.algorithms.values())
+        return may_fill_pes(self._context.engine.machine.topology.machine, fewest, groups)
 
     def _lanes(self, device: "Device", count: int) -> list[Pe]:
         sip = self._context.engine.machine.sip(device.sip)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.base.units import Duration
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import Session, Settings
@@ -160,6 +160,28 @@ def test_auto_uses_queues_where_collectives_on_few_lanes_could_meet(lanes: int, 
         return level_of(algorithm, ring_allreduce, planned, 4, lanes, fills_pes=fills)
 
     assert (choose(1), choose(2)) == ("message", level)
+
+
+@pytest.mark.parametrize(("narrow", "level"), [(4, "queue"), (16, "message"), (0, "message")])
+def test_wide_collective_keeps_to_queues_where_a_narrow_one_could_fill_its_pes(
+    narrow: int, level: str
+) -> None:
+    ring = {"module": "rankwise.sim.ccl.algorithms.ring_allreduce"}
+    algorithms = {"wide": ring} | ({"narrow": {**ring, "n_lanes": narrow}} if narrow else {})
+    # The level is chosen before the first instant; what follows takes seconds by queues.
+    engine = GraphEngine("default", enable_data=False, time_limit=10_000_000)
+    with RuntimeContext(engine=engine, ccl={"algorithms": algorithms}) as torch:
+
+        def program(rank: int) -> None:
+            groups = [torch.distributed.new_group(members) for members in ([0, 1], [1, 2])]
+            if rank < 2:
+                tensor = torch.empty(1 << 25, dtype="f16")
+                torch.distributed.all_reduce(tensor, group=groups[0], algorithm="wide")
+
+        with pytest.raises(SimulationError):
+            torch.multiprocessing.spawn(program, nprocs=3)
+
+    assert engine.machine.fidelities == {"wide": level}
 
 
 @pytest.mark.parametrize(
