@@ -12,12 +12,15 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.sim.ccl.fidelity import Ring
+from rankwise.sim.hardware.routing import sip_route
 from rankwise.sim.kernel import RankGreenlet
 from rankwise.sim.runtime.gatherings import Gatherings, Tensors
 from rankwise.sim.runtime.meetings import Work
@@ -137,6 +140,32 @@ class Distributed:
             for sip in {homes[rank] for rank in group.ranks}
         )
         return max(counts[sip] for sip in sips)
+
+    def rings_beside(self, group: ProcessGroup) -> list[Ring]:
+        """The rings of other groups that could be under way at the same time as one of a group.
+
+        Groups that share a rank follow each other, unless there are calls that ranks do not wait
+        for. The group of all ranks counts once it has had more than barriers and scalars.
+        """
+        return [
+            self.wires_of(other.ranks)
+            for other in self._groups.all_of(self._context.world_size)
+            if other.size() > 1
+            and other.ranks != group.ranks
+            and (other.is_in_use or not other.is_world)
+            and (self.gatherings.has_async_calls or not set(group.ranks) & set(other.ranks))
+        ]
+
+    def wires_of(self, ranks: Sequence[int]) -> Ring:
+        """The wires of each way round a ring of ranks: the devices at the ends of each."""
+        sips = self._context.engine.topology.machine.system.sips
+        homes = [self._context.device_of(rank).sip for rank in ranks]
+        ways = zip(homes, [*homes[1:], homes[0]], strict=True)
+        return [
+            set(pairwise([one, *sip_route(sips, one, other)]))
+            for one, other in ways
+            if one != other
+        ]
 
     def all_reduce(
         self,

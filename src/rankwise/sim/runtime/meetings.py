@@ -18,7 +18,13 @@ from rankwise.core.ledger import NUMBER, number_text
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
 from rankwise.sim.ccl.execution import CollectiveExecution, lane_count, queues_per_pe
-from rankwise.sim.ccl.fidelity import fewest_lanes, level_of, may_fill_pes
+from rankwise.sim.ccl.fidelity import (
+    fewest_lanes,
+    is_short,
+    level_of,
+    may_fill_pes,
+    may_get_out_of_step,
+)
 from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
 from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
@@ -223,8 +229,11 @@ class Collective:
         faults = machine.topology.faults
         level = level_of(
             algorithm, module, self._plan, item_bytes, count,
-            faults=faults, fills_pes=partial(self._may_fill_pes, count),
+            faults=faults, is_disturbed=partial(self._is_disturbed, count),
         )  # fmt: skip
+        group = self._calls[0].group
+        if not group.is_in_use:
+            group.is_in_use = not is_short(self._plan, item_bytes, count, queues.slot_size)
         levels = machine.fidelities
         if level not in levels.setdefault(algorithm.name, level).split(", "):
             levels[algorithm.name] += f", {level}"
@@ -247,6 +256,19 @@ class Collective:
                 machine, self._plan, lanes, lane_queues, item_bytes=item_bytes,
                 dtype=short_name(asked.kind), operation=_MATH[asked.op], name=name, ranks=ranks,
             )  # fmt: skip
+
+    def _is_disturbed(self, lanes: int) -> bool:
+        """Whether others could meet it in a way of which messages know too little."""
+        return self._may_fill_pes(lanes) or self._may_get_out_of_step()
+
+    def _may_get_out_of_step(self) -> bool:
+        others = self._context.distributed.rings_beside(self._calls[0].group)
+        return bool(others) and may_get_out_of_step(
+            self._context.distributed.wires_of(
+                [self._calls[position].rank for position in self._plan.ring]
+            ),
+            others,
+        )
 
     def _may_fill_pes(self, lanes: int) -> bool:
         sips = {device.sip for device in self._devices}
