@@ -40,6 +40,7 @@ from rankwise.sim.benches.holding import (
     wire_times,
 )
 from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.op_log import Operation
 from rankwise.sim.hardware.quantities import picoseconds
 
@@ -91,7 +92,7 @@ def spending_of(run: Any, *, begun: int = 0) -> Spending:
         begun: the operations of the log before this number do not count.
     """
     engine: GraphEngine = getattr(run, "engine", run)
-    log = [engine.op_log[number] for number in range(begun, len(engine.op_log))]
+    log = list(engine.op_log)[begun:]
     commands = [each for each in log if "." not in each.place and each.place.startswith("sip")]
     spans = _spans(commands, picoseconds(engine.topology.machine.system.host.command_ns))
     used = [each for of_one in spans.values() for each in of_one if each.what in {_KERNEL, _LINKS}]
@@ -99,6 +100,7 @@ def spending_of(run: Any, *, begun: int = 0) -> Spending:
         return Spending(0.0, {})
     first, last = min(each.start for each in used), max(each.end for each in used)
     kernels = _in_kernels(engine, log, spans)
+    collectives = _Collectives(engine.machine, commands)
     lost: Counter[str] = Counter()
     late = 0
     for place, of_one in spans.items():
@@ -106,7 +108,7 @@ def spending_of(run: Any, *, begun: int = 0) -> Spending:
         late += left
         for cause, amount in kernels.get(place, {}).items():
             lost[cause] += round(amount * found.get(str(_KERNEL), 0))
-        for cause, amount in _in_collectives(engine, log, place, found.get(str(_LINKS), 0)).items():
+        for cause, amount in collectives.divided(place, found.get(str(_LINKS), 0)).items():
             lost[cause] += amount
         lost["copies"] += found.get(str(_COPYING), 0)
         for cause in (IMBALANCE, BUBBLE, LAUNCH):
@@ -190,29 +192,19 @@ def _in_kernels(
     engine: GraphEngine, log: Iterable[Operation], spans: dict[str, list[_Span]]
 ) -> dict[str, dict[str, float]]:
     """By device, the shares of its time in kernels."""
-    launches: dict[tuple[str, str], list[Operation]] = {}
-    of_launch: dict[int, dict[str, list[Operation]]] = {}
-    operations = []
-    for each in log:
-        if each.kind == "KernelLaunch":
-            launches.setdefault((each.place, each.name), []).append(each)
-        elif each.kind in ENGINES and "." in each.place:
-            operations.append(each)
-    for several in launches.values():
-        several.sort(key=lambda each: each.start)
-    starts = {key: [each.start for each in several] for key, several in launches.items()}
-    for each in operations:
-        key = each.place.partition(".")[0], each.name.rpartition(".")[0]
-        begun = bisect_right(starts.get(key, []), each.start)
-        owner = _last_until(each.end, launches.get(key, [])[:begun])
-        if owner is not None:
-            of_launch.setdefault(owner.number, {}).setdefault(each.place, []).append(each)
+    launches = [each for each in log if each.kind == "KernelLaunch"]
+    # Launches of a kernel that last as long do the same on each device: one stands for all, since
+    # a run on many devices has a million operations.
+    samples = {(each.name, each.end - each.start): each for each in reversed(launches)}
+    of_launch = _operations_of(samples.values(), log)
+    in_samples = {
+        key: _in_launch(each, of_launch.get(each.number, {})) for key, each in samples.items()
+    }
     found: dict[str, dict[str, float]] = {}
-    for (place, _), several in launches.items():
-        of_place = found.setdefault(place, {})
-        for launch in several:
-            for cause, amount in _in_launch(launch, of_launch.get(launch.number, {})).items():
-                of_place[cause] = of_place.get(cause, 0.0) + amount
+    for each in launches:
+        of_place = found.setdefault(each.place, {})
+        for cause, amount in in_samples[each.name, each.end - each.start].items():
+            of_place[cause] = of_place.get(cause, 0.0) + amount
     for place, of_one in spans.items():
         if place not in found and any(each.what == _KERNEL for each in of_one):
             found[place] = {_WORK: 1.0}  # processes of the user's own, of which nothing is known
@@ -226,9 +218,26 @@ def _in_kernels(
     return shares
 
 
-def _last_until(end: int, launches: Sequence[Operation]) -> Operation | None:
-    """The last of some launches of a kernel that has not ended before."""
-    return next((each for each in reversed(launches) if each.end >= end), None)
+def _operations_of(
+    launches: Iterable[Operation], log: Iterable[Operation]
+) -> dict[int, dict[str, list[Operation]]]:
+    """By launch and PE, its operations: those of its kernel on its device, while it lasts."""
+    of_kernel: dict[tuple[str, str], list[Operation]] = {}
+    for each in launches:
+        of_kernel.setdefault((each.place, each.name), []).append(each)
+    devices = {device for device, _ in of_kernel}
+    device_of: dict[str, str] = {}
+    found: dict[int, dict[str, list[Operation]]] = {}
+    for each in log:
+        place = each.place
+        device = device_of.get(place)
+        if device is None:
+            device = device_of[place] = place.partition(".")[0]
+        if device in devices and device != place and each.kind in ENGINES:
+            for launch in of_kernel.get((device, each.name.rpartition(".")[0]), ()):
+                if launch.start <= each.start and each.end <= launch.end:
+                    found.setdefault(launch.number, {}).setdefault(place, []).append(each)
+    return found
 
 
 def _in_launch(launch: Operation, of_pe: dict[str, list[Operation]]) -> dict[str, float]:
@@ -271,24 +280,27 @@ def _crowded(engine: GraphEngine, in_dma: dict[str, float]) -> set[str]:
     }
 
 
-def _in_collectives(
-    engine: GraphEngine, log: Iterable[Operation], place: str, amount: int
-) -> dict[str, int]:
-    """The time of one device in collectives, by cause."""
-    if not amount:
-        return {}
-    lasted = [
-        (each.place, each.end - each.start)
-        for each in log
-        if "." not in each.place and _is_collective(each)
-    ]
-    mean = max(1, sum(time for _, time in lasted) // len(lasted))
-    own = max(1, sum(time for at, time in lasted if at == place))
-    busy = max(
-        (time for name, time in wire_times(engine.machine).items() if place in name.split("->")),
-        default=0,
-    )
-    found = claimed(engine.machine.waits, mean - min(mean, mean * busy // own))
-    found = {cause: amount * each // mean for cause, each in found.items()}
-    found["links"] = amount - sum(found.values())
-    return found
+class _Collectives:
+    """What collectives and messages spend their time with, as far as it is known."""
+
+    def __init__(self, machine: Machine, commands: Iterable[Operation]) -> None:
+        lasted = [(each.place, each.end - each.start) for each in commands if _is_collective(each)]
+        self._mean = max(1, sum(time for _, time in lasted) // max(1, len(lasted)))
+        self._of_place = Counter[str]()
+        self._busy = Counter[str]()
+        for place, time in lasted:
+            self._of_place[place] += time
+        for wire, time in wire_times(machine).items():
+            for end in wire.split("->"):
+                self._busy[end] = max(self._busy[end], time)
+        self._waits = machine.waits
+
+    def divided(self, place: str, amount: int) -> dict[str, int]:
+        """By cause, so much time of one device."""
+        if not amount:
+            return {}
+        mean = self._mean
+        idle = mean - min(mean, mean * self._busy[place] // max(1, self._of_place[place]))
+        found = {cause: amount * each // mean for cause, each in claimed(self._waits, idle).items()}
+        found["links"] = amount - sum(found.values())
+        return found

@@ -262,17 +262,17 @@ class Collective:
         return self._may_fill_pes(lanes) or self._may_get_out_of_step()
 
     def _may_get_out_of_step(self) -> bool:
-        others = self._context.distributed.rings_beside(self._calls[0].group)
-        return bool(others) and may_get_out_of_step(
-            self._context.distributed.wires_of(
-                [self._calls[position].rank for position in self._plan.ring]
-            ),
-            others,
-        )
+        distributed, group = self._context.distributed, self._calls[0].group
+        others = [
+            distributed.wires_of(each.ranks)
+            for each in distributed.groups_beside(group)
+            if each.ranks != group.ranks  # it goes the same ways
+        ]
+        own = [self._calls[position].rank for position in self._plan.ring]
+        return bool(others) and may_get_out_of_step(distributed.wires_of(own), others)
 
     def _may_fill_pes(self, lanes: int) -> bool:
-        sips = {device.sip for device in self._devices}
-        groups = self._context.distributed.groups_on_a_device(sips)
+        groups = self._context.distributed.groups_on_a_device(self._calls[0].group)
         fewest = fewest_lanes(lanes, self._context.ccl.algorithms.values())
         return may_fill_pes(self._context.engine.machine.topology.machine, fewest, groups)
 

@@ -132,21 +132,25 @@ def test_collectives_on_few_lanes_that_could_meet_may_fill_their_pes(
     assert may_fill_pes(load_topology(preset).machine, lanes, groups) == fills
 
 
-def test_groups_of_more_than_one_rank_are_counted_by_device() -> None:
-    counts: list[tuple[int, int, int]] = []
+def test_groups_that_could_be_under_way_at_once_are_counted_by_device() -> None:
+    counts: list[tuple[int, ...]] = []
     with RuntimeContext(engine=GraphEngine("default", enable_data=False), ccl={}) as torch:
 
         def program(rank: int) -> None:
-            count = torch.distributed.groups_on_a_device
-            before = count({0, 1, 2, 3})
-            for members in ([0, 1], [1, 2], [3]):
-                torch.distributed.new_group(members)
+            distributed = torch.distributed
+            count, world = distributed.groups_on_a_device, distributed.world
+            before = count(world)
+            one, other, _ = (distributed.new_group(each) for each in ([0, 1], [1, 2], [3]))
+            one_after_the_other = count(one)
+            distributed.barrier(async_op=True).wait()
+            beside_each_other = count(one)
+            distributed.all_reduce(torch.empty(1 << 20, dtype="f16"))
             if not rank:
-                counts.append((before, count({0, 1}), count({3})))
+                counts.append((before, one_after_the_other, beside_each_other, count(other)))
 
         torch.multiprocessing.spawn(program, nprocs=4)
 
-    assert counts == [(1, 3, 1)]
+    assert counts == [(1, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(("lanes", "level"), [(4, "queue"), (32, "message")])
@@ -227,7 +231,9 @@ def test_wide_collective_keeps_to_queues_where_a_narrow_one_could_fill_its_pes(
             groups = [torch.distributed.new_group(members) for members in ([0, 1], [1, 2])]
             if rank < 2:
                 tensor = torch.empty(1 << 25, dtype="f16")
-                torch.distributed.all_reduce(tensor, group=groups[0], algorithm="wide")
+                torch.distributed.all_reduce(
+                    tensor, group=groups[0], algorithm="wide", async_op=True
+                ).wait()
 
         with pytest.raises(SimulationError):
             torch.multiprocessing.spawn(program, nprocs=3)
