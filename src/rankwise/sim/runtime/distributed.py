@@ -363,7 +363,7 @@ class Distributed:
     ) -> int:
         """Receive a tensor from a rank, which has to be named; returns that rank."""
         if src is None:
-            raise LocalProtocolError("recv needs src: receiving from anybody has no fixed order")
+            raise LocalProtocolError("recv needs src: a receive from any rank has no fixed order")
         self.gatherings.message(tensor, src, self.get_rank(), group or self.world, is_async=False)
         return src
 
