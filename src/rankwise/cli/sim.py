@@ -385,12 +385,22 @@ def _run_one(
         from rankwise.sim.hardware.quantities import format_picoseconds  # noqa: PLC0415  # the same
 
         click.echo(f"simulated time: {format_picoseconds(finished.engine.now)}")
+        _show_what_holds_back(finished.engine)
     if chakra is not None:
         from rankwise.sim.reporting.chakra import write_chakra  # noqa: PLC0415  # the same
 
         click.echo(f"traces: {write_chakra(chakra, finished.engine)}", err=True)
     _write_files(finished.engine, settings.program, finished.results, trace=trace, report=report)
     return 0
+
+
+def _show_what_holds_back(engine: "GraphEngine") -> None:
+    """What costs most besides the work, of a program that has measured nothing itself."""
+    from rankwise.sim.benches.spending import held_back_by  # noqa: PLC0415  # not for --help
+
+    cause, share = held_back_by(engine)
+    if cause:
+        click.echo(f"held back by: {cause}, {share:.1%} of the devices' time")
 
 
 def _write_files(
