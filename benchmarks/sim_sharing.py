@@ -8,6 +8,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from random import Random
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ from measuring import Table, arguments, describe_machine, seconds
 
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import topology_with
-from rankwise.sim.ccl.fidelity import may_fill_pes
+from rankwise.sim.ccl.fidelity import may_fill_pes, may_get_out_of_step
 from rankwise.sim.hardware.fluids import Fluid
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.quantities import MIB, Rate
+from rankwise.sim.hardware.routing import sip_route
 from rankwise.sim.kernel import Simulator
 
 
@@ -66,6 +68,11 @@ GRID: dict[str, Case] = {
         Ring((4, 5, 6, 7), 4, 2), Ring((5, 9), 32), Ring((2, 6, 10, 14), 16, 2), Ring((3, 15), 32),
     ]),
     "torus, 2 of 16 ranks, 3 MiB": (TORUS, [Ring(tuple(range(16)), 32, 3)] * 2),
+    "torus, 8: PEs of 8 and 16 lanes": (TORUS, [
+        Ring((13, 0, 4), 32), Ring((9, 7, 5), 32, 2), Ring((4, 15, 2, 12), 8),
+        Ring((4, 15, 1, 11), 8), Ring((3, 5, 6), 16, 2), Ring((15, 7, 13, 8), 16, 2),
+        Ring((0, 1, 11, 6), 32, 2), Ring((15, 13, 14, 5), 8),
+    ]),
     "torus, 3 of 4 lanes": (TORUS, [
         Ring((8, 11, 12, 3), 4), Ring((13, 11), 4, 2), Ring((0, 14, 13, 6), 32, 2),
     ]),
@@ -126,20 +133,32 @@ def grid(table: Table, cases: Mapping[str, Case]) -> None:
             ", ".join(f"{each / 1e6:,.1f}" for each in exact),
             ", ".join(f"{each / 1e6:,.1f}" for each in other),
             f"{max(errors, key=abs):+.1%}",
-            "queue" if _may_fill_pes(case) else "message",
+            "queue" if _keeps_to_queues(case) else "message",
         )
 
 
-def _may_fill_pes(case: Case) -> bool:
-    """Whether `auto` keeps to queues, since one of them and what it meets could fill PEs."""
+def _keeps_to_queues(case: Case) -> bool:
+    """Whether `auto` keeps to queues, since one of them could fill PEs or get out of step."""
     (preset, fields), rings = case
+    ways = [_ways(case, ring) for ring in rings]
+    if any(may_get_out_of_step(way, ways[:number] + ways[number + 1 :])
+           for number, way in enumerate(ways)):  # fmt: skip
+        return True
     spec = topology_with(preset, fields).machine
     counts = Counter(rank for ring in rings for rank in ring.ranks)
     # Besides these groups there is that of all ranks.
+    fewest = min(ring.lanes for ring in rings)
     return any(
-        may_fill_pes(spec, ring.lanes, 1 + max(counts[rank] for rank in ring.ranks))
-        for ring in rings
+        may_fill_pes(spec, fewest, 1 + max(counts[rank] for rank in ring.ranks)) for ring in rings
     )
+
+
+def _ways(case: Case, ring: Ring) -> list[set[tuple[int, int]]]:
+    """The wires from each rank of a ring to the next one."""
+    (preset, fields), _ = case
+    sips, ranks = topology_with(preset, fields).machine.system.sips, ring.ranks
+    pairs = zip(ranks, [*ranks[1:], ranks[0]], strict=True)
+    return [set(pairwise([one, *sip_route(sips, one, other)])) for one, other in pairs]
 
 
 def flows(table: Table, count: int) -> None:

@@ -1,11 +1,14 @@
 """Writes docs/cli.md, the reference of the command line, from the commands themselves.
 
     python tools/cli_reference.py > docs/cli.md
+    python tools/cli_reference.py cluster > docs/development/cluster-options.md
 
-A test compares the page with what this writes.
+A test compares the pages with what this writes.
 """
 
+import re
 import runpy
+import sys
 from pathlib import Path
 
 import click
@@ -45,19 +48,30 @@ without value, give 0 or 1, true or false, yes or no.
 **Errors** in options, script and directories are found before the start: one line, exit code 2.
 See [exit codes](exit-codes.md).
 
-**Differences from torchrun.**
-
-- `--start-method` is `subprocess` by default, which for scripts is torchrun's `spawn`. `fork`
-  means the fork server.
-- A run without `--rdzv-id` gets a random name; on several nodes it is called `none`.
-- Exit codes tell what happened (torchrun: always 1).
-- An unknown signal, a missing rank, or `--node-rank` on a single node is refused instead of
-  ignored.
-- Without `--master-port`, a free port is reserved for the run.
-- With the static rendezvous, nodes meet at `--master-addr` and `--master-port`, and rank 0
-  listens on a free port. Give `--rdzv-endpoint` and `--master-port` to choose both.
-- `--numa-binding` needs neither GPU nor `numactl`.
+Differences from torchrun: [coming from torchrun](coming-from/torchrun.md#differences).
 """
+RUN = """\
+`RUN` is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent. Leave it out
+if there is one run. On several nodes, `rankwise logs`, `stacks` and `top` show the ranks on this
+machine.
+
+"""
+TEXT_OF_RUN = re.compile(
+    r"\n*^ *RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent\."
+    r"\s*"
+    r"(?:Leave it out if there is one run\.\s*)?"
+    r"(?:On several nodes, it shows the ranks on this machine\.\s*)?",
+    re.MULTILINE,
+)
+CLUSTER = """\
+# Options of rankwise sim cluster
+
+<!-- Written by `python tools/cli_reference.py cluster`; change the command, not this page. -->
+
+[The simulated cluster](cluster-simulation.md) explains the command.
+
+"""
+FOR_DEVELOPERS = {"rankwise sim cluster": "development/cluster-options.md"}
 
 
 def reference() -> str:
@@ -68,7 +82,7 @@ def reference() -> str:
         for name, found in SUBCOMMANDS.items()
     )
     sections = [_section(name, context) for name in SUBCOMMANDS]
-    return INTRODUCTION + "\n".join(rows) + "\n\n" + "\n".join(sections)
+    return INTRODUCTION + "\n".join(rows) + "\n\n" + RUN + "\n".join(sections)
 
 
 def _section(name: str, parent: click.Context) -> str:
@@ -97,6 +111,9 @@ def _section(name: str, parent: click.Context) -> str:
 def _nested(command: click.Command, parent: click.Context) -> str:
     """A command of a group, under a heading of its own."""
     context = click.Context(command, info_name=command.name, parent=parent)
+    if page := FOR_DEVELOPERS.get(context.command_path):
+        summary = _prose(command.help or "").partition("\n")[0]
+        return f"### {context.command_path}\n\n{summary} For developers: [options]({page}).\n"
     usage = " ".join(command.collect_usage_pieces(context))
     parts = [
         f"### {context.command_path}\n",
@@ -105,6 +122,19 @@ def _nested(command: click.Command, parent: click.Context) -> str:
         *_plain_options(command, context),
     ]
     return "\n".join(parts)
+
+
+def cluster() -> str:
+    """The page of `rankwise sim cluster`."""
+    context = click.Context(command_line, info_name="rankwise")
+    group = command_line.get_command(context, "sim")
+    assert isinstance(group, click.Group), "it has the subcommand"
+    context = click.Context(group, info_name="sim", parent=context)
+    command = group.commands["cluster"]
+    context = click.Context(command, info_name="cluster", parent=context)
+    return CLUSTER + "\n".join(
+        [f"{_prose(command.help or '')}\n", *_plain_options(command, context)]
+    )
 
 
 def _groups(command: click.Command, context: click.Context) -> list[str]:
@@ -155,6 +185,7 @@ def _is_among(option: click.Option, examples: tuple[str, ...]) -> bool:
 
 
 def _prose(text: str) -> str:
+    text = TEXT_OF_RUN.sub("\n\n", text)
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
@@ -167,4 +198,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    print(cluster() if "cluster" in sys.argv[1:] else reference(), end="")

@@ -4,6 +4,7 @@
     python tools/python_reference.py health > docs/health.md
     python tools/python_reference.py journal > docs/journal.md
     python tools/python_reference.py vocabulary > docs/development/journal.md
+    python tools/python_reference.py plug-ins > docs/development/plug-ins.md
 
 A test compares the pages with what this writes.
 """
@@ -13,6 +14,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from pathlib import Path
+from textwrap import fill
 from typing import Any, get_args
 
 import rankwise
@@ -23,13 +26,26 @@ from rankwise.launch.cluster.probe import PATIENCE_S
 from rankwise.launch.recording import BYTES_MAX, INTERVAL, SAMPLE_INTERVAL
 from rankwise.observe.records import Record
 
+DOCS = Path(__file__).parents[1] / "docs"
+MADE_BY_OTHERS = {
+    "ChipCallable", "CommHandle", "CoreCallable", "JITFunction", "Member", "Orchestrator",
+    "RecordedGraph", "SpawnContext",
+}  # fmt: skip
+"""Classes whose objects users get from another function, such as `build`, `join` or `meet`."""
+PAGES = {
+    "rankwise": ("python.md", "recover.md", "howto/pool.md"),
+    "rankwise.collectives": ("python.md",),
+    "rankwise.workers": ("workers-reference.md", "windows-reference.md"),
+    "rankwise.sim": ("sim/programs.md", "sim/hardware.md"),
+    "rankwise.sim.triton": ("sim/kernels.md",),
+}
+"""Pages that describe names of a module; a name there has its signature here, and no more."""
 MODULES = {
-    "rankwise": "launching functions, the place of a rank, failures",
-    "rankwise.collectives": "for numpy programs, over shared memory or simulated",
-    "rankwise.workers": "trees of chip workers",
-    "rankwise.sim": "the simulated accelerator",
-    "rankwise.sim.triton": "kernels",
-    "rankwise.testing.conformance": "for authors of stores and process hosts",
+    "rankwise": "Launching functions, the place of a rank, failures.",
+    "rankwise.collectives": "For numpy programs, over shared memory, TCP or simulated.",
+    "rankwise.workers": "Trees of chip workers.",
+    "rankwise.sim": "The simulated accelerator.",
+    "rankwise.sim.triton": "Kernels.",
 }
 INTRODUCTION = """\
 # Public names
@@ -44,8 +60,8 @@ Version {version}:
 - **Not stable**: other modules and attributes, the wording of messages, the layout of log
   directories, journals (the version that wrote one reads it), the contents of stores (all nodes of
   a run need the same version), and times.
-- While the first number of the version is 0, a release may change what is stable. The
-  [changelog](../CHANGELOG.md) says what to do.
+- While the first number of the version is 0, a release may change stable names. The
+  [changelog](../CHANGELOG.md) has the necessary changes.
 - Linux, and CPython 3.11, 3.12 or 3.13.
 """
 HEALTH = """\
@@ -119,47 +135,126 @@ root cause: rank 0 failed: ValueError: bad shape
 
 The version of rankwise that wrote a journal reads it; others may not.
 
-## Lines
+One JSON object per line has a fact, an order or a record of the ranks. [The
+format](development/journal.md) is on a page for developers.
 
-One JSON object per line, for a fact (`stimulus`), an order (`effect`) or a record of the ranks
-(`record`):
-
-| field | meaning |
-| --- | --- |
-| `at` | nanoseconds of the node's monotonic clock |
-| `wall` | the same instant of the calendar, UTC; it may jump, and nothing depends on it |
-| `machine` | `agent`, in a simulation followed by the node's id; of records `recorder` |
-| `number` | of a fact: which it is, counted from 1 |
-| `cause` | of an order: the number of the fact that led to it |
-| `stimulus`, `effect`, `record` | what it is about: `type`, one of those below, and its fields |
-
-Durations are nanoseconds. Chip workers write journals in the same format, with machines and types
-of their own. [Facts and orders](development/journal.md) has all types of the agent.
-
-## Records
-
-Ranks enter their calls into memory that the agent reads every {interval}, and once more when a rank
-has ended. CPU time and memory are sampled often at first, then every {samples}. If a rank makes
-more than some 250 calls between two looks, the latest are recorded; none is missing between `since`
-and `until`.
-
-Records of one node take {limit} at most: after a quarter of that, every second look is recorded,
-then every fourth, and so on. `rankwise replay` does not need records.
-
-{records}"""
+- Ranks enter their calls into memory that the agent reads every {interval}, and once more when a
+  rank has ended. If a rank makes more than some 250 calls in that time, the latest are recorded.
+- CPU time and memory are sampled often at first, then every {samples}.
+- Records of one node take {limit} at most. After a quarter of that, the agent records every second
+  sample, then every fourth, and so on.
+"""
 VOCABULARY = """\
 # Facts and orders in a journal
 
 <!-- Written by `python tools/python_reference.py vocabulary`; change the package instead. -->
 
-For developers: the types of a [journal](../journal.md) that the machine of an agent has.
+For developers: the format of a [journal](../journal.md), and its types.
+
+One JSON object per line:
+
+| field | meaning |
+| --- | --- |
+| `at` | nanoseconds of the node's monotonic clock |
+| `wall` | the same instant of the calendar, UTC; it may jump, and nothing depends on it |
+| `machine` | `agent`, in a simulation with the node's id; of records `recorder` |
+| `number` | of a fact: its number, counted from 1 |
+| `cause` | of an order: the number of the fact that led to it |
+| `stimulus`, `effect`, `record` | a fact, an order or a record: `type`, see below, and its fields |
+
+Durations are nanoseconds. Chip workers write journals in the same format, with machines and types
+of their own. `rankwise replay` does not need records.
 
 ## Facts
 
 {facts}
 ## Orders
 
-{orders}"""
+{orders}
+## Records
+
+None is missing between `since` and `until`.
+
+{records}"""
+PLUG_INS = """\
+# Plug-ins
+
+<!-- Written by `python tools/python_reference.py plug-ins`; change the package instead. -->
+
+For developers of packages that add a store, a platform of chips, a machine, a cost model or a
+process host.
+
+## A store
+
+A function with the arguments of `rankwise.drivers.real.stores.opening.open_store`, as an entry
+point of the group `rankwise.stores`, under the name for `--rdzv-backend`:
+
+```toml
+[project.entry-points."rankwise.stores"]
+mine = "mypackage.store:open_mine"
+```
+
+It returns a `rankwise.ports.store.Store`. A test checks all that stores must do:
+
+```python
+from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.stores.memory import MemoryStore
+from rankwise.testing.conformance import STORE_BEHAVIOURS, check_store
+
+shared = MemoryStore(SystemClock())
+check_store(shared.connect)  # each call opens one more client of the same store
+assert "a_watch_misses_nothing_under_load" in STORE_BEHAVIOURS  # by name, for one test each
+```
+
+## A platform of chips
+
+An entry point of the group `rankwise.platforms` is a callable that makes a `Platform`, whose
+`open(device_id)` gives a `Device` (both are Protocols: `help(rankwise.workers.Device)`). Text after
+a colon in the platform's name is its only argument. `load_platform(name)` makes one,
+`platform_names()` lists them. Test it with
+`rankwise.testing.conformance.platforms.check_platform(factory, add)`, where `add` is a callable of
+the platform that adds two vectors.
+
+## Machines and cost models
+
+Topologies and cost models are entry points, loaded when a name is neither a preset nor a file:
+
+```toml
+[project.entry-points."rankwise.topologies"]
+lab = "our_lab:lab"              # --topology lab
+
+[project.entry-points."rankwise.cost_models"]
+measured = "our_lab:Measured"    # pe: {{cost_model: measured}}, or --set pe.cost_model=measured
+```
+
+- A **topology** is a mapping in the form of the file, a `Path`, or a function that gives either.
+- A **cost model** is a function or class that takes a `MachineSpec`, and returns an object with
+  `gemm(m, n, k, dtype)` and `math(elements, operation, dtype)`. Both return whole picoseconds,
+  always the same for the same arguments. Bounds use the topology's figures. An optional
+  `operation(name, flops, size, dtype)` gives the time of each aten operation of a [predicted
+  run](../howto/predict.md); None means the roofline.
+
+```python
+# file: our_lab.py
+from rankwise.sim.hardware.cost_models import TableCosts
+
+
+class Measured:
+    \"\"\"The figures of the topology, but a product takes at least a microsecond.\"\"\"
+
+    def __init__(self, spec):
+        self._table = TableCosts(spec)
+
+    def gemm(self, m, n, k, dtype):
+        return max(1_000_000, self._table.gemm(m, n, k, dtype))
+
+    def math(self, elements, operation, dtype):
+        return self._table.math(elements, operation, dtype)
+```
+
+## rankwise.testing.conformance
+
+{names}"""
 
 
 def health() -> str:
@@ -178,7 +273,6 @@ def health() -> str:
 def journal() -> str:
     """The page of the journal."""
     return JOURNAL.format(
-        records=_vocabulary(Record),
         interval=format_duration(INTERVAL),
         samples=format_duration(SAMPLE_INTERVAL),
         limit=format_bytes(BYTES_MAX),
@@ -187,7 +281,16 @@ def journal() -> str:
 
 def vocabulary() -> str:
     """The page of an agent's facts and orders."""
-    return VOCABULARY.format(facts=_vocabulary(Stimulus), orders=_vocabulary(Effect))
+    return VOCABULARY.format(
+        facts=_vocabulary(Stimulus), orders=_vocabulary(Effect), records=_vocabulary(Record)
+    )
+
+
+def plug_ins() -> str:
+    """The page for authors of plug-ins."""
+    return PLUG_INS.format(
+        names=_table("name", _rows(import_module("rankwise.testing.conformance")))
+    )
 
 
 def reference() -> str:
@@ -197,7 +300,36 @@ def reference() -> str:
 
 
 def _section(name: str, what: str) -> str:
-    return f"## {name}\n\n{what}\n\n{_table('name', _rows(import_module(name)))}"
+    pages = PAGES.get(name, ())
+    described = " ".join((DOCS / page).read_text() for page in pages)
+    rows = list(_rows(import_module(name)))
+    brief = [cell for cell, _ in rows if re.search(rf"\b{_plain_name(cell)}\b", described)]
+    parts = [f"## {name}\n", f"{what}\n"]
+    if brief:
+        links = ", ".join(f"[{_title(page)}]({page})" for page in pages)
+        signatures = "\n".join(map(_signature, brief))
+        parts += [f"Described in {links}:\n", f"```text\n{signatures}\n```\n"]
+    parts += [_table("name", (row for row in rows if row[0] not in brief))]
+    return "\n".join(parts)
+
+
+def _signature(cell: str) -> str:
+    return fill(
+        cell.strip("`"),
+        88,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _title(page: str) -> str:
+    return (DOCS / page).read_text().partition("\n")[0].removeprefix("# ")
+
+
+def _plain_name(cell: str) -> str:
+    (name,) = re.findall(r"^`(\w+)", cell)
+    return str(name)
 
 
 def _vocabulary(union: Any) -> str:
@@ -229,8 +361,17 @@ def _rows(module: Any) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(value: Any) -> str:
-    """The names of a function's parameters, those with a default in brackets."""
-    if not inspect.isfunction(value):
+    """The names of a callable's parameters, those with a default in brackets."""
+    is_made_by_users = (
+        inspect.isclass(value)
+        and inspect.isfunction(vars(value).get("__init__"))
+        and value.__name__ not in MADE_BY_OTHERS
+    )
+    if not inspect.isfunction(value) and (
+        not is_made_by_users
+        or issubclass(value, BaseException)
+        or getattr(value, "_is_protocol", False)
+    ):
         return ""
     words = []
     for each in inspect.signature(value).parameters.values():
@@ -243,6 +384,8 @@ def _parameters(value: Any) -> str:
 
 
 def _summary(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{len(value)} checks by name."
     own = f"`{value!r}`" if isinstance(value, int | str) else value.__doc__
     line = re.split(r"\n\s*\n", (own or "").strip())[0]
     return " ".join(line.split()).replace("|", "\\|")
@@ -254,5 +397,6 @@ if __name__ == "__main__":
         "health": health,
         "journal": journal,
         "vocabulary": vocabulary,
+        "plug-ins": plug_ins,
     }
     print(pages[sys.argv[1] if sys.argv[1:] else "names"](), end="")

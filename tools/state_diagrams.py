@@ -10,14 +10,13 @@ from rankwise.core.tree import transitions as of_child_groups
 HEAD = """\
 # State machines
 
-For developers. Made by `tools/state_diagrams.py` from the tables in the modules that are named; a
-test lets everything happen to small machines that may, and finds these transitions and no others. A
-fact that is not shown leaves a machine where it is. One fact may lead through several phases at
-once.
+For developers. `tools/state_diagrams.py` makes the diagrams from the tables in the modules. A test
+explores small machines with all possible facts, and finds exactly these transitions. A fact that is
+not shown changes no phase. One fact may lead through several phases at once.
 """
 TABLES: tuple[tuple[str, str, Any], ...] = (
-    ("Gang", "the workers of one node, which live and die together", of_gangs),
-    ("Agent", "one node of a run; `Answer` is whatever the store says", of_agents),
+    ("Gang", "the workers of one node, which start and end together", of_gangs),
+    ("Agent", "one node of a run; `Answer` is any answer of the store", of_agents),
     ("Child group", "the children of a chip worker", of_child_groups),
 )
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 CULPRITS = programs("culprits")
 HEALTHY = programs("healthy")
 HANG = re.compile("^the gang hung: no progress for [0-9.]+ s; ")
-DEADLOCK = re.compile("^the gang hung: (deadlock: no rank can ever go on; )?")
+DEADLOCK = re.compile("^the gang hung: (deadlock: no rank can continue; )?")
 PATIENCE_S = 200.0
 """So long no program lasts: the collectives' time-out is longer, and must not be what ends it."""
 

@@ -20,6 +20,10 @@ ROOT = Path(__file__).parents[2]
         ("python_reference.py health", "health"),
         ("python_reference.py journal", "journal"),
         ("python_reference.py vocabulary", "development/journal"),
+        ("python_reference.py plug-ins", "development/plug-ins"),
+        ("cli_reference.py cluster", "development/cluster-options"),
+        ("settings_reference.py settings", "settings"),
+        ("settings_reference.py exit-codes", "exit-codes"),
     ],
 )
 def test_the_references_are_current(command: str, page: str) -> None:

@@ -1,56 +1,53 @@
-"""Pages of the reference that are written by hand name what the code has."""
+"""The tables behind generated reference pages have what the code reads and returns."""
 
 import re
 from pathlib import Path
 
-from rankwise.cli import run
-from rankwise.drivers.real.stores import opening
-from rankwise.launch.cluster import settings
-from rankwise.launch.environment import VARIABLES_OF_RANKS
+import pytest
+
+from rankwise.base.errors import ConfigError
+from rankwise.cli import exit_codes
+from rankwise.cli.variables import VARIABLES
+from rankwise.drivers.real.stores.opening import open_store
+from rankwise.launch.cluster.settings import TIMING_SETTINGS, split_settings
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "settings.md").read_text()
 
 
-def keys_under(heading: str) -> set[str]:
-    """The names in the first two columns of the table under a heading, torch's spelling too."""
-    section = PAGE.partition(f"\n### {heading}")[2].partition("\n### ")[0]
-    rows = re.findall(r"^\| (`.*)$", section, re.MULTILINE)
-    rows += re.findall(r"^\| (\| `.*)$", section, re.MULTILINE)  # torch's word alone
-    has_spelling = "torch's spelling" in section
-    cells = [" ".join(row.split("|")[: 2 if has_spelling else 1]) for row in rows]
-    return set(re.findall(r"`(\w+)`", " ".join(cells)))
-
-
-def test_every_variable_of_rankwise_is_named_for_users_or_for_those_who_work_on_the_code() -> None:
-    named = PAGE + (ROOT / "docs" / "development" / "architecture.md").read_text()
+def test_every_variable_of_rankwise_is_documented_for_users_or_for_developers() -> None:
+    for_developers = (ROOT / "docs" / "development" / "architecture.md").read_text()
     read = {
         name
-        for path in (ROOT / "src").rglob("*.py")
+        for folder in ("src", "tools")
+        for path in (ROOT / folder).rglob("*.py")
         for name in re.findall(r'"(RANKWISE_[A-Z_]+[A-Z])"', path.read_text())
+        if path.name != "variables.py"
     }
 
-    assert read
-    assert {name for name in read if f"`{name}`" not in named} == set()
+    assert set(VARIABLES) <= read
+    assert {name for name in read - set(VARIABLES) if f"`{name}`" not in for_developers} == set()
 
 
-def test_every_variable_that_a_rank_finds_is_named() -> None:
-    assert {name for name in VARIABLES_OF_RANKS if f"`{name}`" not in PAGE} == set()
+def test_every_documented_time_is_taken_by_the_rendezvous_under_both_spellings() -> None:
+    spellings = {
+        name
+        for setting in TIMING_SETTINGS.values()
+        for name in re.findall(r"`(\w+)`", setting.torch_spelling)
+    }
+
+    for name in (*TIMING_SETTINGS, *spellings):
+        assert split_settings({name: "20"}).store == {}, name
+    assert split_settings({"unknown": "20"}).store == {"unknown": "20"}
 
 
-def test_the_settings_of_the_rendezvous_are_those_that_it_takes() -> None:
-    spellings = {ours: theirs for theirs, ours in opening._SPELLINGS.items()}
-    etcd = set(opening._ETCD_SETTINGS)
-
-    assert keys_under("For nodes that meet") == {*settings._DURATIONS, *settings._KEEP_ALIVE}
-    assert keys_under("`etcd`") == etcd | {spellings[key] for key in etcd & spellings.keys()}
-    assert keys_under("`embedded`") == set(opening._EMBEDDED_SETTINGS)
-    assert keys_under("`c10d`") == set(opening._C10D_SETTINGS)
+@pytest.mark.parametrize("backend", ["etcd", "embedded", "c10d"])
+def test_undocumented_setting_of_a_store_is_refused(backend: str) -> None:
+    with pytest.raises(ConfigError, match=f"the backend {backend} has no setting colour"):
+        open_store(backend, "127.0.0.1:1", {"colour": "red"}, run_id="x")
 
 
-def test_the_exit_codes_of_our_own_are_in_their_table() -> None:
-    page = (ROOT / "docs" / "exit-codes.md").read_text()
-    own = {value for name, value in vars(run).items() if name.startswith("EXIT_CODE_OF_")}
+def test_every_exit_code_of_our_own_is_documented() -> None:
+    own = {value for name, value in vars(exit_codes).items() if name.startswith("EXIT_CODE_OF_")}
 
-    assert own
-    assert {code for code in own if f"\n| {code} | " not in page} == set()
+    assert own == {2, 75, 124}
+    assert {str(code) for code in own} <= exit_codes.EXIT_CODES_OF_RUN.keys()

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from rankwise.core.ledger import Arrival, Fate, Stage
+from rankwise.core.ledger import INIT_GROUP, Arrival, Fate, Stage
 from rankwise.drivers.real import section_ring, segments
 from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
 from rankwise.drivers.real.segments import Segment
@@ -410,3 +410,7 @@ def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None
         f"send of (4,) float32 to rank 8{told}"
         for told in ("", ", tag 3", ", tag 4", ", tag 3", ", tag 5")
     ]
+
+
+def test_agents_know_the_key_under_which_ranks_enter_init_process_group() -> None:
+    assert call_ring.INIT_KEY == INIT_GROUP

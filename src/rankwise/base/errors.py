@@ -248,7 +248,7 @@ class Waiting(NamedTuple):
 
 
 class Deadlock(SimulationError):
-    """Nothing is left to happen in a simulated world, but somebody waits.
+    """A simulated world has no further event, but something still waits.
 
     Attributes:
         waiting: who waits for what, since when and where, in a fixed order.

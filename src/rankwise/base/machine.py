@@ -16,7 +16,7 @@ EffectT = TypeVar("EffectT")
 
 
 class Ticked(msgspec.Struct, frozen=True, tag=True):
-    """The machine's next deadline has come: `tick` as a fact, so that a journal tells of it."""
+    """The machine's next deadline has come: `tick` as a fact, for the journal."""
 
 
 class Machine(Protocol[StimulusT_contra, EffectT]):

@@ -8,19 +8,26 @@ hands in as HTML says so.
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+# Shades at the edges of .scroll show that there is more beside: the first two gradients move with
+# the content and cover the shades at its ends.
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #5f6f84; --line: #d5dde8;
-  --paper: #ffffff; --card: #f6f8fb; --accent: #2f6fb5; }
+  --paper: #ffffff; --card: #f6f8fb; --accent: #2f6fb5; --shade: #1d273355; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4eaf2; --soft: #9aa9bd; --line: #344255;
-  --paper: #141b24; --card: #1c2530; --accent: #6ba5e4; } }
+  --paper: #141b24; --card: #1c2530; --accent: #6ba5e4; --shade: #000000cc; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 14px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
 main { max-width: 1140px; margin: 0 auto; padding: 32px 24px 64px; }
 h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 36px 0 10px; }
 p.about, p.note { color: var(--soft); margin: 0 0 12px; max-width: 78ch; }
-.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line);
-  border-radius: 8px; padding: 12px; }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; padding: 12px;
+  background:
+    linear-gradient(to right, var(--card) 40%, transparent) 0 0 / 48px 100% no-repeat local,
+    linear-gradient(to left, var(--card) 40%, transparent) 100% 0 / 48px 100% no-repeat local,
+    linear-gradient(to right, var(--shade), transparent) 0 0 / 16px 100% no-repeat scroll,
+    linear-gradient(to left, var(--shade), transparent) 100% 0 / 16px 100% no-repeat scroll,
+    var(--card); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th { text-align: left; color: var(--soft); font-weight: 600; }
 th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }

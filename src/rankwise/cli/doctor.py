@@ -238,9 +238,9 @@ def check_own_etcd(path: str | None = None) -> CheckResult:
         )
     if not can_ignore_for_good():
         text = (
-            "seccomp is refused; an etcd of --rdzv-own-etcd ends of the SIGTERM that ends a whole"
-            " job (scancel, systemd), and the ranks may be ended unsaved: allow it in the"
-            " sandbox's filter"
+            "seccomp is refused: a SIGTERM to the whole job (scancel, systemd) also ends an etcd of"
+            " --rdzv-own-etcd, and ranks may be unable to save; allow seccomp in the sandbox's"
+            " filter"
         )
         return CheckResult("etcd", Severity.WARNING, text)
     return CheckResult("etcd", Severity.OK, "can be a member of a run's own (--rdzv-own-etcd)")

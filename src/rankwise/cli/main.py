@@ -21,7 +21,7 @@ import click
 
 import rankwise
 from rankwise.base.errors import ConfigError, RankwiseError
-from rankwise.cli.start import be_interruptible
+from rankwise.drivers.real.early_signals import be_interruptible
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.launch.standard_streams import flush_standard_streams, give_up
 
@@ -60,18 +60,16 @@ SUBCOMMANDS = {
         "rankwise.cli.manifest", "manifest", "Write manifests for Kubernetes or SLURM."
     ),
     "ps": Subcommand("rankwise.cli.ps", "ps", "List the runs on this machine."),
-    "top": Subcommand(
-        "rankwise.cli.top", "top", "Show live how the ranks of a run are, the odd ones first."
-    ),
-    "logs": Subcommand(
-        "rankwise.cli.logs", "logs", "Show what the ranks of a run write, or have written."
-    ),
-    "stop": Subcommand("rankwise.cli.stop", "stop", "Stop a run, and wait until it is over."),
+    "top": Subcommand("rankwise.cli.top", "top", "Show the ranks of a run live, problems first."),
+    "logs": Subcommand("rankwise.cli.logs", "logs", "Show the output of the ranks of a run."),
+    "stop": Subcommand("rankwise.cli.stop", "stop", "Stop a run, and wait for its end."),
     "stacks": Subcommand(
-        "rankwise.cli.stacks", "stacks", "Show where every rank of a run is, in Python stacks."
+        "rankwise.cli.stacks", "stacks", "Print the Python stacks of every rank of a run."
     ),
     "why": Subcommand(
-        "rankwise.cli.why", "why", "Tell why a run makes no progress: which rank waits for which."
+        "rankwise.cli.why",
+        "why",
+        "Explain why a run makes no progress: which rank waits for which.",
     ),
     "doctor": Subcommand(
         "rankwise.cli.doctor", "doctor", "Check this machine for what rankwise needs."

@@ -12,6 +12,7 @@ run a random token.
 import os
 import re
 import secrets
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -145,8 +146,10 @@ _RUN_WORDS = click.argument(
 @click.option(
     "--patch",
     metavar="FILE",
+    multiple=True,
     shell_complete=complete_file,
-    help="Strategic merge patches in YAML, one document per object, as for tolerations; see docs.",
+    help="Strategic merge patches in YAML, one document per object, as for tolerations; - is "
+    "standard input. May be given several times. See docs.",
 )
 @_OUTPUT
 @_RUN_WORDS
@@ -167,7 +170,7 @@ def kubernetes(
     etcd_storage: str,
     no_etcd: bool,
     rdzv_endpoint: str | None,
-    patch: str | None,
+    patch: tuple[str, ...],
     output: str | None,
     words: tuple[str, ...],
 ) -> None:
@@ -191,7 +194,7 @@ def kubernetes(
         raise ConfigError(
             "--nproc-per-node is given before and after the --", hint="give it once, after the --"
         )
-    patches = () if patch is None else patches_in(_read(patch), patch)
+    patches = tuple(each for path in patch for each in patches_in(_read(path), path))
     gpu_resources = _gpu_resources(gpus)
     environment = dict(_variable(text, "--env") for text in env)
     secret_keys = dict(_secret(text) for text in secret_env)
@@ -241,7 +244,7 @@ def own(job_set: str, objects: tuple[str, ...]) -> None:
         host, port = (os.environ[f"KUBERNETES_SERVICE_{part}"] for part in ("HOST", "PORT"))
     except KeyError as error:
         raise ConfigError(
-            f"{error.args[0]} is not set, so this is no pod of a Kubernetes cluster"
+            f"{error.args[0]} is not set, so this is not a pod of a Kubernetes cluster"
         ) from None
     try:
         api = ApiServer(host, int(port))
@@ -322,8 +325,7 @@ def _check_words(options: "RunOptions", *, brings_etcd: bool) -> None:
     for option, hint in _DECIDED_HERE.items():
         if option in options.origins:
             raise ConfigError(
-                f"{options.label(option)} is among the options of rankwise run, and the manifest "
-                "gives it itself",
+                f"{options.label(option)} is given after the --, but the manifest sets it itself",
                 hint=hint,
             )
     if brings_etcd and "rdzv_backend" in options.origins and options.rdzv_backend != "etcd":
@@ -403,6 +405,8 @@ def _secret(text: str) -> "tuple[str, SecretKey]":
 
 def _read(patch: str) -> str:
     try:
+        if patch == "-":
+            return sys.stdin.read()
         with open(patch, encoding="utf-8") as file:  # noqa: PTH123  # pathlib costs ms
             return file.read()
     except (OSError, UnicodeDecodeError) as error:

@@ -17,6 +17,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.cli.nodes import NodeCounts, node_counts, parse_settings
 from rankwise.cli.run_job import job_from
+from rankwise.drivers.real.early_signals import leave_alone
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
@@ -38,10 +39,9 @@ _MEANINGLESS = {
     "preload": "simulated ranks share what one of them has imported",
     "numa_binding": "simulated ranks take turns on one core",
     "node_check": "simulated nodes are always fit",
-    "health_port": "it is over before anybody could ask",
+    "health_port": "the run ends before a request could arrive",
     "retry_startup_errors": "simulated ranks always start",
     "keep_children": "what simulated ranks leave running ends with the command",
-    "on_failure": "who simulates is there to read the report",
     "ray_resources": "it is for --on ray",
 }
 _MACHINE_EXPECTED = "expected --on sim:MACHINE, a preset or a topology file"
@@ -69,9 +69,10 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     if options.spares < 0:
         raise ConfigError(
             f"{options.label('spares')} is {options.spares}, expected 0 or more",
-            hint="it is how many nodes wait to replace one that is lost",
+            hint="it is the number of nodes in reserve",
         )
     job = job_from(one_node, environ)
+    leave_alone(job.signals)
     from rankwise.launch.on_sim.leftovers import Leftovers  # noqa: PLC0415  # not for --help
     from rankwise.launch.thread_limit import thread_environment  # noqa: PLC0415  # the same
 
@@ -88,6 +89,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.exploration import Order, run_in_order  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
+    from rankwise.launch.run_history import failure_command_of  # noqa: PLC0415  # the same
     from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
     from rankwise.sim.faults.reading import read_faults_of_run  # noqa: PLC0415  # the same
 
@@ -105,7 +107,8 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         job = files.job
     make = partial(
         Rehearsal,
-        job,
+        # An exploration is one event, its schedules are not.
+        job if options.explore is None else msgspec.structs.replace(job, on_failure=None),
         node_count=counts.most,
         rendezvous=rendezvous,
         seed=options.seed,
@@ -133,6 +136,10 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         _tell_prediction(options, rehearsal.prediction, job, has_failed=has_failed)
     if files is not None:
         files.write(rehearsal.places)
+    if command := rehearsal.failure_command or failure_command_of(job):
+        from rankwise.launch.failure_command import tell_of_end  # noqa: PLC0415  # rare
+
+        tell_of_end(command, outcome, rehearsal)
     return outcome
 
 

@@ -84,7 +84,7 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
         click.echo(f"root cause: {headline(root)}")
     if different is not None:
         click.echo(
-            f"{different.machine} decides otherwise now, at {different.at} ns: it orders "
+            f"{different.machine} decides differently now, at {different.at} ns: it orders "
             f"{different.effects}, and ordered {different.recorded}",
             err=True,
         )

@@ -81,7 +81,7 @@ def _journals_of(word: str) -> list[str]:
         agents = agents_called(word)
     except RunNotFound as error:
         raise RunNotFound(
-            f"{word!r} is neither a file nor a run here: {error.message}",
+            f"{word!r} is not a file, and not a run on this machine: {error.message}",
             hint="name a journal.jsonl, the log directory of a run, or a run of `rankwise ps`",
         ) from None
     paths = []

@@ -1,14 +1,9 @@
 """`rankwise run`: starts a gang of workers and ends as they did.
 
-Exit codes: 0 when every worker succeeded; the exit code of the worker that failed first (128 plus
-the signal's number when one killed it); 124 when the gang hung (`--hang-timeout`) or the run took
-too long (`--timeout`); 128 plus the signal's number when a signal ended the run; 2 when the command
-line cannot be used, or the other nodes run another job under that name, in which case nothing was
-started; 75 when the job succeeded on other nodes before there was a seat for this one.
+The exit codes are explained in `exit_codes.py`.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,14 +14,19 @@ import click
 from click.core import ParameterSource
 
 from rankwise.base.errors import ConfigError
+from rankwise.cli.exit_codes import (
+    EXIT_CODE_OF_A_LATECOMER,
+    EXIT_CODE_OF_A_TIMEOUT,
+    EXIT_CODE_OF_ANOTHER_JOB,
+)
 from rankwise.cli.main import CONTEXT_SETTINGS, begin_work
 from rankwise.cli.options import OptionWithVariable, complete_file, values_from
 from rankwise.cli.run_options import GROUPS, OPTIONS, REHEARSAL
 from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
-from rankwise.cli.start import (
-    die_of_sigterm,
+from rankwise.drivers.real.early_signals import (
     end_on_sigterm,
     hold_interrupts,
+    leave_alone,
     outlive_user_signals,
 )
 
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
     from rankwise.launch.job import Job
     from rankwise.launch.log_layout import LogPlaces
-
-EXIT_CODE_OF_A_TIMEOUT = 124
-"""What `timeout` of the core utilities says of a command that ran out of time."""
-
-EXIT_CODE_OF_ANOTHER_JOB = 2
-EXIT_CODE_OF_A_LATECOMER = 75
-"""EX_TEMPFAIL of sysexits.h: nothing was run here, and a later run may well have a seat."""
 
 STRICT_WORDS = "rankwise.cli.run.words"
 """Where in click's `Context.meta` the words are, in strict spelling."""
@@ -193,6 +186,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
 
     options = options_in(ctx)
     outlive_user_signals()
+    end_on_sigterm()
     _check_one_place(ctx.meta[STRICT_WORDS])
     if options.on is not None and options.on.startswith("sim"):
         from rankwise.cli.on_sim import simulate  # noqa: PLC0415  # only there
@@ -201,20 +195,20 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         return exit_code(simulate(options, ctx.meta[STRICT_WORDS], os.environ))
     for option in _options(ctx.command):
         if option.group == REHEARSAL and (given := options.origins.get(str(option.name))):
-            raise ConfigError(f"{given} is about simulated ranks", hint="give --on sim as well")
+            raise ConfigError(f"{given} is for simulated ranks", hint="give --on sim as well")
     if options.on is not None:
         from rankwise.cli.on_ray import run_elsewhere  # noqa: PLC0415  # only there
 
         begin_work()
+        leave_alone()
         return run_elsewhere(options, ctx.meta[STRICT_WORDS], os.environ)
-    end_on_sigterm()
     words = ctx.meta[STRICT_WORDS]
     options, of_scheduler = _completed_by_scheduler(options, os.environ, words)
     if _meets_by_plugin(options):
         from rankwise.cli.torch_plugins import launch_with_handler  # noqa: PLC0415  # rare
 
         begin_work()
-        die_of_sigterm()
+        leave_alone()
         return launch_with_handler(options)
     job = _with_master_bound(job_from(options, os.environ))
     files = None
@@ -254,8 +248,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
     if job.logs.log_specs is None and event_log_handler == "null":
         from rankwise.launch.fork_server import hosting_for  # noqa: PLC0415  # not for --help
 
-        if signal.SIGTERM not in job.signals:
-            die_of_sigterm()
+        leave_alone(job.signals)
         hold_interrupts()
         started = None
         with suppress(OSError):  # it is tried again by who can tell the reason
@@ -267,7 +260,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
     from rankwise.cli.torch_plugins import supervise_with_plugins  # noqa: PLC0415  # rare
 
     begin_work()
-    die_of_sigterm()
+    leave_alone()
     return supervise_with_plugins(job, event_log_handler, places)
 
 

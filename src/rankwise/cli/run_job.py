@@ -58,7 +58,7 @@ _UNFIT_SIGNALS = {
     "SIGCHLD": "comes whenever a process of rankwise's own ends, so it cannot ask the run to end",
     **dict.fromkeys(
         ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT"),
-        "tells of a fault in the very process that gets it, which cannot go on after it",
+        "reports a fault in the process that gets it, which then ends",
     ),
 }
 """Signals that can end no run gracefully, and why."""
@@ -478,7 +478,7 @@ def _passed_signals(options: RunOptions) -> tuple[int, ...]:
     for number in numbers:
         if number not in ENDING_SIGNALS:
             raise ConfigError(
-                f"{label}: {signal_name(number)} ends no process, so it is left to do what it does",
+                f"{label}: {signal_name(number)} ends no process, so its usual effect stays",
                 hint="name signals such as SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU",
             )
     if given == FORWARDED:
@@ -502,7 +502,7 @@ def _signal_numbers(label: str, names: str, unfit: Mapping[str, str]) -> tuple[i
 
             meant = nearest(name.upper(), signal.Signals.__members__)
             hint = f"did you mean {meant}?" if meant else None
-            told = f"{label}: {name!r} is not a signal's name, expected such as SIGTERM"
+            told = f"{label}: {name!r} is not a signal's name, expected a name such as SIGTERM"
             raise ConfigError(told, hint=hint)
         why_not = unfit.get(signal_name(number))
         if why_not is not None:

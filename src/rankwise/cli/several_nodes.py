@@ -169,8 +169,8 @@ def _endpoint(options: "RunOptions", *, is_static: bool) -> str:
         return options.rdzv_endpoint
     if not is_static:
         raise ConfigError(
-            f"--rdzv-endpoint is not given, and {options.rdzv_backend} needs to know where the "
-            "nodes meet",
+            f"--rdzv-endpoint is not given, and {options.rdzv_backend} needs the address where "
+            "the nodes meet",
             hint="give HOST:PORT, the same on every node",
         )
     host = f"[{options.master_addr}]" if ":" in options.master_addr else options.master_addr

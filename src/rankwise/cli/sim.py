@@ -155,7 +155,7 @@ def run(
     """
     if not triton:
         if check_compile:
-            raise ConfigError("--check-compile is about kernels of a script: add --triton")
+            raise ConfigError("--check-compile is for kernels of a script: add --triton")
         if arguments:
             raise ConfigError(
                 f"{arguments[0]!r} comes after the program, which takes no arguments",
@@ -210,7 +210,7 @@ def _check_options_of_triton(given: Sequence[str]) -> None:
     for name in given:
         if name in of_machines and "topology" not in given:
             raise ConfigError(
-                f"{of_machines[name]} is about a machine, and --triton alone has none",
+                f"{of_machines[name]} needs a machine, and --triton alone has none",
                 hint="name one: --topology default",
             )
 
@@ -249,7 +249,7 @@ def topology(*, machine: str, svg: str | None, yaml: bool, fields: tuple[str, ..
         from yaml import safe_dump  # noqa: PLC0415  # the same
 
         if svg is not None:
-            raise ConfigError("--svg and --yaml are two forms of the machine", hint="give one")
+            raise ConfigError("--svg and --yaml exclude each other", hint="give one")
         spec = safe_dump(drawn.spec, sort_keys=False, default_flow_style=None, width=120)
         click.echo(spec, nl=False)
     elif svg is None:
@@ -290,8 +290,8 @@ def _simulate(
             raise ConfigError(f"{each.key} is given by --set and by --sweep")
     if swept and (trace, chakra, report) != (None, None, None):
         raise ConfigError(
-            "--trace, --chakra and --report are about one run, and --sweep makes several",
-            hint="run the point that you want to see by itself, with --set",
+            "--trace, --chakra and --report are for one run, and --sweep makes several",
+            hint="run one point alone, with --set",
         )
     with _failures_told(program) as end:
         if swept:
@@ -385,12 +385,22 @@ def _run_one(
         from rankwise.sim.hardware.quantities import format_picoseconds  # noqa: PLC0415  # the same
 
         click.echo(f"simulated time: {format_picoseconds(finished.engine.now)}")
+        _show_what_holds_back(finished.engine)
     if chakra is not None:
         from rankwise.sim.reporting.chakra import write_chakra  # noqa: PLC0415  # the same
 
         click.echo(f"traces: {write_chakra(chakra, finished.engine)}", err=True)
     _write_files(finished.engine, settings.program, finished.results, trace=trace, report=report)
     return 0
+
+
+def _show_what_holds_back(engine: "GraphEngine") -> None:
+    """What costs most besides the work, of a program that has measured nothing itself."""
+    from rankwise.sim.benches.spending import held_back_by  # noqa: PLC0415  # not for --help
+
+    cause, share = held_back_by(engine)
+    if cause:
+        click.echo(f"held back by: {cause}, {share:.1%} of the devices' time")
 
 
 def _write_files(

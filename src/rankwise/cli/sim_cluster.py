@@ -99,7 +99,7 @@ def cluster(
     """
     for option, is_given in (("--journal", journal is not None), ("--story", story)):
         if is_given and seeds > 1:
-            raise ConfigError(f"{option} is about one run, and --seeds makes several")
+            raise ConfigError(f"{option} is for one run, and --seeds makes several")
     if story and not is_alone:
         raise ConfigError("--story tells of one node: give --standalone, or look into --journal")
     given = {

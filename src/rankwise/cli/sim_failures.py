@@ -13,7 +13,8 @@ import click
 from rankwise.base.errors import ConfigError, Deadlock, RankwiseError, SimulationError, TimeLimit
 from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import Duration
-from rankwise.cli.run import EXIT_CODE_OF_A_TIMEOUT, exit_code
+from rankwise.cli.exit_codes import EXIT_CODE_OF_A_TIMEOUT
+from rankwise.cli.run import exit_code
 from rankwise.launch.failure_report.composing import compose_report
 from rankwise.launch.failure_report.model import FailureReport, ReportContext
 from rankwise.launch.failure_report.rendering import plain_text, write_report

@@ -124,7 +124,7 @@ def native_stacks(program: str, pid: int, deadline: Instant) -> str:
         done = subprocess.run(command, capture_output=True, timeout=patience, check=False)
     except subprocess.TimeoutExpired:
         raise StacksUnavailable(
-            f"py-spy has not shown the stacks of process {pid} in {patience:.3g} s",
+            f"py-spy did not return the stacks of process {pid} in {patience:.3g} s",
             hint="give it more time: --timeout 1m",
         ) from None
     except OSError as error:

@@ -61,7 +61,7 @@ def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> No
     if find_spec("textual") is None:
         command = f"{shlex.quote(sys.executable)} -m pip install 'rankwise[tui]'"
         raise RankwiseError(
-            "to be live in a terminal, rankwise top needs textual, which is not installed",
+            "the live view of rankwise top needs textual, which is not installed",
             hint=f"install it: {command}; or print it once: rankwise top --once",
         )
     from rankwise.tui.app import show  # noqa: PLC0415  # textual takes its time

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _DOES = {"advances": "making progress", "computes": "computing", "transfers": "reading or writing"}
 """What is progress."""
-_STOPPED = f"it is {BY_SIGNAL}; `kill -CONT` lets it go on"
+_STOPPED = f"it is {BY_SIGNAL}; `kill -CONT` resumes it"
 
 
 @click.command("why", context_settings=CONTEXT_SETTINGS)
@@ -34,10 +34,10 @@ _STOPPED = f"it is {BY_SIGNAL}; `kill -CONT` lets it go on"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the verdict, then each rank.")
 @ANSWER_TIMEOUT_OPTION
 def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
-    """Tell why RUN makes no progress: the rank that others wait for, and the stack of each rank.
+    """Explain why RUN makes no progress: the missing rank, and the stack of each rank.
 
-    The run goes on. On several nodes, the first line is about all ranks, and names nodes without an
-    answer; the stacks are those of this machine.
+    The run continues. On several nodes, the first line is about all ranks, and names nodes
+    without an answer; the stacks are those of this machine.
 
     RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent.
     Leave it out if there is one run.
@@ -100,15 +100,17 @@ def _verdict(header: dict[str, Any], ranks: "Sequence[dict[str, Any]]") -> str:
         return f"every rank{here} makes progress"
     if getting_on:
         verb = "makes" if len(getting_on) == 1 else "make"
-        return f"{ranks_in_words(getting_on)} {verb} progress, and no call tells who is missing"
+        return (
+            f"{ranks_in_words(getting_on)} {verb} progress, and no call shows which rank is missing"
+        )
     here = " of this machine" if header.get("others") else ""
-    return f"no rank{here} makes progress, and no call tells who is missing"
+    return f"no rank{here} makes progress, and no call shows which rank is missing"
 
 
 def _render_group(group: "Sequence[dict[str, Any]]") -> str:
     first = group[0]
     waiting = [f"  waits for {first['waits_for']}"] if first["waits_for"] else []
-    nothing = _STOPPED if first["is_stopped"] else "no stack could be had"
+    nothing = _STOPPED if first["is_stopped"] else "no stack is available"
     frames = first["frames"] or [f"  {nothing}"]
     lines = "\n".join(f"  {line}" for line in (*waiting, *frames))
     return f"{ranks_and_pids(group)}, {_what_they_do(group)}, innermost call first:\n{lines}"

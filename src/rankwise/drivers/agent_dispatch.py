@@ -71,7 +71,7 @@ class NodeHost(ProcessHost, Protocol):
         ...
 
     def stop_ranks_at(self, number: int, step: int) -> None:
-        """Let the ranks go on to that step and stop there."""
+        """Let the ranks continue to that step and stop there."""
         ...
 
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:

@@ -91,13 +91,13 @@ def stopping_line(signum: int, ranks_left: int, rest: Duration) -> str:
     """Say that ranks which were told to stop have not ended yet, and how to wait no longer."""
     name = SIGNAL_NAMES.get(signum, f"signal {signum}")
     who, patience = counted(ranks_left), format_duration(rest)
-    return f"stopping {who} ({name}) for up to {patience}; once more kills them now"
+    return f"stopping {who} ({name}) for up to {patience}; a second signal kills them now"
 
 
 def as_sigterm_line(signum: int, *, begins: bool = True) -> str:
     """Say that a signal of which the user has said nothing stops the run, or finds it stopping."""
     if not begins:
-        return f"{signal_name(signum)}: the run is being stopped already"
+        return f"{signal_name(signum)}: the run is already stopping"
     return f"{signal_name(signum)}: the run is stopped as by SIGTERM"
 
 
@@ -117,7 +117,7 @@ def suspension_line(lease: Duration) -> str:
     """Say what follows when an agent among others stops with its ranks."""
     return (
         "stopping this node's ranks with their agent (Ctrl-Z): after "
-        f"{format_duration(lease)} the other nodes count it as lost, and go on or start again"
+        f"{format_duration(lease)} the other nodes treat it as lost, and continue or restart"
     )
 
 
@@ -133,7 +133,7 @@ def hang_line(hang_timeout: Duration | None, stood: Sequence[Stood], *, has_repo
     """Say that the gang has hung, and what follows.
 
     Args:
-        hang_timeout: for how long nobody has made progress.
+        hang_timeout: the time without progress.
         stood: where the ranks of this node stand.
         has_report: whether that will be told later; on several nodes the root cause may be
             elsewhere.
@@ -141,11 +141,11 @@ def hang_line(hang_timeout: Duration | None, stood: Sequence[Stood], *, has_repo
     silence = "" if hang_timeout is None else f" for {format_duration(hang_timeout)}"
     lines: list[str] = []
     if not any(each.stacks for each in stood):
-        follows = "all ranks are stopped; none of them can show its Python stacks"
+        follows = "all ranks are stopped; no Python stacks are available"
     elif has_report:
-        follows = "all ranks are stopped; then a report tells where they stood"
+        follows = "all ranks are stopped; a report with their stacks follows"
     else:
-        follows = "all ranks are stopped; here is where they stand"
+        follows = "all ranks are stopped; their stacks:"
         lines = lines_of_blocks(blocks_of_ranks(stood))
     return "\n".join([f"no rank has made progress{silence}: {follows}", *lines])
 
@@ -156,7 +156,7 @@ def hang_warning(still: Duration, hang_timeout: Duration, verdict: str) -> str:
     why = f" ({verdict})" if verdict else ""
     return (
         f"no rank has made progress for {format_duration(still)}{why}; the hang timeout ends the "
-        f"run in {format_duration(rest)} if none does"
+        f"run in {format_duration(rest)} unless one makes progress"
     )
 
 

@@ -42,6 +42,7 @@ from rankwise.base.root_cause import may_be_of_others, tells_of_time
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
+    INIT_GROUP,
     Blame,
     Book,
     Fate,
@@ -132,6 +133,8 @@ class CallWatch:
         self._told = ""
         self._stuck: set[int] = set()
         self._doubts_from, self._doubt_pause = clock.now(), INTERVAL
+        self._is_doubting = False
+        """Whether an answer is awaited: if the run ends before, the ranks' last words are it."""
         self._asked_at: Instant | None = None
         self._pause: Duration | None = None
         self._is_holding = self._has_held = False
@@ -148,7 +151,7 @@ class CallWatch:
         self._standing, self._stuck = {}, set()
         self._doubts_from, self._doubt_pause = self._clock.now(), INTERVAL
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
-        self._has_held, self._of_a_part = False, None
+        self._has_held, self._of_a_part, self._is_doubting = False, None, False
         self.lateness.begin()
         if not is_looking:
             self._look_later()
@@ -299,7 +302,7 @@ class CallWatch:
             return False
         if exit_status.ok and all(link.is_over for link in self._host.links.values()):
             self.lateness.see_arrivals()
-            if self.lateness.differ:
+            if self.lateness.differ or self._is_doubting:
                 self._judge_past()  # by what the ranks have told at their ends
         if not exit_status.ok and self._is_stuck_in_section(local_rank):
             is_open = partial(self._judge_section, local_rank)
@@ -424,7 +427,8 @@ class CallWatch:
         standing = {
             rank: begun
             for rank, begun in self._stood.items()
-            if self.lateness.readers[rank].is_standing
+            # While ranks start, some wait for others on every healthy node.
+            if self.lateness.readers[rank].standing_in not in (None, INIT_GROUP)
         }
         # What C++ calls is in no book.
         if not standing and between(self._still_since, self._clock.now()) >= self._quiet:
@@ -506,13 +510,14 @@ class CallWatch:
         """Ask what a call was that ranks seem to differ in, and less often if they agreed."""
         now = self._clock.now()
         if self.lateness.differ and not self._is_holding and now >= self._doubts_from:
-            self.lateness.differ = False
+            self.lateness.differ, self._is_doubting = False, True
             self._doubts_from = after(now, self._doubt_pause)
             self._doubt_pause = min(Duration(2 * self._doubt_pause), SAMPLE_PAUSE)
             self._questions.ask(self._judge_past)
 
     def _judge_past(self) -> None:
         """Accuse who has called something else in a call that was carried out all the same."""
+        self._is_doubting = False
         blame = None if self._is_holding else find_past_disagreement(self._books())
         if blame is not None:
             self._accuse(blame)

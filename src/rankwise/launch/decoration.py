@@ -5,6 +5,7 @@ kernel's OOM killer was at work and what the clock on the wall said is looked up
 moment when a failure is about to be told to somebody.
 """
 
+import os
 import resource
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -153,7 +154,8 @@ class FailureDecorator:
             stderr_tail=tuple(stderr),
             stdout_tail=() if link is None else link.stdout.tail.lines(STDOUT_LINES),
             log_paths=_log_paths(rank, destinations),
-            error_file=error_file if error is not None and self._keeps_files else "",
+            # On a full disk the worker could not write it.
+            error_file=error_file if self._keeps_files and os.path.exists(error_file) else "",
         )
 
     def _stacks_of(self, failure: Failure, link: WorkerLink | None) -> str:

@@ -13,26 +13,26 @@ from rankwise.launch.job import Job, restarts_allowed
 from rankwise.launch.node_ranks import NodeRanks
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
-VARIABLES_OF_RANKS = frozenset(
-    {
-        "LOCAL_RANK",
-        "RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "ROLE_NAME",
-        "LOCAL_WORLD_SIZE",
-        "WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_MAX_RESTARTS",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_USE_AGENT_STORE",
-    }
-)
-"""What workers are told of their place, whatever else their environment says."""
+MEANINGS_OF_VARIABLES = {
+    "RANK": "this rank, counted over all nodes",
+    "WORLD_SIZE": "number of ranks on all nodes",
+    "LOCAL_RANK": "this rank, counted on its node; 0 with `--virtual-local-rank`",
+    "LOCAL_WORLD_SIZE": "number of ranks on this node",
+    "GROUP_RANK": "this node",
+    "GROUP_WORLD_SIZE": "number of nodes",
+    "ROLE_RANK": "equal to `RANK`",
+    "ROLE_WORLD_SIZE": "equal to `WORLD_SIZE`",
+    "ROLE_NAME": "value of `--role`",
+    "MASTER_ADDR": "address at which rank 0 listens",
+    "MASTER_PORT": "port at which rank 0 listens",
+    "TORCHELASTIC_RESTART_COUNT": "restarts so far",
+    "TORCHELASTIC_MAX_RESTARTS": "restarts allowed",
+    "TORCHELASTIC_RUN_ID": "name of the run",
+    "TORCHELASTIC_USE_AGENT_STORE": "False: rank 0 serves torch's store itself",
+}
+"""What workers learn of their place, whatever their environment says. docs/settings.md is generated
+from this table."""
+VARIABLES_OF_RANKS = frozenset(MEANINGS_OF_VARIABLES)
 
 
 def worker_environment(

@@ -29,18 +29,21 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rankwise.base.failure import Failure, signal_name
-from rankwise.base.units import SECOND, format_duration
+from rankwise.base.failure import Failure, Outcome, OutcomeStatus, signal_name
+from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.bell import Bell
 from rankwise.drivers.real.signals import SignalPipe
 from rankwise.launch.failure_report.words import one_line
 from rankwise.launch.job import Job
 from rankwise.launch.notices import fields_of, line_for_machines, notice
 from rankwise.launch.signal_effects import STOPPING, effects_of
+
+if TYPE_CHECKING:
+    from rankwise.launch.outcomes import FinishedRun
 
 PATIENCE_S = 60.0
 _STDERR = 2
@@ -177,7 +180,46 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def tell_of_end(
-    command: FailureCommand, event: str, failures: Sequence[Failure], report: str, **fields: Any
+    command: FailureCommand,
+    outcome: Outcome,
+    run: "FinishedRun",
+    *,
+    is_of_this_node: bool = True,
+    grace_left: Duration | None = None,
 ) -> None:
-    """Run it for the end of a run, and wait."""
-    command.wait(begin=partial(command.start, event, failures, report=report, **fields))
+    """Run it for the end of a run that has failed or whose time is up, and wait.
+
+    What was started before is waited for in any case.
+
+    Args:
+        command: the command.
+        outcome: how the run ended.
+        run: that run.
+        is_of_this_node: whether the root cause is here, so that no other node tells of it.
+        grace_left: how long a run that was stopped may wait; None is its grace.
+    """
+    from rankwise.launch.outcomes import is_out_of_time, report_of, stop_in_words  # noqa: PLC0415  # rare
+
+    is_stopped = outcome.status is OutcomeStatus.STOPPED
+    is_timeout = is_stopped and is_out_of_time(outcome, run)
+    has_failed = is_timeout or outcome.status is OutcomeStatus.FAILED
+    if not has_failed or not is_of_this_node:
+        grace = run.job.gang.grace if grace_left is None else grace_left
+        command.wait(grace / SECOND if is_stopped else math.inf)
+        return
+    event, failures, message = "failure", outcome.failures, outcome.detail
+    if is_timeout:
+        report = stop_in_words(outcome, run)
+        event, failures, message = "timeout", (), report.partition("\n")[0]
+    else:
+        report = report_of(outcome, run)
+    start = partial(
+        command.start,
+        event,
+        failures,
+        report=report,
+        message="" if failures else message,
+        starts=outcome.attempts,
+        logs=run.places.directory if run.places.keep else None,
+    )
+    command.wait(begin=start)

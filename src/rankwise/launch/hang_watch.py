@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
+from rankwise.base.wording import ranks_in_words
 from rankwise.core.gang.progress import Activity, Doing, ProgressWatch
 from rankwise.drivers.real.call_rings import calls_begun, polls_in_vain, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
@@ -92,6 +93,24 @@ class HangWatch:
         """When any rank last made progress, as of now."""
         self._look()
         return self._watch.last_progress
+
+    def tell_pollers(self) -> str:
+        """Which ranks poll while others do not wake up; empty unless there are both.
+
+        It accuses no rank: one that does not wake up sleeps, or waits for anything.
+        """
+        doing = {
+            self._planner.ranks.rank(local_rank): known.doing
+            for local_rank, known in self._watch.ranks.items()
+            if local_rank != _SERVER
+        }
+        polling = [rank for rank, did in doing.items() if did is Doing.POLLS]
+        still = [rank for rank, did in doing.items() if did is Doing.NOTHING]
+        if not polling or not still:
+            return ""
+        wake = "does not wake up" if len(still) == 1 else "do not wake up"
+        poll = "polls" if len(polling) == 1 else "poll"
+        return f"{ranks_in_words(still)} {wake}, while {ranks_in_words(polling)} {poll}"
 
     def answer(self, reply: "Reply") -> None:
         """Tell what each rank does, in a moment: it takes two looks, on all nodes.
@@ -238,6 +257,7 @@ def _of_process(pid: int, process: ProcessWork) -> Activity:
         pid=pid,
         main_time=process.main_time,
         main_waited=process.main_waited,
+        main_runs=process.main_runs,
         helper_times=process.helper_times,
         helper_waits=process.helper_waits,
         byte_count=process.byte_count,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.units import ZERO, Duration, Instant, between
 from rankwise.core.ledger import (
     CALLS_MAX,
+    INIT_GROUP,
     Arrival,
     Begun,
     Delay,
@@ -131,7 +132,8 @@ class LatenessWatch:
         before, self._matches = self._matches, {}
         for rank, reader in zip(self._lateness.ranks, self.readers.values(), strict=True):
             arrivals = reader.read(most)
-            self._note_first(arrivals)
+            # To meet is no work yet: a rank may be in it long before the others are imported.
+            self._note_first(each for each in arrivals if each.group != INIT_GROUP)
             self._lateness.see(rank, reader.groups, arrivals)
             for call, match in reader.matches.items():
                 others = before.get(call, match)

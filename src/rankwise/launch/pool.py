@@ -26,6 +26,7 @@ from rankwise.drivers.real.pool.memory import new_shared
 from rankwise.drivers.real.pool.messages import Kind
 from rankwise.drivers.real.pool.progress import show_progress
 from rankwise.drivers.real.proc import check_proc
+from rankwise.launch.arguments import more_than_nothing
 
 T = TypeVar("T")
 WORKERS_MAX = 4096
@@ -64,6 +65,7 @@ class Pool(Executor):
         preload: modules that are imported once, before workers are forked, such as `["torch"]`; by
             default numpy and scipy if they are imported here.
         env: variables to add to the workers' environment.
+        start_timeout: seconds that these imports may take.
         progress: whether to show a line of progress, if stderr is a terminal.
 
     Raises:
@@ -82,6 +84,7 @@ class Pool(Executor):
         writable: bool = False,
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
+        start_timeout: float = 600.0,
         progress: bool = False,
     ) -> None:
         size = usable_cpu_count() if max_workers is None else max_workers
@@ -103,6 +106,7 @@ class Pool(Executor):
                 preload=None if preload is None else tuple(preload),
                 environment=dict(env or {}),
                 is_writable=writable,
+                start_timeout=more_than_nothing(start_timeout, "start_timeout"),
             )
         )
         _open.add(engine)
@@ -173,7 +177,7 @@ class Pool(Executor):
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
             self._forgotten.detach()
-            self._engine.stop()
+            _stop(self._engine)
             _wait(self._engine)
         else:
             self.shutdown()
@@ -351,9 +355,17 @@ def _wait(engine: Engine) -> None:
             break
         except KeyboardInterrupt as error:
             interrupt = error
-            engine.stop()
+            _stop(engine)
     if interrupt is not None:
         raise interrupt
+
+
+def _stop(engine: Engine) -> None:
+    """Stop a pool; Ctrl-C in the middle of that is the second one, which kills."""
+    try:
+        engine.stop()
+    except KeyboardInterrupt:
+        engine.stop()
 
 
 def _check_count(name: str, value: Any, least: int, most: int | None = None) -> None:

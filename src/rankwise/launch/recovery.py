@@ -123,7 +123,7 @@ def _attach() -> "RecoverableRank | None":
         return None
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError(
-            "recover was called in another thread than the main one",
+            "recover was called outside the main thread",
             hint="only the main thread can be recalled: call it there",
         )
     return RecoverableRank(_SocketLine(line))
@@ -227,8 +227,8 @@ class RecoverableRank:
             raise LocalProtocolError(
                 "rankwise.recover was called in a function that rankwise.recover runs, and "
                 "recoveries cannot be nested",
-                hint="call it once, around all that is to be done again, and functions in there "
-                "plainly",
+                hint="call it once, around everything that must run again, and call inner "
+                "functions directly",
             )
         self._is_running = True
         try:

@@ -8,6 +8,16 @@ from rankwise.core.agent.vocabulary import Announcement, AnnounceRestart, Announ
 
 if TYPE_CHECKING:
     from rankwise.launch.failure_command import FailureCommand
+    from rankwise.launch.job import Job
+
+
+def failure_command_of(job: "Job") -> "FailureCommand | None":
+    """The command that a job tells of failures; what it needs is loaded only if there is one."""
+    if job.on_failure is None:
+        return None
+    from rankwise.launch.failure_command import FailureCommand  # noqa: PLC0415  # rare
+
+    return FailureCommand(job, job.on_failure)
 
 
 class RunHistory:
@@ -51,7 +61,8 @@ class RunHistory:
 
     def on_failures(self, failures: tuple[Failure, ...]) -> None:
         """Ranks of this node, among several, have failed: whether a round follows is not known."""
-        self._own_failures = tuple(
+        # Simulated nodes share one history: those of the second node follow those of the first.
+        self._own_failures += tuple(
             failure for failure in failures if failure.cause is not FailureCause.STOPPED
         )
 

@@ -111,6 +111,8 @@ def spawn(
     join: Literal[True] = ...,
     daemon: bool = ...,
     start_method: StartMethodName = ...,
+    *,
+    start_timeout: float = ...,
 ) -> None: ...
 
 
@@ -123,6 +125,7 @@ def spawn(
     join: Literal[False],
     daemon: bool = ...,
     start_method: StartMethodName = ...,
+    start_timeout: float = ...,
 ) -> SpawnContext: ...
 
 
@@ -133,6 +136,8 @@ def spawn(  # noqa: PLR0917  # torch's signature, which is all positional
     join: bool = True,
     daemon: bool = False,
     start_method: StartMethodName = "spawn",
+    *,
+    start_timeout: float = 600.0,
 ) -> SpawnContext | None:
     """Call `fn(i, *args)` in process `i` of `nprocs`; a drop-in for torch.multiprocessing.spawn.
 
@@ -144,6 +149,7 @@ def spawn(  # noqa: PLR0917  # torch's signature, which is all positional
         daemon: what becomes of processes that were not joined when the program ends: they end
             with it, or else it waits for them. None outlives it in any case.
         start_method: `spawn` (a fresh interpreter each) or `forkserver` (import once, fork).
+        start_timeout: seconds that starting all processes may take; torch has no such limit.
 
     Returns:
         None with `join`, else a context whose `join` waits.
@@ -158,6 +164,7 @@ def spawn(  # noqa: PLR0917  # torch's signature, which is all positional
         args,
         nprocs,
         start_method=start_method,
+        start_timeout=start_timeout,
         logs=LogPlan(prefix_template=""),
         pass_rank=True,
         console=False,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
 from rankwise.base.failure import Outcome, OutcomeStatus
-from rankwise.base.units import SECOND, Duration
+from rankwise.base.units import Duration
 from rankwise.bell import Bell
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
@@ -27,11 +27,11 @@ from rankwise.drivers.real.interrupts import gate_here
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout, LogPlaces
 from rankwise.launch.notices import notice
+from rankwise.launch.run_history import failure_command_of
 from rankwise.launch.session import Session
 from rankwise.launch.signal_effects import USER_SIGNALS
 
 if TYPE_CHECKING:
-    from rankwise.launch.failure_command import FailureCommand
     from rankwise.launch.outcomes import FinishedRun
 
 
@@ -77,7 +77,7 @@ class Supervision:
         self._bells: list[Bell] = []
         """Of the threads that wait for an event of the run."""
         self._lock = threading.Lock()
-        self._failure_command = None if job.on_failure is None else _failure_command(job)
+        self._failure_command = failure_command_of(job)
 
     @property
     def size(self) -> int:
@@ -218,28 +218,13 @@ class Supervision:
         if command is None or outcome is None or session is None:
             return
         from rankwise.launch.failure_command import tell_of_end  # noqa: PLC0415  # rare
-        from rankwise.launch.outcomes import is_out_of_time, report_of, stop_in_words  # noqa: PLC0415  # the same
 
-        is_stopped = outcome.status is OutcomeStatus.STOPPED
-        is_timeout = is_stopped and is_out_of_time(outcome, self)
-        has_failed = is_timeout or outcome.status is OutcomeStatus.FAILED
-        if not has_failed or not session.has_root_cause(outcome):
-            command.wait(session.grace_left / SECOND if is_stopped else math.inf)
-            return
-        event, failures, message = "failure", outcome.failures, outcome.detail
-        if is_timeout:
-            report = stop_in_words(outcome, self)
-            event, failures, message = "timeout", (), report.partition("\n")[0]
-        else:
-            report = report_of(outcome, self)
         tell_of_end(
             command,
-            event,
-            failures,
-            report,
-            message="" if failures else message,
-            starts=outcome.attempts,
-            logs=self.places.directory if self.places.keep else None,
+            outcome,
+            self,
+            is_of_this_node=session.has_root_cause(outcome),
+            grace_left=session.grace_left,
         )
 
     def stop(self, signum: int | None = None) -> None:
@@ -271,12 +256,6 @@ def _too_few_files_told() -> Iterator[None]:
             f"the limit of open files is too low for this run: {error.strerror}",
             hint="raise the limit: ulimit -n 1024",
         ) from error
-
-
-def _failure_command(job: Job) -> "FailureCommand":
-    from rankwise.launch.failure_command import FailureCommand  # noqa: PLC0415  # rare
-
-    return FailureCommand(job, job.on_failure or "")
 
 
 def supervise(

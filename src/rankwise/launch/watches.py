@@ -197,6 +197,9 @@ class Watches:
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
         verdict, waits = self._call_watch.explain_hang()
+        if not verdict and "_hang_watch" in vars(self):
+            # No books tell of waits by polling a file, a queue or a store of the program's own.
+            verdict = self._hang_watch.tell_pollers()
         if stopped := [self._planner.ranks.rank(each) for each in self._host.stopped()]:
             are = "is" if len(stopped) == 1 else "are"
             told = f"{ranks_in_words(stopped)} {are} {BY_SIGNAL}"

@@ -119,7 +119,7 @@ class CallsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CallsSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Calls that C++ has begun by itself in one rank, of which nobody knows when they have ended.
+    """Calls that C++ has begun by itself in one rank; their ends are unknown.
 
     They are a sample: what torch's flight recorder had when it was read.
 

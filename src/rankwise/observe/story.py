@@ -202,7 +202,7 @@ def read_story(lines: Iterable[bytes], path: str) -> NodeStory:
         )
     if not reader.has_agent:
         raise ConfigError(
-            f"{path} holds nothing of an agent",
+            f"{path} has no entries of an agent",
             hint="is it the journal.jsonl of a run's log directory, by this version of rankwise?",
         )
     return reader.story

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import ZERO, Duration
 from rankwise.core.ledger import (
+    INIT_GROUP,
     Arrival,
     Begun,
     Delay,
@@ -146,9 +147,14 @@ class RunTimeline:
 
     @property
     def first_call_at(self) -> int:
-        """When the first rank took part: came to a call in a group."""
-        calls = (call for track in self.tracks.values() for call in track.calls)
-        return min((call.begin for call in calls if call.key is not None), default=0)
+        """When the first rank took part: came to a call in a group, and not only to make one."""
+        keyed = (
+            (call.begin, call.key)
+            for track in self.tracks.values()
+            for call in track.calls
+            if call.key is not None
+        )
+        return min((begin for begin, (_, group, _) in keyed if group != INIT_GROUP), default=0)
 
     @property
     def lasted(self) -> Duration:
@@ -369,15 +375,15 @@ def clocks_in_words(timeline: RunTimeline) -> str:
     error, count = timeline.clock_error, len(timeline.nodes)
     if error is None:
         return (
-            f"the clocks of {count} nodes are aligned by their calendars alone: they share no "
+            f"the clocks of {count} nodes are aligned by wall-clock time alone: they share no "
             "collective in which ranks wait, such as a barrier"
         )
     calls = sum(clock.calls for clock in timeline.clocks)
     bound = max(clock.bound for clock in timeline.clocks)
     return (
-        f"the clocks of {count} nodes agree within {_milliseconds(error)}, by the ends of "
-        f"{calls:,} collectives that they share ({_milliseconds(bound)} at most, by who waited for "
-        "whom)"
+        f"the clocks of {count} nodes agree within {_milliseconds(error)}, measured at the "
+        f"ends of {calls:,} shared collectives (at most {_milliseconds(bound)}, by the order of "
+        "waits)"
     )
 
 

@@ -51,7 +51,7 @@ def _attempts(track: RankTrack, y: int, end: int) -> list[str]:
     for life in track.lives:
         begin, stop = _x(life.begin, end), _x(life.end, end)
         colour = _UNKNOWN if not life.is_over else _FAILED if life.exit else _WELL
-        how = "its end was not seen" if not life.is_over else life.exit or "ended well"
+        how = "its end was not recorded" if not life.is_over else life.exit or "ended well"
         lines.append(
             f'<rect x="{begin:.1f}" y="{y + 2}" width="{max(1.0, stop - begin):.1f}" '
             f'height="{ROW - 6}" fill="{colour}"><title>rank {track.rank}, attempt '

@@ -79,7 +79,7 @@ def _status(timeline: RunTimeline) -> str:
     outcomes = [node.outcome for node in timeline.nodes if node.outcome is not None]
     took = format_duration(Duration(timeline.end))
     if not outcomes:
-        return f"No end was seen, after {took}"
+        return f"No end was recorded, after {took}"
     worst = next((each for each in outcomes if each.status != "succeeded"), outcomes[0])
     return f"{str(worst.status).capitalize()} after {took}"
 
@@ -242,11 +242,10 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
     ]
     seen = "" if timeline.seen > 0.995 else f" {100 * timeline.seen:.2g} % of the calls were seen."
     yield (
-        f'<p class="note">Who made the others wait in {which}: for what part of the time since '
-        "the first call, and how long, each of the others waited for a rank alone, on average; and "
-        "in how many calls "
-        f"it came last, as some rank always does. {_who_is_late(timeline)} The first call of each "
-        f"group is not counted.{seen}</p>"
+        f'<p class="note">How long the other ranks waited in {which} for one rank alone, on '
+        "average: as a share of the time since the first call, and in seconds. The last column "
+        "is the share of the calls to which the rank came last; some rank always does. "
+        f"{_who_is_late(timeline)} The first call of each group is not counted.{seen}</p>"
     )
     yield table([["rank", "of the time", "others waited", "came last in"], *rows])
     if len(delays) > ROWS_SHOWN:
@@ -258,15 +257,15 @@ def _late_of_all_nodes(timeline: RunTimeline) -> str:
     told = [node.late.text for node in timeline.nodes if node.late is not None]
     if not told or len(timeline.nodes) == timeline.node_count:
         return ""
-    return f"Of the ranks of all nodes, {told[0]}. The table compares the ranks of this page."
+    return f"On all nodes: {told[0]}. The table compares the ranks of this page."
 
 
 def _who_is_late(timeline: RunTimeline) -> str:
     worst = notable(timeline.delays, timeline.lasted)
     if worst is None:
         among = " in these calls" if timeline.straggler is not None else ""
-        return f"No rank has cost the others a notable part of the run{among}."
-    told = f"<b>Rank {worst.rank}</b> has cost the others a notable part of the run"
+        return f"No rank cost the other ranks a notable part of the run{among}."
+    told = f"<b>Rank {worst.rank}</b> cost the other ranks a notable part of the run"
     return f"{_with_cpu_wait(told, worst, timeline)}."
 
 

@@ -11,6 +11,7 @@ _HOMES = {
     "DeviceSelector": "rankwise.sim.runtime.placement",
     "DPPolicy": "rankwise.sim.runtime.placement",
     "SpawnException": "rankwise.sim.runtime.multiprocessing",
+    "held_back_by": "rankwise.sim.benches.spending",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605  # the names are above, once

@@ -30,7 +30,7 @@ from rankwise.tui.text import cells, columns_for, head, heading
 
 REST = 9
 """So many times as long as a look takes nothing is asked."""
-NO_LAST_WORDS = "its agent is gone, without a word on how the run ended"
+NO_LAST_WORDS = "its agent has ended, without a report of how the run ended"
 ROWS_MAX = 300
 """To draw a line for the first time takes a millisecond."""
 MARGIN = 3
@@ -48,22 +48,22 @@ _STYLES: Mapping[State, str] = {
 HELP = """\
 Each line is a rank, or all ranks in a state (+ folded, - unfolded).
 
-failed    has died by itself, or is to blame that others did
-hung      made no progress for --hang-timeout
-awaited   others wait for it in a collective
-late      made the others wait for a notable part of the run
-still     has made no progress for 10 s, in no collective
-waiting   has been in the same collective for a second
+failed    failed by itself, or is the root cause of other failures
+hung      no progress for --hang-timeout
+awaited   other ranks wait for it in a collective
+late      cost the other ranks a notable part of the run
+still     no progress for 10 s, outside of a collective
+waiting   in the same collective for a second
 
 STEPS/S   steps (rankwise.should_stop) or outermost sections, in 10 s
-LATE      the share of the time since the first call that others waited for it
-A folded line has the slowest rate, CPU on average, else the largest.
+LATE      share of the time since the first call in which others waited for it
+A folded line has the slowest rate, the average CPU, and other maxima.
 
-o r s l c m   order by: oddness, rank, steps, lateness, CPU, memory
+o r s l c m   order by: problems, rank, steps, lateness, CPU, memory
 enter         unfold or fold the ranks of a state
 f             fold all ranks by state, or none
 tab           go to the next run
-q             quit: the runs go on
+q             quit: the runs continue
 
 Any key closes this."""
 

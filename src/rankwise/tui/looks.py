@@ -121,7 +121,7 @@ def _status(lines: Callable[[], list[dict[str, Any]]]) -> tuple[RunStatus | None
     except RunSuspended:
         return None, "it is suspended, as by Ctrl-Z (fg in its terminal, or kill -CONT, resumes it)"
     except RunUnreachable:
-        return None, "its agent does not answer (it has just ended, or is busy)"
+        return None, "its agent does not answer (it is busy, or has just ended)"
     except msgspec.ValidationError:
         return None, "its agent is of another version of rankwise (rankwise ps knows more of it)"
 

@@ -22,7 +22,7 @@ from rankwise.workers.platforms.port import TensorSummary
 
 
 class TimelineEntry(msgspec.Struct, frozen=True):
-    """Something that a chip did.
+    """One operation of a chip.
 
     Attributes:
         place: which chip: `chip 0`, `chip 1 of worker 0`.

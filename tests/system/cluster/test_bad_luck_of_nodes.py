@@ -154,7 +154,7 @@ def test_a_hang_is_told_of_by_the_ranks_of_the_whole_job(nodes: Nodes) -> None:
     one, two = both(nodes.static(0, STAY, *words), nodes.static(1, STAY, *words))
 
     assert (one.code, two.code) == (124, 124)
-    stands = r"no rank has made progress for 4 s: .*; here is where they stand\n  (.*), innermost"
+    stands = r"no rank has made progress for 4 s: .*; their stacks:\n  (.*), innermost"
     assert set(re.findall(stands, one.stderr)) <= {"rank 0"}
     assert set(re.findall(stands, two.stderr)) <= {"rank 1"}
     assert re.search(stands, one.stderr + two.stderr)

@@ -326,7 +326,7 @@ def test_why_tells_on_each_node_who_is_missing_and_which_node_does_not_answer(
             f"rank 1 has not come to all_reduce #6 {OF} ({where}), in which rank 0 waits"
         )
         assert each.lines[1].startswith("below are the ranks of this machine; the others are on ")
-    nobody = "no rank of this machine makes progress, and no call tells who is missing"
+    nobody = "no rank of this machine makes progress, and no call shows which rank is missing"
     assert alone.lines[0] == nobody
     assert alone.lines[1].startswith("not known are the calls of ranks on ")
     ranks = [line.partition(" (")[0] for line in together.lines if line.startswith("rank ")]

@@ -104,7 +104,7 @@ def test_while_its_ranks_run(agents: Agents) -> None:
     both = [agents.start("--nnodes", "2") for _ in range(2)]
     wait_for_any(both, "of 2", count=2)
 
-    stop(both[0], "stopping all ranks for up to 30 s; once more kills them now")
+    stop(both[0], "stopping all ranks for up to 30 s; a second signal kills them now")
     assert both[1].finish(WITHIN_S).code == 143
 
 
@@ -121,7 +121,7 @@ def test_while_its_ranks_are_done_and_others_are_not(agents: Agents) -> None:
     wait_for_any(both, "waiting until the workers of", stream="stderr")
     done = next(each for each in both if "waiting until the workers of" in each.stderr)
 
-    stop(done, "stopping the ranks of the other nodes for up to 30 s; once more leaves now")
+    stop(done, "stopping the ranks of the other nodes for up to 30 s; a second signal leaves now")
 
 
 @needs_etcd

@@ -61,6 +61,15 @@ def test_run_without_log_dir_needs_no_file_on_a_read_only_root(program: str) -> 
     assert done.stderr == ""
 
 
+def test_torchrun_as_a_module_needs_no_file_on_a_read_only_root(program: str) -> None:
+    words = (sys.executable, "-m", "rankwise.compat.torch.run", "--standalone", program)
+
+    done = inside(READ_ONLY_ROOT, *words)
+
+    assert (done.code, "rank 0" in done.stdout) == (0, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_failure_on_a_read_only_root_is_reported(failing: str) -> None:
     done = inside(READ_ONLY_ROOT, *RANKWISE, "run", "--start-method", "forkserver", failing)
 

@@ -68,16 +68,61 @@ def test_a_command_is_told_of_a_time_limit_and_of_whom_the_ranks_waited_for(tmp_
     assert set(stood) <= {*done.stderr.splitlines()}
 
 
-def test_a_success_is_no_failure_and_simulated_ranks_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [(), ("--on=sim",)], ids=["processes", "simulated ranks"])
+def test_success_is_no_failure(world: tuple[str, ...], tmp_path: Path) -> None:
     script = write_program(tmp_path, "")
     told = tmp_path / "told"
 
-    assert run("run", "--on-failure", f"touch {told}", script).code == 0
-    refused = run("run", "--on=sim", "--on-failure", f"touch {told}", script)
+    done = run("run", *world, "--on-failure", f"touch {told}", script)
 
-    assert refused.code == 2
-    assert "--on-failure has no meaning with --on sim" in refused.stderr
-    assert not told.exists()
+    assert (done.code, told.exists()) == (0, False), done.stderr
+
+
+def test_command_is_told_of_failures_of_simulated_ranks(tmp_path: Path) -> None:
+    script = write_program(tmp_path, FAILS)
+    told = tmp_path / "told"
+    options = ("--on=sim", "--nproc-per-node=2", "--max-restarts=1")
+
+    done = run("run", *options, "--on-failure", f"cat >>{told}; echo told", script)
+
+    assert done.code == 7
+    assert done.stderr.count("told\n") == 2
+    restart, failure = map(json.loads, told.read_text().splitlines())
+    assert (restart["event"], restart["restarts_left"]) == ("restart", 0)
+    assert (failure["event"], failure["starts"]) == ("failure", 2)
+    assert [each["rank"] for each in failure["failures"]] == [0, 1]
+    assert "root cause: rank 0 exited with code 7" in failure["report"]
+
+
+def test_command_is_told_once_of_a_round_of_simulated_nodes_that_fails(tmp_path: Path) -> None:
+    program = """
+import os
+from rankwise import collectives
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("bad shape")
+collectives.barrier()
+"""
+    script = write_program(tmp_path, program)
+    told = tmp_path / "told"
+    options = ("--on=sim", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=1")
+
+    done = run("run", *options, "--on-failure", f"cat >>{told}", script)
+
+    assert done.code == 0, done.stderr
+    (line,) = map(json.loads, told.read_text().splitlines())
+    assert (line["event"], line["message"]) == ("restart", "rank 1 failed (ValueError: bad shape)")
+
+
+def test_exploration_is_one_event(tmp_path: Path) -> None:
+    script = write_program(tmp_path, FAILS)
+    told = tmp_path / "told"
+    options = ("--on=sim", "--nproc-per-node=2", "--max-restarts=1", "--explore=3")
+
+    done = run("run", *options, "--on-failure", f"cat >>{told}", script, cwd=tmp_path)
+
+    assert done.code == 7, done.stderr
+    (line,) = map(json.loads, told.read_text().splitlines())
+    assert line["event"] == "failure"
 
 
 def test_a_run_that_is_told_to_stop_waits_for_a_command_for_the_grace_alone(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_where_ranks_hung_is_told_when_they_are_started_again(tmp_path: Path) ->
 
     first, last = done.stderr.split("(restart 1 of 1)")
     assert done.code == 124
-    assert "then a report tells where they stood" in first
+    assert "a report with their stacks follows" in first
     told = last.partition("no rank has made progress for 1.5 s:")[0]
     for text in (told, last.partition("root cause: ")[2]):
         assert text.count("in wait_for_the_others") == 2
@@ -117,7 +117,7 @@ exec(open({str(script)!r}).read())
 
     assert "rank 0 is stopped by a signal (SIGSTOP) or a debugger" in done.stderr
     assert "rank 1, innermost call first:" in done.stderr
-    assert "no stack could be had of rank 0" in done.stderr
+    assert "no stack is available of rank 0" in done.stderr
 
 
 HEALTHY = {
@@ -374,3 +374,22 @@ time.sleep(1.8)
 
     assert done.code == 128 + signal.SIGTERM
     assert "no rank has made progress" not in done.stderr
+
+
+def test_rank_that_does_not_wake_up_is_named_where_another_polls(tmp_path: Path) -> None:
+    program = """
+import os, time
+if os.environ["RANK"] == "1":
+    time.sleep(600)
+while True:
+    time.sleep(0.01)
+"""
+    script = write_program(tmp_path, program)
+
+    done = run("run", "--nproc-per-node=2", "--hang-timeout=1500ms", script)
+
+    assert done.code == 124
+    assert (
+        "root cause: the gang hung: no progress for 1.5 s; "
+        "rank 1 does not wake up, while rank 0 polls\n"
+    ) in done.stderr

@@ -578,7 +578,7 @@ if rank == 0:
     assert done.code == 0, done.stderr
     line = (
         "the ledger of collectives has room for 320 groups of a rank, and does not see what rank 0 "
-        "calls in others, such as g320; a report may blame a rank that only waited for another"
+        "calls in others, such as g319; a report may blame a rank that only waited for another"
     )
     assert done.stderr.count(f"rankwise: {line}\n") == 1
     assert done.stderr.count("ledger") == 1
@@ -736,8 +736,9 @@ def test_every_call_of_a_healthy_program_is_entered_with_its_line(run_program: R
 
     assert done.code == 0, done.stderr
     told = [line.removeprefix("[default0]:") for line in done.lines]
-    assert told[13].startswith("all_gather #12 of "), "the pickles of an object"
-    assert told[:13] == [
+    assert told[14].startswith("all_gather #12 of "), "the pickles of an object"
+    assert told[:14] == [
+        "init_process_group | ",
         "all_reduce #1 (max) of (4096,) float32 | ",
         "broadcast #2 from rank 1 of (4096,) float32 | ",
         "reduce #3 (sum) to rank 0 of (4096,) float32 | ",
@@ -908,6 +909,83 @@ def unknown_torch(folder: Path) -> None:
     (folder / "torch-9.1.dist-info").mkdir()
     about = "Metadata-Version: 2.1\nName: torch\nVersion: 9.1\n"
     (folder / "torch-9.1.dist-info" / "METADATA").write_text(about)
+
+
+INIT = """
+import datetime, os, time, torch.distributed as dist
+if os.environ["RANK"] == "1":
+    MISSES
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=600))
+"""
+
+
+@pytest.mark.parametrize(
+    ("misses", "told"),
+    [
+        (
+            "time.sleep(600)",
+            "rank 1 has not come to init_process_group (train.py:5), in which rank 0 waits",
+        ),
+        (
+            "raise SystemExit",
+            "rank 1 ended without init_process_group (train.py:5), in which rank 0 waits",
+        ),
+    ],
+    ids=["sleeps", "has ended"],
+)
+def test_rank_that_misses_init_process_group_is_named_in_a_hang(
+    misses: str, told: str, tmp_path: Path
+) -> None:
+    script = write_program(tmp_path, INIT.replace("MISSES", misses), "train.py")
+
+    done = run("run", "--nproc-per-node=2", "--hang-timeout=4s", script)
+
+    assert f"{told}\n" in done.stderr, done.stderr
+
+
+OWN_WORLDS = {
+    "by a file": """
+here = f"file://{os.getcwd()}/meet"
+if rank < 2:
+    meet(init_method=here, rank=rank, world_size=2)
+""",
+    "by the environment": """
+if rank % 2 == 0:
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank // 2)}
+    meet()
+""",
+    "by the environment, after all have met": """
+meet()
+if rank < 2:
+    os.environ["WORLD_SIZE"] = "2"
+    meet()
+""",
+    "by a child of a rank that ends": """
+if rank != 2 or not os.fork():
+    meet()
+""",
+}
+
+
+@pytest.mark.parametrize("kind", OWN_WORLDS)
+def test_healthy_ranks_that_meet_in_another_way_than_all_at_once_raise_no_alarm(
+    kind: str, tmp_path: Path
+) -> None:
+    program = """
+import os, time, torch.distributed as dist
+rank = int(os.environ["RANK"])
+def meet(**how):
+    time.sleep(2 * (rank == 0))  # the others stand in the call when the rest has ended
+    dist.init_process_group("gloo", **how)
+    dist.barrier()
+    os.write(1, b"met\\n")
+    dist.destroy_process_group()
+"""
+    script = write_program(tmp_path, program + OWN_WORLDS[kind], "train.py")
+
+    done = run("run", "--nproc-per-node=3", script, cwd=tmp_path)
+
+    assert (done.code, done.stdout.count("met") >= 2) == (0, True), done.stderr
 
 
 def test_doctor_tells_of_a_torch_that_the_ledger_does_not_know(tmp_path: Path) -> None:

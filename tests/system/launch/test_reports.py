@@ -337,8 +337,8 @@ def test_torch_programs_are_recorded_and_a_journal_tells_later(tmp_path: Path) -
     assert "wait for all_reduce (sum) of (1024,) float32 program.py:11" in shown
     assert "Rank 1 came last in " in shown
     assert " of the calls that C++ begins, as DDP does; " in shown
-    assert "Who made the others wait in the calls of Python: " in shown
-    assert "No rank has cost the others a notable part of the run." not in shown
+    assert "How long the other ranks waited in the calls of Python for one rank alone" in shown
+    assert "No rank cost the others a notable part of the run." not in shown
     drawn = Trace(trace)
     assert drawn.count("collective", "all_reduce") == 2 * 20
     assert drawn.count("collective", "wait for all_reduce") == 2 * 20
@@ -377,8 +377,8 @@ def test_two_nodes_are_joined_on_one_clock(tmp_path: Path) -> None:
     assert not (tmp_path / "1.html").exists()
     assert "the node of rank 0 writes" in ends[1].stderr
     assert re.fullmatch(
-        rf"report: {page}; the clocks of 2 nodes agree within \S+ [mu]s, by the ends of 61 "
-        r"collectives that they share \(\S+ ms at most, by who waited for whom\)",
+        rf"report: {page}; the clocks of 2 nodes agree within \S+ [mu]s, measured at the ends "
+        r"of 61 shared collectives \(at most \S+ ms, by the order of waits\)",
         told.lines[0],
     )
     joined = Page(page).text
@@ -436,7 +436,7 @@ def test_the_journal_of_an_agent_that_was_killed_gives_a_page(tmp_path: Path) ->
     assert "'/dev/full' cannot be written: No space left on device" in lost.stderr
     assert (trace.exists(), lost.stdout.count("trace: ")) == (True, 1), lost
     text = Page(page).text
-    assert "No end was seen" in text
+    assert "No end was recorded" in text
     assert "ends in the middle of a line: its agent was killed" in text
     assert "all_reduce (mean)" in text
 
@@ -536,4 +536,4 @@ def test_a_journal_for_which_there_is_no_room_ends_no_run(small_disk: Path, tmp_
     assert done.lines == ["done"]
     told = [line for line in done.stderr.splitlines() if "No space left on device" in line]
     assert len(told) == 1, done.stderr
-    assert "holds nothing of an agent" in done.stderr
+    assert "has no entries of an agent" in done.stderr

@@ -59,6 +59,22 @@ def test_every_failure_is_carried(server: rankwise.ForkServer) -> None:
     }
 
 
+def test_rank_that_leaves_out_a_barrier_is_the_root_cause_each_time(
+    server: rankwise.ForkServer,
+) -> None:
+    def leave_out() -> None:
+        if rankwise.rank():
+            barrier()
+
+    roots = set()
+    for _ in range(10):
+        with pytest.raises(WorkersFailed) as caught:
+            rankwise.run(leave_out, nprocs=3, server=server)
+        roots.add(caught.value.failures[0].rank)
+
+    assert roots == {0}
+
+
 def test_an_exception_that_cannot_travel_is_told_in_text(server: rankwise.ForkServer) -> None:
     class Unspeakable(Exception):
         def __reduce__(self) -> tuple[object, ...]:

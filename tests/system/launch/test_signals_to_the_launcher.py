@@ -136,7 +136,7 @@ def test_signal_that_stops_as_sigterm_kills_no_rank_that_saves(
         running.signal(signal.SIGTERM)
         running.wait_for("saving")
         running.signal(signal.SIGXCPU)
-        running.wait_for("SIGXCPU: the run is being stopped already", stream="stderr")
+        running.wait_for("SIGXCPU: the run is already stopping", stream="stderr")
         (tmp_path / "go on").touch()
         done = running.finish()
 

@@ -190,3 +190,8 @@ def test_failures_are_told_as_torch_tells_them(function: Callable[[int], None]) 
 
     assert what_comes_of(rankwise.spawn, join=True) == theirs
     assert what_comes_of(rankwise.spawn, join=False) == theirs
+
+
+def test_limit_on_the_start_is_checked() -> None:
+    with pytest.raises(rankwise.ConfigError, match=r"start_timeout is 0 seconds, expected"):
+        rankwise.spawn(wait_for_ever, start_timeout=0)

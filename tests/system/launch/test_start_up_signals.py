@@ -7,7 +7,7 @@ from pathlib import Path
 
 import leftovers
 import pytest
-from running import numbers_after, run_program
+from running import numbers_after, run_program, write_program
 
 pytestmark = pytest.mark.system
 
@@ -96,3 +96,44 @@ def test_when_ctrl_c_has_ended_the_start_of_a_run_nothing_is_left(
         assert done.code == 128 + signal.SIGINT, f"at call {instant}: {done.stderr}"
         assert "stopped by SIGINT" in done.stderr, f"at call {instant}: {done.stderr}"
         assert "Traceback" not in done.stderr, f"at call {instant}"
+
+
+EARLY = """
+import importlib.abc, os, signal, sys
+
+class Sends(importlib.abc.MetaPathFinder):
+    "Sends the signal when a module is looked for that is imported while a run starts."
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv_module:
+            os.kill(os.getpid(), sys.signal_number)
+
+sys.argv_module, number, *sys.argv = sys.argv[1:]
+sys.signal_number = int(number)
+sys.meta_path.insert(0, Sends())
+import runpy
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("module", "imported", "options"),
+    [
+        ("rankwise", "click", ()),
+        ("rankwise", "rankwise.launch.on_sim.rehearsal", ("--on=sim",)),
+        ("rankwise.compat.torch.run", "argparse", ("--standalone",)),
+    ],
+)
+def test_signal_while_a_launcher_is_imported_ends_it_with_a_line_or_does_nothing(
+    module: str, imported: str, options: tuple[str, ...], number: signal.Signals, tmp_path: Path
+) -> None:
+    script = write_program(tmp_path, "print('fine', flush=True)", "script.py")
+    words = ("run", *options) if module == "rankwise" else options
+
+    done = run_program(EARLY, tmp_path, imported, str(int(number)), module, *words, str(script))
+
+    if number == signal.SIGUSR1:
+        assert (done.code, "fine" in done.stdout) == (0, True), done.stderr
+        return
+    code = 128 + (number if number == signal.SIGHUP else signal.SIGTERM)
+    assert (done.code, done.stderr) == (code, f"rankwise: stopped by {number.name}\n")

@@ -174,7 +174,7 @@ def test_whoever_waits_for_stubborn_ranks_is_told_how_long_and_what_helps(tmp_pa
         running.wait_for("up", count=2)
         running.signal(signal.SIGINT)
         running.wait_for(
-            "rankwise: stopping 2 ranks (SIGINT) for up to 30 s; once more kills them now\n",
+            "rankwise: stopping 2 ranks (SIGINT) for up to 30 s; a second signal kills them now\n",
             stream="stderr",
         )
         running.signal(signal.SIGINT)

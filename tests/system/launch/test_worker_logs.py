@@ -215,7 +215,20 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(small_disk: Path, tmp_path
     assert done.lines.count("finished") == 2
     told = [line for line in done.stderr.splitlines() if "No space left on device" in line]
     assert len(told) == 1
-    assert "output that does not fit on this disk is lost, the job goes on" in told[0]
+    assert "output that does not fit on this disk is lost, the job continues" in told[0]
+
+
+def test_error_file_that_does_not_fit_on_the_disk_is_not_named_and_leaves_nothing(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    program = "for _ in range(20_000): print('x' * 99)\nraise ValueError('bad')"
+    script = write_program(tmp_path, program)
+
+    done = run("run", "--redirects=3", "--log-dir", small_disk, script)
+
+    assert "root cause: rank 0 failed: ValueError: bad" in done.stderr
+    assert "error file" not in done.stderr
+    assert not [path for path in small_disk.rglob("error.json*") if path.stat().st_size == 0]
 
 
 def test_a_console_that_goes_away_does_not_end_the_job(tmp_path: Path) -> None:

@@ -55,15 +55,20 @@ import os, signal, sys, time
 from concurrent.futures import CancelledError
 import rankwise
 
-def stay(way):
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # several processes share the pipe: one write each
+
+def stay(way, fifo):
     if way == "stubborn":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print("begun", flush=True)
     try:
+        say("begun")
+        with open(fifo, "w") as begun:
+            begun.write("x")
         time.sleep(1000)
     finally:
         if way != "stubborn":
-            print("interrupted", flush=True)
+            say("interrupted")
 
 def is_cancelled(future):
     try:
@@ -73,34 +78,39 @@ def is_cancelled(future):
     return False
 
 if __name__ == "__main__":
+    fifo = __file__ + ".begun"
+    os.mkfifo(fifo)
     try:
-        with rankwise.Pool(2) as pool:
-            futures = [pool.submit(stay, sys.argv[1]) for _ in range(2)]
+        with rankwise.Pool(2) as pool, open(fifo, "r+b", buffering=0) as begun:
+            futures = [pool.submit(stay, sys.argv[1], fifo) for _ in range(2)]
+            # Else one worker may run all others before the second of these begins.
+            assert begun.read(1) + begun.read(1) == b"xx"
             queued = [pool.submit(abs, -1) for _ in range(20)]
+            say("queued")
             futures[0].result()
     except KeyboardInterrupt:
-        print("cancelled", sum(map(is_cancelled, queued)) > 10, flush=True)
-        print("done", all(future.done() for future in futures + queued), flush=True)
+        say(f"cancelled {sum(map(is_cancelled, queued)) > 10}")
+        say(f"done {all(future.done() for future in futures + queued)}")
         raise
 """
 
 
 def test_ctrl_c_interrupts_tasks_and_cancels_the_others(tmp_path: Path) -> None:
     with start_program(LONG, tmp_path, "gentle") as program:
-        program.wait_for("begun\n", count=2)
+        program.wait_for("queued\n")
         program.signal_group(signal.SIGINT)
         done = program.finish(WITHIN_S)
 
     assert done.code == -signal.SIGINT
     assert sorted(done.lines) == sorted(
-        ["begun", "begun", "interrupted", "interrupted", "cancelled True", "done True"]
+        ["begun", "begun", "queued", "interrupted", "interrupted", "cancelled True", "done True"]
     )
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
     with start_program(LONG, tmp_path, "stubborn") as program:
-        program.wait_for("begun\n", count=2)
+        program.wait_for("queued\n")
         program.signal_group(signal.SIGINT)
         program.signal_group(signal.SIGINT)
         done = program.finish(WITHIN_S)
@@ -111,7 +121,7 @@ def test_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_the_caller(tmp_path: Path, signum: signal.Signals) -> None:
     with start_program(LONG, tmp_path, "stubborn") as program:
-        program.wait_for("begun\n", count=2)
+        program.wait_for("queued\n")
         program.signal(signum)
         # The workers hold its output open, and the test's own end looks for processes.
         assert program.finish(WITHIN_S).code == -signum
@@ -166,3 +176,23 @@ with rankwise.Pool(2, progress=True) as pool:
     )
 
     assert (done.stdout, done.stderr) == ("4950\n", "")
+
+
+def test_import_of_the_fork_server_that_takes_too_long_breaks_the_pool(tmp_path: Path) -> None:
+    write_program(tmp_path, "import time\ntime.sleep(1000)\n", "never_there.py")
+
+    done = run_program(
+        """
+import rankwise
+
+try:
+    with rankwise.Pool(1, preload=["never_there"], start_timeout=1) as pool:
+        pool.submit(abs, -1).result()
+except rankwise.BrokenPool as error:
+    print(error)
+""",
+        tmp_path,
+    )
+
+    why = "no worker started within 1 s: the fork server was importing never_there"
+    assert (done.code, done.lines) == (0, [f"the pool cannot run tasks any more: {why}"]), done

@@ -129,7 +129,7 @@ def test_a_schedule_of_another_program_is_told(tmp_path: Path) -> None:
         (["--on=sim", "--explore=3", "--replay=x"], "--explore and --replay exclude each other"),
         (["--on=sim", "--replay=nothing"], "the schedule nothing cannot be read: No such file"),
         (["--on=sim", "--replay=program.py"], "program.py is not a schedule that --explore has"),
-        (["--explore=3"], "--explore is about simulated ranks"),
+        (["--explore=3"], "--explore is for simulated ranks"),
         (["--on=sim", "--explore=0"], "--explore"),
     ],
 )

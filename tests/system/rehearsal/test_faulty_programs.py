@@ -162,7 +162,7 @@ CASES = {
         [
             "a message does not fit: rank 0 sends 3 of float32, rank 1 takes 4 of float32",
             "root cause: rank 0 sends 3 elements, rank 1 takes 4: send of (3,)",
-            "has as many elements as that of the send",
+            "a receive needs as many elements as its send",
             "rank 0 called send of (3,)",
             "rank 1 called recv of (4,)",
         ],

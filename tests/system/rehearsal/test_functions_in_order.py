@@ -63,7 +63,7 @@ def test_a_failure_that_does_not_come_again_is_a_failure(
     with pytest.raises(rankwise.WorkersFailed, match="FileExistsError"):
         rankwise.run(make_a_file, on="sim", explore=20)
 
-    assert "the schedule that failed has not failed again" in capfd.readouterr().err
+    assert "the failure did not repeat under the same schedule" in capfd.readouterr().err
 
 
 def test_each_exploration_has_files_of_its_own() -> None:

@@ -439,7 +439,7 @@ def test_a_page_about_a_run_without_a_machine_tells_why_it_failed(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--virtual-clock", "--virtual-clock is about simulated ranks (give --on sim as well)"),
+        ("--virtual-clock", "--virtual-clock is for simulated ranks (give --on sim as well)"),
         ("--on sim --trace t.json", "--trace needs a machine"),
         ("--on sim --report r.html --nnodes 1:2", "nodes that come and go needs a machine"),
         ("--on sim --report r.html --explore 2", "several schedules needs a machine"),

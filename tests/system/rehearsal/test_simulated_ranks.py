@@ -483,8 +483,8 @@ def test_ranks_are_started_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "dies_of", "detail"),
     [
-        (["--no-retry=ValueError"], "raise ValueError", "after ValueError no restart helps"),
-        (["--no-retry=7"], "raise SystemExit(7)", "after exit code 7 no restart helps"),
+        (["--no-retry=ValueError"], "raise ValueError", "--no-retry names ValueError"),
+        (["--no-retry=7"], "raise SystemExit(7)", "--no-retry names exit code 7"),
         (["--max-no-progress=2"], "raise ValueError", "2 attempts in a row without progress"),
         (["--max-node-failures=1"], "raise ValueError", "1 failure began on this node"),
     ],
@@ -691,8 +691,8 @@ def test_a_console_that_is_full_is_told_of_once(tmp_path: Path) -> None:
         finished = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=True)
 
     assert finished.stderr == (
-        "rankwise: cannot write to standard output: No space left on device; what ranks print is"
-        " not shown there any more, the run goes on\n"
+        "rankwise: cannot write to standard output: No space left on device; output of ranks is"
+        " no longer shown there, the run continues\n"
     )
 
 

@@ -406,6 +406,31 @@ def test_deadlock_of_threads_is_reported_at_once_with_their_names(
     assert "waits for the end of thread 'saver'; its thread 'saver' for another" in finished.stderr
 
 
+CHILD = """\
+import subprocess
+import torch
+import torch.distributed as dist
+
+subprocess.run(["echo", "from a child"], check=True)
+dist.init_process_group("gloo")
+dist.recv(torch.ones(1), 1 - dist.get_rank())
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.system
+def test_reader_of_what_children_print_is_no_thread_of_the_rank(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, CHILD)
+
+    finished = preloaded.run("run", "--on=sim", "--nproc-per-node=2", program)
+
+    assert finished.code == 1
+    assert "ranks wait for each other" in finished.stderr
+    assert "its thread" not in finished.stderr
+
+
 @pytest.mark.torch
 @pytest.mark.system
 def test_asynchronous_checkpoint_is_saved_beside_the_training(

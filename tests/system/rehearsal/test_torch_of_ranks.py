@@ -242,3 +242,33 @@ def test_expanded_tensors_are_reduced_where_gloo_is_right(
 
     assert finished.code == 0, finished.stderr
     assert finished.lines == ["[0.0, 2.0, 4.0, 6.0]"] * 2 + ["True"] * 2
+
+
+SPAWNING = """\
+import torch
+import torch.multiprocessing as mp
+
+
+def work(number):
+    torch.ones(1, device="cuda")
+
+
+if __name__ == "__main__":
+    mp.spawn(work)
+"""
+
+
+def test_reason_why_a_spawned_process_failed_is_that_of_the_rank(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, SPAWNING)
+
+    finished = preloaded.run("run", "--on=sim", "--device=cuda", "--nproc-per-node=1", program)
+
+    assert finished.code == 1
+    cause = finished.stderr.partition("root cause: ")[2].partition("\n")[0]
+    assert "ProcessRaisedException: -- Process 0 terminated" in cause
+    # Either build of torch: of the CPU's, or of CUDA's without a driver.
+    assert "Torch not compiled with CUDA" in cause or "Found no NVIDIA driver" in cause
+    assert f'File "{program}", line 6, in work' in finished.stderr
+    assert "use --nproc-per-node, not mp.spawn" in finished.stderr

@@ -252,7 +252,7 @@ def test_a_machine_is_written_as_a_file_that_describes_it(tmp_path: Path) -> Non
 
     assert load_topology(tmp_path / "copy.yaml").spec == load_topology("torus16").spec
     assert (both.returncode, both.stdout) == (2, "")
-    assert "two forms of the machine (give one)" in both.stderr
+    assert "--svg and --yaml exclude each other (give one)" in both.stderr
 
 
 def test_a_machine_with_other_fields_can_be_looked_at(tmp_path: Path) -> None:
@@ -298,4 +298,4 @@ def run(torch):
     assert told.returncode == 1
     assert 'kernel "both" (racy.py:7): store of element 0 of buffer' in told.stderr
     assert "races with program (0, 0, 0) of rank 0" in told.stderr
-    assert "--detect-races is about a machine, and --triton alone has none" in nowhere.stderr
+    assert "--detect-races needs a machine, and --triton alone has none" in nowhere.stderr

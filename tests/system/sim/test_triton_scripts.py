@@ -65,7 +65,7 @@ def test_the_script_decides_the_exit_code(tmp_path: Path) -> None:
     [
         (["--sweep=n=1,2"], "--sweep has no meaning with --triton"),
         (["--timing-only", "--topology=default"], "--timing-only has no meaning with --triton"),
-        (["--trace=trace.json"], "--trace is about a machine, and --triton alone has none"),
+        (["--trace=trace.json"], "--trace needs a machine, and --triton alone has none"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(
@@ -373,5 +373,5 @@ def test_what_tritons_own_front_end_refuses_fails_with_its_line(
 def test_compile_checks_are_about_scripts_of_kernels(tmp_path: Path) -> None:
     done = run("sim", "run", "--check-compile", write_program(tmp_path, CHECKED))
 
-    assert "--check-compile is about kernels of a script: add --triton" in done.stderr
+    assert "--check-compile is for kernels of a script: add --triton" in done.stderr
     assert done.code == 2

@@ -423,7 +423,9 @@ def test_tls_with_certificates_on_both_sides(encrypted: EtcdCluster, certificate
     # As the etcd of a run's own is asked, whose members and clients have one certificate.
     with (
         store_of(encrypted, cacert=trusted["client"], **client) as store,
-        pytest.raises(StoreRefused, match="no etcd of this or another run: the certificate that"),
+        pytest.raises(
+            StoreRefused, match="not an etcd of this or another run: the certificate that"
+        ),
     ):
         store.read("")
     with store_of(encrypted, cacert=trusted["ca"]) as store:

@@ -49,7 +49,7 @@ def test_run_ends_and_names_the_process_that_has_its_port(backend: str, tmp_path
 
     assert done.code == 1, done.stderr
     assert f"the nodes cannot meet at 127.0.0.1:{port}: process {pid} of user " in done.stderr
-    assert f"listens at port {port} of this machine, and is no agent of rankwise" in done.stderr
+    assert f"listens at port {port} of this machine, and is not an agent of rankwise" in done.stderr
 
 
 def test_owner_of_a_port_is_known() -> None:

@@ -87,6 +87,11 @@ def count_up(args: TaskArgs) -> None:
     array_at(args.tensor(0))[args.scalar(0)] += 1
 
 
+def write_tags(args: TaskArgs) -> None:
+    last = args.tensor_count() - 1
+    array_at(args.tensor(last))[...] = [int(args.tag(index)) for index in range(last + 1)]
+
+
 def do_nothing(args: TaskArgs) -> None:
     pass
 
@@ -133,6 +138,19 @@ def test_a_value_goes_from_task_to_task_through_memory_that_they_share(worker: W
     run(worker, orchestrate)
 
     assert result.tolist() == [42] * 4
+
+
+def test_tasks_read_the_tags_that_their_submitter_gave(worker: Worker) -> None:
+    some, told = worker.share((4,), "i8"), worker.share((5,), "i8")
+    tags = (IN, INOUT, TensorArgType.OUTPUT_EXISTING, TensorArgType.NO_DEP)
+
+    def submit(orchestrator: Orchestrator) -> None:
+        tensors = [(some[index : index + 1], tag) for index, tag in enumerate(tags)]
+        orchestrator.submit_sub(write_tags, given(*tensors, (told, INOUT)))
+
+    run(worker, submit)
+
+    assert [*told] == [int(tag) for tag in (*tags, INOUT)]
 
 
 def test_an_output_without_address_gets_memory_that_the_caller_is_told(worker: Worker) -> None:

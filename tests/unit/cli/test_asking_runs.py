@@ -144,7 +144,7 @@ def test_without_textual_the_command_that_installs_it_is_told(
     assert invoke(["top", run_id]) == 1
 
     assert capsys.readouterr().err == (
-        "rankwise top: error: to be live in a terminal, rankwise top needs textual, which is not "
+        "rankwise top: error: the live view of rankwise top needs textual, which is not "
         "installed (install it: '/some where/python' -m pip install 'rankwise[tui]'; or print it "
         "once: rankwise top --once)\n"
     )
@@ -318,8 +318,11 @@ def test_why_tells_the_verdict_and_where_each_rank_stands() -> None:
     ("doings", "told"),
     [
         (["computes", "advances"], "every rank makes progress"),
-        (["nothing", "transfers"], "rank 1 makes progress, and no call tells who is missing"),
-        (["nothing", "nothing"], "no rank makes progress, and no call tells who is missing"),
+        (
+            ["nothing", "transfers"],
+            "rank 1 makes progress, and no call shows which rank is missing",
+        ),
+        (["nothing", "nothing"], "no rank makes progress, and no call shows which rank is missing"),
     ],
 )
 def test_without_a_verdict_why_tells_who_gets_on(doings: list[str], told: str) -> None:
@@ -331,7 +334,7 @@ def test_without_a_verdict_why_tells_who_gets_on(doings: list[str], told: str) -
     lines = why.render({"verdict": ""}, ranks).splitlines()
 
     assert lines[0] == told
-    assert "    no stack could be had" in lines
+    assert "    no stack is available" in lines
 
 
 def test_why_tells_which_ranks_are_stopped() -> None:
@@ -340,9 +343,9 @@ def test_why_tells_which_ranks_are_stopped() -> None:
 
     assert why.render({"verdict": ""}, ranks).splitlines()[1:] == [
         "rank 0 (pid 7), without progress for at least 1 s, innermost call first:",
-        "    no stack could be had",
+        "    no stack is available",
         "rank 1 (pid 8), without progress for at least 1 s, innermost call first:",
-        "    it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` lets it go on",
+        "    it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` resumes it",
     ]
 
 

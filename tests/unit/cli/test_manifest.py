@@ -1,5 +1,6 @@
 """From the options of `rankwise manifest kubernetes` to what stands in the manifests."""
 
+import io
 import os
 import re
 import subprocess
@@ -313,7 +314,7 @@ def test_equal_words_with_a_secret_of_the_users_make_equal_files(
         (["--image", "i", "--no-etcd", "--", "t.py"], "--no-etcd and --rdzv-endpoint go together"),
         (["--image", "i", "--rdzv-endpoint", "e:1", "--", "t.py"], "go together"),
         (["--image", "i", "--", "--nnodes", "2", "t.py"], "give --nodes before the --"),
-        (["--image", "i", "--", "--standalone", "t.py"], "--standalone is among the options"),
+        (["--image", "i", "--", "--standalone", "t.py"], "--standalone is given after the --"),
         (["--image", "i", "--", "--rdzv-backend", "c10d", "t.py"], "brings an etcd"),
         (["--image", "i", "--", "--no-such-option", "t.py"], "no such option"),
         (["--image", "i", "--output", "no/such/folder/file", "--", "t.py"], "cannot be written"),
@@ -392,6 +393,23 @@ def test_patch_removes_by_null_and_by_directive(
     assert "JOB_UID" in names
 
 
+def test_all_patches_count_and_the_role_is_bound_to_the_account_of_the_pods(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "patch.yaml"
+    file.write_text(of_pod("serviceAccountName: mine"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(of_pod("priorityClassName: high")))
+
+    patches = ("--patch", str(file), "--patch", "-")
+    objects = written(capfd, "--image", "i", "--name", "train", *patches, "--", "t.py")
+
+    (job_set,) = (each for each in objects.values() if each["kind"] == "JobSet")
+    pod = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("mine", "high")
+    (binding,) = (each for each in objects.values() if each["kind"] == "RoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "mine"}]
+
+
 def of_pod(spec: str) -> str:
     template = f"{{spec: {{template: {{spec: {{{spec}}}}}}}}}"
     return f"{{kind: JobSet, spec: {{replicatedJobs: [{{name: node, template: {template}}}]}}}}"
@@ -402,14 +420,25 @@ def of_pod(spec: str) -> str:
     [
         ("kind: [", "line 1 is not YAML"),
         ("spec: {}", "a document without kind"),
-        ("kind: Job", "is for Job, and no object here fit"),
-        ("kind: Service", "is for Service, and several objects here fit"),
+        ("kind: Job", "is for Job, and no object here is of that kind and name"),
+        ("kind: Service", "is for Service, and several objects here are of that kind and name"),
         ("{kind: JobSet, spec: 3}", "has 3 at JobSet.spec"),
         ("{kind: JobSet, spec: {replicatedJobs: [{}]}}", "an item without name"),
         ("# nothing yet", "has no document (begin one with kind: JobSet)"),
         (
             "{kind: JobSet, spec: {replicatedJobs: [{name: nodes}]}}",
             "which is not there (there is:",
+        ),
+        ("{kind: JobSet, spec: null}", "removes spec of JobSet"),
+        ("{kind: JobSet, metadata: {name: null}}", "removes metadata.name of JobSet"),
+        ("kind: JobSet\nkind: Secret", "line 2 is not YAML: kind is given twice"),
+        (
+            "{kind: JobSet, metadata: {labels: {a: 1}}}",
+            "has 1 at JobSet.metadata.labels.a, expected a string (put it in quotes",
+        ),
+        (
+            of_pod("containers: [{name: node, env: [{name: A, value: 1}]}]"),
+            "env[].value, expected a string",
         ),
         (of_pod("containers: [{name: nod}]"), "has name 'nod' at JobSet.spec"),
         (of_pod("containers: [{name: nod}]"), "which is not there (there is: node)"),

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from rankwise.base.failure import ErrorRecord
+from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.rendezvous.records import Trouble
+from rankwise.drivers.real.call_rings import read_book
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import Timer
-from rankwise.drivers.real.report_pipe import Exiting
+from rankwise.drivers.real.report_pipe import Exiting, Recorded, RecordedGroup
 from rankwise.drivers.real.segments import LEDGER_SECTION_STUCK, LEDGER_WORDS, Segment
 from rankwise.drivers.real.worker import call_ring
 from rankwise.drivers.real.worker.call_ring import DONE, FAILED, CallRing, RingGroup, stamp_of
@@ -119,6 +120,30 @@ class World:
     def call(self, rank: int, group: RingGroup) -> None:
         self.rings[rank].end(self.begin_call(rank, group), DONE)
 
+    def call_together(self, groups: dict[int, RingGroup], text: dict[int, str]) -> None:
+        """All ranks are in one call at one time, each by its own words; it is carried out."""
+        entries = {
+            rank: self.rings[rank].begin(
+                group, stamp_of(group, len(text[rank]), text[rank], ("train.py", 7))
+            )
+            for rank, group in groups.items()
+        }
+        for rank, entry in entries.items():
+            self.rings[rank].end(entry, DONE)
+
+    def end_well(self, rank: int) -> None:
+        """A rank tells its last words, what the recorder had, and ends with exit code 0."""
+        segment, ring = self._segment, self.rings[rank]
+        book = read_book(segment, rank, 0)
+        assert book is not None
+        sample = tuple((call.number, call.begun_at, call.number - 1) for call in book.calls)
+        texts = tuple(call.text for call in book.calls)
+        told = RecordedGroup("all", "", tuple(self.links), (), sample, texts)
+        self.watch.on_recorded(rank, Recorded(-1, (told,)))
+        ring.be_done(is_over=True)
+        self.links[rank].is_over, self.links[rank].exit_code = True, 0
+        self.watch.on_exit(rank, ExitStatus(0), lambda: None)
+
     def let_section_be_over(self, rank: int) -> None:
         self._segment.ledgers[rank * LEDGER_WORDS + LEDGER_SECTION_STUCK] = 1
 
@@ -207,3 +232,16 @@ def test_a_rank_that_has_destroyed_its_groups_may_tell_what_it_dies_of(
 
     assert [each.local_ranks for each in world.blamed] == blamed
     assert len(world.let_go_at) == 1
+
+
+def test_run_that_ends_before_the_answer_is_judged_by_the_ranks_last_words(world: World) -> None:
+    groups = world.group("all", tuple(range(SIZE)))
+    calls = dict.fromkeys(range(SIZE), "all_reduce #? (sum)") | {1: "all_reduce #? (product)"}
+    world.call_together(groups, calls)
+
+    world.timers.run_for(Duration(600 * MILLISECOND))  # a look finds that they differ, and asks
+    for rank in range(SIZE):
+        world.end_well(rank)
+
+    assert world.asked_at
+    assert [blame.accused for blame in world.blamed] == [(1,)]

@@ -199,7 +199,7 @@ def test_what_is_left_alive_and_why_restarts_were_not_used_is_told() -> None:
     text = plain_text(compose_report(outcome, CONTEXT))
 
     assert "  not restarted: a process lives on\n" in text
-    assert "not even SIGKILL has ended these processes: 100, 101," in text
+    assert "these processes survive SIGKILL: 100, 101," in text
     assert "115, ...\n" in text
 
 

@@ -94,13 +94,13 @@ def test_signals_are_named_and_explained(number: int, words: str) -> None:
         (0, "exit code 0"),
         (3, "exit code 3"),
         (120, "exit code 120 (Python could not flush stdout or stderr at the end)"),
-        (126, "exit code 126 (found, but could not be executed)"),
+        (126, "exit code 126 (the command was found, but cannot be executed)"),
         (127, "exit code 127 (command not found)"),
         (128, "exit code 128"),
-        (134, "exit code 134 (128 + 6: a process below it probably died of SIGABRT)"),
-        (137, "exit code 137 (128 + 9: a process below it probably died of SIGKILL)"),
-        (139, "exit code 139 (128 + 11: a process below it probably died of SIGSEGV)"),
-        (143, "exit code 143 (128 + 15: a process below it probably died of SIGTERM)"),
+        (134, "exit code 134 (128 + 6: a child process probably died of SIGABRT)"),
+        (137, "exit code 137 (128 + 9: a child process probably died of SIGKILL)"),
+        (139, "exit code 139 (128 + 11: a child process probably died of SIGSEGV)"),
+        (143, "exit code 143 (128 + 15: a child process probably died of SIGTERM)"),
         (255, "exit code 255"),
         (-11, "signal 11: SIGSEGV (segmentation fault)"),
         (-40, "signal 40: SIGRTMIN+6"),
@@ -175,7 +175,7 @@ def test_ranks_are_listed_in_ranges(ranks: list[int], words: str) -> None:
         ),
         (
             failure(FailureCause.SIGNALED, -9, out_of_memory=False),
-            "rank 2 was killed by SIGKILL, not by the OOM killer: somebody sent it",
+            "rank 2 was killed by SIGKILL, not by the OOM killer: another process sent it",
         ),
         (
             failure(FailureCause.SIGNALED, -9, out_of_memory=False, cpu_seconds_max=60),
@@ -183,7 +183,7 @@ def test_ranks_are_listed_in_ranges(ranks: list[int], words: str) -> None:
         ),
         (
             failure(FailureCause.SIGNALED, -9),
-            "rank 2 was killed by SIGKILL; whether by the OOM killer is not known",
+            "rank 2 was killed by SIGKILL; whether by the OOM killer is unknown",
         ),
         (
             failure(FailureCause.SIGNALED, -9, signal_sender="a fault (--faults)"),

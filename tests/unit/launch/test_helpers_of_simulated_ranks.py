@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.launch.on_sim.baton_watch import BatonWatch
+from rankwise.launch.on_sim.run_token_watch import RunTokenWatch
 from rankwise.launch.on_sim.time_watch import TimeWatch
 
 COMPUTES = """
@@ -55,7 +55,7 @@ def test_what_a_process_had_started_before_its_ranks_is_no_progress_of_theirs() 
     try:
         assert loop.stdout is not None
         loop.stdout.readline()
-        watch = BatonWatch(Duration(2 * SECOND), clock, lambda: 0)
+        watch = RunTokenWatch(Duration(2 * SECOND), clock, lambda: 0)
         seen = [watch.gets_on(rank) for _ in range(4) if loop.stdout.readline()]
     finally:
         stop.set()

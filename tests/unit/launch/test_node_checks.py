@@ -92,5 +92,5 @@ def test_checks_are_run_until_one_fails(tmp_path: Path) -> None:
 
     assert found is not None
     assert found.reason == f"the node check {commands[1]!r} ended with 3: no accelerator"
-    assert found.hint == "mend what it complains about, then start rankwise again on this node"
+    assert found.hint == "fix what it reports, then start rankwise again on this node"
     assert not (tmp_path / "third").exists()

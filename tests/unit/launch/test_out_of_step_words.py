@@ -90,7 +90,7 @@ def test_of_a_circle_of_messages_the_hint_is_about_messages() -> None:
     receivers = replace(told, detail=told.detail.replace("send", "recv"))
     assert hint_for(receivers) == "all of them receive: let one of these ranks send first"
     mixed = replace(told, detail=told.detail.replace("rank 1 in send", "rank 1 in recv"))
-    assert "a receive takes what was sent with its tag" in hint_for(mixed)
+    assert "receives match sends of their tag" in hint_for(mixed)
     another = replace(told, detail=told.detail.replace("in send", "in all_reduce"))
     assert "look for a branch" in hint_for(another)
     assert "look for a branch" in hint_for(replace(told, detail=TIE))
@@ -130,7 +130,7 @@ def test_of_two_ranks_that_disagree_none_is_told_as_the_culprit() -> None:
     ]
     assert "rank 0, innermost call first:" in report
     assert "rank 1, innermost call first:" in report
-    assert "one of these ranks takes otherwise" in report
+    assert "one of these ranks takes differently" in report
     assert failure_in_words(failures[0], "node-7") == TIE
 
 

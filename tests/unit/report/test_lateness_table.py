@@ -51,14 +51,14 @@ def test_a_page_of_one_node_of_many_tells_who_was_late_of_all_ranks() -> None:
         for members in (("a", "b"), ("a",))
     )
 
-    told = "Of the ranks of all nodes, rank 3 came last in 90 % of them. The table compares"
+    told = "On all nodes: rank 3 came last in 90 % of them. The table compares"
     assert told in one_of_two
     assert "of all nodes" not in alone
 
 
 def test_a_rank_that_had_no_cpu_is_told_with_the_machine() -> None:
     assert (
-        "<b>Rank 1</b> has cost the others a notable part of the run; it had to wait for a CPU "
+        "<b>Rank 1</b> cost the other ranks a notable part of the run; it had to wait for a CPU "
         "itself for 15 % of the time since the first call: the machine is busy."
     ) in page(track(1, seconds(0.5), seconds(1), seconds(2)))
 
@@ -66,7 +66,7 @@ def test_a_rank_that_had_no_cpu_is_told_with_the_machine() -> None:
 def test_a_rank_that_had_its_cpu_is_told_alone() -> None:
     told = page(track(1, seconds(8), seconds(8.9)))
 
-    assert "<b>Rank 1</b> has cost the others a notable part of the run." in told
+    assert "<b>Rank 1</b> cost the other ranks a notable part of the run." in told
 
 
 def test_shares_are_of_the_time_since_the_first_call_until_the_last_rank_has_ended() -> None:

@@ -4,6 +4,12 @@
 This module is for programs that call `torch.distributed.run.main(args)` or build upon its parser.
 """
 
+if __name__ == "__main__":
+    # First of all: the imports below take their time, and a signal may come at any.
+    from rankwise.drivers.real.early_signals import hear_early
+
+    hear_early()
+
 import argparse
 import atexit
 import logging
@@ -23,6 +29,7 @@ from rankwise.compat.torch.elastic.utils import macros
 from rankwise.compat.torch.launcher.api import LaunchConfig, elastic_launch
 from rankwise.compat.torch.launcher.signals import heed_all_signals
 from rankwise.drivers.real.cpus import usable_cpu_count
+from rankwise.drivers.real.early_signals import be_interruptible, leave_alone
 from rankwise.launch.run_path import run_script_path
 from rankwise.launch.standard_streams import flush_standard_streams
 from rankwise.launch.thread_limit import VARIABLE, thread_environment, thread_notice
@@ -384,4 +391,6 @@ def main(args: Sequence[str] | None = None) -> None:
 if __name__ == "__main__":
     atexit.register(flush_standard_streams)
     heed_all_signals()
+    be_interruptible()
+    leave_alone()
     main()

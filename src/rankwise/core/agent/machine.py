@@ -261,7 +261,7 @@ class Agent:
             case AgentPhase.PREPARING:
                 patience = format_duration(self.spec.prepare_timeout)
                 why = f"this node was not fit for a round within {patience}"
-                self._refuse(why, "which of its checks does not end?", now)
+                self._refuse(why, "find the check that does not end", now)
             case AgentPhase.DESCRIBING:
                 self._gang_has_ended(now)
             case AgentPhase.RUNNING if self._others_may_agree(now):
@@ -326,7 +326,7 @@ class Agent:
             self._refuse_without_guardian(now)
 
     def _refuse_without_guardian(self, now: Instant) -> None:
-        hint = "somebody has killed it, or the machine was out of memory; start this node again"
+        hint = "it was killed, or the machine was out of memory; start this node again"
         self._refuse(f"this node can start no more ranks: {self._loss}", hint, now)
 
     def _refuse(self, why: str, hint: str, now: Instant) -> None:
@@ -694,14 +694,15 @@ class Agent:
             return "this node leaves"
         if self.phase in (AgentPhase.RUNNING, AgentPhase.DESCRIBING):
             who = "the ranks of this node" if departure is Departure.LEAVES else "all ranks"
-            return f"stopping {who} for up to {patience}; once more kills them now"
+            return f"stopping {who} for up to {patience}; a second signal kills them now"
         if self.phase in (
             AgentPhase.IDLE,
             AgentPhase.DISMISSING,
             AgentPhase.LEAVING,
         ) or not self._waits_for_others(departure):
             return "this node leaves"
-        return f"stopping the ranks of the other nodes for up to {patience}; once more leaves now"
+        others = f"stopping the ranks of the other nodes for up to {patience}"
+        return f"{others}; a second signal leaves now"
 
     @property
     def _agreed_by(self) -> Instant:

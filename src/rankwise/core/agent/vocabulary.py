@@ -61,7 +61,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class AgentStarted(msgspec.Struct, frozen=True, tag=True):
-    """The agent's life begins. The spec is the one that it was made with: a journal tells all."""
+    """The agent starts, with the spec that it was made with."""
 
     spec: AgentSpec
 
@@ -77,7 +77,7 @@ class RoundPrepared(msgspec.Struct, frozen=True, tag=True):
 
 
 class PreparationFailed(msgspec.Struct, frozen=True, tag=True):
-    """The other answer to `PrepareRound`: this node is not fit, as a check has shown."""
+    """The other answer to `PrepareRound`: a check of this node failed."""
 
     round: int
     reason: str
@@ -92,7 +92,7 @@ class FailuresDescribed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepTold(msgspec.Struct, frozen=True, tag=True):
-    """How far the workers of that round have come. Tell it when it is asked for, not more often.
+    """The last step of the workers of that round, sent only on request.
 
     The driver tells the last one before the last `WorkerExited` of a round.
     """
@@ -102,7 +102,7 @@ class StepTold(msgspec.Struct, frozen=True, tag=True):
 
 
 class RanksStood(msgspec.Struct, frozen=True, tag=True):
-    """The ranks of this node were asked to stop, and wait at their next step to learn where.
+    """The ranks of this node wait at their next step to learn at which step to stop.
 
     `step` is the first one that none of them had begun.
     """
@@ -112,7 +112,7 @@ class RanksStood(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeaveRequested(msgspec.Struct, frozen=True, tag=True):
-    """This node is asked to leave the job; the others go on without it (scale down)."""
+    """This node must leave the job; the others continue without it (scale down)."""
 
 
 NodeStimulus = (
@@ -151,7 +151,7 @@ class PrepareRound(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeginAttempt(msgspec.Struct, frozen=True, tag=True):
-    """The workers that are ordered next live in this world. Comes before their `SpawnWorker`s."""
+    """The world of the next workers. Comes before their `SpawnWorker`s."""
 
     world: World
 
@@ -164,14 +164,14 @@ class AskRanksToStop(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopRanksAt(msgspec.Struct, frozen=True, tag=True):
-    """Let the ranks go on to that step and stop there."""
+    """Let the ranks continue to that step and stop there."""
 
     round: int
     step: int
 
 
 class DescribeFailures(msgspec.Struct, frozen=True, tag=True):
-    """Find out what only the world knows about these failures; answer `FailuresDescribed`."""
+    """Add facts of the system to these failures; answer `FailuresDescribed`."""
 
     round: int
     failures: tuple[Failure, ...]
@@ -191,14 +191,14 @@ class AnnounceRestart(msgspec.Struct, frozen=True, tag=True):
 
 
 class AnnounceRoundEnd(msgspec.Struct, frozen=True, tag=True):
-    """Tell people that the round is over for this node, and why; its gang is being ended."""
+    """Announce that the round is over for this node, and why; its gang is being ended."""
 
     round: int
     why: str
 
 
 class AnnounceRound(msgspec.Struct, frozen=True, tag=True):
-    """Tell people that a round begins, and with whom."""
+    """Announce that a round begins, with its members."""
 
     world: World
     kept: int = 0
@@ -206,14 +206,14 @@ class AnnounceRound(msgspec.Struct, frozen=True, tag=True):
 
 
 class AnnounceStop(msgspec.Struct, frozen=True, tag=True):
-    """Tell people that this node was asked to leave, and what follows."""
+    """Announce that this node must leave, and the consequence."""
 
     signal: int | None
     what_follows: str
 
 
 class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The agent's life is over: nothing more will be ordered.
+    """The agent ends: no order follows.
 
     Attributes:
         verdict: what became of the job, the same on every node; None if this node never learned.

@@ -612,7 +612,7 @@ class Gang:
             return []
         if stimulus.survivors:
             pids = ", ".join(str(pid) for pid in stimulus.survivors)
-            obstacle = f"SIGKILL does not end what the gang left behind (pids {pids})"
+            obstacle = f"SIGKILL does not end processes that ranks left behind (pids {pids})"
             return self._finish(stimulus.survivors, f"not restarted: {obstacle}")
         return self._finish()
 
@@ -624,7 +624,8 @@ class Gang:
         )
         patience = format_duration(self.spec.sweep_timeout)
         return self._finish(
-            known, f"not restarted: what the gang left behind was not swept within {patience}"
+            known,
+            f"not restarted: processes that ranks left behind were not killed within {patience}",
         )
 
     @property

@@ -53,6 +53,9 @@ COMPUTED_MIN = Duration(20 * MILLISECOND)
 PER_POLL = Duration(10 * MILLISECOND)
 BYTES_MIN = 64 << 10
 BYTES_PER_SECOND = 4 << 10
+POLLS_PER_SECOND = 4
+"""A main thread that wakes up more often, and makes no progress, polls; signals and timers of an
+interpreter that sleeps wake it up less often."""
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +71,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
         helper_times: the CPU time of its other threads and of its child processes, by a key each.
         helper_waits: for how long those were ready and had no CPU, where that is counted.
         byte_count: what all of them have read and written, output streams left out.
+        main_runs: how often its main thread got a CPU, where that is counted.
     """
 
     pid: int
@@ -79,6 +83,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     helper_times: Mapping[int, Duration] = {}
     helper_waits: Mapping[int, Duration] = {}
     byte_count: int = 0
+    main_runs: int = 0
 
 
 class Doing(StrEnum):
@@ -91,12 +96,14 @@ class Doing(StrEnum):
     """It reads or writes."""
     WAITS = "waits"
     """It is in the same collective call as before."""
+    POLLS = "polls"
+    """Its main thread wakes up again and again, and does next to nothing."""
     NOTHING = "nothing"
 
     @property
     def is_progress(self) -> bool:
         """Whether a rank that does this gets on."""
-        return self not in (Doing.WAITS, Doing.NOTHING)
+        return self not in (Doing.WAITS, Doing.POLLS, Doing.NOTHING)
 
 
 class RankProgress(msgspec.Struct, frozen=True):
@@ -203,7 +210,10 @@ def _what_it_did(before: Activity, now: Activity, elapsed: Duration) -> Doing:
     if _main_computes(before, now, elapsed) or _helpers_compute(before, now, elapsed):
         return Doing.COMPUTES
     enough = max(BYTES_MIN, BYTES_PER_SECOND * elapsed // SECOND)
-    return Doing.TRANSFERS if now.byte_count - before.byte_count >= enough else Doing.NOTHING
+    if now.byte_count - before.byte_count >= enough:
+        return Doing.TRANSFERS
+    runs = now.main_runs - before.main_runs
+    return Doing.POLLS if runs * SECOND > POLLS_PER_SECOND * elapsed else Doing.NOTHING
 
 
 def _main_computes(before: Activity, now: Activity, elapsed: Duration) -> bool:

@@ -83,7 +83,7 @@ class WorkerRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerReported(msgspec.Struct, frozen=True, tag=True):
-    """A worker reported the exception that it is about to die of."""
+    """A worker reported the exception that will end it."""
 
     local_rank: int
     attempt: int
@@ -151,7 +151,7 @@ class Swept(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants the gang to end: a signal's number, or None from the program itself.
+    """A request to end the gang: a signal's number, or None from the program itself.
 
     The second one means: now.
     """
@@ -181,7 +181,7 @@ class DumpsLooked(msgspec.Struct, frozen=True, tag=True):
 
 
 class RanksBlamed(msgspec.Struct, frozen=True, tag=True):
-    """The ledger of collectives shows that others wait for these workers in vain."""
+    """The ledger of collectives shows that others wait for these workers for ever."""
 
     local_ranks: tuple[int, ...]
     attempt: int
@@ -198,13 +198,13 @@ class StacksDumped(msgspec.Struct, frozen=True, tag=True):
 
 
 class StoodStill(msgspec.Struct, frozen=True, tag=True):
-    """This node's ranks and their agent were stopped for so long, and go on: Ctrl-Z."""
+    """This node's ranks and agent were suspended for this time (Ctrl-Z), and continue."""
 
     duration: Duration
 
 
 class GuardianLost(msgspec.Struct, frozen=True, tag=True):
-    """The process that owns the workers died; they have been killed, or are being."""
+    """The guardian died; the workers are dead or dying."""
 
     reason: str
 
@@ -252,7 +252,7 @@ class LookForProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class LookForDumps(msgspec.Struct, frozen=True, tag=True):
-    """Find out whose core the kernel is writing; answer `DumpsLooked`."""
+    """Find the workers whose core the kernel writes; answer `DumpsLooked`."""
 
     attempt: int
 
@@ -284,7 +284,7 @@ class TellWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, tag=True):
-    """Kill whatever the attempt's workers have left behind; answer `Swept`."""
+    """Kill all processes that the attempt's workers left behind; answer `Swept`."""
 
     attempt: int
     spares: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ from rankwise.core.ledger.blame import (
     judge,
     waits_of,
 )
-from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate, Group, Stage
+from rankwise.core.ledger.books import INIT_GROUP, NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.sampled import Begun, SampledLateness
 from rankwise.core.ledger.sheets import Sheet, pack, unpack, with_all_members
@@ -33,6 +33,7 @@ from rankwise.core.ledger.words import (
 
 __all__ = [
     "CALLS_MAX",
+    "INIT_GROUP",
     "NO_PEER",
     "NUMBER",
     "Arrival",

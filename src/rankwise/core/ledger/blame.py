@@ -38,7 +38,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from rankwise.core.ledger import words
-from rankwise.core.ledger.books import NO_PEER, Book, Call, Fate, Stage
+from rankwise.core.ledger.books import INIT_GROUP, NO_PEER, Book, Call, Fate, Stage
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -102,6 +102,9 @@ def find_blame(
     gone = sorted(rank for rank in ends if by_rank[rank].fate is Fate.LEFT)
     if gone:
         wait, waiting = _wait_for(gone, waits, by_rank)
+        if wait.call.group == INIT_GROUP and not patience_is_over:
+            # Another process may come in its place, such as a child that it has left.
+            return None
         text = words.departure_in_words(gone, wait, waiting, by_rank)
         return Blame(blamed=tuple(gone), text=text, is_certain=True, waiting=waiting)
     if ends:

@@ -12,6 +12,8 @@ import msgspec
 from rankwise.base.units import Instant
 
 NO_PEER = -1
+INIT_GROUP = "torch init"
+"""The key of the group of all ranks while they are in `init_process_group`."""
 
 
 class Stage(IntEnum):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.units import Duration
 from rankwise.base.wording import ranks_in_words
-from rankwise.core.ledger.books import Book, Call, Group
+from rankwise.core.ledger.books import INIT_GROUP, Book, Call, Group
 
 if TYPE_CHECKING:
     from rankwise.core.ledger.blame import Wait
@@ -75,6 +75,9 @@ def departure_in_words(
     where = call_in_words(wait.call, books[wait.rank].groups.get(wait.call.group))
     others = sorted(waiting)
     verb = "waits" if len(others) == 1 else "wait"
+    if wait.call.group == INIT_GROUP and not last:
+        rank = ranks_in_words(gone)
+        return f"{rank} ended without {where}, in which {ranks_in_words(others)} {verb}"
     who = f"{ranks_in_words(gone)} {'was' if len(gone) == 1 else 'were'} done{after}"
     return f"{who}, while {ranks_in_words(others)} {verb} in {where}"
 

@@ -215,21 +215,19 @@ def obstacle_to_another(
         times = "attempt" if fruitless == 1 else "attempts in a row"
         return f"not restarted: {fruitless} {times} without progress (--max-no-progress)"
     if is_failure and restarts >= policy.restarts_max:
-        return (
-            "the only restart is spent" if restarts == 1 else f"all {restarts} restarts are spent"
-        )
+        return "the only restart is used" if restarts == 1 else f"all {restarts} restarts are used"
     return None
 
 
 def _why_final(failure: Failure, policy: RestartPolicy) -> str | None:
     if failure.cause is FailureCause.NOT_STARTED and not policy.retries_startup_errors:
-        return "not restarted: what cannot be started does not start the next time either"
+        return "not restarted: a worker could not be started (--retry-startup-errors)"
     if failure.error is not None and failure.error.type in policy.final_exceptions:
-        return f"not restarted: after {failure.error.type} no restart helps, as --no-retry says"
+        return f"not restarted: --no-retry names {failure.error.type}"
     if (
         failure.error is None
         and failure.exit is not None
         and failure.exit.code in policy.final_exit_codes
     ):
-        return f"not restarted: after {failure.exit} no restart helps, as --no-retry says"
+        return f"not restarted: --no-retry names {failure.exit}"
     return None

@@ -98,8 +98,8 @@ def forgotten(keys: RunKeys, founder: str) -> Refused:
         )
     return Refused(
         RefusalKind.FORGOTTEN,
-        f"the store has forgotten the run {keys.run_id}: it was restarted, or somebody has "
-        "deleted its keys",
+        f"the store has forgotten the run {keys.run_id}: it was restarted, or its keys "
+        "were deleted",
         "a store that survives its host, such as etcd with three members, does not forget",
     )
 

@@ -273,7 +273,8 @@ class RoundWait:
             if self._membership.round is not None:
                 why, kind = f"this node has been cut off for {waited}", RefusalKind.STORE
             if self._membership.was_done:
-                why = f"its workers were done, but how the job ended was not heard within {waited}"
+                why = "its workers were done, but the outcome of the job did not arrive"
+                why = f"{why} within {waited}"
         hint = "" if self.store_trouble else "is the store reachable from here?"  # else it says so
         return self._membership.refuse(Refused(kind, f"{why}: {trouble}", hint))
 
@@ -297,7 +298,7 @@ class RoundWait:
     def _waiting_for(self, *, is_leading: bool) -> str:
         """On whom this node waits, for people; empty if on nobody."""
         if self._succession.obstacle:
-            return f"whether anybody still leads, since {self._succession.obstacle}"
+            return f"to see whether a leader exists, since {self._succession.obstacle}"
         if self.cut_off_since is not None:
             return f"for the store: {self.store_trouble or 'it has not answered yet'}"
         if self._lead.round_trouble and is_leading:

@@ -292,7 +292,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         members: node ids in the order of node ranks. While GATHERING: those of the round before.
         slots: how many workers each member has; one number if all have equally many.
         master_address, master_port: where rank 0 can be reached.
-        restarts: how many restarts are spent.
+        restarts: how many restarts are used.
         fruitless: how many rounds in a row have failed without progress.
         best_step: the farthest step that was ever told.
         strikes: for each host, how many root causes happened there.

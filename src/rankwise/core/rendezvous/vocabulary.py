@@ -43,7 +43,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class EndWatch(msgspec.Struct, frozen=True, tag=True):
-    """Tell nothing more through the watch with that token; no answer."""
+    """End the watch with that token; no answer."""
 
     token: int
 
@@ -120,21 +120,21 @@ class LeaseEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeysChanged(msgspec.Struct, frozen=True, tag=True):
-    """The watch with that token tells changes: in order, none missing, none twice."""
+    """Changes of the watch with that token: in order, complete, without repetition."""
 
     token: int
     changes: tuple[Change, ...]
 
 
 class WatchLost(msgspec.Struct, frozen=True, tag=True):
-    """The watch with that token tells nothing more: some changes are forgotten. Read anew."""
+    """The watch with that token has ended: some changes are forgotten. Read again."""
 
     token: int
     reason: str
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag=True):
-    """Nobody answered in time. The request may have been carried out, or may yet be."""
+    """No answer came in time. The store may have carried the request out, or may do so later."""
 
     token: int
     reason: str
@@ -142,7 +142,7 @@ class RequestFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StoreDenied(msgspec.Struct, frozen=True, tag=True):
-    """The store answers, but will not let this node in, now or later."""
+    """The store answers, but refuses this node for good."""
 
     token: int
     reason: str
@@ -257,7 +257,7 @@ class RanksArrived(msgspec.Struct, frozen=True, tag=True):
 
 
 class TroubleTold(msgspec.Struct, frozen=True, tag=True):
-    """The ranks of this node give reason to ask all nodes what theirs do, or (NONE) none any more.
+    """A reason to ask all nodes for the calls of their ranks; NONE withdraws it.
 
     What is awaited is answered `InquiryAnswered`, at the latest when `ANSWER_WITHIN` is over.
     """
@@ -294,7 +294,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
 
 
 class DeadlinePassed(msgspec.Struct, frozen=True, tag=True):
-    """The machine's next deadline has come: `tick` as a fact, so that a journal tells of it."""
+    """The machine's next deadline has come: `tick` as a fact, for the journal."""
 
 
 FromAgent = (
@@ -384,7 +384,7 @@ class RanksFound(msgspec.Struct, frozen=True, tag=True):
 
 
 class InquiryAnswered(msgspec.Struct, frozen=True, tag=True):
-    """The trouble that was told of, and is awaited, has been looked into.
+    """The result of an inquiry that this node waits for.
 
     `text` says who is to blame, and is empty if that cannot be told; `silent` are nodes that did
     not answer; `late` says who made the others wait. Without `in_time` nothing was heard of the
@@ -440,7 +440,7 @@ class LeaveSettled(msgspec.Struct, frozen=True, tag=True):
 
 
 class AnnounceWaiting(msgspec.Struct, frozen=True, tag=True):
-    """Tell people what this node waits for, and since when."""
+    """Announce what this node waits for, and since when."""
 
     round: int
     text: str

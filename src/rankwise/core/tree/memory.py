@@ -63,7 +63,7 @@ class TaskMemory:
     def request(self, size_bytes: int) -> AllocationGranted | None:
         """Grant bytes, refuse them, or want them until `retry` can do either."""
         if self.wanted_bytes is not None:
-            raise LocalProtocolError("memory was asked for while somebody waits for memory")
+            raise LocalProtocolError("memory was requested while another request waits for memory")
         self.wanted_bytes = Heap.rounded(size_bytes)
         return self.retry()
 

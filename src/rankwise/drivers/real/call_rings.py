@@ -38,7 +38,7 @@ from rankwise.drivers.real.worker.call_ring import (
 
 _HEAD = struct.Struct("=8Q")
 _STAGE_MASK = (1 << STAGE_BITS) - 1
-_END = 3
+_END, _SLOT = 3, 4
 SAFE_ENTRIES = ENTRIES - 6
 """So many of the latest can be read before a rank could write over the first of them."""
 
@@ -172,11 +172,20 @@ class ArrivalReader(CallReader):
     @property
     def is_standing(self) -> bool:
         """Whether the rank is in the call that it began last."""
+        return self.standing_in is not None
+
+    @property
+    def standing_in(self) -> str | None:
+        """The group of the call that the rank began last, if it is in it; empty for a message."""
         last = head_of(self._segment, self._local_rank)[HEAD_CALLS]
         if not last:
-            return False
+            return None
         ((_, entry),) = self._entries(last, last)
-        return not ENTRY_HEAD.unpack_from(entry)[_END]
+        head = ENTRY_HEAD.unpack_from(entry)
+        if head[_END]:
+            return None
+        slot = head[_SLOT]
+        return self.keys[slot] if 0 <= slot < len(self.keys) else ""
 
     def read(self, most: int) -> list[Arrival]:
         """Its calls in groups since the last look as far as they have ended, of many the latest."""

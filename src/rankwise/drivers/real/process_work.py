@@ -32,6 +32,7 @@ class ProcessWork(msgspec.Struct, frozen=True):
             have ended, by the negative number of the process that waited for them.
         byte_count: what all have read and written.
         helper_waits: for how long the threads among those were ready and had no CPU.
+        main_runs: how often the main thread got a CPU; 0 where nobody counts.
     """
 
     main_time: Duration
@@ -39,6 +40,7 @@ class ProcessWork(msgspec.Struct, frozen=True):
     helper_times: Mapping[int, Duration]
     byte_count: int
     helper_waits: Mapping[int, Duration] = {}
+    main_runs: int = 0
 
 
 class Usage(NamedTuple):
@@ -120,7 +122,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _work_of(pid: int, main: int, children: Mapping[int, list[int]]) -> ProcessWork | None:
-    of_main = _ran_and_waited(pid, main)
+    of_main = _schedule_of(pid, main)
     if of_main is None:
         return None
     helpers: dict[int, Duration] = {}
@@ -128,10 +130,11 @@ def _work_of(pid: int, main: int, children: Mapping[int, list[int]]) -> ProcessW
     byte_count = 0
     for process in _tree(pid, children):
         byte_count += _bytes_in(f"/proc/{process}/io")
-        for thread, (ran, waited) in _threads_of(process):
+        for thread, (ran, waited, _) in _threads_of(process):
             helpers[thread], waits[thread] = ran, waited
     helpers.pop(main, None)
-    return ProcessWork(*of_main, helpers, byte_count, waits)
+    ran, waited, runs = of_main
+    return ProcessWork(ran, waited, helpers, byte_count, waits, runs)
 
 
 def _tree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
@@ -162,16 +165,24 @@ def _processes() -> Iterator[tuple[int, list[bytes]]]:
             yield int(name), fields
 
 
-def _ran_and_waited(pid: int, thread: int) -> tuple[Duration, Duration] | None:
-    """How long it has run, and waited for a CPU; where nobody counts that, how long it has run."""
+class _Schedule(NamedTuple):
+    """How long a thread has run and waited for a CPU, and how often it got one."""
+
+    ran: Duration
+    waited: Duration = ZERO
+    runs: int = 0
+
+
+def _schedule_of(pid: int, thread: int) -> _Schedule | None:
+    """What the kernel's scheduler counts; some kernels count only how long a thread has run."""
     path = f"/proc/{pid}/task/{thread}"
     if counted := _read(f"{path}/schedstat").split():
-        return Duration(int(counted[0])), Duration(int(counted[1]))
+        return _Schedule(Duration(int(counted[0])), Duration(int(counted[1])), int(counted[2]))
     fields = _fields_after_name(_read(f"{path}/stat"))
-    return (_cpu_time(fields), ZERO) if fields else None
+    return _Schedule(_cpu_time(fields)) if fields else None
 
 
-def _threads_of(pid: int) -> Iterator[tuple[int, tuple[Duration, Duration]]]:
+def _threads_of(pid: int) -> Iterator[tuple[int, _Schedule]]:
     """What each thread of a process has run and waited, but for threads that compute nothing."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -179,11 +190,11 @@ def _threads_of(pid: int) -> Iterator[tuple[int, tuple[Duration, Duration]]]:
         return
     for thread in threads:
         name = _read(f"/proc/{pid}/task/{thread}/comm")
-        times = _ran_and_waited(pid, int(thread))
+        times = _schedule_of(pid, int(thread))
         if times is not None and not name.startswith(_WATCHERS):
             yield int(thread), times
     if fields := _fields_after_name(_read(f"/proc/{pid}/stat")):
-        yield -pid, (Duration((int(fields[13]) + int(fields[14])) * _TICK), ZERO)
+        yield -pid, _Schedule(Duration((int(fields[13]) + int(fields[14])) * _TICK))
 
 
 def _cpu_time(fields: list[bytes]) -> Duration:

@@ -148,7 +148,7 @@ def _memory_trouble() -> Unfit | None:
     return Unfit(
         f"only {format_bytes(free)} of memory are available, expected "
         f"{format_bytes(MEMORY_BYTES_MIN)}",
-        "end what else uses the machine",
+        "end other programs on this machine",
     )
 
 
@@ -156,7 +156,7 @@ def _calendar_trouble() -> Unfit | None:
     if time.time() >= CALENDAR_BEGIN_S:
         return None
     year = time.strftime("%Y-%m-%d")
-    return Unfit(f"the clock says {year}, so it was never set", "is the time service running?")
+    return Unfit(f"the clock shows the year {year}: it is not set", "is the time service running?")
 
 
 def _judged(command: str, code: int, output: bytes) -> Unfit | None:
@@ -166,7 +166,7 @@ def _judged(command: str, code: int, output: bytes) -> Unfit | None:
     said = f": {lines[-1].strip()}" if lines else ""
     return Unfit(
         f"the node check {command!r} ended with {code}{said}",
-        "mend what it complains about, then start rankwise again on this node",
+        "fix what it reports, then start rankwise again on this node",
     )
 
 

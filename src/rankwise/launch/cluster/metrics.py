@@ -183,7 +183,7 @@ METRICS = (
         "came_last_ratio",
         is_counter=False,
         what="For each rank: share of the collectives of this node to which it came last, 0 to 1. "
-        "Somebody always does: `rankwise_waited_for_seconds` tells what it costs.",
+        "Some rank always comes last; `rankwise_waited_for_seconds` tells what it costs.",
         values=lambda snapshot: {
             str(rank.rank): rank.came_last for rank in snapshot.ranks if rank.came_last is not None
         },

@@ -16,16 +16,45 @@ from rankwise.core.rendezvous.configuration import RendezvousConfig
 
 RUN_TTL = Duration(2 * 3600 * SECOND)
 """How long a store remembers a run that nobody leads any more; keys of torch's live as long."""
-_DURATIONS = {
-    "join_timeout": "join_timeout",
-    "timeout": "join_timeout",
-    "last_call_timeout": "last_call",
-    "close_timeout": "close_timeout",
-    "lease_ttl": "lease_ttl",
-    "settle_delay": "settle_delay",
-    "run_ttl": "run_ttl",
+
+
+class TimingSetting(NamedTuple):
+    """A time in `--rdzv-conf`: its field in `RendezvousConfig`, and what users read about it."""
+
+    field: str
+    meaning: str
+    torch_spelling: str = ""
+
+
+TIMING_SETTINGS = {
+    "join_timeout": TimingSetting(
+        "join_timeout", "time limit for the minimum number of nodes to join a round", "`timeout`"
+    ),
+    "last_call_timeout": TimingSetting(
+        "last_call", "how long to wait for more nodes once the minimum is ready"
+    ),
+    "settle_delay": TimingSetting(
+        "settle_delay",
+        "how long a node that joins a running job waits for others before the next round; "
+        "also how long a spare leaves its seat to a returning member",
+    ),
+    "lease_ttl": TimingSetting(
+        "lease_ttl",
+        "a node without a heartbeat for this time is lost",
+        "`keep_alive_interval` times `keep_alive_max_attempt`",
+    ),
+    "run_ttl": TimingSetting(
+        "run_ttl", "how long the store keeps the state of a run that has no leader"
+    ),
+    "close_timeout": TimingSetting(
+        "close_timeout", "how long a finished node waits for the outcome of the whole job"
+    ),
 }
-"""From the names in `--rdzv-conf` to fields of `RendezvousConfig`."""
+"""By the names in `--rdzv-conf`; docs/settings.md is generated from them."""
+_DURATIONS = {
+    **{name: setting.field for name, setting in TIMING_SETTINGS.items()},
+    "timeout": "join_timeout",
+}
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 """torch's words for a lease: dead after so many intervals without a sign of life."""
 _MEANINGLESS = ("heartbeat_timeout", "rank")

@@ -227,8 +227,8 @@ def expect_over(run: RunSummary) -> None:
             os.close(death)
         if not has_ended and run in list_runs(run.uid):
             raise RunUnreachable(
-                f"run {run.run_id!r} (pid {run.pid}) has hung up, and goes on",
-                hint="too many others may have asked it at once; ask again",
+                f"run {run.run_id!r} (pid {run.pid}) closed the connection, and still runs",
+                hint="too many commands may have asked at once; try again",
             )
 
 
@@ -275,9 +275,9 @@ def _late(run: RunSummary) -> RunUnreachable:
     if is_suspended(run):
         return RunSuspended(
             f"run {run.run_id!r} (pid {run.pid}) is suspended, as by Ctrl-Z",
-            hint=f"`fg` in its terminal, or `kill -CONT {run.pid}`, lets it go on",
+            hint=f"resume it: `fg` in its terminal, or `kill -CONT {run.pid}`",
         )
     return RunUnreachable(
         f"run {run.run_id!r} (pid {run.pid}) has not answered in time",
-        hint="its agent may be busy: ask again",
+        hint="its agent may be busy: try again",
     )

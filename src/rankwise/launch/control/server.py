@@ -218,7 +218,7 @@ class ControlServer:
         readers = [client for client in clients if client.asked == "logs"]
         leaving = next(iter(silent or readers or clients))
         Reply(leaving).send(
-            {"error": f"{_CONVERSATIONS_MAX} others ask since then; ask again, the run goes on"}
+            {"error": f"{_CONVERSATIONS_MAX} newer requests came; try again, the run continues"}
         )
         leaving.end()
         self._forget_ended()

@@ -118,7 +118,7 @@ def _summary(outcome: Outcome, context: ReportContext) -> str:
 
 
 def _restart_in_words(outcome: Outcome, context: ReportContext) -> str:
-    """Among several nodes: how many restarts are spent. Rounds that others end cost none."""
+    """Among several nodes: how many restarts are used. Rounds that others end cost none."""
     spent = outcome.attempts - 1
     return f"restart {spent} of {max(context.attempts_max - 1, spent)}"
 
@@ -261,7 +261,7 @@ def _notes_on_end(outcome: Outcome) -> list[str]:
     if outcome.survivors:
         pids = ", ".join(map(str, outcome.survivors[:_PIDS_SHOWN_MAX]))
         more = ", ..." if len(outcome.survivors) > _PIDS_SHOWN_MAX else ""
-        notes.append(f"not even SIGKILL has ended these processes: {pids}{more}")
+        notes.append(f"these processes survive SIGKILL: {pids}{more}")
     return [*notes, outcome.lateness] if outcome.lateness else notes
 
 
@@ -282,7 +282,7 @@ def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> Root
         blocks = _blocks_of(root, is_seen=root.local_rank in seen)
         if is_peer_gone(root) and (ended := _ended_well(outcome, context)):
             who = ranks_in_words(ended)
-            hint = f"{who} ended with exit code 0: look for a collective left out there"
+            hint = f"{who} ended with exit code 0: look for a missing collective there"
     together = [each for each in failures if _is_in_box_of(root, each)]
     return RootCause(
         headline=headline(root),
@@ -469,7 +469,7 @@ def blocks_of_ranks(ranks: Iterable[Stood]) -> list[Block]:
     if not any(places):
         return []
     unknown = places.pop((), [])
-    blocks = [Block(f"no stack could be had of {ranks_in_words(unknown)}", ())] if unknown else []
+    blocks = [Block(f"no stack is available of {ranks_in_words(unknown)}", ())] if unknown else []
     ordered = sorted(places.items(), key=lambda place: (-len(place[1]), min(place[1])))
     return blocks + [
         Block(f"{ranks_in_words(ranks)}, innermost call first", frames) for frames, ranks in ordered

@@ -94,7 +94,7 @@ def _could_not_fork(failure: Failure) -> bool:
 
 _SAME_CALLS = (
     "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
-    "that {} takes otherwise"
+    "that {} takes differently"
 )
 _STANDS = re.compile(r"rank \d+ in (\w+)")
 
@@ -109,12 +109,11 @@ _MISFIT = re.compile(r"rank \d+ sends \d+ elements?\b.*, rank \d+ takes \d+")
 _CATALOGUE: Sequence[_Hint] = (
     _Hint(
         lambda failure: failure.is_shared and _MISFIT.match(failure.detail) is not None,
-        "the tensor of a receive has as many elements as that of the send, of the same dtype",
+        "a receive needs as many elements as its send, of the same dtype",
     ),
     _Hint(
         lambda failure: sorted(_calls_of_circle(failure)) == ["recv", "send"],
-        "a receive takes what was sent with its tag, in the order of the sends, and as much: "
-        "compare both calls",
+        "receives match sends of their tag, in order and with equal sizes: compare both calls",
     ),
     _Hint(
         lambda failure: "send" in _calls_of_circle(failure),
@@ -127,7 +126,7 @@ _CATALOGUE: Sequence[_Hint] = (
     ),
     _Hint(
         lambda failure: failure.cause is FailureCause.OUT_OF_STEP and failure.was_stopped,
-        "ps shows a process that stands still with state T or t; kill -CONT lets it go on",
+        "ps shows a suspended process with state T or t; kill -CONT resumes it",
     ),
     _Hint(
         lambda failure: failure.is_shared,
@@ -143,11 +142,11 @@ _CATALOGUE: Sequence[_Hint] = (
     ),
     _Hint(
         _died_of(_SIGXCPU),
-        "it has used up the CPU time that it is allowed: see ulimit -t",
+        "it has reached its limit of CPU time: see ulimit -t",
     ),
     _Hint(
         lambda failure: failure.cpu_seconds_max is not None,
-        "the kernel kills what uses more CPU time than it is allowed: see ulimit -t",
+        "the kernel kills a process at its limit of CPU time: see ulimit -t",
     ),
     _Hint(
         lambda failure: _died_of(_SIGKILL)(failure) and failure.out_of_memory is None,

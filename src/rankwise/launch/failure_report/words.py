@@ -35,7 +35,7 @@ _MEANINGS = {
 
 _EXIT_CODES = {
     120: "Python could not flush stdout or stderr at the end",
-    126: "found, but could not be executed",
+    126: "the command was found, but cannot be executed",
     127: "command not found",
 }
 
@@ -64,7 +64,7 @@ def explain_exit_code(code: int) -> str:
         return _EXIT_CODES[code]
     number = code - 128
     if number in SIGNAL_NAMES:
-        return f"128 + {number}: a process below it probably died of {signal_name(number)}"
+        return f"128 + {number}: a child process probably died of {signal_name(number)}"
     return ""
 
 
@@ -179,6 +179,8 @@ def _killed_in_words(failure: Failure) -> str:
         case False if limit is not None:
             return f"was killed by SIGKILL, perhaps at its limit of {limit} s of CPU time{evidence}"
         case False:
-            return f"was killed by SIGKILL, not by the OOM killer: somebody sent it{evidence}"
+            return (
+                f"was killed by SIGKILL, not by the OOM killer: another process sent it{evidence}"
+            )
         case None:
-            return f"was killed by SIGKILL; whether by the OOM killer is not known{evidence}"
+            return f"was killed by SIGKILL; whether by the OOM killer is unknown{evidence}"

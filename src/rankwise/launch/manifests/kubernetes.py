@@ -133,9 +133,24 @@ def manifests(job: KubernetesJob, patches: Sequence[Patch] = ()) -> str:
         (_job_set(job), f"The run: {job.nodes_max} pods, each of them one node."),
     ]
     objects = patched(objects, patches)
+    _bind_account_of_pods(objects)
     head = "# Written by `rankwise manifest kubernetes`; for `kubectl apply -f`.\n"
     head += "# Pods lose their files when they end: mount a volume for checkpoints (--patch).\n"
     return head + "".join("---\n" + document(tree, head=why) for tree, why in objects)
+
+
+def _bind_account_of_pods(objects: list[tuple[dict[str, Any], str]]) -> None:
+    """Give the role to the account that the pods have now: a patch may have named another."""
+    by_kind = {tree["kind"]: tree for tree, _ in objects}
+    binding = by_kind.get("RoleBinding")
+    if binding is None:
+        return
+    (replicated,) = by_kind["JobSet"]["spec"]["replicatedJobs"]
+    pod = replicated["template"]["spec"]["template"]["spec"]
+    account = pod.get("serviceAccountName", "default")
+    for subject in binding["subjects"]:
+        if subject["kind"] == "ServiceAccount":
+            subject["name"] = account
 
 
 def _client_service(job: KubernetesJob) -> dict[str, Any]:

@@ -42,6 +42,9 @@ _NEEDED_BY_NEW: dict[str, tuple[str, ...] | None] = {
 """What an item that a patch adds has to have; None where none is added."""
 
 
+_MAPS_OF_STRINGS = ("labels", "annotations", "nodeSelector", "matchLabels")
+
+
 class Patch(NamedTuple):
     """One document of a file of patches: the object that it is for, and what to change there."""
 
@@ -58,7 +61,7 @@ def patches_in(text: str, path: str) -> tuple[Patch, ...]:
         ConfigError: it is not YAML, or a document does not say what it is for.
     """
     try:
-        documents = list(yaml.safe_load_all(text))
+        documents = list(yaml.load_all(text, Loader=_LoaderOfPatches))  # a safe one
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" line {mark.line + 1}"
@@ -68,6 +71,56 @@ def patches_in(text: str, path: str) -> tuple[Patch, ...]:
     if not patches:
         raise ConfigError(f"--patch {path!r} has no document", hint="begin one with kind: JobSet")
     return patches
+
+
+class _LoaderOfPatches(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would keep the last one."""
+
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Any, Any]:  # PyYAML's signature
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key} is given twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _check_whole(tree: dict[str, Any], called: str, origin: str) -> None:
+    """Refuse an object that has lost what every object has, or has a number for a string."""
+    for key in ("apiVersion", "kind", "metadata"):
+        if not tree.get(key):
+            raise ConfigError(
+                f"--patch {origin!r} removes {key} of {called}, which has to be there"
+            )
+    if not _plain(tree["metadata"]).get("name"):
+        raise ConfigError(f"--patch {origin!r} removes metadata.name of {called}")
+    _check_strings(tree, called, origin)
+
+
+def _check_strings(tree: Any, path: str, origin: str) -> None:
+    tree = _plain(tree)
+    if isinstance(tree, list):
+        for item in tree:
+            _check_strings(item, f"{path}[]", origin)
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            here, plain = f"{path}.{key}", _plain(value)
+            strings = plain if key in _MAPS_OF_STRINGS and isinstance(plain, dict) else {}
+            if path.endswith("env[]") and key == "value":
+                strings = {"": plain}
+            for name, each in strings.items():
+                if not isinstance(_plain(each), str):
+                    where = f"{here}.{name}" if name else here
+                    raise ConfigError(
+                        f"--patch {origin!r} has {each!r} at {where}, expected a string",
+                        hint=f'put it in quotes: "{each}"',
+                    )
+            _check_strings(value, here, origin)
 
 
 def _patch(tree: Any, path: str) -> Patch:
@@ -98,13 +151,17 @@ def patched(
         called = patch.kind if patch.name is None else f"{patch.kind}/{patch.name}"
         if len(fitting) != 1:
             names = ", ".join(f"{tree['kind']}/{tree['metadata']['name']}" for tree, _ in result)
-            count = "several objects" if fitting else "no object"
+            count = "several objects here are" if fitting else "no object here is"
             raise ConfigError(
-                f"--patch {patch.origin!r} is for {called}, and {count} here fit",
+                f"--patch {patch.origin!r} is for {called}, and {count} of that kind and name",
                 hint=f"name one of: {names}",
             )
         tree, why = result[fitting[0]]
-        result[fitting[0]] = (_merged(tree, patch.tree, called, patch.origin), why)
+        whole = _merged(tree, patch.tree, called, patch.origin)
+        if tree.get("spec") and not whole.get("spec"):
+            raise ConfigError(f"--patch {patch.origin!r} removes spec of {called}")
+        _check_whole(whole, called, patch.origin)
+        result[fitting[0]] = (whole, why)
     return result
 
 

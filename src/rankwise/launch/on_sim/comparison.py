@@ -117,7 +117,7 @@ def told(difference: Difference, captured: tuple[Captured | None, Captured | Non
     if simulated is None or real is None:
         event, which = (real, "as a process") if simulated is None else (simulated, "simulated")
         assert event is not None, "one of both has it"
-        return f"rank {difference.rank} only {which} came to: {_told(event)}"
+        return f"rank {difference.rank} came only {which} to: {_told(event)}"
     if simulated.event != real.event:
         return (
             f"rank {difference.rank} did different things:\n"
@@ -158,9 +158,7 @@ def _first_element(mine: Captured, other: Captured) -> str:
     cells = [(one[at : at + size], two[at : at + size]) for at in range(0, len(one), size or 1)]
     differing = [index for index, (first, second) in enumerate(cells) if first != second]
     if not differing:
-        return (
-            "when both ran once more to look at it, they were equal: the program varies by chance"
-        )
+        return "both were equal when run again: the program is not deterministic"
     at = differing[0]
     values = " simulated, ".join(_value(cell, mine.dtype) for cell in cells[at])
     return (

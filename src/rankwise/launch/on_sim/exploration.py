@@ -108,8 +108,8 @@ def run_in_order(
     outcome = run.run()
     if first_failure is not None and outcome.status is OutcomeStatus.SUCCEEDED:
         say(
-            "the schedule that failed has not failed again: a file that earlier runs have left, or"
-            " something else outside of the program, decides; this is the report of the first time"
+            "the failure did not repeat under the same schedule: the program depends on something"
+            " outside, such as a file of an earlier run; this is the report of the first failure"
         )
         return first_failure
     if schedule is not None and schedule.has_strayed:

@@ -79,6 +79,7 @@ class Setting(NamedTuple):
         describe: adds to a failure on a host what only this run knows of it.
         announce: tells people what the agent of a host announces.
         note_loss: is told of a host that is lost, and in which round.
+        note_failures: is told of the ranks of a node that have failed, described.
     """
 
     job: Job
@@ -89,6 +90,7 @@ class Setting(NamedTuple):
     describe: Callable[[Failure, str], Failure]
     announce: Callable[[str, Announcement], None]
     note_loss: Callable[[int, str], None]
+    note_failures: Callable[[tuple[Failure, ...]], None]
 
 
 class Node:
@@ -153,6 +155,7 @@ class Node:
             records=setting.records,
             clock=setting.clock,
             describe=lambda failure: setting.describe(failure, self.host),
+            note_failures=setting.note_failures,
             deliver=deliver,
         )
         self._agent = Agent(self._spec_of(node_id))
@@ -441,7 +444,7 @@ class _WorldTime:
 
 
 class _HasteningAgenda(Agenda):
-    """An agenda whose new entries bring forward when the ranks give the baton back."""
+    """An agenda whose new entries bring forward when the ranks give the run token back."""
 
     def __init__(self, clock: _WorldTime, scheduler: Scheduler) -> None:
         super().__init__(clock)

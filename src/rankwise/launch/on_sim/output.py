@@ -35,6 +35,9 @@ from rankwise.launch.log_layout import Destinations
 from rankwise.launch.rank_sinks import RankSinks, StreamSinks
 from rankwise.sim.rehearsal.scheduler import Rank
 
+_start_thread = _thread.start_new_thread
+"""A rank finds another function: threads that it starts count as its own."""
+
 _PENDING_BYTES_MAX = 8 << 10
 _STANDARD = {Streams.OUT: 1, Streams.ERR: 2}
 
@@ -298,8 +301,7 @@ class _PipeReader:
         self._is_stopping = False
         self._has_ended = _thread.allocate_lock()
         self._has_ended.acquire()
-        # Not `threading.Thread`: one that a rank starts would count as its helper.
-        _thread.start_new_thread(self._read, ())
+        _start_thread(self._read, ())
 
     def add(self, stream: RankStream) -> None:
         """Read its pipe, too."""

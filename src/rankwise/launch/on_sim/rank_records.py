@@ -16,7 +16,7 @@ from rankwise.sim.rehearsal.places import CallSite, owner_of, place_of, places_o
 from rankwise.sim.rehearsal.scheduler import Rank, Strand
 from rankwise.sim.rehearsal.world import SimulatedWorld
 
-DEADLOCK = "deadlock: no rank can ever go on"
+DEADLOCK = "deadlock: no rank can continue"
 
 
 class RankRecords:

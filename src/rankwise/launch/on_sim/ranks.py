@@ -98,6 +98,7 @@ class SimulatedRanks:
         world: where the ranks live.
         records: what the run keeps of them.
         describe: adds to a failure what only this world knows of it.
+        note_failures: is told of all that a gang has, described.
         deliver: is told what becomes of them.
     """
 
@@ -111,6 +112,7 @@ class SimulatedRanks:
         records: RankRecords,
         clock: VirtualClock,
         describe: Callable[[Failure], Failure],
+        note_failures: Callable[[tuple[Failure, ...]], None],
         deliver: Callable[[Stimulus], None],
     ) -> None:
         self._job = job
@@ -120,6 +122,7 @@ class SimulatedRanks:
         self._records = records
         self._clock = clock
         self._describe = describe
+        self._note_failures = note_failures
         self._deliver = deliver
         self._place: World | None = None
         self._inherited = inherited_environment()
@@ -236,6 +239,7 @@ class SimulatedRanks:
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         """Find out what only this world knows."""
         described = tuple(self.described(failure) for failure in failures)
+        self._note_failures(described)
         self._deliver(FailuresDescribed(number, described))
 
     def tell_books(self, wanted: BooksWanted) -> None:

@@ -34,6 +34,7 @@ from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.vocabulary import Announcement
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.drivers.real.early_signals import usual
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.tail import KEPT_LINES_MAX
@@ -47,13 +48,13 @@ from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
 from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.announcements import NodesAnnouncements
-from rankwise.launch.on_sim.baton_watch import BatonWatch
 from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Output, write_all
 from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.ranks import VirtualClock
+from rankwise.launch.on_sim.run_token_watch import RunTokenWatch
 from rankwise.launch.private_places import remove_abandoned
-from rankwise.launch.run_history import RunHistory
+from rankwise.launch.run_history import RunHistory, failure_command_of
 from rankwise.launch.signal_effects import SignalEffect, effects_of
 from rankwise.observe.records import RECORDER
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
 
 _HAND_OVER_S = 0.1
-"""How long a rank that a signal ends has to hand the baton over, before it is given up."""
+"""How long a rank that a signal ends has to hand the run token over, before it is given up."""
 _CONSOLE_PATIENCE_MS = 3_000
 """How long a console that takes nothing is waited for when the run has been stopped."""
 _STOPS_MAX = 2
@@ -107,6 +108,8 @@ class Rehearsal:
         places: where log files go, by rank.
         results: the result frame of each function rank, by number.
         caught_signal: the signal to this process that has stopped the run, if one did.
+        failure_command: the command that is told of failures, if the job has one; of the end its
+            owner tells it.
 
     Raises:
         ConfigError: this job cannot be simulated.
@@ -148,6 +151,7 @@ class Rehearsal:
                 keeps_log=keeps_log,
             )
         self._has_virtual_clock = has_virtual_clock
+        self.failure_command = failure_command_of(job)
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
         self.results: Mapping[int, bytes] = {}
@@ -247,7 +251,7 @@ class Rehearsal:
         world.scheduler.on_held = self._tell_who_holds
         hang_timeout = self.job.gang.hang_timeout
         patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
-        watch = BatonWatch(patience, self._clock, lambda: output.byte_count)
+        watch = RunTokenWatch(patience, self._clock, lambda: output.byte_count)
         world.scheduler.gets_on = watch.gets_on
         self.places.prepare(0)
         if self.places.root is not None:
@@ -257,7 +261,7 @@ class Rehearsal:
         announcements = NodesAnnouncements(
             self.job, plan, self._say, is_alone=self._rendezvous is None
         )
-        history = RunHistory(clock.wall_ns)
+        history = RunHistory(clock.wall_ns, self.failure_command)
 
         def announce(host: str, announcement: Announcement) -> None:
             announcements.tell(host, announcement)
@@ -279,6 +283,8 @@ class Rehearsal:
             describe=lambda failure, host: self._describe(failure, host, records, output),
             announce=announce,
             note_loss=announcements.note_loss,
+            # Of nodes that never change, what is announced tells of failures.
+            note_failures=_ignore if self._rendezvous is None else history.on_failures,
         )
         nodes = SimulatedNodes(
             setting,
@@ -398,7 +404,8 @@ class Rehearsal:
         }
         # What a rank forks finds what a program does, and not what the command has made of it.
         ours = before.keys() - {*self.job.signals} if self.job.heeds_all_signals else ()
-        world.handlers_before = before | dict.fromkeys(ours, signal.SIG_DFL)
+        found = {number: usual(handler) for number, handler in before.items()}
+        world.handlers_before = found | dict.fromkeys(ours, signal.SIG_DFL)
         try:
             yield
         finally:
@@ -528,7 +535,7 @@ class Rehearsal:
 
 
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:
-    """Whether the rank that has the baton would be ended by a signal, as a process is: at once."""
+    """Whether a signal would end the rank with the run token at once, as it ends a process."""
     rank = world.scheduler.current
     return rank is not None and rank.number not in world.steps and rank.is_ended_by(number)
 
@@ -605,6 +612,10 @@ def _follow_fsdp(device: str, _world: SimulatedWorld) -> Callable[[], None]:
 
 def _nothing() -> None:
     """Undo nothing."""
+
+
+def _ignore(_failures: tuple[Failure, ...]) -> None:
+    """Take no note."""
 
 
 def _follow_symmetric_memory(_world: SimulatedWorld) -> Callable[[], None]:

@@ -44,7 +44,7 @@ _COST_OF_LOOK = 50 * MICROSECOND
 
 
 class TimeWatch:
-    """Looks at the ranks of a run; called in the thread of the conductor.
+    """Looks at the ranks of a run; called in the scheduler thread.
 
     Args:
         world: where they live.

@@ -7,7 +7,7 @@ import numpy as np
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.benches.checking import TOLERANCES, check_close
-from rankwise.sim.benches.measuring import collective_result, span_of
+from rankwise.sim.benches.measuring import collective_result, messages_before, span_of
 from rankwise.sim.benches.parameters import Number, Size
 from rankwise.sim.benches.planning import bound_of, world_size_of
 from rankwise.sim.ccl.configuration import SHIPPED
@@ -26,10 +26,10 @@ def run(
     elements = elements or _elements_for(size)
     results = []
     for name, collective in _algorithms(torch, only):
-        before, waits = len(torch.engine.op_log), torch.engine.machine.waits.copy()
+        logged_before, before = len(torch.engine.op_log), messages_before(torch.engine)
         args = (size, torch, elements, dtype, name)
         torch.multiprocessing.spawn(worker, args=args, nprocs=size)
-        logged = (torch.engine.op_log[at] for at in range(before, len(torch.engine.op_log)))
+        logged = (torch.engine.op_log[at] for at in range(logged_before, len(torch.engine.op_log)))
         results.append(
             collective_result(
                 torch, "all_collectives", f"{name}, {size} ranks x {elements} {dtype}",
@@ -37,8 +37,8 @@ def run(
                 bound_of(torch, collective, elements, size, dtype, algorithm=name),
                 flops=_combined(collective, size) * elements,
                 size=elements * element_type(dtype).itemsize,
-                waits=torch.engine.machine.waits - waits,
                 algorithm=name,
+                before=before,
             )
         )  # fmt: skip
     return results

@@ -51,7 +51,7 @@ def results(
             torch, "ccl_allreduce", f"{name}, {size} ranks x {count} {dtype}", time,
             bound_of(torch, "all_reduce", count, size, dtype),
             flops=(size - 1) * count, size=count * element_type(dtype).itemsize,
-            waits=torch.engine.machine.waits, algorithm=name,
+            algorithm=name,
         )
     ]  # fmt: skip
 

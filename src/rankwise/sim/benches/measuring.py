@@ -1,12 +1,14 @@
 """From the op log of a run to results."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.benches.bounds import Bound, Roofline
-from rankwise.sim.benches.holding import ENOUGH, most_lost_to, most_waited_for
+from rankwise.sim.benches.holding import ENOUGH, most_lost_to, most_waited_for, wire_times
+from rankwise.sim.benches.spending import spending_of
 from rankwise.sim.hardware.commands import Handle
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.machine import Waits
@@ -14,6 +16,18 @@ from rankwise.sim.hardware.op_log import Operation
 from rankwise.sim.reporting.results import BenchResult
 
 _CHANNEL = re.compile(r"\.hbm\d+$")
+
+
+class MessagesBefore(NamedTuple):
+    """What messages had waited for, and wires had carried, before a collective."""
+
+    waits: Waits
+    busy: dict[str, int]
+
+
+def messages_before(engine: GraphEngine) -> MessagesBefore:
+    """Note it, for `collective_result`."""
+    return MessagesBefore(engine.machine.waits.copy(), wire_times(engine.machine))
 
 
 def span_of(operations: Iterable[Operation]) -> int:
@@ -63,13 +77,25 @@ def _busiest_link(engine: GraphEngine) -> tuple[str, float]:
 
     Links count from the beginning of the run, so this is a mean over all launches so far.
     """
-    channels, others = [0], [0]
+    parts = {"HBM": 0, "DMA": 0, "links": 0}
     for link in engine.machine.links:
         if not link.name.startswith("host->"):
-            (channels if _CHANNEL.search(link.name) else others).append(link.busy)
-    launched = sum(each.end - each.start for each in engine.op_log if each.kind == "KernelLaunch")
-    name, busy = max(("HBM", max(channels)), ("links", max(others)), key=lambda each: each[1])
-    return name, busy / max(1, launched)
+            part = _part_of(link.name)
+            parts[part] = max(parts[part], link.busy)
+    launched = Counter[str]()
+    for each in engine.op_log:
+        if each.kind == "KernelLaunch":
+            launched[each.place] += each.end - each.start
+    name = max(parts, key=lambda each: parts[each])
+    # Devices work at a time: a link is one device's.
+    return name, parts[name] / max(1, *launched.values())
+
+
+def _part_of(link: str) -> str:
+    """What transfers share there: a channel, the DMA of a PE with its memory, or a link."""
+    if _CHANNEL.search(link):
+        return "HBM"
+    return "DMA" if link.endswith((".dma", ".tcm")) else "links"
 
 
 def collective_result(
@@ -81,12 +107,47 @@ def collective_result(
     *,
     flops: int,
     size: int,
-    waits: Waits,
+    algorithm: str,
+    before: MessagesBefore | None = None,
+) -> BenchResult:
+    """The result of one collective, and what its messages waited for.
+
+    `before` is what other ones had done before it; None if it was the first of the run.
+    """
+    held_back_by = ""
+    if bound.picoseconds < ENOUGH * time:
+        machine, (waited, carried) = torch.engine.machine, before or MessagesBefore(Waits(), {})
+        busiest = max(
+            (busy - carried.get(name, 0) for name, busy in wire_times(machine).items()), default=0
+        )
+        waits = machine.waits - waited
+        held_back_by = most_waited_for(waits, time - bound.picoseconds, max(0, time - busiest))
+    fidelity = torch.engine.machine.fidelities.get(algorithm, "")
+    return _result(
+        torch, bench, case, time, bound,
+        flops=flops, size=size, held_back_by=held_back_by, fidelity=fidelity,
+    )  # fmt: skip
+
+
+def ranks_result(
+    torch: Any,
+    bench: str,
+    case: str,
+    time: int,
+    bound: Bound,
+    *,
+    flops: int,
+    size: int,
+    begun: int,
     algorithm: str,
 ) -> BenchResult:
-    """The result of one collective, and what its messages waited for."""
-    above = time - bound.picoseconds
-    held_back_by = most_waited_for(waits, above) if bound.picoseconds < ENOUGH * time else ""
+    """The result of ranks that compute and communicate, and what their devices lost time to.
+
+    The operations of the log from the number `begun` on are theirs.
+    """
+    held_back_by = ""
+    if bound.picoseconds < ENOUGH * time:
+        held_back_by = spending_of(torch, begun=begun).dearest
     fidelity = torch.engine.machine.fidelities.get(algorithm, "")
     return _result(
         torch, bench, case, time, bound,

@@ -15,7 +15,7 @@ from rankwise.sim import parallel
 from rankwise.sim.benches.bounds import Bound, roofline_of
 from rankwise.sim.benches.checking import check_close
 from rankwise.sim.benches.kernels import relu_kernel
-from rankwise.sim.benches.measuring import collective_result, span_of
+from rankwise.sim.benches.measuring import ranks_result, span_of
 from rankwise.sim.benches.parameters import Size
 from rankwise.sim.benches.planning import bound_of, check_fits, world_size_of
 from rankwise.sim.reporting.results import BenchResult
@@ -53,12 +53,12 @@ def run(
     bound = Bound(f"{computing.name} + {exchanging.name}", computing[1] + exchanging[1])
     time = span_of(each for each in logged if each.kind in _MEASURED)
     case = f"{tokens} x {hidden} x {inner} f16, {size} ranks"
-    result = collective_result(
-        torch, "tp_mlp", case, time, bound,
-        flops=flops, size=moved, waits=torch.engine.machine.waits,
-        algorithm=torch.ccl.algorithm("all_reduce").name,
-    )  # fmt: skip
-    return [result]
+    return [
+        ranks_result(
+            torch, "tp_mlp", case, time, bound, flops=flops, size=moved, begun=begun,
+            algorithm=torch.ccl.algorithm("all_reduce").name,
+        )
+    ]  # fmt: skip
 
 
 def worker(  # noqa: PLR0917  # spawn hands arguments over by position

@@ -14,8 +14,9 @@ kernel up to `KERNEL_SLOTS_MOST` slots that all ranks send together, queues up t
 `QUEUE_SLOTS_MOST` (some two seconds of CPU), and messages beyond, where they are known to differ
 by less than 3 %: each rank has a device of its own, no part is empty, no link dies (credits then
 wait among the data of other ranks), jitter is 20 % at most, collectives that could meet have lanes
-enough to leave room in their PEs (`may_fill_pes`), and the numbers of slots and the sizes of chunks
-are those that suit the machine. Kernel and queue agree within 2 %. Numbers are equal to the bit on
+enough to leave room in their PEs (`may_fill_pes`) and hold up all ways of a ring alike
+(`may_get_out_of_step`), and the numbers of slots and the sizes of chunks are those that suit the
+machine. Kernel and queue agree within 2 %. Numbers are equal to the bit on
 every level.
 
 What is asked of one algorithm must be possible. What is asked of all is a wish: an algorithm that
@@ -23,7 +24,8 @@ has no such level takes what `auto` gives it, and the result says which.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from fractions import Fraction
 from types import ModuleType
 
@@ -49,7 +51,7 @@ def level_of(
     lane_count: int,
     *,
     faults: ChipFaults | None = None,
-    fills_pes: Callable[[], bool] | None = None,
+    is_disturbed: Callable[[], bool] | None = None,
 ) -> Level:
     """The level on which a collective runs.
 
@@ -60,7 +62,8 @@ def level_of(
         item_bytes: bytes per element.
         lane_count: over how many PEs of each rank messages are spread.
         faults: of the machine.
-        fills_pes: tells whether it, with what it meets, could fill its PEs (`may_fill_pes`).
+        is_disturbed: tells whether it, with what it meets, could fill its PEs (`may_fill_pes`) or
+            get out of step (`may_get_out_of_step`).
     """
     possible = levels_of(module)
     for level in possible:
@@ -78,10 +81,52 @@ def level_of(
         and _suits_messages(algorithm, plan)
         and (faults is None or not (faults.deaths or faults.jitter_percent > JITTER_MOST))
         and _has_more_slots(plan, item_bytes, lane_count, slot_size, QUEUE_SLOTS_MOST)
-        and (fills_pes is None or not fills_pes())
+        and (is_disturbed is None or not is_disturbed())
     ):
         return "message"
     return "queue"
+
+
+def fewest_lanes(lane_count: int, algorithms: Iterable[Algorithm]) -> int:
+    """The lanes of a collective, or fewer if one that it can meet is configured to have fewer.
+
+    The first lanes of all collectives are the same PEs: if a narrow one fills them, a wide one is
+    held up there, too. By messages, it has been 33 % off. A collective whose lanes are not
+    configured has few of them only if it is short.
+    """
+    return min(lane_count, *(each.queues.n_lanes or lane_count for each in algorithms), lane_count)
+
+
+Ring = Sequence[AbstractSet[Hashable]]
+"""The wires of each way from a member of a ring to the next one."""
+
+
+def may_get_out_of_step(ring: Ring, others: Sequence[Ring]) -> bool:
+    """Whether a ring could be held up on one of its ways and not on another one.
+
+    By messages, all ways of a ring have one speed. That is right where they meet the same others,
+    and these do not get out of step themselves: then all are held up at the same time. Else the
+    ranks wait for each other in turn, and a ring takes longer than its slowest way does: rings that
+    meet on some of their ways have been 9 % off, six of them 35 %.
+
+    Args:
+        ring: the one in question.
+        others: those that it could meet, directly or through others.
+    """
+    rings = [ring, *others]
+    users: dict[Hashable, set[int]] = {}
+    for number, each in enumerate(rings):
+        for wire in {wire for way in each for wire in way}:
+            users.setdefault(wire, set()).add(number)
+    seen, waiting = {0}, [0]
+    while waiting:
+        number = waiting.pop()
+        met = [{other for wire in way for other in users[wire]} - {number} for way in rings[number]]
+        if any(each != met[0] for each in met):
+            return True
+        waiting += sorted(met[0] - seen)
+        seen |= met[0]
+    return False
 
 
 def may_fill_pes(spec: MachineSpec, lane_count: int, groups: int) -> bool:
@@ -93,7 +138,7 @@ def may_fill_pes(spec: MachineSpec, lane_count: int, groups: int) -> bool:
 
     Args:
         spec: the machine.
-        lane_count: over how many PEs of a device each of them is spread.
+        lane_count: over how many PEs of a device the narrowest of them is spread.
         groups: how many have ranks on one device.
     """
     if groups == 1:
@@ -109,6 +154,11 @@ def may_fill_pes(spec: MachineSpec, lane_count: int, groups: int) -> bool:
 
 
 _MOVED_TO_COMBINE = 3
+
+
+def is_short(plan: Plan, item_bytes: int, lane_count: int, slot_size: int) -> bool:
+    """Whether a collective is small enough for a kernel: others meet it for a moment at most."""
+    return not _has_more_slots(plan, item_bytes, lane_count, slot_size, KERNEL_SLOTS_MOST)
 
 
 def _suits_messages(algorithm: Algorithm, plan: Plan) -> bool:

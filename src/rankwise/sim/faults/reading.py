@@ -144,7 +144,7 @@ def listed_faults(tree: dict[str, Any], called: str, taken: Sequence[Target]) ->
     for number, fields in enumerate(faults):
         place = f"{called}: {name}[{number}]"
         if not isinstance(fields, dict):
-            raise ConfigError(f"{place}: {fields!r} is no fault: it has no what")
+            raise ConfigError(f"{place}: {fields!r} is not a fault: the key what is missing")
         found.append(_read(place, fields, taken))
     return found
 

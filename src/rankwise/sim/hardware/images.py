@@ -99,6 +99,8 @@ class Original(Generic[Member]):
         self.decides = decides
         self.images: list[Image[Member]] = []
         self.together: list[Image[Member]] = []
+        self.later: dict[int, list[Image[Member]]] = {}
+        """The images that began after it, by the instant; one process follows it for all of one."""
         self.grown = machine.simulator.future(f"an operation of the launch on sip{sip}")
         self._before = {place: _Account.of(part) for place, part in self._parts().items()}
         self._turns_before = self._turns_now()
@@ -177,36 +179,44 @@ class Image(Generic[Member]):
         self._take_back = take_back
         self._simulator = images.simulator
         self.written = 0
-        self._is_image = True
         self.sip = sip
         self.began = self._simulator.now
         self.member = member
         self.ended: Future = self._simulator.future(f"the launch on sip{sip}")
         original.images.append(self)
-        if original.duration is None and original.began == self.began:
-            original.together.append(self)
-        else:
-            self._simulator.process(self._follow(), f"an image on sip{sip}")
+        self._beside = original.together
+        """The images that began with it."""
+        is_later = original.duration is not None or original.began != self.began
+        is_followed = not is_later or self.began in original.later
+        if is_later:
+            self._beside = original.later.setdefault(self.began, [])
+        self._beside.append(self)
+        if not is_followed:
+            self._simulator.process(self._follow(), f"images from sip{sip} on")
 
     def _follow(self) -> Steps:
-        """Do what the original does, as much later as it has begun later."""
-        original = self._original
-        while self._is_image:
+        """Do what the original does, as much later as these images have begun later."""
+        original, images = self._original, self._beside
+        while images:
             now = self._simulator.now - self.began
-            if self.written < len(original.entries):
-                due = original.entries[self.written][2]
+            written = min(image.written for image in images)
+            if written < len(original.entries):
+                due = original.entries[written][2]
                 if due > now:
                     yield due - now
                 else:
-                    self._write_down()
+                    for image in images:
+                        image.write_down()
             elif original.duration is None:
                 yield original.grown
             elif original.duration > now:
                 yield original.duration - now
             else:
-                self.end()
+                for image in images.copy():
+                    image.end()
+        del original.later[self.began]
 
-    def _write_down(self) -> None:
+    def write_down(self) -> None:
         """Write the operations to the op log that have ended by now."""
         entries, began = self._original.entries, self.began
         now = self._simulator.now - began
@@ -239,10 +249,8 @@ class Image(Generic[Member]):
             self.ended.succeed()
 
     def _leave(self) -> None:
-        self._is_image = False
         self._original.images.remove(self)
-        if self in self._original.together:
-            self._original.together.remove(self)
+        self._beside.remove(self)
         self._images.forget(self)
 
 

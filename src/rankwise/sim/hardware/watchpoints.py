@@ -42,6 +42,8 @@ class Watchpoints:
     def changed(self, address: int, size: int) -> None:
         """Let the futures happen that wait for a change of any of these bytes."""
         self.changes += 1
+        if not (self._everywhere or self._by_granule):
+            return  # most of the time; every store comes here
         awaited, self._everywhere = self._everywhere, []
         for granule in self._watched(_granules(address, size)):
             awaited += self._by_granule.pop(granule)

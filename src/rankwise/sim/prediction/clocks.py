@@ -25,6 +25,7 @@ from rankwise.base.units import Instant
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
+from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.rehearsal.meetings import Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
@@ -83,7 +84,7 @@ class RankClock:
         device: that it has; it keeps it if it lives on as another number.
         time: its time, in picoseconds.
         steps: its account at the end of each of its steps.
-        memory, memory_peak: bytes on its device, now and at most.
+        memory: of its device.
         carry_out, deliver: those of the prediction.
     """
 
@@ -91,7 +92,7 @@ class RankClock:
         self.number = self.device = number
         self.time = begun_at
         self.steps: list[Account] = []
-        self.memory = self.memory_peak = 0
+        self.memory = DeviceMemory()
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
         self._times = prediction.costs.times(number)
@@ -178,11 +179,6 @@ class RankClock:
         """A step of the training is over."""
         self.steps.append(self.account)
 
-    def allocate(self, size: int) -> None:
-        """Take bytes of the device, or give them back."""
-        self.memory += size
-        self.memory_peak = max(self.memory_peak, self.memory)
-
 
 class PricedWork:
     """An operation, how long it takes in picoseconds, and how often it has been carried out."""
@@ -237,6 +233,12 @@ class Prediction:
         self._bounds: dict[DeviceOperation, PricedWork] = {}
         self._group_free: dict[str, int] = {}
         self._way_free: dict[tuple[int, int], int] = {}
+
+    @property
+    def capacity(self) -> int:
+        """How many bytes a device holds."""
+        machine = self.topology.machine
+        return machine.sip.cubes.count * machine.cube.hbm.capacity
 
     @property
     def now(self) -> int:

@@ -81,7 +81,7 @@ def figures_of(prediction: Prediction) -> Figures:
     spent = [_spent(clock, steps) for clock in clocks]
     whole = max((each.time for each in spent), default=0)
     size = prediction.size
-    fullest = max(clocks, key=lambda clock: clock.memory_peak, default=None)
+    fullest = max(clocks, key=lambda clock: clock.memory.peak_of_run, default=None)
 
     def share(name: str) -> float:
         return sum(getattr(each, name) for each in spent) / (whole * size) if whole else 0.0
@@ -100,7 +100,7 @@ def figures_of(prediction: Prediction) -> Figures:
         bubble=for_peers * waiting,
         launch=computing * _launching(prediction),
         communicating=sum(each.communicating for each in spent) // (size * max(1, steps)),
-        memory_peak=fullest.memory_peak if fullest else 0,
+        memory_peak=fullest.memory.peak_of_run if fullest else 0,
         memory_rank=fullest.number if fullest else 0,
     )
 
@@ -122,10 +122,9 @@ def _spent(clock: RankClock, steps: int) -> Account:
 
 def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
     """The figures as rows: what, how much, and what there is to add."""
-    figures, topology = figures_of(prediction), prediction.topology
+    figures = figures_of(prediction)
     counted = f"mean of {figures.steps} after the first" if figures.steps else ""
-    hbm = topology.machine.cube.hbm
-    capacity = topology.machine.sip.cubes.count * hbm.capacity
+    capacity = prediction.capacity
     full = "; more than that" if figures.memory_peak > capacity else ""
     cause, cost = figures.held_back_by
     imbalance = max(0.0, figures.waiting - figures.bubble)
@@ -203,7 +202,7 @@ def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
                 _percent(spent.computing / whole),
                 _percent(spent.exposed / whole),
                 _percent(spent.waiting / whole),
-                format_bytes(clock.memory_peak),
+                format_bytes(clock.memory.peak_of_run),
             )
         )
     return rows

@@ -69,7 +69,7 @@ def page(
     sections += [
         "<h2>Timeline</h2>",
         (
-            '<p class="note">How busy each kind of engine was: the stronger the colour, the more. '
+            '<p class="note">Use of each kind of engine over time: a stronger colour means busier. '
             "A row of PE engines is the mean over all PEs that were used.</p>"
         ),
         f'<div class="scroll">{timeline_chart(engine)}</div>',
@@ -82,8 +82,8 @@ def page(
             (
                 '<p class="note">The slope is the memory of the devices, the flat parts are '
                 "their GEMM and math engines at the rate of the best dtype. Each point is a "
-                "result, numbered below the plot; one of several SIPs may lie above, and "
-                "what is bound by links (alpha-beta) lies far below.</p>"
+                "result, numbered below the plot. Results of several SIPs may lie above the "
+                "roof; results bound by links (alpha-beta) lie far below it.</p>"
             ),
             f'<div class="scroll">{roofline_chart(topology, results)}</div>',
         ]
@@ -102,7 +102,7 @@ def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program:
     shown = [each for each in columns if tells(each[0], each[1:])]
     rows = table([*zip(*shown[first:], strict=True)])
     if is_program:
-        note = "The operations that took most of the time, of all ranks together."
+        note = "The longest operations, summed over all ranks."
     elif all(result.is_checked for result in results):
         note = "All numbers were compared with numpy's."
     else:
@@ -111,7 +111,7 @@ def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program:
         whole = format_picoseconds(engine.now)
         note += (
             " The table has the simulated time of the measured operations alone;"
-            f" the {whole} at the top are the whole run, with what comes before and after them."
+            f" the {whole} at the top include everything before and after them."
         )
     return f'{rows}<p class="note">{note}</p>'
 
@@ -132,8 +132,8 @@ def _utilisation(engine: ReportedRun) -> str:
     rest = len(busiest) - UTILISATION_ROWS
     more = f"; {rest:,} more were used" if rest > 0 else ""
     return (
-        '<p class="note">How long links and engines were busy, as a share of the whole simulated '
-        "time, on average over those of a kind that were used at all.</p>"
+        '<p class="note">Busy time of links and engines, as a share of the simulated time. '
+        "The average is over those of a kind that were used.</p>"
         '<div class="scroll"><table><tr><th>kind</th><th>used</th><th>on average</th>'
         f"<th>at most</th><th>which</th><th></th></tr>\n{kinds}</table></div>"
         f'<p class="note">The busiest of all{more}:</p><div class="scroll"><table>'

@@ -11,13 +11,15 @@ other, pair by pair and in order.
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.core.collectives.reductions import ReduceOp
+from rankwise.sim.ccl.fidelity import Ring
+from rankwise.sim.hardware.routing import sip_route
 from rankwise.sim.kernel import RankGreenlet
 from rankwise.sim.runtime.gatherings import Gatherings, Tensors
 from rankwise.sim.runtime.meetings import Work
@@ -127,16 +129,40 @@ class Distributed:
         size = self.get_world_size()
         return self._groups.make(self.get_rank(), range(size) if ranks is None else ranks, size)
 
-    def groups_on_a_device(self, sips: AbstractSet[int]) -> int:
-        """Of the groups made so far, how many have ranks on one of some devices, at most."""
-        homes = [self._context.device_of(rank).sip for rank in range(self._context.world_size)]
+    def groups_beside(self, group: ProcessGroup) -> list[ProcessGroup]:
+        """The other groups whose collectives could be under way at the same time as one of a group.
+
+        Groups that share a rank follow each other, unless there are calls that ranks do not wait
+        for. The group of all ranks counts once it has had more than barriers and scalars.
+        """
+        return [
+            other
+            for other in self._groups.all_of(self._context.world_size)
+            if other is not group
+            and other.size() > 1
+            and (other.is_in_use or not other.is_world)
+            and (self.gatherings.has_async_calls or not set(group.ranks) & set(other.ranks))
+        ]
+
+    def groups_on_a_device(self, group: ProcessGroup) -> int:
+        """Of a group and those beside it, how many have ranks on one device of the group's."""
         counts = Counter(
             sip
-            for group in self._groups.all_of(self._context.world_size)
-            if group.size() > 1
-            for sip in {homes[rank] for rank in group.ranks}
+            for each in (group, *self.groups_beside(group))
+            for sip in {self._context.device_of(rank).sip for rank in each.ranks}
         )
-        return max(counts[sip] for sip in sips)
+        return max(counts[self._context.device_of(rank).sip] for rank in group.ranks)
+
+    def wires_of(self, ranks: Sequence[int]) -> Ring:
+        """The wires of each way round a ring of ranks: the devices at the ends of each."""
+        sips = self._context.engine.topology.machine.system.sips
+        homes = [self._context.device_of(rank).sip for rank in ranks]
+        ways = zip(homes, [*homes[1:], homes[0]], strict=True)
+        return [
+            set(pairwise([one, *sip_route(sips, one, other)]))
+            for one, other in ways
+            if one != other
+        ]
 
     def all_reduce(
         self,
@@ -337,7 +363,7 @@ class Distributed:
     ) -> int:
         """Receive a tensor from a rank, which has to be named; returns that rank."""
         if src is None:
-            raise LocalProtocolError("recv needs src: receiving from anybody has no fixed order")
+            raise LocalProtocolError("recv needs src: a receive from any rank has no fixed order")
         self.gatherings.message(tensor, src, self.get_rank(), group or self.world, is_async=False)
         return src
 

@@ -38,11 +38,14 @@ class Gatherings:
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._waiting: dict[int, Call] = {}
         self._last: dict[int, Call] = {}
+        self.has_async_calls = False
+        """Whether a rank has called a collective that it does not wait for at once."""
 
     def clear(self) -> None:
         """Forget all calls: the ranks have gone."""
         for each in (self._numbers, self._meetings, self._waiting, self._last):
             each.clear()
+        self.has_async_calls = False
 
     def call_of(self, rank: int) -> Call | None:
         """The collective that a rank is in."""
@@ -284,6 +287,7 @@ class Gatherings:
         call.series = key[0]
         self._last[call.rank] = call
         call.is_awaited = not is_async
+        self.has_async_calls = self.has_async_calls or (is_async and call.way is None)
         meeting.join(call)
         if meeting.is_complete and not meeting.disagrees:
             del self._meetings[key]

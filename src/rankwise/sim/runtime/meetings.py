@@ -18,7 +18,13 @@ from rankwise.core.ledger import NUMBER, number_text
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
 from rankwise.sim.ccl.execution import CollectiveExecution, lane_count, queues_per_pe
-from rankwise.sim.ccl.fidelity import level_of, may_fill_pes
+from rankwise.sim.ccl.fidelity import (
+    fewest_lanes,
+    is_short,
+    level_of,
+    may_fill_pes,
+    may_get_out_of_step,
+)
 from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
 from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
@@ -223,8 +229,11 @@ class Collective:
         faults = machine.topology.faults
         level = level_of(
             algorithm, module, self._plan, item_bytes, count,
-            faults=faults, fills_pes=partial(self._may_fill_pes, count),
+            faults=faults, is_disturbed=partial(self._is_disturbed, count),
         )  # fmt: skip
+        group = self._calls[0].group
+        if not group.is_in_use:
+            group.is_in_use = not is_short(self._plan, item_bytes, count, queues.slot_size)
         levels = machine.fidelities
         if level not in levels.setdefault(algorithm.name, level).split(", "):
             levels[algorithm.name] += f", {level}"
@@ -248,10 +257,24 @@ class Collective:
                 dtype=short_name(asked.kind), operation=_MATH[asked.op], name=name, ranks=ranks,
             )  # fmt: skip
 
+    def _is_disturbed(self, lanes: int) -> bool:
+        """Whether others could meet it in a way of which messages know too little."""
+        return self._may_fill_pes(lanes) or self._may_get_out_of_step()
+
+    def _may_get_out_of_step(self) -> bool:
+        distributed, group = self._context.distributed, self._calls[0].group
+        others = [
+            distributed.wires_of(each.ranks)
+            for each in distributed.groups_beside(group)
+            if each.ranks != group.ranks  # it goes the same ways
+        ]
+        own = [self._calls[position].rank for position in self._plan.ring]
+        return bool(others) and may_get_out_of_step(distributed.wires_of(own), others)
+
     def _may_fill_pes(self, lanes: int) -> bool:
-        sips = {device.sip for device in self._devices}
-        groups = self._context.distributed.groups_on_a_device(sips)
-        return may_fill_pes(self._context.engine.machine.topology.machine, lanes, groups)
+        groups = self._context.distributed.groups_on_a_device(self._calls[0].group)
+        fewest = fewest_lanes(lanes, self._context.ccl.algorithms.values())
+        return may_fill_pes(self._context.engine.machine.topology.machine, fewest, groups)
 
     def _lanes(self, device: "Device", count: int) -> list[Pe]:
         sip = self._context.engine.machine.sip(device.sip)

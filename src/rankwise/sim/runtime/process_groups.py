@@ -21,6 +21,7 @@ class ProcessGroup:
         ranks: its members in their order in the group.
         name: how messages call it.
         is_world: whether it is the group of all ranks, which messages need not name.
+        is_in_use: whether it has had a collective that is not short.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class ProcessGroup:
         self.ranks = ranks
         self.name = name
         self.is_world = name == _WORLD
+        self.is_in_use = False
         self._text = f"{name} ({ranks_in_words(ranks)})"
 
     def rank(self) -> int:

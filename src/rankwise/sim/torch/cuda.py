@@ -7,13 +7,13 @@ programs assert it. What of `torch.cuda` scripts use is replaced: one device for
 node, streams that do everything at once, events that tell time. Autocasting for CUDA is that of the
 CPU, to float16 if no type is given.
 
-There is no memory of its own: queries say that nothing is used of 80 GiB.
+Queries about memory tell what a prediction counts (`device_memory`).
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, Self
@@ -22,17 +22,18 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
-from torch.utils import _triton, flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
+from torch.utils import flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
 
 from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.world import running_rank
 from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
+from rankwise.sim.torch.device_memory import capacity, memory_names
 from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 
-_MEMORY_BYTES = modelled_device.MEMORY_BYTES
 _CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 _KEY = "modelled cuda"
 _IS_CUDA = Tensor.is_cuda.__get__
+_ATTENTION = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001  # `functional` may be patched
 
 
 class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
@@ -61,8 +62,25 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         moved = tuple(map(on_cpu, args)), {name: on_cpu(each) for name, each in kwargs.items()}
         is_to_cuda = any(each is _CPU for each in (*moved[0][1:], *moved[1].values()))
         is_moved = func is Tensor.cpu or (func is Tensor.to and is_to_cuda)
-        result = func(*moved[0], **moved[1])
+        with _fused_attention() if func is _ATTENTION else nullcontext():
+            result = func(*moved[0], **moved[1])
         return result.clone() if is_moved and result is args[0] else result
+
+
+@contextmanager
+def _fused_attention() -> Iterator[None]:
+    """Let the CPU attend if a program allows only kernels that it has not; its own is `flash`."""
+    cuda = torch.backends.cuda
+    is_lacking = not cuda.flash_sdp_enabled() and (
+        cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
+    )
+    if is_lacking:
+        cuda.enable_flash_sdp(_YES)
+    try:
+        yield
+    finally:
+        if is_lacking:
+            cuda.enable_flash_sdp(_NO)
 
 
 def on_cpu(value: Any) -> Any:
@@ -166,18 +184,23 @@ def _count() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-@contextmanager
-def _device(device: Any) -> Any:
-    before = _current()
-    _set_device(device)
-    try:
-        yield
-    finally:
-        _set_device(before)
+class Device:
+    """Makes a device the present one; a class, since torch asks for instances of it."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = _index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = _current()
+        _set_device(self.idx)
+
+    def __exit__(self, *_: object) -> None:
+        _set_device(self.prev_idx)
 
 
 def _properties(_device: Any = None) -> SimpleNamespace:
-    return modelled_device.properties()
+    return modelled_device.properties(capacity())
 
 
 def _answers(value: Any = None) -> Callable[..., Any]:
@@ -212,14 +235,14 @@ def _initialised() -> None:
         )
 
 
-_YES, _NO, _NO_BYTES = True, False, 0
+_YES, _NO = True, False
+_MEMORY = memory_names(lambda device: _index(device) == _current())
 _NAMES: dict[str, Any] = {
     "device_count": _count, "current_device": _current, "set_device": _set_device,
-    "_lazy_init": _initialised, "device": _device, "get_device_properties": _properties,
+    "_lazy_init": _initialised, "device": Device, "get_device_properties": _properties,
     "get_device_name": _answers(modelled_device.NAME),
     "get_device_capability": _answers(modelled_device.CAPABILITY),
-    "mem_get_info": _answers((_MEMORY_BYTES, _MEMORY_BYTES)), "memory_stats": _answers({}),
-    "memory_summary": _answers(""), "get_rng_state": _cpu_random_state,
+    **_MEMORY, "get_rng_state": _cpu_random_state,
     "Stream": Stream, "Event": Event, "current_stream": lambda *_: Stream(),
     "default_stream": lambda *_: Stream(), "stream": nullcontext,
     "is_current_stream_capturing": _answers(_NO),
@@ -228,16 +251,10 @@ _NAMES: dict[str, Any] = {
         for name in ("is_available", "is_initialized", "is_bf16_supported")
     },
     **{
-        name: _answers(_NO_BYTES)
-        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved",
-                     "max_memory_reserved")
-    },
-    **{
         name: _answers()
-        for name in ("init", "synchronize", "empty_cache", "ipc_collect", "manual_seed",
-                     "manual_seed_all", "reset_peak_memory_stats", "set_stream", "set_rng_state",
-                     "reset_accumulated_memory_stats", "reset_max_memory_allocated",
-                     "seed", "seed_all", "set_per_process_memory_fraction", "set_rng_state_all")
+        for name in ("init", "synchronize", "ipc_collect", "manual_seed", "manual_seed_all",
+                     "set_stream", "set_rng_state", "reset_accumulated_memory_stats", "seed",
+                     "seed_all", "set_per_process_memory_fraction", "set_rng_state_all")
     },
     "get_rng_state_all": _cpu_random_states, "initial_seed": torch.initial_seed,
     "get_arch_list": _answers(["sm_90"]),
@@ -250,9 +267,13 @@ _OF_ACCELERATOR: dict[str, Any] = {
     **{
         name: _NAMES[name]
         for name in ("current_stream", "device_count", "empty_cache", "is_available",
-                     "max_memory_allocated", "max_memory_reserved", "memory_allocated",
-                     "memory_reserved", "memory_stats", "reset_accumulated_memory_stats",
-                     "reset_peak_memory_stats", "set_stream", "synchronize")
+                     "reset_accumulated_memory_stats", "reset_peak_memory_stats", "set_stream",
+                     "synchronize")
+    },
+    **{
+        name: getattr(torch.cuda, name)
+        for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated",
+                     "memory_reserved", "memory_stats")
     },
 }  # fmt: skip
 """The same of `torch.accelerator`."""
@@ -272,9 +293,6 @@ def model_cuda() -> Callable[[], None]:
     for name, value in _OF_ACCELERATOR.items():
         told = _unless_torch_asks(name, getattr(torch.accelerator, name), value)
         replace(torch.accelerator, name, told)
-    # With a build for CUDA there is Triton, and CUDA for programs: inductor would use both.
-    has_triton = _unless_torch_asks("has_triton", _answers(_NO), _triton.has_triton)
-    replace(_triton, "has_triton", has_triton)
     for name in ("_record_memory_history", "_dump_snapshot"):
         replace(torch.cuda.memory, name, _answers())
     replace(Tensor, "record_stream", _answers())  # C++ looks at the stream before any mode does

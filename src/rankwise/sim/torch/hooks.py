@@ -133,12 +133,14 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     if device == "cuda":
         stack.callback(model_cuda())
     if world.prediction is not None:
-        from rankwise.sim.torch.operations import (  # noqa: PLC0415  # for machines
+        from rankwise.sim.torch.fused_kernels import fuse_kernels  # noqa: PLC0415  # for machines
+        from rankwise.sim.torch.operations import (  # noqa: PLC0415  # the same
             with_counting,
             with_fakes,
             with_makers,
         )
 
+        stack.callback(fuse_kernels())
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)
         replace("__init__", with_makers, FakeTensorMode)
@@ -165,6 +167,10 @@ def stay_out_of_graphs() -> Callable[[], None]:
     DDP's reducer does, for one. It stays so, since it changes nothing else.
     """
     rules = import_module("torch._dynamo.trace_rules")
+    if (fused := sys.modules.get("rankwise.sim.torch.fused_kernels")) is not None:
+        # As torch's functions, for which they stand, they are called from within a graph.
+        for function in (fused.rms_norm, fused.scaled_dot_product_attention):
+            rules._allowed_callable_ids.add(id(function))  # noqa: SLF001  # `allow_in_graph` imports more
     if not any(OUR_PACKAGE.startswith(each.rstrip("/")) for each in rules.SKIP_DIRS):
         rules.add("rankwise")
     return _nothing

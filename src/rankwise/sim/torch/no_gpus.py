@@ -6,10 +6,14 @@ them beside the simulation. So the questions of torch's Python code about accele
 as a build for the CPU answers them, and the doors to the devices raise. Modelled devices (`cuda`)
 are put before these answers.
 
+A build for CUDA comes with Triton, which torch's code would use for the modelled devices, too. For
+the same reason, torch is told that there is none.
+
 What C++ asks by itself is not reached from here: `rankwise run` hides the GPUs from its own
 process as well (`cli.on_sim`), and ranks of a program that uses a GPU itself have a mode.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -17,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _triton
 
 _NO = False
 _HINT = "a simulated rank has no GPU; --device cuda models one"
@@ -47,7 +52,30 @@ def hide_gpus(*, can_pin: bool) -> Callable[[], None]:
     replace(Tensor, "is_pinned", _answers(_NO))
     if not can_pin:
         replace(Tensor, "pin_memory", _refuse_to_pin)
+    stack.callback(_hide_triton())
     return stack.close
+
+
+_worlds_without_triton: list[object] = []
+"""Modules that are imported meanwhile keep the answers for good, so these ask whether they hold."""
+
+
+def _hide_triton() -> Callable[[], None]:
+    questions = {name: each for name, each in vars(_triton).items() if name.startswith("has_")}
+    answers = {name: _no_while_hidden(asked) for name, asked in questions.items()}
+    stack = ExitStack()
+    for module in [each for name, each in sys.modules.items() if name.startswith("torch.")]:
+        for name, asked in questions.items():
+            if vars(module).get(name) is asked:  # modules have them under the same names
+                stack.callback(setattr, module, name, asked)
+                setattr(module, name, answers[name])
+    _worlds_without_triton.append(stack)
+    stack.callback(_worlds_without_triton.remove, stack)
+    return stack.close
+
+
+def _no_while_hidden(asked: Callable[[], bool]) -> Callable[[], bool]:
+    return lambda: not _worlds_without_triton and asked()
 
 
 class NoGpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here

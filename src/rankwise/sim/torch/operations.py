@@ -81,7 +81,7 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
     def __init__(self, clock: RankClock) -> None:
         super().__init__()
         self._clock = clock
-        self._is_inside_fake = False
+        self._is_inside = False
         self._kinds: dict[Any, _Kind] = {}
         self._flops: dict[Any, int] = {}
         self._priced: dict[Any, PricedWork] = {}
@@ -102,7 +102,7 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry an operation out, and charge it."""
-        if self._is_inside_fake:
+        if self._is_inside:
             return func(*args, **kwargs or {})  # its shapes are computed
         if types and not _PLAIN.issuperset(types):
             if any(each.__name__ == FAKE_TENSOR for each in types):
@@ -120,15 +120,26 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         self, compute: Callable[[], Any], func: Any, args: Any, kwargs: Any, *, is_charged: bool
     ) -> Any:
         """Have an operation on fake tensors carried out, and charge it if the program calls it."""
-        if self._is_inside_fake:
+        if self._is_inside:
             return compute()
-        self._is_inside_fake = True
+        self._is_inside = True
         try:
             result = compute()
         finally:
-            self._is_inside_fake = False
+            self._is_inside = False
         if is_charged and result is not NotImplemented:
             self._note(func, args, kwargs, result)
+        return result
+
+    def compute_as_one(self, func: Any, compute: Callable[[], Any], args: Any) -> Any:
+        """Have something computed, and charge it as one operation with these arguments."""
+        is_outermost, self._is_inside = not self._is_inside, True
+        try:
+            result = compute()
+        finally:
+            self._is_inside = not is_outermost
+        if is_outermost:
+            self._note(func, args, {}, result)
         return result
 
     def _kind_of(self, func: Any) -> _Kind:
@@ -236,11 +247,16 @@ def charge_thread(clock: RankClock) -> ChargingMode:
     return mode
 
 
+def charging_mode() -> ChargingMode | None:
+    """The mode that charges what the calling thread computes, if there is one."""
+    return getattr(_modes, "mode", None)
+
+
 def with_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
     """`FakeTensorMode.__torch_dispatch__`, charged as what it stands for."""
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        mode: ChargingMode | None = getattr(_modes, "mode", None)
+        mode = charging_mode()
         compute = partial(original, self, func, types, args, kwargs)
         if mode is None:
             return compute()
@@ -276,10 +292,10 @@ def hold_memory(tensor: Tensor, clock: RankClock) -> None:
 
     def release(_: Any) -> None:
         _, held, owner = _held.pop(identity)
-        owner.allocate(-held)
+        owner.memory.take(-held)
 
     _held[identity] = (weakref.ref(storage, release), size, clock)
-    clock.allocate(size)
+    clock.memory.take(size)
 
 
 def with_counting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,7 +307,7 @@ def with_counting(original: Callable[..., Any]) -> Callable[..., Any]:
         if held is not None:
             reference, before, clock = held
             _held[id(storage)] = (reference, size, clock)
-            clock.allocate(size - before)
+            clock.memory.take(size - before)
         return result
 
     return resize_

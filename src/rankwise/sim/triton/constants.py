@@ -36,7 +36,7 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[["constexpr", An
 
 
 def constexpr_function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of compile-time values, which kernels and their callers may call alike."""
+    """A function of compile-time values, for kernels and their callers."""
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class KernelError(SimulationError):
-    """A kernel did what no kernel may do; the message names kernel, line and program."""
+    """An error in a kernel; the message names kernel, line and program."""
 
 
 class OutOfBounds(KernelError, IndexError):
-    """A load or store touched what lies outside its buffer."""
+    """A load or store outside its buffer."""
 
 
 class KernelTypeError(KernelError, TypeError):

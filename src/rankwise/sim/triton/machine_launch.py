@@ -16,7 +16,7 @@ import numpy as np
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
-from rankwise.sim.hardware.memory import SIP_STRIDE
+from rankwise.sim.hardware.memory import SIP_STRIDE, sip_of
 from rankwise.sim.hardware.memory import Mapping as LentMapping
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.hardware.seats import SeatedPrograms
@@ -123,6 +123,8 @@ class MachineLaunch:
         self._programs: SeatedPrograms | None = None
         self._key: Hashable = None
         self._skip = 0
+        self._places: dict[str, str] = {}
+        """Of operations of an original, by theirs: there are few places and many operations."""
         shared = self._shared = _shared_state(env.machine)
         self._peers = LaunchPeers(env, place, shared.setters, self._taken_in)
 
@@ -371,7 +373,10 @@ class MachineLaunch:
         operation, place = entry
         own = self._env.sip
         address = operation.address + (own - sip) * SIP_STRIDE
-        self.log_at(address, operation, f"sip{own}{place.removeprefix(f'sip{sip}')}", start, end)
+        image_place = self._places.get(place)
+        if image_place is None:
+            image_place = self._places[place] = f"sip{own}{place.removeprefix(f'sip{sip}')}"
+        self.log_at(address, operation, image_place, start, end)
 
     def log_at(self, address: int, operation: Operation, place: str, start: int, end: int) -> None:
         """Write an operation to the op log, at an address of this launch."""
@@ -380,7 +385,9 @@ class MachineLaunch:
         reads = operation.kind in ("load", "atomic")
         at: tuple[Operand, ...] = ()
         if writes or reads:
-            home = env.space_around(address).sip
+            home = sip_of(address)
+            if home != env.sip:
+                home = env.space_around(address).sip
             at = (Operand("hbm", f"sip{home}", address, operation.size_bytes),)
         m, n, k = operation.shape or (0, 0, 0)
         env.op_log.append(

@@ -38,7 +38,7 @@ RUNS_STUBBORNLY = Program(ending=RunsForever(), stop_takes=None)
 
 
 class WorldRecord(Protocol):
-    """What a world tells of a gang that it has run."""
+    """The result of a gang that ran in a world."""
 
     @property
     def outcome(self) -> Outcome:

@@ -26,7 +26,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class TensorSummary(msgspec.Struct, frozen=True):
-    """What a tensor held after a task: enough to see which one went bad.
+    """Statistics of a tensor after a task.
 
     Attributes:
         minimum, maximum, mean: of its finite elements; 0 if there are none.

@@ -21,7 +21,7 @@ _OWN = {
 
 
 def load_platform(name: str) -> Platform:
-    """Make the platform of a name, with what stands behind the name's colon.
+    """Make the platform of a name; text after its colon is the argument.
 
     Raises:
         ConfigError: there is no such platform, or it cannot be loaded or made so.

@@ -221,7 +221,7 @@ def test_an_exception_after_which_no_restart_helps_ends_the_run() -> None:
 
     verdict = node.finished.verdict
     assert verdict is not None
-    assert verdict.detail.startswith("not restarted: after ValueError no restart helps")
+    assert verdict.detail.startswith("not restarted: --no-retry names ValueError")
 
 
 def test_what_cannot_be_started_is_not_tried_again_unless_it_is_asked_for() -> None:
@@ -232,7 +232,7 @@ def test_what_cannot_be_started_is_not_tried_again_unless_it_is_asked_for() -> N
 
     assert patient.agent.finished is None
     assert plain.finished.verdict is not None
-    assert "what cannot be started" in plain.finished.verdict.detail
+    assert "a worker could not be started" in plain.finished.verdict.detail
 
 
 def test_rounds_without_progress_end_the_run() -> None:

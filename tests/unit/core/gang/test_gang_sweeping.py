@@ -29,7 +29,7 @@ def test_a_process_that_survives_sigkill_is_named_and_forbids_another_gang() -> 
     assert gang.outcome.status is OutcomeStatus.FAILED
     assert gang.outcome.survivors == (71, 72)
     assert gang.outcome.detail == (
-        "not restarted: SIGKILL does not end what the gang left behind (pids 71, 72)"
+        "not restarted: SIGKILL does not end processes that ranks left behind (pids 71, 72)"
     )
 
 
@@ -41,5 +41,5 @@ def test_a_sweep_that_does_not_end_forbids_another_gang() -> None:
     assert gang.outcome is not None
     assert gang.outcome.status is OutcomeStatus.FAILED
     assert gang.outcome.detail == (
-        "not restarted: what the gang left behind was not swept within 10 s"
+        "not restarted: processes that ranks left behind were not killed within 10 s"
     )

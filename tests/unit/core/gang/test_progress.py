@@ -24,6 +24,7 @@ def work(
     helpers_waited: dict[int, float] | None = None,
     byte_count: int = 0,
     polls: int = 0,
+    runs: int = 0,
     is_in_call: bool = False,
     pid: int = 100,
 ) -> Activity:
@@ -40,6 +41,7 @@ def work(
         },
         byte_count=byte_count,
         polls=polls,
+        main_runs=runs,
     )
 
 
@@ -97,6 +99,15 @@ def work(
             work(main=12.9, polls=9000, helpers={1: 0.5}),
             Doing.COMPUTES,
             id="helpers, while a handle is asked in vain",
+        ),
+        pytest.param(
+            work(runs=7), work(runs=100), Doing.POLLS, id="a main thread that wakes up often"
+        ),
+        pytest.param(
+            work(runs=7),
+            work(runs=40),
+            Doing.NOTHING,
+            id="a main thread that wakes up now and then",
         ),
         pytest.param(
             work(helpers={1: 5, 2: 9}),

@@ -251,9 +251,9 @@ def test_a_member_that_said_that_it_had_ended_needs_no_fence() -> None:
     [
         (RestartPolicy(), failure(), ""),
         (RestartPolicy(restarts_max=5, final_exceptions=("ValueError",)),
-         failure(raises="ValueError"), "after ValueError no restart helps"),
+         failure(raises="ValueError"), "--no-retry names ValueError"),
         (RestartPolicy(restarts_max=5, final_exit_codes=(17,)),
-         failure(code=17), "after exit code 17 no restart helps"),
+         failure(code=17), "--no-retry names exit code 17"),
         (RestartPolicy(restarts_max=5, fruitless_max=1), failure(), "1 attempt without progress"),
     ],
 )  # fmt: skip

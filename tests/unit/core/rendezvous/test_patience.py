@@ -30,7 +30,8 @@ def test_a_node_that_was_done_when_the_store_went_away_says_so() -> None:
     assert isinstance(refused, Refused)
     assert refused.kind is RefusalKind.STORE
     assert refused.why == (
-        "its workers were done, but how the job ended was not heard within 9 s: nobody answers"
+        "its workers were done, but the outcome of the job did not arrive within 9 s: "
+        "nobody answers"
     )
 
 

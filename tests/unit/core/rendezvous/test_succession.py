@@ -277,7 +277,7 @@ def test_on_whom_a_newcomer_waits_is_told() -> None:
 
     (told,) = [each for each in table.told["b"] if isinstance(each, AnnounceWaiting)]
     assert told.text.startswith(
-        "whether anybody still leads, since the run run was started by other nodes"
+        "to see whether a leader exists, since the run run was started by other nodes"
     )
     assert "nodes_min 2 (here: 1)" in told.text
 

@@ -120,7 +120,7 @@ def test_every_field_that_is_a_time_takes_a_unit(tmp_path: Path) -> None:
         ),
         ("late: {9: 5 s}", "late names node 9, and the cluster has nodes 0 to 7"),
         ("faults: 3", "faults is 3, expected a list of faults"),
-        ("faults: [3]", r"faults\[0\]: 3 is no fault: it has no what"),
+        ("faults: [3]", r"faults\[0\]: 3 is not a fault: the key what is missing"),
         ("faults: []\nhappenings: []", "faults and happenings are two words for one list"),
         ("faults: [{what: kill-agent, at: 3, node: 0}]", r"faults\[0\]: at is 3, expected a durat"),
         (

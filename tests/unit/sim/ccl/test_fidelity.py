@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.base.units import Duration
 from rankwise.sim import GraphEngine, RuntimeContext
-from rankwise.sim.benches.session import Session, Settings
+from rankwise.sim.benches.session import Session, Settings, topology_with
 from rankwise.sim.ccl.algorithms import ring_allreduce
 from rankwise.sim.ccl.configuration import Queues, load_configuration
-from rankwise.sim.ccl.fidelity import level_of, may_fill_pes
+from rankwise.sim.ccl.fidelity import level_of, may_fill_pes, may_get_out_of_step
 from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
 from rankwise.sim.ccl.plan import Request, plan, requested
 from rankwise.sim.faults.vocabulary import FaultOfChip, Jitter, KillLink
@@ -132,21 +132,25 @@ def test_collectives_on_few_lanes_that_could_meet_may_fill_their_pes(
     assert may_fill_pes(load_topology(preset).machine, lanes, groups) == fills
 
 
-def test_groups_of_more_than_one_rank_are_counted_by_device() -> None:
-    counts: list[tuple[int, int, int]] = []
+def test_groups_that_could_be_under_way_at_once_are_counted_by_device() -> None:
+    counts: list[tuple[int, ...]] = []
     with RuntimeContext(engine=GraphEngine("default", enable_data=False), ccl={}) as torch:
 
         def program(rank: int) -> None:
-            count = torch.distributed.groups_on_a_device
-            before = count({0, 1, 2, 3})
-            for members in ([0, 1], [1, 2], [3]):
-                torch.distributed.new_group(members)
+            distributed = torch.distributed
+            count, world = distributed.groups_on_a_device, distributed.world
+            before = count(world)
+            one, other, _ = (distributed.new_group(each) for each in ([0, 1], [1, 2], [3]))
+            one_after_the_other = count(one)
+            distributed.barrier(async_op=True).wait()
+            beside_each_other = count(one)
+            distributed.all_reduce(torch.empty(1 << 20, dtype="f16"))
             if not rank:
-                counts.append((before, count({0, 1}), count({3})))
+                counts.append((before, one_after_the_other, beside_each_other, count(other)))
 
         torch.multiprocessing.spawn(program, nprocs=4)
 
-    assert counts == [(1, 3, 1)]
+    assert counts == [(1, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(("lanes", "level"), [(4, "queue"), (32, "message")])
@@ -157,9 +161,84 @@ def test_auto_uses_queues_where_collectives_on_few_lanes_could_meet(lanes: int, 
 
     def choose(groups: int) -> str:
         fills = partial(may_fill_pes, spec, lanes, groups)
-        return level_of(algorithm, ring_allreduce, planned, 4, lanes, fills_pes=fills)
+        return level_of(algorithm, ring_allreduce, planned, 4, lanes, is_disturbed=fills)
 
     assert (choose(1), choose(2)) == ("message", level)
+
+
+@pytest.mark.parametrize(
+    ("ring", "others", "expected"),
+    [
+        pytest.param("ab", [], False, id="alone"),
+        pytest.param("ab", ["cd"], False, id="over other wires"),
+        pytest.param("ab", ["ab", "ba"], False, id="over the same wires"),
+        pytest.param("ab", ["bc"], True, id="on one of two ways"),
+        pytest.param("ab", ["abcd"], True, id="all of its ways, some of the other's"),
+        pytest.param("ab", ["ab", "bc"], True, id="through one on the same wires"),
+    ],
+)
+def test_rings_get_out_of_step_where_their_ways_meet_different_ones(
+    ring: str, others: list[str], *, expected: bool
+) -> None:
+    def ways(names: str) -> list[set[str]]:
+        return [{name} for name in names]
+
+    assert may_get_out_of_step(ways(ring), [ways(each) for each in others]) == expected
+
+
+@pytest.mark.parametrize(("groups", "is_async", "level"), [
+    ([[0, 2], [0, 1], [0, 1], [1, 2]], True, "message"),
+    ([[0, 1, 2, 3], [0, 1]], True, "queue"),
+    ([[0, 1, 2, 3], [0, 1]], False, "message"),
+    ([[0, 1], [3, 4]], True, "message"),
+    ([[0, 1], [3, 2, 4]], False, "message"),
+    ([[0, 1, 2], [3, 2, 4]], False, "message"),
+    ([[0, 1, 3], [2, 4]], False, "queue"),
+], ids=str)  # fmt: skip
+def test_auto_uses_queues_where_a_ring_could_get_out_of_step(
+    groups: list[list[int]], level: str, *, is_async: bool
+) -> None:
+    line = topology_with("default", {"system.sips.graph": "mesh_2d", "system.sips.count": "5",
+                                     "system.sips.shape": "[1, 5]"})  # fmt: skip
+    engine = GraphEngine(line, enable_data=False, time_limit=10_000_000)
+    with RuntimeContext(engine=engine, ccl={}) as torch:
+
+        def program(rank: int) -> None:
+            made = [torch.distributed.new_group(members) for members in groups]
+            if rank in groups[0]:
+                tensor = torch.empty(1 << 25, dtype="f16")
+                work = torch.distributed.all_reduce(tensor, group=made[0], async_op=is_async)
+                if is_async:
+                    work.wait()
+
+        with pytest.raises(SimulationError):
+            torch.multiprocessing.spawn(program, nprocs=5)
+
+    assert list(engine.machine.fidelities.values()) == [level]
+
+
+@pytest.mark.parametrize(("narrow", "level"), [(4, "queue"), (16, "message"), (0, "message")])
+def test_wide_collective_keeps_to_queues_where_a_narrow_one_could_fill_its_pes(
+    narrow: int, level: str
+) -> None:
+    ring = {"module": "rankwise.sim.ccl.algorithms.ring_allreduce"}
+    algorithms = {"wide": ring} | ({"narrow": {**ring, "n_lanes": narrow}} if narrow else {})
+    # The level is chosen before the first instant; what follows takes seconds by queues.
+    engine = GraphEngine("default", enable_data=False, time_limit=10_000_000)
+    with RuntimeContext(engine=engine, ccl={"algorithms": algorithms}) as torch:
+
+        def program(rank: int) -> None:
+            groups = [torch.distributed.new_group(members) for members in ([0, 1], [1, 2])]
+            if rank < 2:
+                tensor = torch.empty(1 << 25, dtype="f16")
+                torch.distributed.all_reduce(
+                    tensor, group=groups[0], algorithm="wide", async_op=True
+                ).wait()
+
+        with pytest.raises(SimulationError):
+            torch.multiprocessing.spawn(program, nprocs=3)
+
+    assert engine.machine.fidelities == {"wide": level}
 
 
 @pytest.mark.parametrize(

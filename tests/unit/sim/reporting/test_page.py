@@ -58,7 +58,7 @@ def test_a_page_says_why_the_whole_run_took_longer_than_its_results(finished: Fi
 
     html = page("gemm", finished.engine, finished.results)
 
-    assert f"the {whole} at the top are the whole run" in html
+    assert f"the {whole} at the top include everything before" in html
 
 
 def test_a_page_fetches_nothing(finished: Finished) -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 from types import FrameType
 
 from rankwise.compat.torch.elastic.multiprocessing.api import started_contexts
+from rankwise.drivers.real.early_signals import usual
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.drivers.real.worker_process import WorkerProcess
 from rankwise.launch.announcements import as_sigterm_line, passed_on_line
@@ -24,7 +25,7 @@ def heed_all_signals() -> None:
     Those that `--signals-to-handle` names are caught when workers are started, in place of these.
     """
     for number in ENDING_SIGNALS:
-        if number not in _USUAL and signal.getsignal(number) is signal.SIG_DFL:
+        if number not in _USUAL and usual(signal.getsignal(number)) is signal.SIG_DFL:
             signal.signal(number, _pass_on if number in USER_SIGNALS else _Stop())
 
 

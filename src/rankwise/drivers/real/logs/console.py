@@ -210,8 +210,8 @@ class Outlet:
         )
         if self._say is not None and not is_reader_gone:
             self._say(
-                f"cannot write to {self.name}: {error.strerror or error}; what ranks print "
-                "is not shown there any more, the run goes on"
+                f"cannot write to {self.name}: {error.strerror or error}; output of "
+                "ranks is no longer shown there, the run continues"
             )
 
 

@@ -38,7 +38,7 @@ class DiskComplaints:
             self._paths[device] = path
             self._say(
                 f"cannot write {path}: {error.strerror or error}; output that does not fit on "
-                "this disk is lost, the job goes on"
+                "this disk is lost, the job continues"
             )
 
     def complain_of_removal(self, path: str) -> None:

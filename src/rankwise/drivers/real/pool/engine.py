@@ -42,7 +42,7 @@ from rankwise.base.errors import ConfigError, LocalProtocolError, TaskFailed, Wo
 from rankwise.base.exception_pickle import loads as loads_exception
 from rankwise.base.exception_pickle import tell_traceback
 from rankwise.base.failure import ExitStatus
-from rankwise.base.units import Instant
+from rankwise.base.units import SECOND, Duration, Instant, after, format_duration
 from rankwise.core.pool.machine import PoolMachine, PoolPhase
 from rankwise.core.pool.vocabulary import (
     CloseRequested,
@@ -115,6 +115,7 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
         preload: modules that the fork server imports; None guesses from what is imported here.
         environment: variables to add.
         is_writable: whether arrays are writable for their receivers.
+        start_timeout: how long the fork server may import at most.
         label: what messages call the pool.
     """
 
@@ -123,6 +124,7 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     preload: tuple[str, ...] | None = None
     environment: Mapping[str, str] = {}
     is_writable: bool = False
+    start_timeout: Duration = Duration(600 * SECOND)
 
 
 class PoolFuture(Future[Any]):
@@ -249,7 +251,7 @@ class Engine:
         self._deaths: dict[int, _Death] = {}
         self._inbox: deque[PoolStimulus] = deque()
         self._lock = Lock()
-        self._is_closed = False
+        self._is_closed = self._is_start_limited = False
         self._is_released = False
         self._is_finished = False
         self._oom = OomWatch()
@@ -633,6 +635,10 @@ class Engine:
         link = self._links.get(number)
         if link is None:
             return
+        if not self._is_start_limited:
+            self._is_start_limited = True
+            limit = after(Instant(_now()), self._options.start_timeout)
+            self._reactor.call_at(limit, self._give_up_server)
         spawner = self._hosting.spawner
         try:
             report, end_of_report = socketpair(AF_UNIX, SOCK_STREAM)
@@ -653,6 +659,13 @@ class Engine:
             order = {**self._order, "fds": [*descriptors]}
             spawner.spawn(order_number, order, [*descriptors.values()])
         self._reactor.watch_readable(link.ours.fileno(), partial(self._on_readable, link))
+
+    def _give_up_server(self) -> None:
+        """Break the pool if the fork server still imports: no worker has started."""
+        if module := self._hosting.importing:
+            limit = format_duration(self._options.start_timeout)
+            reason = f"no worker started within {limit}: the fork server was importing {module}"
+            self.tell(HostLost(reason))
 
     def _watch_writable(self, link: _Link) -> None:
         def go_on() -> None:

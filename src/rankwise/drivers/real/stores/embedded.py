@@ -250,7 +250,7 @@ class EmbeddedStore(Store):
         self._has_server_ended = True
         return StoreRefused(
             f"the run ends here: the agent that served {self._who} has left",
-            hint="start the run again; an etcd goes on without any of the agents",
+            hint="start the run again; etcd survives the loss of any agent",
         )
 
     def let_go(self, conversation: "_Conversation") -> None:

@@ -252,7 +252,7 @@ class EmbeddedServer:
             connection.say(
                 protocol.Refusal("this node encrypts what it says, and the store cannot")
             )
-            raise RemoteProtocolError("somebody speaks TLS, which is not spoken here")
+            raise RemoteProtocolError("a client speaks TLS, and this server does not")
         from rankwise.drivers.real.stores.tls import TlsStream  # noqa: PLC0415  # loads ssl
 
         return TlsStream(self._tls, is_server=True)
@@ -306,7 +306,7 @@ class EmbeddedServer:
                 )
                 connection.sealer.seal_with(connection.secret.answers_key)
             case _:
-                raise RemoteProtocolError("somebody does not know the token")
+                raise RemoteProtocolError("a client does not know the token")
 
     def _answer(self, connection: _Connection, request: protocol.Request) -> None:
         try:

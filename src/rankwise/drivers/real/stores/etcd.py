@@ -236,7 +236,7 @@ class EtcdWatch:
             self._connection.hang_up()
             raise Compacted(
                 f"etcd has forgotten the changes up to {reply.compact_revision}, the watch of"
-                f" {self._prefix!r} was told those up to {self._told}",
+                f" {self._prefix!r} has seen those up to {self._told}",
                 reply.compact_revision,
                 hint="read again, and watch after the snapshot's revision",
             )

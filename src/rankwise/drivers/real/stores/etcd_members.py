@@ -426,7 +426,7 @@ class Members:
                 ) from error
             if self.config.trusts_itself:
                 raise StoreRefused(
-                    f"what answers at {member.endpoint} is no etcd of this or another run: the"
+                    f"what answers at {member.endpoint} is not an etcd of this or another run: the"
                     f" certificate that it shows is not from rankwise ({error.verify_message})",
                     hint="check --rdzv-endpoint, and whether a proxy answers in its place",
                 ) from error

@@ -69,7 +69,7 @@ class Names:
                 lambda: self._is_closed or look_up is None or look_up.is_over, timeout_s
             )
         if not over or look_up is None or not look_up.is_over:
-            raise TimeoutError(f"no name server has told where {host} is")
+            raise TimeoutError(f"no name server answered for {host}")
         if look_up.error is not None:
             raise look_up.error
         return [(*found[:4], (found[4][0], port, *found[4][2:])) for found in look_up.found]

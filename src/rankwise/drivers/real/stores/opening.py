@@ -7,7 +7,7 @@ entry points of the group `rankwise.stores`: a function with the arguments of `o
 Nothing is asked of anybody yet. A server that this process must be itself listens already, if its
 endpoint is an address; one at a name, and torch's store, which can only be made by waiting for its
 server, are opened by the first call. Settings are texts, as `--rdzv-conf` has them, in our spelling
-or in torch's; docs/settings.md lists them.
+or in torch's; `store_settings.py` lists them.
 """
 
 import os
@@ -22,6 +22,12 @@ from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.stores.addresses import is_literal
 from rankwise.drivers.real.stores.connections import endpoint_text, split_endpoint
+from rankwise.drivers.real.stores.store_settings import (
+    C10D_SETTINGS,
+    EMBEDDED_SETTINGS,
+    ETCD_SETTINGS,
+    TORCH_SPELLINGS,
+)
 from rankwise.ports.store import Store
 
 if TYPE_CHECKING:
@@ -39,18 +45,6 @@ ETCD_PORT = 2379
 EMBEDDED_PORT = 29400
 C10D_PORT = 29400
 
-_SPELLINGS = {
-    "ca_cert": "cacert",
-    "ssl_cert": "cert",
-    "ssl_cert_key": "key",
-    "username": "user",
-}
-"""torch's other spellings of settings."""
-_TIMEOUTS = ("request_timeout", "read_timeout")
-_ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password", *_TIMEOUTS)
-_EMBEDDED_SETTINGS = ("token", "token_file", "encrypts", "is_host", "linger", *_TIMEOUTS)
-_C10D_SETTINGS = ("store_type", "is_host", "linger", "read_timeout")
-
 
 def open_store(backend: str, endpoint: str, settings: Mapping[str, str], *, run_id: str) -> Store:
     """A client of the store that `backend` and `endpoint` mean; the caller closes it.
@@ -66,12 +60,12 @@ def open_store(backend: str, endpoint: str, settings: Mapping[str, str], *, run_
     """
     match backend:
         case "etcd" | "etcd-v2":
-            return _open_etcd(endpoint, _checked(settings, _ETCD_SETTINGS, backend))
+            return _open_etcd(endpoint, _checked(settings, ETCD_SETTINGS, backend))
         case "static" | "embedded":
-            settings = _checked(settings, _EMBEDDED_SETTINGS, backend)
+            settings = _checked(settings, EMBEDDED_SETTINGS, backend)
             return _open_embedded(endpoint, settings, run_id)
         case "c10d":
-            return _open_c10d(endpoint, _checked(settings, _C10D_SETTINGS, backend), run_id)
+            return _open_c10d(endpoint, _checked(settings, C10D_SETTINGS, backend), run_id)
         case _:
             return _plugged_in(backend)(backend, endpoint, settings, run_id=run_id)
 
@@ -188,7 +182,7 @@ def _checked(settings: Mapping[str, str], known: Collection[str], backend: str) 
     """
     checked: dict[str, str] = {}
     for given, value in settings.items():
-        name = _SPELLINGS.get(given, given)
+        name = TORCH_SPELLINGS.get(given, given)
         if name in checked:
             raise ConfigError(f"--rdzv-conf: {name} is given twice, in two spellings")
         checked[name] = value

@@ -59,7 +59,7 @@ def refuse_stranger(host: str, port: int) -> None:
     if owner is not None and not owner.is_rankwise:
         raise StoreRefused(
             f"the nodes cannot meet at {endpoint_text(host, port)}: {owner} listens at port {port} "
-            "of this machine, and is no agent of rankwise",
+            "of this machine, and is not an agent of rankwise",
             hint="end it, or choose another port on all nodes (--rdzv-endpoint, --master-port)",
         )
 

@@ -960,7 +960,11 @@ def _write_error_file(
             )
         os.replace(temporary, path)
     except OSError:
-        pass  # the report pipe has told already; a full disk must not hide the exception itself
+        # The report pipe has told already; a full disk must not hide the exception itself.
+        try:  # noqa: SIM105 - `contextlib` may not be in memory
+            os.unlink(temporary)
+        except OSError:
+            pass  # it could not even be made
 
 
 if __name__ == "__main__":

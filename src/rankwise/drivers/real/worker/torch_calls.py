@@ -20,11 +20,12 @@ import os
 import sys
 import time
 import zlib
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 TYPE_CHECKING = False  # as in `call_ring`
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import ModuleType
     from typing import Any
 
@@ -125,11 +126,13 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
         c10d.Work.is_completed = _polling(c10d.Work.is_completed, ring_module)
     init = getattr(c10d, "init_process_group", None)
     if init is not None:
+        is_by_environment = _initializes_by_environment(init)
 
         @functools.wraps(init)
         def init_process_group(*args: "Any", **kwargs: "Any") -> None:
             begun_ns = time.time_ns()
-            init(*args, **kwargs)
+            with groups.meeting(is_by_environment(args, kwargs)):
+                init(*args, **kwargs)
             reporter.left_at = None
             generation = groups.generation
             reporter.answer_for_recorder(lambda: recorded_groups(c10d, generation, begun_ns))
@@ -138,6 +141,26 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
     destroy = getattr(c10d, "destroy_process_group", None)
     if destroy is not None:
         setattr(c10d, "destroy_process_group", groups.forgetting(destroy))  # noqa: B010 - as above
+
+
+def _initializes_by_environment(init: "Callable[..., Any]") -> "Callable[[Any, Any], bool]":
+    """Return whether a call of `init_process_group` takes rank and world from the environment."""
+    while hasattr(init, "__wrapped__"):
+        init = init.__wrapped__
+    code = init.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    def is_by_environment(args: "Any", kwargs: "Any") -> bool:
+        given = {**dict(zip(names, args)), **kwargs}  # noqa: B905 - Python 3.9 has no `strict`
+        method = given.get("init_method")
+        return (
+            (method is None or method == "env://")
+            and given.get("store") is None
+            and str(given.get("world_size", -1)) in ("-1", os.environ.get("WORLD_SIZE"))
+            and str(given.get("rank", -1)) in ("-1", os.environ.get("RANK"))
+        )
+
+    return is_by_environment
 
 
 def missing_names(c10d: "ModuleType") -> "list[str]":
@@ -251,6 +274,7 @@ class _Groups:
         self.generation = 0
         """Counts how often all groups have been destroyed."""
         self.ring: "Any" = None  # noqa: UP037 - as everywhere in this file
+        self._init_of: "tuple[Any, RingGroup | None]" = None, None  # noqa: UP037 - the same
         self.known: "dict[Any, RingGroup | None]" = {}  # noqa: UP037 - the same
 
     def find(self, ring: "Any", group: "Any") -> "RingGroup | None":
@@ -300,6 +324,50 @@ class _Groups:
             return destroy(*args, **kwargs)
 
         return destroy_process_group
+
+    @contextmanager
+    def meeting(self, is_by_environment: bool) -> "Iterator[None]":
+        """Enter that the rank is in `init_process_group`, where it waits for all others.
+
+        Only if the launcher's variables name the world: ranks of a world that the program makes up
+        are not those of the launcher.
+        """
+        ring = self.ring_module.ring_of_process() if is_by_environment else None
+        try:
+            entry = None if ring is None else self._begin_init(ring)
+        except Exception:  # noqa: BLE001 - variables of any kind: torch itself complains
+            entry = None
+        if ring is None or entry is None:
+            yield
+            return
+        stage = self.ring_module.FAILED
+        try:
+            yield
+            stage = self.ring_module.DONE
+        finally:
+            ring.end(entry, stage)
+
+    def _begin_init(self, ring: "Any") -> "int | None":
+        environment = os.environ
+        # A program may have set them for a world of its own. Others are in that, or nobody else.
+        if (
+            int(environment["RANK"]) != ring.rank
+            or environment["WORLD_SIZE"] != environment["ROLE_WORLD_SIZE"]
+        ):
+            return None
+        if self._init_of[0] is not ring:
+            size = int(environment["WORLD_SIZE"])
+            # One group for all calls of this world, also after groups were destroyed: a rank that
+            # recovers has destroyed some, and one that was begun anew has not.
+            self._init_of = ring, ring.add_group(self.ring_module.INIT_KEY, "", size, range(size))
+        group = self._init_of[1]
+        if group is None:
+            return None
+        inner = (*_files_of_torch(sys.modules["torch"].__file__ or ""), _OWN_PATH)
+        line = self.ring_module.line_outside(1, inner)
+        stamp = self.ring_module.stamp_of(group, 0, "init_process_group", line)
+        entry: int = ring.begin(group, stamp)
+        return entry
 
     def _enter(self, ring: "Any", group: "Any") -> "RingGroup | None":
         world = self._c10d._world  # noqa: SLF001 - as above

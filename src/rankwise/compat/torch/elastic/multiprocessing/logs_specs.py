@@ -215,7 +215,11 @@ def _no_files(envs: Mapping[int, dict[str, str]]) -> LogsDest:
 def _make_temporary_directory() -> str:
     import tempfile  # noqa: PLC0415  # it takes 15 ms to import, and most never need it
 
-    directory = tempfile.mkdtemp(prefix="torchelastic_")
+    try:
+        directory = tempfile.mkdtemp(prefix="torchelastic_")
+    except OSError as error:  # a read-only root without /tmp: a run needs no files
+        logger.warning("workers have no files for their errors and logs: %s", error)
+        return os.devnull
     atexit.register(_remove_if_without_files, directory, os.getpid())
     return directory
 

@@ -120,7 +120,7 @@ class TimerServer(ABC):
             try:
                 self._run_watchdog()
             except Exception:
-                logger.exception("the watchdog of timers has met an error, and goes on")
+                logger.exception("the watchdog of timers has met an error, and continues")
 
     def _run_watchdog(self) -> None:
         # At least one, so that an empty queue is waited for.

@@ -249,7 +249,7 @@ class FileTimerServer:
                 try:
                     self._run_watchdog(selector)
                 except Exception:
-                    logger.exception("the watchdog of timers has met an error, and goes on")
+                    logger.exception("the watchdog of timers has met an error, and continues")
                 self._last_progress_time = int(time.time())
                 if is_last:
                     return

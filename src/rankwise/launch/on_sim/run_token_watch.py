@@ -1,8 +1,8 @@
-"""Whether the rank that has the baton gets on, though it lets no other run: `--hang-timeout`.
+"""Progress of the rank that holds the run token, for `--hang-timeout`.
 
 What counts as progress is the same as on real processes (`rankwise.core.gang.progress`). Ranks are
 threads of this process, so its other threads, its children and what it reads and writes count for
-the one rank that runs; the conductor, whose thread looks, and what ranks print do not.
+the one rank that runs. The scheduler thread, which calls this, and output of ranks do not count.
 """
 
 import time
@@ -15,8 +15,8 @@ from rankwise.ports.clock import Clock
 from rankwise.sim.rehearsal.scheduler import Rank
 
 
-class BatonWatch:
-    """Looks at the rank that has the baton; called in the thread of the conductor.
+class RunTokenWatch:
+    """Looks at the rank that holds the run token; called in the scheduler thread.
 
     Args:
         hang_timeout: without progress for so long it has hung.
