@@ -67,7 +67,7 @@ def read_fields(path: str, what: str) -> dict[str, Any]:
         raise ConfigError(f"{what} {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         shown = " ".join(str(error).split())
-        raise ConfigError(f"{what} {path} is no YAML: {shown}") from error
+        raise ConfigError(f"{what} {path} is not YAML: {shown}") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):

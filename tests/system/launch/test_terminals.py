@@ -91,7 +91,9 @@ def test_a_suspended_run_is_called_so_and_can_be_stopped(tmp_path: Path) -> None
     assert state == "suspended"
     assert "it is suspended, as by Ctrl-Z" in " ".join(shown.split())
     assert asked.code == 1
-    assert re.search(r"is suspended, as by Ctrl-Z \(`fg` .*`kill -CONT \d+`, lets", asked.stderr)
+    assert re.search(
+        r"is suspended, as by Ctrl-Z \(resume it: `fg` .*`kill -CONT \d+`\)", asked.stderr
+    )
     assert stopped.code == 0, stopped
     assert stopped.lines[0].startswith(f"resuming {name} (pid ")
     assert stopped.lines[-1] == "stopped"

@@ -261,7 +261,7 @@ def test_a_machine_with_other_fields_can_be_looked_at(tmp_path: Path) -> None:
 
     assert "4 SIPs, switch" in told.stdout
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--set m: this is no field of a machine (they begin with system.," in refused.stderr
+    assert "--set m: a machine has no such field (they begin with system.," in refused.stderr
 
 
 def test_asking_for_help_does_not_load_the_simulator(tmp_path: Path) -> None:

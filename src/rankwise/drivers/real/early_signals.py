@@ -83,7 +83,9 @@ def leave_alone(handled: "Collection[int]" = ()) -> None:
 
 def usual(handler: "Any") -> "Any":
     """The handler that a program would have found, had this process not begun as a launcher."""
-    return _signal.SIG_DFL if handler in (end_stopped, _go_on) else handler
+    from signal import SIG_DFL  # noqa: PLC0415  # the enum that programs compare with
+
+    return SIG_DFL if handler in (end_stopped, _go_on) else handler
 
 
 def end_stopped(signum: int, _frame: "FrameType | None") -> "NoReturn":

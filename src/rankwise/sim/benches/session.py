@@ -232,7 +232,7 @@ def topology_with(source: str, fields: Mapping[str, str]) -> Topology:
         section, _, rest = key.partition(".")
         if section not in _TOPOLOGY_SECTIONS or not rest:
             raise ConfigError(
-                f"--set {key}: this is no field of a machine",
+                f"--set {key}: a machine has no such field",
                 hint=f"they begin with {', '.join(f'{each}.' for each in _TOPOLOGY_SECTIONS)}",
             )
     topology = load_topology(source)

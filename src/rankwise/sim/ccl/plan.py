@@ -273,7 +273,7 @@ def plan(request: Request) -> Plan:
             f"algorithm {request.module} is for {module.COLLECTIVE}, not for {request.collective}"
         )
     if not 0 <= request.root < request.size:
-        raise ConfigError(f"root {request.root} is none of ranks 0 to {request.size - 1}")
+        raise ConfigError(f"root {request.root} is not one of ranks 0 to {request.size - 1}")
     return Plan(request)
 
 

@@ -79,7 +79,7 @@ class Mapping:
     def lie_in(self, data: Bytes) -> None:
         """Let its bytes be these, which others see too: memory that processes share."""
         if data.size != self.size or not self.has_data:
-            raise SimulationError(f"{self!r} cannot lie in {data.size} bytes of somebody else's")
+            raise SimulationError(f"{self!r} cannot lie in {data.size} bytes of foreign memory")
         self._data = data
 
     @property

@@ -136,7 +136,8 @@ def _read(file: Path) -> list[Node]:
             nodes.append(_node(found))
             kind = f"node {len(nodes) + 1}"
     except Exception as error:  # protobuf has several, and a number may be no kind of node
-        raise ConfigError(f"{file} is no Chakra trace: {kind} cannot be read: {error}") from error
+        why = f"{kind} cannot be read: {error}"
+        raise ConfigError(f"{file} is not a Chakra trace: {why}") from error
     _check(file, nodes)
     return nodes
 

@@ -344,7 +344,7 @@ def _constant(value: Any, type_: t.dtype) -> tensor:
         and (own.dtype.is_floating() or (value < 0 and type_.is_int_unsigned()))
         and not type_.is_bool()
     ):
-        raise KernelTypeError(f"{place()}: {value!r} is no value of {type_}")
+        raise KernelTypeError(f"{place()}: {value!r} is not a value of {type_}")
     if type_.is_fp8() and not own.dtype.is_floating():
         own = to_tensor(float(value))
     return own

@@ -282,8 +282,8 @@ def test_what_cannot_be_run_is_refused_by_name(
     [
         (None, "there is no trace .*x.0.et"),
         (b"", "x.0.et is empty, expected a Chakra trace"),
-        (b"import torch\n", "x.0.et is no Chakra trace: the metadata cannot be read"),
-        (b"\x00\x7fabc", "x.0.et is no Chakra trace: node 1 cannot be read"),
+        (b"import torch\n", "x.0.et is not a Chakra trace: the metadata cannot be read"),
+        (b"\x00\x7fabc", "x.0.et is not a Chakra trace: node 1 cannot be read"),
         (b"\x1f\x8bnot packed", "x.0.et cannot be read"),
         (b"\x00\x02\x18\x63", "node 1 cannot be read: 99 is not a valid NodeKind"),
     ],
