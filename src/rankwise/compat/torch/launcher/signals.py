@@ -6,7 +6,7 @@ that calls `main` or `elastic_launch` has said itself what signals do, or has le
 
 import os
 import signal
-from contextlib import closing
+from contextlib import closing, suppress
 from types import FrameType
 
 from rankwise.compat.torch.elastic.multiprocessing.api import started_contexts
@@ -43,23 +43,27 @@ class _Stop:
 
 
 def _pass_on(signum: int, _frame: FrameType | None) -> None:
-    reached: list[int] = []
+    catching: dict[int, int] = {}
     others: list[int] = []
     for context in started_contexts:
         for local_rank, pid in context.pids().items():
             rank = int(context.envs[local_rank].get("RANK", local_rank))
-            (reached if _was_sent(pid, signum) else others).append(rank)
-    _say(passed_on_line(signum, sorted(reached), sorted(others)))
+            if _catches(pid, signum):
+                catching[rank] = pid
+            else:
+                others.append(rank)
+    # First the line: another signal may end this handler as soon as a worker has this one.
+    _say(passed_on_line(signum, sorted(catching), sorted(others)))
+    for pid in catching.values():
+        with suppress(OSError), closing(WorkerProcess(pid)) as process:  # it may have ended
+            process.signal(signum, group=False)
 
 
-def _was_sent(pid: int, signum: int) -> bool:
-    """Send a signal to a worker that catches it; whether it does."""
+def _catches(pid: int, signum: int) -> bool:
+    """Whether a worker has a handler for a signal."""
     try:
         with closing(WorkerProcess(pid)) as process:
-            is_caught = process.catches(signum)
-            if is_caught:
-                process.signal(signum, group=False)
-            return is_caught
+            return process.catches(signum)
     except OSError:  # it has ended
         return False
 
