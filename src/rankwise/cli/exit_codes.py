@@ -10,8 +10,8 @@ EXIT_CODES_OF_RUN = {
     "0": "every rank succeeded",
     "1": "a rank failed without an exit code: it raised an exception, or never entered a collective"
     " call that the others waited in",
-    f"{EXIT_CODE_OF_ANOTHER_JOB}": "nothing was started: the command line is invalid, or the other"
-    " nodes have another job or token under this run id",
+    f"{EXIT_CODE_OF_ANOTHER_JOB}": "no rank was started: the command line is invalid, or other"
+    " nodes have another job or token under the same run id",
     f"{EXIT_CODE_OF_A_LATECOMER}": "the job succeeded on other nodes without this one",
     f"{EXIT_CODE_OF_A_TIMEOUT}": "a hang longer than `--hang-timeout`, or a run longer than"
     " `--timeout`",
