@@ -150,11 +150,13 @@ def patched(
         ]
         called = patch.kind if patch.name is None else f"{patch.kind}/{patch.name}"
         if len(fitting) != 1:
-            names = ", ".join(f"{tree['kind']}/{tree['metadata']['name']}" for tree, _ in result)
+            of_kind = [tree for tree, _ in result if tree["kind"] == patch.kind]
+            names = [f"{tree['kind']}/{tree['metadata']['name']}" for tree in of_kind]
+            kinds = dict.fromkeys(tree["kind"] for tree, _ in result)
             count = "several objects here are" if fitting else "no object here is"
             raise ConfigError(
                 f"--patch {patch.origin!r} is for {called}, and {count} of that kind and name",
-                hint=f"name one of: {names}",
+                hint=f"name one of: {', '.join(names or kinds)}",
             )
         tree, why = result[fitting[0]]
         whole = _merged(tree, patch.tree, called, patch.origin)
