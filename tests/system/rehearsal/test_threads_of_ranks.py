@@ -500,6 +500,7 @@ def test_groups_that_threads_use_have_no_order(preloaded: Preloaded, tmp_path: P
     assert "order" not in finished.stderr
 
 
+@pytest.mark.torch  # what `preloaded` has imported
 @pytest.mark.system
 def test_thread_of_a_rank_and_its_children_have_the_environment_of_that_rank(
     preloaded: Preloaded, tmp_path: Path
