@@ -32,7 +32,7 @@ SIMULATED_MLP = rankwise sim bench tp_mlp --report $(LOGS)/simulated.html --trac
 
 define SAY_ALL
 echo "First .venv gets what the tests need, unless it has it: PyTorch, Ray, pytest and their like, in two minutes"
-echo "or more; how much that is depends on the build of PyTorch that pip finds. Then all tests take about 12"
+echo "or more; how much that is depends on the build of PyTorch that pip finds. Then all tests take about 25"
 echo "minutes on two idle cores."
 endef
 define SAY_SOME
