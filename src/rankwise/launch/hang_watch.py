@@ -16,10 +16,11 @@ from rankwise.base.wording import ranks_in_words
 from rankwise.core.gang.progress import Activity, Doing, ProgressWatch
 from rankwise.drivers.real.call_rings import calls_begun, polls_in_vain, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
-from rankwise.drivers.real.process_work import ProcessWork, is_stopped, works_of
+from rankwise.drivers.real.process_work import is_stopped, works_of
 from rankwise.drivers.real.reactor import Reactor, Timer
 from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.launch.planning import JobPlanner
+from rankwise.launch.rank_activity import activity_of
 from rankwise.ports.clock import Clock
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class HangWatch:
         now = self._clock.now()
         works = self._works(links)
         if server and server in (done := works_of([server])):
-            works[_SERVER] = _of_process(server, done[server])
+            works[_SERVER] = activity_of(server, done[server])
         self._watch.look(works, now)
         if self._watch.warns(now):
             self._watches.ask_recorders(
@@ -225,7 +226,7 @@ class HangWatch:
                 self._in_call_since[link.local_rank] = in_call_since
             output = sum(stream.pump.byte_count for stream in link.streams)
             works[link.local_rank] = msgspec.structs.replace(
-                _of_process(link.pid, process),
+                activity_of(link.pid, process),
                 marks=marks,
                 is_in_call=in_call_since is not None,
                 polls=self._polls(link.local_rank),
@@ -249,16 +250,3 @@ class HangWatch:
         call = book.call_of_main_thread
         since = None if call is None else call.begun_at
         return (*marks, calls_begun(segment, local_rank), since or 0), since
-
-
-def _of_process(pid: int, process: ProcessWork) -> Activity:
-    """What a process and its descendants have done, as far as the kernel tells it."""
-    return Activity(
-        pid=pid,
-        main_time=process.main_time,
-        main_waited=process.main_waited,
-        main_runs=process.main_runs,
-        helper_times=process.helper_times,
-        helper_waits=process.helper_waits,
-        byte_count=process.byte_count,
-    )

@@ -30,6 +30,7 @@ from rankwise.base.units import SECOND, Duration, between, duration_from_seconds
 from rankwise.core.gang.progress import Activity, ProgressWatch
 from rankwise.core.ledger.lateness import Delay, notable
 from rankwise.launch.control.client import RunSummary
+from rankwise.launch.rank_activity import activity_of
 from rankwise.launch.rank_status import RankStatus
 from rankwise.tui.looks import RunLook, RunStatus
 
@@ -207,16 +208,10 @@ def _attempt(look: RunLook) -> tuple[int, int | None]:
 
 def _work(worker: RankStatus, look: RunLook) -> Activity:
     assert worker.pid is not None, "asked for ranks that live"
-    work = look.works[worker.pid]
-    return Activity(
-        pid=worker.pid,
+    return msgspec.structs.replace(
+        activity_of(worker.pid, look.works[worker.pid]),
         marks=(*worker.marks, worker.calls),
         is_in_call=worker.call is not None and worker.call.in_s is not None,
-        main_time=work.main_time,
-        main_waited=work.main_waited,
-        helper_times=work.helper_times,
-        helper_waits=work.helper_waits,
-        byte_count=work.byte_count,
     )
 
 

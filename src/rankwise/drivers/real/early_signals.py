@@ -1,6 +1,6 @@
-"""What signals do to a process that is to be a launcher, until its run catches them.
+"""Signal handlers of a launcher, until its run installs its own.
 
-Next to nothing is imported here: a signal may come at any moment of the start.
+This module imports next to nothing: a signal may come at any moment of the start.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` takes ten times as long
@@ -97,7 +97,7 @@ def end_stopped(signum: int, _frame: "FrameType | None") -> "NoReturn":
 
 
 def _name_of(signum: int) -> str:
-    """What other lines call it; nothing more may be imported here."""
+    """The name of a signal, as in other lines; this module imports no enums."""
     if _signal.SIGRTMIN <= signum <= _signal.SIGRTMAX:
         return f"SIGRTMIN+{signum - _signal.SIGRTMIN}"
     names = (name for name, number in vars(_signal).items() if number == signum)

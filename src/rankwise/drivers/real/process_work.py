@@ -32,7 +32,7 @@ class ProcessWork(msgspec.Struct, frozen=True):
             have ended, by the negative number of the process that waited for them.
         byte_count: what all have read and written.
         helper_waits: for how long the threads among those were ready and had no CPU.
-        main_runs: how often the main thread got a CPU; 0 where nobody counts.
+        main_runs: how often the main thread got a CPU; 0 if the kernel does not count it.
     """
 
     main_time: Duration
@@ -174,7 +174,7 @@ class _Schedule(NamedTuple):
 
 
 def _schedule_of(pid: int, thread: int) -> _Schedule | None:
-    """What the kernel's scheduler counts; some kernels count only how long a thread has run."""
+    """The scheduler's counts of a thread; some kernels count only how long it has run."""
     path = f"/proc/{pid}/task/{thread}"
     if counted := _read(f"{path}/schedstat").split():
         return _Schedule(Duration(int(counted[0])), Duration(int(counted[1])), int(counted[2]))

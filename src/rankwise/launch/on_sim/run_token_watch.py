@@ -8,9 +8,12 @@ the one rank that runs. The scheduler thread, which calls this, and output of ra
 import time
 from collections.abc import Callable
 
+from msgspec import structs
+
 from rankwise.base.units import Duration
-from rankwise.core.gang.progress import Activity, ProgressWatch
+from rankwise.core.gang.progress import ProgressWatch
 from rankwise.drivers.real.process_work import work_beside_this_thread
+from rankwise.launch.rank_activity import activity_of
 from rankwise.ports.clock import Clock
 from rankwise.sim.rehearsal.scheduler import Rank
 
@@ -37,13 +40,7 @@ class RunTokenWatch:
         work = work_beside_this_thread(number, since_s=self._began_s)
         if work is None:
             return True  # it has ended
-        done = Activity(
-            pid=number,
-            main_time=work.main_time,
-            main_waited=work.main_waited,
-            helper_times=work.helper_times,
-            helper_waits=work.helper_waits,
-            byte_count=work.byte_count - self._printed(),
-        )
+        done = activity_of(number, work)
+        done = structs.replace(done, byte_count=done.byte_count - self._printed())
         self._watch.look({rank.number: done}, self._clock.now())
         return self._watch.ranks[rank.number].doing.is_progress
