@@ -461,7 +461,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--node-check COMMAND",
-            "Command that must succeed before this node takes part. Repeatable.",
+            "Command that must succeed before this node takes part in a round. gpu: memory, clocks "
+            "and a matrix product of each GPU. Repeatable.",
             multiple=True,
             default=(),
             default_shown="disk, memory and clock, on several nodes",

@@ -91,6 +91,6 @@ def test_checks_are_run_until_one_fails(tmp_path: Path) -> None:
     found = unfitness(commands, (), NodeCheck())
 
     assert found is not None
-    assert found.reason == f"the node check {commands[1]!r} ended with 3: no accelerator"
+    assert found.reason == f"the node check {commands[1]!r} ended with exit code 3: no accelerator"
     assert found.hint == "fix what it reports, then start rankwise again on this node"
     assert not (tmp_path / "third").exists()

@@ -22,6 +22,7 @@ from rankwise.base.failure import (
 )
 from rankwise.base.units import MICROSECOND, Duration, format_duration
 from rankwise.base.wording import BY_SIGNAL, ranks_in_words
+from rankwise.launch.failure_report.gpu_errors import memory_lines
 from rankwise.launch.failure_report.hints import hint_for, is_peer_gone
 from rankwise.launch.failure_report.model import (
     Block,
@@ -350,6 +351,9 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
             count = f"{root.attempt}, {_restart_in_words(outcome, context)}"
         folder = f" (attempt_{root.attempt} in paths)" if context.log_directory else ""
         add("attempt" if outcome.size is None else "round", count + folder)
+    ranks = {each.pid: rank_of(each) for each in failures if each.pid is not None}
+    add("gpu memory", *memory_lines(root.error, ranks))
+    add("gpu", *root.gpus)
     if not is_shared:
         add("logs", *(root.log_paths or (context.log_directory,)))
         add("error file", root.error_file)
