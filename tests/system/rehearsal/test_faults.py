@@ -44,6 +44,13 @@ def test_a_fault_strikes_and_is_told(fault: str, code: int, told: str, tmp_path:
     assert finished.lines == ([USUAL] * 4 if code == 0 else [])
 
 
+def test_rank_that_is_late_in_a_call_is_root_cause_of_the_hang(tmp_path: Path) -> None:
+    # It has not come to the operation while the fault delays it.
+    finished = struck(tmp_path, "late:rank=1,by=5s@collective=2", more=("--hang-timeout=2",))
+
+    assert "root cause: rank 1 has not come to all_reduce #2" in finished.stderr
+
+
 def test_an_exception_of_a_fault_ends_in_the_line_that_called(tmp_path: Path) -> None:
     finished = struck(tmp_path, "raise:rank=1,error=OSError@collective=2")
 

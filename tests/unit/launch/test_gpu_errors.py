@@ -4,7 +4,7 @@ import pytest
 
 from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.base.units import Instant
-from rankwise.launch.failure_report.gpu_errors import is_late, memory_lines
+from rankwise.launch.failure_report.gpu_errors import memory_lines
 from rankwise.launch.failure_report.hints import hint_for
 
 # As CUDACachingAllocator.cpp of torch 2.13 writes it.
@@ -51,11 +51,9 @@ def test_memory_is_told_by_its_holders_with_their_ranks() -> None:
 @pytest.mark.parametrize("message", ["", "CUDA error: out of memory", "out of memory"])
 def test_other_errors_have_no_lines_of_memory(message: str) -> None:
     assert memory_lines(record(message), {}) == ()
-    assert memory_lines(None, {}) == ()
 
 
 def test_asynchronous_error_is_told_with_the_variable_that_makes_it_synchronous() -> None:
-    assert is_late(record(LATE))
     assert "CUDA_LAUNCH_BLOCKING=1" in hint_for(failed(LATE))
     assert "CUDA_LAUNCH_BLOCKING" not in hint_for(failed(OUT_OF_MEMORY))
     assert "expandable_segments" in hint_for(failed(OUT_OF_MEMORY))

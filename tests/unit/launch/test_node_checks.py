@@ -74,7 +74,7 @@ def test_a_check_that_nobody_waits_for_is_killed_with_its_children(
     assert is_gone(living)
     (unfit,) = found
     assert unfit is not None
-    assert "ended with -9" in unfit.reason
+    assert "was ended by signal 9" in unfit.reason
 
 
 def test_no_check_is_started_when_the_agent_is_at_its_end(tmp_path: Path) -> None:

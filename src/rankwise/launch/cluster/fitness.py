@@ -172,8 +172,9 @@ def _judged(command: str, code: int, output: bytes) -> Unfit | None:
         return None
     lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     said = f": {lines[-1].strip()}" if lines else ""
+    how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
     return Unfit(
-        f"the node check {command!r} ended with exit code {code}{said}",
+        f"the node check {command!r} {how}{said}",
         "fix what it reports, then start rankwise again on this node",
     )
 

@@ -22,7 +22,6 @@ from rankwise.base.failure import (
 )
 from rankwise.base.units import MICROSECOND, Duration, format_duration
 from rankwise.base.wording import BY_SIGNAL, ranks_in_words
-from rankwise.launch.failure_report.gpu_errors import memory_lines
 from rankwise.launch.failure_report.hints import hint_for, is_peer_gone
 from rankwise.launch.failure_report.model import (
     Block,
@@ -351,8 +350,11 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
             count = f"{root.attempt}, {_restart_in_words(outcome, context)}"
         folder = f" (attempt_{root.attempt} in paths)" if context.log_directory else ""
         add("attempt" if outcome.size is None else "round", count + folder)
-    ranks = {each.pid: rank_of(each) for each in failures if each.pid is not None}
-    add("gpu memory", *memory_lines(root.error, ranks))
+    if root.error is not None and "CUDA out of memory" in root.error.message:
+        from rankwise.launch.failure_report.gpu_errors import memory_lines  # noqa: PLC0415  # rare
+
+        ranks = {each.pid: rank_of(each) for each in failures if each.pid is not None}
+        add("gpu memory", *memory_lines(root.error, ranks))
     add("gpu", *root.gpus)
     if not is_shared:
         add("logs", *(root.log_paths or (context.log_directory,)))

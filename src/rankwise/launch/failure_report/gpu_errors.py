@@ -1,4 +1,4 @@
-"""What torch and CUDA say of a GPU, in fields of a report: memory, and errors that come late."""
+"""What torch says when a GPU has no more memory, in a field of a report."""
 
 import re
 from collections.abc import Mapping
@@ -13,19 +13,17 @@ _OTHERS = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
 _ALLOCATED = re.compile(rf"allocated memory {_SIZE} is allocated by PyTorch")
 _UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _TENSORS = re.compile(r"^this rank's tensors: (.+)$", re.MULTILINE)
-_LATE = re.compile(r"CUDA error: (?!out of memory)[^\n]+")
-_IS_LATE = "might be asynchronously reported"
 
 
-def memory_lines(error: ErrorRecord | None, ranks: Mapping[int, int]) -> tuple[str, ...]:
+def memory_lines(error: ErrorRecord, ranks: Mapping[int, int]) -> tuple[str, ...]:
     """What an out-of-memory error of torch tells: what was wanted, what is free, who holds it.
 
     Args:
-        error: of any kind.
+        error: of any kind; others have no lines.
         ranks: the ranks of processes, to name those that torch numbers.
     """
-    wanted = None if error is None else _WANTED.search(error.message)
-    if error is None or wanted is None:
+    wanted = _WANTED.search(error.message)
+    if wanted is None:
         return ()
     lines = [f"{wanted[1]} more wanted"]
     if (free := _FREE.search(error.message)) is not None:
@@ -44,8 +42,3 @@ def memory_lines(error: ErrorRecord | None, ranks: Mapping[int, int]) -> tuple[s
         rank = ranks.get(int(pid))
         lines.append(f"{f'process {pid}' if rank is None else f'rank {rank}'} holds {size}")
     return tuple(lines)
-
-
-def is_late(error: ErrorRecord) -> bool:
-    """Whether CUDA reports an error of a kernel at a call that may have nothing to do with it."""
-    return bool(_LATE.search(error.message)) and _IS_LATE in error.message

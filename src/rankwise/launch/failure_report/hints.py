@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rankwise.base.failure import Failure, FailureCause
-from rankwise.launch.failure_report.gpu_errors import is_late
 from rankwise.launch.failure_report.loaders import is_cut_off_from_loader
 
 _SIGKILL, _SIGBUS, _SIGILL, _SIGTERM, _SIGXCPU = 9, 7, 4, 15, 24
@@ -165,11 +164,11 @@ _CATALOGUE: Sequence[_Hint] = (
         _says(
             "CUDA out of memory", r"torch\.(?:cuda\.)?OutOfMemoryError", "CUDA error: out of mem"
         ),
-        "use a smaller batch, shard or recompute more; for memory that is reserved and unused, "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "use a smaller batch, or recompute more; nvidia-smi shows other users, and for memory that"
+        " is reserved and unused there is PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     ),
     _Hint(
-        lambda failure: failure.error is not None and is_late(failure.error),
+        _says("CUDA kernel errors might be asynchronously reported"),
         "the error is of an earlier kernel, which runs asynchronously: with CUDA_LAUNCH_BLOCKING=1"
         " the traceback ends at its line",
     ),
