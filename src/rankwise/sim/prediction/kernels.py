@@ -112,7 +112,7 @@ class _OtherRanks:
             self._clock.wait_until(changes.time)
 
     def notify(self) -> None:
-        """Wake those who wait for memory to change."""
+        """Wake the ranks that wait for memory to change."""
         self._charge()
         self._world.changes.made_by_kernel(0 if self._clock is None else self._clock.time)
 
