@@ -315,7 +315,7 @@ def test_ranks_that_fail_in_different_ways_have_a_line_each(start: Start, tmp_pa
     summary, other, stopped, root, *_ = err.splitlines()
     assert summary == "mine.py failed after 0 us of virtual time: 2 of 4 ranks failed"
     assert other == f"  rank 1 {told} (-2,), expected no negative length"
-    assert stopped == "  ranks 2-3 ended after being told to stop (SIGTERM)"
+    assert stopped == "  ranks 2-3 ended after the request to stop (SIGTERM)"
     assert root == f"root cause: rank 0 {told} (-1,), expected no negative length"
     assert err.count("Traceback") == 1
 
@@ -339,7 +339,7 @@ def test_the_rank_that_left_is_told_before_the_rank_that_lost_it(
     assert code == 3
     assert err.splitlines()[1:4] == [
         f"  rank 0 failed: ConnectionResetError: connection reset by peer {consequence}",
-        "  ranks 1, 3 ended after being told to stop (SIGTERM)",
+        "  ranks 1, 3 ended after the request to stop (SIGTERM)",
         "root cause: rank 2 exited with code 3",
     ]
 

@@ -241,7 +241,7 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
             killed.setdefault(failure.detail.removeprefix("it "), []).append(rank_of(failure))
         else:
             killed_by_others.append(rank_of(failure))
-    told = f"after being told to stop ({signal_name(stop_signal)})"
+    told = f"after the request to stop ({signal_name(stop_signal)})"
     notes: list[str] = []
     if stood_still:
         verb = "was" if len(stood_still) == 1 else "were"
