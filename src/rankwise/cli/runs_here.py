@@ -140,7 +140,7 @@ def choose_agents(
     exact = [run for run in runs if name and (is_called(run, name) or name == str(run.pid))]
     fitting = exact or [run for run in runs if names[run].startswith(name or "")]
     if not fitting:
-        raise RunNotFound(f"no run is called {name!r}, there are: {shown}")
+        raise RunNotFound(f"no active run is called {name!r}; active: {shown}")
     if not exact and len({names[run] for run in fitting}) > 1:
         if name is None:
             raise click.UsageError(f"there are several runs, name one of them: {shown}")

@@ -312,9 +312,9 @@ def _collectives(timeline: RunTimeline) -> Iterable[str]:
     ]
     yield "<h2>Collectives</h2>"
     yield (
-        '<p class="note">Recorded calls of all ranks by line, the longest in sum first. Waiting is '
-        "the time until the last rank came, if all members were seen. An asynchronous call has the "
-        "time to issue it; the wait for its handle has a row of its own.</p>"
+        '<p class="note">Recorded calls of all ranks by line, the largest sum first. Waiting lasts '
+        "until the last rank arrives, if all members were recorded. An asynchronous call counts "
+        "the time to issue it; the wait for its handle has its own row.</p>"
     )
     yield table([["operation", "line", "calls", "on average", "waiting", "longest"], *rows])
 

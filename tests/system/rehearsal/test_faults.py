@@ -99,7 +99,7 @@ def test_faults_come_from_a_file_too(tmp_path: Path) -> None:
         ("kill:rank=4@collective=1", "--faults names rank 4, and there are ranks 0 to 3"),
         (
             "nonsense",
-            "there is no such file, nor is it a fault: expected one of kill, raise, late,",
+            "neither a file nor a fault; expected one of kill, raise, late,",
         ),
         ("explode:rank=1", "--faults explode:rank=1: there is no fault 'explode' (expected one of"),
         ("kil:rank=1", "there is no fault 'kil' (did you mean kill?)"),

@@ -357,7 +357,7 @@ def test_an_unknown_run_is_told_with_those_there_are(
 
     told = capsys.readouterr().err
     assert told.startswith(
-        f"rankwise {command}: error: no run is called 'nothing-like-it', there are:"
+        f"rankwise {command}: error: no active run is called 'nothing-like-it'; active:"
     )
     assert run_id in told
 

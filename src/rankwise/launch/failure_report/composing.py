@@ -340,7 +340,7 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
         )
         if root.exit is not None and is_of_use:
             # A worker that raised may have been ended by us too, and then the detail says why.
-            was_told = "it was told to stop" if root.ended_by_us else ""
+            was_told = "it was asked to stop" if root.ended_by_us else ""
             why = root.detail or was_told if root.cause is FailureCause.RAISED else ""
             add("ended", f"{exit_in_words(root.exit)}{f': {first_line(why)}' if why else ''}")
     add("time", _time_of_day(root, context.timezone))

@@ -82,7 +82,10 @@ def error_in_words(error: ErrorRecord) -> str:
     A message that carries another process's traceback, as those of torch's data loaders do, begins
     with where it was caught; the exception that was raised there follows.
     """
-    name = printable(error.type.removeprefix("__main__.").removeprefix("builtins."), 200)
+    if error.type.startswith("rankwise."):
+        name = error.type.rpartition(".")[2]  # where rankwise keeps its classes helps no reader
+    else:
+        name = printable(error.type.removeprefix("__main__.").removeprefix("builtins."), 200)
     message = first_line(_without_source_of_library(error.message), _length_max(error))
     _, is_carried, traceback = error.message.rpartition("Traceback (most recent call last):\n")
     lines = traceback.splitlines() if is_carried else []

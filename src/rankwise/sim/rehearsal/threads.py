@@ -351,7 +351,7 @@ class _LastItem:
 
     def await_thread(self, strand: Strand, joiners: dict[Strand, list[_Waiter]]) -> None:
         """Wait until a thread of the pool has nothing left to do, or has ended."""
-        waiter = _Waiter(self._scheduler, f"what was submitted to thread {strand.name!r}")
+        waiter = _Waiter(self._scheduler, f"the task submitted to thread {strand.name!r}")
         waiter.acquire()
         self._waiters.append(waiter)
         joiners.setdefault(strand, []).append(waiter)

@@ -214,7 +214,7 @@ class SimulatedWorld:
     def begin_attempt(self, size: int) -> None:
         """Forget what belongs to an attempt that is over; there are `size` ranks to come."""
         assert all(rank.is_over or rank.is_aside for rank in self.scheduler.ranks.values()), (
-            "ranks of the attempt before are at work"
+            "ranks of the previous attempt still run"
         )
         self.scheduler.ranks.clear()
         self.size = size
