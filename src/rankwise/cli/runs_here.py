@@ -134,7 +134,10 @@ def choose_agents(
     """
     shown = ", ".join(f"{names[run]} (pid {run.pid})" for run in runs)
     if not runs:
-        raise RunNotFound("no run of yours is active on this machine")
+        raise RunNotFound(
+            "no run of yours is active on this machine",
+            hint="of an ended run, `rankwise report` reads the --log-dir",
+        )
     if name == "":
         raise click.UsageError(f"the name of the run is empty, expected one of: {shown}")
     exact = [run for run in runs if name and (is_called(run, name) or name == str(run.pid))]

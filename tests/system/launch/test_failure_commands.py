@@ -36,7 +36,7 @@ def test_a_command_is_told_of_each_failure(tmp_path: Path) -> None:
         assert [(each["rank"], each["exit_code"]) for each in line["failures"]] == [(0, 7)]
     # The report that the user is shown is the one that is sent, but for the time that it took.
     assert "root cause: rank 0 exited with code 7" in failure["report"]
-    assert "attempt 1, until 20" in failure["report"]
+    assert "attempt 1, ended 20" in failure["report"]
     assert failure["report"].endswith("  last line of stdout:\n    epoch 1")
     assert all(line in done.stderr for line in failure["report"].splitlines()[1:])
 
