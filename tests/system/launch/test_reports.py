@@ -296,7 +296,8 @@ def test_ranks_that_hung_are_one_failure_in_the_words_of_the_report(tmp_path: Pa
     assert done.code == 124, done
     shown = Page(page)
     assert shown.html.count("<h3>") == 1
-    assert "<h3>the gang hung: no progress for 3 s; rank 1 has not come to barrier" in shown.html
+    hung = "the gang hung: no progress for 3 s; rank 1 has not come to barrier"
+    assert f"<h3>Root cause: {hung}" in shown.html
     assert "ranks 0-2 on " in shown.text
     assert "ranks 0, 2, innermost call first waits for barrier" in shown.text
     assert re.search(r'rank 1, innermost call first .*program\.py", line 6 in <module>', shown.text)

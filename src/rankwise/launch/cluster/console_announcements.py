@@ -55,7 +55,7 @@ class ConsoleAnnouncements:
                 whole = Duration(round(announcement.waited, -9))
                 waited = format_duration(whole or announcement.waited)
                 # A text about a store that cannot be reached names the place itself.
-                is_placed = self._place.endpoint in announcement.text
+                is_placed = self._place.rpartition(" at ")[2] in announcement.text
                 where = "" if is_placed else f"; {self._place}"
                 self._say(
                     f"waiting {announcement.text} (since {waited}{where})",

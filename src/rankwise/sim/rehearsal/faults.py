@@ -146,7 +146,7 @@ class FaultInjector:
                 self._slow[rank.number] = fault.by
             case Flip():
                 if not _flipped(load, fault.element, fault.bit):
-                    self._say(f"fault: no such bit in the operand of rank {rank.number} brings")
+                    self._say(f"fault: the operand of rank {rank.number} has no such bit")
 
     def _delay(self, rank: "Rank", by: Duration, load: Any) -> None:
         rank.scheduler.sleep(by)

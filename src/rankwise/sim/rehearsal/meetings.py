@@ -169,9 +169,10 @@ class Group:
                 raises, all members raise.
         """
         conditions = self._conditions
-        number = self._begun[rank] = self._begun[rank] + 1
         if (faults := conditions.faults) is not None:
-            faults.strike(self._scheduler.ranks[rank], self.name, number, load)
+            # A rank that a fault delays has not come yet: others wait for it, and reports say so.
+            faults.strike(self._scheduler.ranks[rank], self.name, self._begun[rank] + 1, load)
+        number = self._begun[rank] = self._begun[rank] + 1
         meeting = self._meetings.get(number)
         if meeting is None:
             meeting = self._meetings[number] = Meeting(self, number, call)
