@@ -205,7 +205,7 @@ def test_a_run_that_failed_once_leaves_a_page_and_a_trace(tmp_path: Path) -> Non
         *("Timeline", "Failures", "Lateness", "Collectives", "Sections", "Resources"),
         "Environment",
     ]
-    assert "Attempt 1: rank 1 failed: ValueError: <bad> shape" in shown.text
+    assert "Attempt 1, root cause: rank 1 failed: ValueError: <bad> shape" in shown.text
     assert 'raise ValueError("<bad> shape")' in shown.text
     assert "3 ranks on 1 node, 2 attempts" in shown.text
     assert "all_reduce (mean) of (1000,) float64 program.py:9" in shown.text
