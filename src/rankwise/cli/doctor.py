@@ -177,10 +177,12 @@ def check_memory_accounting(root: str = "") -> CheckResult:
 
     group = find_memory_group(root)
     if group is None:
-        text = "no cgroup with memory accounting is visible; reports cannot tell who sent SIGKILL"
+        text = (
+            "no cgroup with memory accounting is visible; reports cannot name the sender of SIGKILL"
+        )
         return CheckResult("OOM", Severity.WARNING, text)
     place = group.directories[0]
-    return CheckResult("OOM", Severity.OK, f"kills for lack of memory are seen ({place})")
+    return CheckResult("OOM", Severity.OK, f"out-of-memory kills are visible ({place})")
 
 
 def check_stacks_signal() -> CheckResult:

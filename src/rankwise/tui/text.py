@@ -152,7 +152,7 @@ def _who_waits(rows: Iterable[Row]) -> str:
     longest = max(row.for_s or 0.0 for row in rows if row.state is State.AWAITED)
     verb = "waits" if len(waiting) == 1 else "wait"
     told = f"{ranks_in_words(waiting)} {verb} for {ranks_in_words(awaited)}"
-    return f"{told}, for {_time(longest)} (rankwise why tells more)"
+    return f"{told}, for {_time(longest)} (see rankwise why)"
 
 
 def _whose_gpus_are_slow(rows: Iterable[Row]) -> str:

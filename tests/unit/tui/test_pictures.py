@@ -24,7 +24,7 @@ def test_four_ranks_are_shown_one_by_one_with_who_waits_for_whom() -> None:
 
     assert page([picture]).splitlines() == [
         "nightly  pid 4711  running  4 ranks  restarts 1 of 3  age 2m05s  train.py",
-        "ranks 0, 2-3 wait for rank 1, for 41 s (rankwise why tells more)",
+        "ranks 0, 2-3 wait for rank 1, for 41 s (see rankwise why)",
         "RANKS        STATE          STEPS/S COLLECTIVE               LATE   CPU   MEMORY",
         "1            awaited 41 s        12 #1204 all_reduce dp         -   90%  1.5 GiB",
         "0            waiting 41 s        12 #1205 all_reduce dp         -   90%  1.5 GiB",

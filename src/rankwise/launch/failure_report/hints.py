@@ -230,7 +230,7 @@ _CATALOGUE: Sequence[_Hint] = (
     ),
     _Hint(
         lambda failure: failure.error is not None and is_cut_off_from_loader(failure.error),
-        "the lines above may tell why that worker died, and dmesg, if memory was short",
+        "the lines above may show why that worker died, and dmesg, if memory was short",
     ),
     _Hint(
         is_peer_gone,

@@ -125,7 +125,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
     figures = figures_of(prediction)
     counted = f"mean of {figures.steps} after the first" if figures.steps else ""
     capacity = prediction.capacity
-    full = "; more than that" if figures.memory_peak > capacity else ""
+    full = ": does not fit" if figures.memory_peak > capacity else ""
     cause, cost = figures.held_back_by
     imbalance = max(0.0, figures.waiting - figures.bubble)
     rows = [
@@ -155,7 +155,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         names = sorted({work.name for work in prediction.unknown})
         count = sum(priced.count for priced in prediction.unknown.values())
         told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
-        why = "flops unknown, only moving the tensors is counted; a cost model can price it"
+        why = "flops unknown, so only bytes count; a cost model can price it"
         rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
     left_out = {
         name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells

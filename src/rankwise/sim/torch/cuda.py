@@ -230,9 +230,7 @@ def _unless_torch_asks(name: str, original: Any, modelled: Callable[..., Any]) -
 def _initialised() -> None:
     """Torch's Python code may ask for CUDA; its C++ code, below a program's call, may not."""
     if not modelled_device.is_asked_by(sys._getframe(1), "torch"):  # noqa: SLF001  # no other way to the caller
-        raise RuntimeError(
-            "this would use a real GPU: the modelled one is known to the threads of ranks alone"
-        )
+        raise RuntimeError("this would use a real GPU: only threads of ranks find the modelled one")
 
 
 _YES, _NO = True, False

@@ -32,14 +32,14 @@ def _dense(tensor: Tensor) -> str:
         extent > 1 and not stride
         for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    return "is expanded: its numbers lie at one place" if is_expanded else _without_gaps(tensor)
+    return "is expanded: its elements share memory" if is_expanded else _without_gaps(tensor)
 
 
 def _in_memory(tensor: Tensor) -> str:
     """Gloo writes as many numbers as the tensor has, wherever they lie."""
     held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     if held < tensor.numel():
-        return "is expanded: its memory has fewer numbers"
+        return "is expanded: its memory has fewer elements"
     return _without_gaps(tensor)
 
 
