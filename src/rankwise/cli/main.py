@@ -41,6 +41,9 @@ SUBCOMMANDS = {
     "sim": Subcommand(
         "rankwise.cli.sim", "sim", "Simulate programs of many ranks on a multi-chip accelerator."
     ),
+    "machines": Subcommand(
+        "rankwise.cli.machines", "machines", "List the real machines that runs are predicted on."
+    ),
     "diff": Subcommand(
         "rankwise.cli.diff",
         "diff",

@@ -61,6 +61,7 @@ class _Kind(NamedTuple):
         allocates: whether its results are new storages.
         initialises: whether it only makes tensors, or writes to those that there are.
         written: which of its arguments it writes without returning them.
+        is_query: whether the host waits for what it gives: a value of the device.
         causal: the place of its argument `is_causal`; behind all others if it has none.
     """
 
@@ -72,6 +73,7 @@ class _Kind(NamedTuple):
     allocates: bool = False
     initialises: bool = False
     written: tuple[int, ...] = ()
+    is_query: bool = False
     causal: int = sys.maxsize
 
 
@@ -109,6 +111,7 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         if types and not _PLAIN.issuperset(types):
             if any(each.__name__ == FAKE_TENSOR for each in types):
                 return func(*args, **kwargs or {})  # of a mode that is left
+            self._clock.note_subclass()
             return NotImplemented  # of a subclass, such as DTensor: what it calls comes by here
         if self._kind_of(func).is_composite:  # in inference mode: elsewhere autograd takes it apart
             with self:
@@ -154,6 +157,10 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         kind = self._kind_of(func)
         if not kind.is_free:
             self._charge(func, kind, args, kwargs, result)
+        elif kind.is_query:
+            self._clock.synchronize()
+        else:
+            self._clock.note_free()
         if kind.allocates:
             for tensor in _tensors_in((result,)):
                 if not tensor.is_meta:
@@ -230,6 +237,7 @@ def _kind_of(func: Any) -> _Kind:
             for index, argument in enumerate(schema.arguments)
             if not schema.returns and argument.alias_info and argument.alias_info.is_write
         ),
+        is_query=operation == "_local_scalar_dense",
         causal=[*(argument.name for argument in schema.arguments), "is_causal"].index("is_causal"),
     )
 

@@ -51,7 +51,7 @@ class MachineTopology(Topology):
         """
         if faults:
             raise ConfigError(
-                f"{self.name} has no chips to give a fault to: its devices are described as a whole",
+                f"{self.name} has no chips to give a fault to: it is described by devices",
                 hint="faults of ranks and nodes work on every machine; faults of chips need a "
                 f"topology, such as {', '.join(PRESETS)}",
             )
@@ -145,7 +145,7 @@ def _shipped(name: str) -> str:
 
 
 def _as_chips(real: RealMachine, count: int) -> MachineSpec:
-    """The machine as the simulator's chips: one cube per device, one PE per SM, one channel each."""
+    """The machine as the simulator's chips: one cube per device, one PE per SM."""
     device, inner = real.device, real.levels[0]
     sms, fitted = device.sms, device.fitted
     bandwidth = device.bandwidth.value * fitted.memory.value

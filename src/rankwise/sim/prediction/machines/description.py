@@ -6,6 +6,7 @@ level reach each other at its rate. The last level has no size: there are as man
 run asks for.
 """
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
@@ -152,7 +153,7 @@ class RealMachine(_Part, frozen=True, kw_only=True):
         if any(level.devices is None for level in self.levels[:-1]):
             raise ValueError("levels: each but the last needs devices")
         sizes = [level.devices or 0 for level in self.levels[:-1]]
-        if any(outer % inner for inner, outer in zip(sizes, sizes[1:], strict=False)):
+        if any(outer % inner for inner, outer in pairwise(sizes)):
             raise ValueError(f"levels: {sizes} devices do not fit into each other")
         if missing := sorted({each.source for _, each in figures_of(self)} - self.sources.keys()):
             raise ValueError(f"sources lacks {', '.join(missing)}")
