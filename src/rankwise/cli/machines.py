@@ -52,7 +52,9 @@ def _row(real: "RealMachine") -> tuple[str, ...]:
     if real.status == "calibrated":
         told = "calibrated"
     elif checked is not None:
-        told = f"validated, {checked.runs} runs, up to {checked.devices} devices"
+        told = f"validated by {checked.own} of {checked.runs} runs, up to {checked.devices} devices"
+        if not checked.own:
+            told = "as its relatives, no run of its own"
     return (
         real.name,
         f"{device.peak_tflops.get('bf16', device.peak_tflops['f32']).value:,.5g} TFLOPS",

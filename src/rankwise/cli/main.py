@@ -44,6 +44,11 @@ SUBCOMMANDS = {
     "machines": Subcommand(
         "rankwise.cli.machines", "machines", "List the real machines that runs are predicted on."
     ),
+    "calibrate": Subcommand(
+        "rankwise.cli.calibrate",
+        "calibrate",
+        "Measure this machine, to predict runs on it.",
+    ),
     "diff": Subcommand(
         "rankwise.cli.diff",
         "diff",

@@ -11,6 +11,7 @@ from rankwise.sim.benches.holding import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
+from rankwise.sim.prediction.machines.trust import interval_in_words, interval_of
 from rankwise.sim.reporting.page import Table, write_page
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.reporting.trace import write_trace
@@ -135,6 +136,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
     imbalance = max(0.0, figures.waiting - figures.bubble)
     rows = [
         ("step time" if figures.steps else "time", format_picoseconds(figures.time), counted),
+        *_interval_rows(prediction, figures),
         ("computing", _percent(figures.computing), ""),
         (
             "exposed communication",
@@ -166,6 +168,15 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells
     }
     return [row for row in rows if row[0] not in left_out]
+
+
+def _interval_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, str, str]]:
+    """What the time may be, on a machine that exists."""
+    interval = interval_of(prediction, figures.time)
+    if interval is None or not figures.time:
+        return []
+    ends = " to ".join(format_picoseconds(each, 3) for each in (interval.low, interval.high))
+    return [("interval", ends, interval_in_words(interval))]
 
 
 def _in_words(prediction: Prediction, cause: str) -> str:

@@ -124,6 +124,8 @@ class ValidatedSpec(_Part, frozen=True, kw_only=True):
     high: Positive
     """The 90th percentile."""
     runs: Count
+    own: Annotated[int, msgspec.Meta(ge=0)]
+    """How many of these runs were on this very machine; the others were on its relatives."""
     devices: Count
     """The most devices that a run checked had."""
     dtypes: tuple[str, ...]

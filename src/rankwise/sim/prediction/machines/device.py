@@ -29,6 +29,9 @@ _SPLIT_INNER_MIN = 1_024
 """Libraries split no inner dimension into parts that are shorter."""
 _BLOCK = 128
 """Rows of a block of attention: on the diagonal, a causal mask saves nothing of one."""
+_WIDTH, _EXPONENTS = 128, 16
+"""The width of a head for which the share holds, and so many flops that an exponent costs per
+column of the scores: a narrow head has as many exponents for fewer products."""
 _LOOKUPS = frozenset({"embedding", "index_select", "gather", "index"})
 _SCATTERS = frozenset({"embedding_dense_backward", "index_add", "scatter", "index_put"})
 _PASSES = {
@@ -107,10 +110,14 @@ class DevicePrices:
         is_backward = "backward" in work.name
         rate = self._peak_of(work.dtype) * (self._backward if is_backward else self._attention)
         share = 1.0
-        if work.is_causal and work.shapes:
-            rows = max((shape[-2] for shape in work.shapes[:3] if len(shape) > 1), default=1)
+        tensors = [shape for shape in work.shapes[:3] if len(shape) > 1]
+        if tensors:
+            width = max(1, tensors[0][-1])
+            share = (1 + _EXPONENTS / width) / (1 + _EXPONENTS / _WIDTH)
+        if work.is_causal:
+            rows = max((shape[-2] for shape in tensors), default=1)
             blocks = max(1, math.ceil(rows / _BLOCK))
-            share = (blocks + 1) / (2 * blocks)
+            share *= (blocks + 1) / (2 * blocks)
         return work.flops * share / rate
 
     def _product_seconds(
