@@ -136,7 +136,9 @@ def toy_ms(row: Row, efficiency: float) -> float:
 
 def toy_efficiency(rows: Sequence[Row]) -> float:
     """The one that fits all counted runs best."""
-    return statistics.median(toy_ms(row, 1.0) / row.published["step_ms"] for row in counted(rows))
+    return statistics.median(
+        toy_ms(row, 1.0) / float(row.published["step_ms"]) for row in counted(rows)
+    )
 
 
 def show_runs(rows: Sequence[Row], table: Table) -> None:

@@ -66,7 +66,7 @@ def calibrate(
     except OSError as error:
         raise ConfigError(f"-o {output} cannot be written: {error}") from error
     for kind, residual in real.residuals.items():
-        click.echo(f"{kind:<20}  off by {100 * residual:5.1f} % in the median")
+        click.echo(f"{kind:<20}  off by {100 * residual:5.1f} % on average")
     click.echo(f"wrote {output}: rankwise run --on sim:{shlex.quote(output)} ...")
     return 0
 

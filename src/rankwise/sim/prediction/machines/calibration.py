@@ -1,6 +1,6 @@
 """From measurements to a machine: the figures that fit them best, and how far off each kind is.
 
-The measurements are seconds of operations of known size. A figure is the one with the least median
+The measurements are seconds of operations of known size. A figure is the one with the least mean
 error of its kind, in the prices that predictions use (`DevicePrices`, `FabricPrices`): what they
 cannot describe stays as the residual, which the file keeps.
 """
@@ -31,7 +31,7 @@ _SOURCES = {
     MEASURED: "measured by rankwise calibrate on this machine",
     ASSUMED: "not measured: as inside of the node",
 }
-_STEPS = 81
+_STEPS = 61
 """How many values of a figure are tried, from a third to three times the first guess."""
 _LARGE = 0.5
 """Products with at least this share of the best rate tell the efficiency."""
@@ -149,6 +149,9 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
             residuals[field] = _fit(fitted, field, _error_of_works(prices, works))
     if measured.collectives:
         residuals["collectives"] = _fit_level(tree, measured.collectives)
+        inside, between = tree["levels"]
+        for field in ("bandwidth_GBps", "reached", "latency_us", "start_us"):
+            between[field] = [inside[field][0], 1.0, ASSUMED]
     tree["residuals"] = {kind: round(each, 3) for kind, each in residuals.items()}
     return msgspec.convert(tree, RealMachine)
 
@@ -156,18 +159,18 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
 def _error_of_works(
     prices: Callable[[], DevicePrices], works: Sequence[Product | Attention | Elementwise]
 ) -> Callable[[], float]:
-    """The median error of the prices of some measurements, as they are now."""
+    """The mean error of the prices of some measurements, as they are now."""
 
     def error() -> float:
         present = prices()
-        return _median_error((present.time(each.work()) / 1e12, each.seconds) for each in works)
+        return _mean_error((present.time(each.work()) / 1e12, each.seconds) for each in works)
 
     return error
 
 
-def _median_error(pairs: Iterable[tuple[float, float]]) -> float:
+def _mean_error(pairs: Iterable[tuple[float, float]]) -> float:
     errors = [abs(math.log(max(ours, 1e-12) / measured)) for ours, measured in pairs]
-    return statistics.median(errors)
+    return statistics.fmean(errors)
 
 
 def _fit(section: dict[str, Any], field: str, error: Callable[[], float]) -> float:
@@ -202,15 +205,12 @@ def _fit_level(tree: dict[str, Any], measured: Sequence[Collective]) -> float:
             )
             for each in measured
         )
-        return _median_error(pairs)
+        return _mean_error(pairs)
 
     residual = error()
     for _ in range(3):  # each changes what is best for the others
         for field in ("reached", "start_us", *(["multicast"] if "multicast" in level else [])):
             residual = _fit(level, field, error)
-    if index == 0 and tree["levels"][-1]["reached"][2] == ASSUMED:
-        for field in ("bandwidth_GBps", "reached", "latency_us", "start_us"):
-            tree["levels"][-1][field] = [level[field][0], 1.0, ASSUMED]
     return residual
 
 
