@@ -1,4 +1,4 @@
-"""`rankwise machines`: the machines that exist which a run can be predicted on.
+"""`rankwise machines`: the real machines that a run can be predicted on.
 
 Without a name it lists them; with one it shows each figure with its uncertainty and its source.
 """
@@ -26,10 +26,10 @@ def _names(
 @click.command("machines", context_settings=CONTEXT_SETTINGS)
 @click.argument("name", required=False, metavar="[MACHINE]", shell_complete=_names)
 def machines(name: str | None) -> int:
-    """List the machines that exist which `rankwise run --on sim:MACHINE` can predict on.
+    """List the real machines that `rankwise run --on sim:MACHINE` predicts on.
 
-    With MACHINE, a name or a file of `rankwise calibrate`: show each figure with its uncertainty
-    and its source.
+    With MACHINE, a name or a file that `rankwise calibrate` has written: show each figure with its
+    uncertainty and its source.
     """
     from rankwise.sim.prediction.machines.catalogue import named_machine  # noqa: PLC0415  # not for --help
 
