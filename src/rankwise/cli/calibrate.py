@@ -29,8 +29,8 @@ _SECONDS_MAX = 150.0
 
 @click.command("calibrate", context_settings=CONTEXT_SETTINGS)
 @click.option(
-    "-o", "--output", metavar="FILE", required=True,
-    help="Where to write the machine, such as machine.yaml: then run --on sim:machine.yaml.",
+    "-o", "--output", metavar="FILE", default="machine.yaml", show_default=True,
+    help="Where to write the machine: then run --on sim:FILE.",
 )  # fmt: skip
 @click.option(
     "--seconds", type=click.FloatRange(1, _SECONDS_MAX), default=30.0, show_default=True,

@@ -120,7 +120,8 @@ class ValidatedSpec(_Part, frozen=True, kw_only=True):
     """What predictions were checked against, and how far off they were."""
 
     low: Positive
-    """Measured time divided by predicted time, of the runs checked: the 10th percentile."""
+    """Measured time divided by predicted time, of the runs checked, each with its source left out
+    of the fit: the 10th percentile."""
     high: Positive
     """The 90th percentile."""
     runs: Count
