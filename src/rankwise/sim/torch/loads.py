@@ -1,6 +1,6 @@
 """What ranks bring to an operation, and how results get into their tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -125,14 +125,18 @@ def check_expanded(loads: Loads) -> None:
             )
 
 
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Write each source into its target, of equal size."""
+def copy_all(
+    targets: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    write: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
+) -> None:
+    """Write each source into its target, of equal size, by `write_all` unless told otherwise."""
     pairs = zip(targets, sources, strict=True)
     fitting = [
         source if source.shape == target.shape else source.reshape(target.shape)
         for target, source in pairs
     ]
-    write_reduced([data_of(target) for target in targets], fitting)
+    (write or write_all)([data_of(target) for target in targets], fitting)
 
 
 def write_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -156,7 +156,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             check_expanded(loads)
             for index, load in enumerate(loads):
                 if index != root:
-                    copy_all(load, loads[root])
+                    copy_all(load, loads[root], write_reduced)
 
         call = f"broadcast #? from {self._told_root(root)}"
         return self._meet(call, tensors, tensors, carry_out, opts=opts, root=root)
