@@ -34,6 +34,7 @@ from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 _CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 _KEY = "modelled cuda"
 _IS_CUDA = Tensor.is_cuda.__get__
+_has_torch_function = torch._C._has_torch_function  # noqa: SLF001  # `overrides` is changed
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001  # `functional` may be patched
 
 
@@ -66,6 +67,21 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         with _fused_attention() if func is _ATTENTION else nullcontext():
             result = func(*moved[0], **moved[1])
         return result.clone() if is_moved and result is args[0] else result
+
+
+def has_torch_function(args: Any) -> bool:
+    """`torch.overrides.has_torch_function`, which does not count our mode.
+
+    Modules ask it before they call one kernel for many: encoder layers, attention in inference.
+    """
+    count = torch._C._len_torch_function_stack()  # noqa: SLF001  # torch has no public way
+    if not count or not isinstance(torch._C._get_function_stack_at(count - 1), OnCpu):  # noqa: SLF001  # the same
+        return bool(_has_torch_function(args))
+    ours = torch._C._pop_torch_function_stack()  # noqa: SLF001  # the same
+    try:
+        return bool(_has_torch_function(args))
+    finally:
+        torch._C._push_on_torch_function_stack(ours)  # noqa: SLF001  # the same
 
 
 @contextmanager
@@ -271,6 +287,7 @@ def model_cuda() -> Callable[[], None]:
         stack.callback(delattr, torch._C, "_host_emptyCache")  # noqa: SLF001  # the same
     for kernel in KERNELS:
         replace(torch, kernel.__name__, kernel)
+    replace(torch.overrides, "has_torch_function", has_torch_function)
     replace(torch.nn.SyncBatchNorm, "forward", synchronising(torch.nn.SyncBatchNorm.forward))
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, name, _answers())

@@ -73,6 +73,7 @@ from rankwise.sim.torch.loads import makes_fake_tensors
 from rankwise.sim.torch.no_gpus import NoGpu, hide_gpus
 from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
+from rankwise.sim.torch.reads_in_flight import watch_methods
 from rankwise.sim.torch.recording import follow_steps, recorded
 from rankwise.sim.torch.settings import Settings, set_num_threads
 from rankwise.sim.torch.store import (
@@ -151,6 +152,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     if world.has_virtual_clock:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
+    stack.callback(watch_methods())
     operators = Operators()
     stack.callback(operators.close)
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
