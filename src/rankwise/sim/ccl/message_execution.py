@@ -386,8 +386,6 @@ class _Rounds:
         self._last = own - (self._slots - 1) * layout.slot_size
         self._others = np.minimum(self._first * lane_count, self._size) - self._first
         """Bytes of the other lanes' first slots."""
-        self._between = self._others
-        """Bytes between two slots of one lane: as lanes are served in turn, a slot of each other."""
         assert layout.vc_chunk_size is not None, "it is known by now"
         self._get_apart = (lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """By so many of them the lanes get apart in a round. The third is fitted, to rings of 16 Ki
@@ -430,7 +428,8 @@ class _Rounds:
             begin = np.maximum(head, free)
             last_slots = _time_over(self._last[sends], self._mebibyte)
             free = np.maximum(begin + duration, tail + last_slots)
-            ahead = self._first + np.maximum(0, self._others - number * self._get_apart)
+            together = np.maximum(0, self._others - number * self._get_apart)
+            ahead = self._first + together
             head = begin + self._latency + _time_over(ahead[sends], self._mebibyte)
             tail = free + self._latency
             # From here on at the next position.
@@ -440,8 +439,9 @@ class _Rounds:
             )
             arrived = tail
             if combines:
-                # A lane loads an operand as it has got its slot before, not the last one of all.
-                between = _time_over(self._between[got], self._mebibyte)
+                # A lane loads an operand as it has got its slot before, not the last one of all:
+                # lanes that are apart are served one after the other.
+                between = _time_over((self._others - together)[got], self._mebibyte)
                 loaded = came - between + load_first[here, got]
                 head = np.maximum(head, loaded) + combine_first[here, got]
                 previous = np.where(before >= 0, tail - before - between, came)

@@ -13,8 +13,9 @@ links of all fluids that meet (`fair_shares`). A busy link serves in turn, a chu
 weight of a fluid is the bytes that it has on a link in one turn: a chunk for each lane. Where a
 fluid has fewer bytes for each of them than on another link, they wait there only part of the time,
 and its weight is less by as much. What waits for one link does not hold another one (back-pressure,
-`links`), so lanes get max-min fair shares, and no weight depends on what is under way. Speeds are worked out anew when a fluid comes or goes,
-for those that it meets, directly or through others; once for all that come and go at one instant.
+`links`), so lanes get max-min fair shares, and no weight depends on what is under way. Speeds are
+worked out anew when a fluid comes or goes, for those that it meets, directly or through others;
+once for all that come and go at one instant.
 
 **Latency.** Collectives that meet begin together and wait together: what one leaves of a link while
 it waits for latencies, another one does not take. So the part of a fluid's time in which it moves
@@ -42,6 +43,7 @@ WHOLE = 1 << 20
 """All of a link."""
 USUAL_CHUNK = 4_096
 """Bytes that a fluid without weights has on each link in a turn: a chunk of a usual transfer."""
+
 
 class Fluid:
     """A transfer over many links at once.

@@ -243,11 +243,11 @@ class Lane:
 class Backlog:
     """The chunks of a lane that wait for a link: of which flow, their size, and their tail."""
 
-    __slots__ = ("_link", "chunks", "hop", "lane")
+    __slots__ = ("chunks", "hop", "lane", "link")
 
     def __init__(self, lane: Lane, link: Link, hop: int) -> None:
         self.lane = lane
-        self._link = link
+        self.link = link
         self.hop = hop
         self.chunks: deque[tuple[Flow, int, int]] = deque()
 
@@ -257,7 +257,7 @@ class Backlog:
             if other.hop > self.hop and other.chunks:
                 flow, chunk, _ = other.chunks[0]
                 latency = sum(link.latency for link in flow.path[self.hop : other.hop])
-                if other._link.outlasts(chunk, len(other.chunks), latency):
+                if other.link.outlasts(chunk, len(other.chunks), latency):
                     return True
         return False
 

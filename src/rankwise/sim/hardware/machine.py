@@ -423,8 +423,8 @@ class Machine:
         if self.on_touch is not None:
             self.on_touch(sips)
         flow = start_flow(
-                self.simulator, path, size, chunk, name, may_be_express=is_alone, lane=lane
-            )
+            self.simulator, path, size, chunk, name, may_be_express=is_alone, lane=lane
+        )
         self._note(sips, flow)
         return flow
 
