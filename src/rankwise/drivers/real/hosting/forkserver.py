@@ -1,8 +1,9 @@
 """The fork server: imports once what the workers will import, then forks a worker per request.
 
-A program, started by the guardian as `python -u forkserver.py CONTROL [--guessed] MODULE…`, where
+A program, started by the guardian as `python -u forkserver.py CONTROL [MODE] MODULE…`, where
 CONTROL is the number of its end of a socket to the agent, or the name of the variable that holds
-the number. It speaks the guardian's frames (`spawn_loop`), and dies with the guardian.
+the number; MODE is `--guessed`, `--automatic=VARIABLE,…` or `--exec`. It speaks the guardian's
+frames (`spawn_loop`), and dies with the guardian.
 
 **It imports and never computes.** A process in which other threads run must not be forked: a lock
 that one of them holds stays locked in the child for ever. Native thread pools are subtler: a
@@ -19,6 +20,12 @@ order; if one ends or crashes the process, so be it. Either way the agent sees a
 was never ready, and starts one without modules on the same socket, where all orders still are.
 That costs the time of the imports, and the job runs as under any other start method.
 
+**Nobody may notice `--automatic`.** Here nobody has asked for a fork server at all. The imports are
+watched (`import_watch`; the variables are those that a rank has and this process has not), and if a
+fork would differ from an interpreter that makes them itself, the server tells the agent why and
+ends. The one that takes its place is started with `--exec`, imports nothing, and makes of each
+order what the guardian would: an interpreter for each rank.
+
 **A fork is cheap as long as it writes little**, because each page that it writes to is copied. So
 the server imports less than is usual (`threading` alone, which rebuilds itself in every fork,
 doubles the cost of an empty one), keeps the collector off its objects, has the environment that its
@@ -34,7 +41,8 @@ import sys
 if __name__ == "__main__":
     if sys.version_info < (3, 10):  # noqa: UP036 - PYTHON_EXEC may name another than the agent's
         too_old = f"rankwise: the fork server needs Python 3.10 or later, not {sys.executable}"
-        sys.exit(1 if "--guessed" in sys.argv else too_old)  # another server is started, and tells
+        has_successor = sys.argv[2:3] and sys.argv[2].startswith(("--guessed", "--automatic"))
+        sys.exit(1 if has_successor else too_old)  # another server is started, and tells
     # Run the module, not this file: `__main__` will be the workers', and must not hold the server.
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # since Python 3.11
         del sys.path[0]  # this file's directory, which is no place for modules
@@ -70,12 +78,27 @@ class ForkServerProgram:
     """Imports modules, and forks workers from there."""
 
     def __init__(
-        self, control: _socket.socket, preload: list[str], *, is_guess: bool = False
+        self, control: _socket.socket, preload: list[str], *, is_guess: bool, watched: "str | None"
     ) -> None:
         self._preload = preload
+        self._changes: dict[str, str | None] = {}
+        """What the imports have made of variables, where forks are to have it as well."""
+        self.show_command_line: Callable[[list[str]], None] | None = None
+        """Where forks stand for interpreters: lets `ps` show the command line of one."""
         outlive_signals()
+        watch: Any = None
+        if watched is not None:
+            # Now, for the forks; and before the watch, which is to see what is imported later.
+            from rankwise.drivers.real.hosting import command_line, import_watch  # noqa: PLC0415
+
+            self.show_command_line = command_line.show_command_line
+            watch = import_watch.ImportWatch(frozenset(watched.split(",")))
         failed = import_modules(preload, lambda name: _tell_import(control, name))
         _Importing.is_under_way = False
+        if watch is not None:
+            told = "".join(f"cannot be made: {error}" for error in failed.values())
+            _leave_to_others(control, watch.finish() or told)
+            self._changes = watch.changes_of_environment
         self._environment = dict(os.environ)
         gc.collect()
         gc.freeze()
@@ -120,6 +143,11 @@ class ForkServerProgram:
 
     def _take_environment(self, environment: dict[str, str]) -> None:
         """Take on what the next workers have in common: then their forks need not."""
+        for name, value in self._changes.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
         replace_environment(self._environment, environment)
         self._environment = environment
 
@@ -202,6 +230,17 @@ def _tell_import(control: _socket.socket, name: str) -> None:
         pass  # it has ended, which the loop will notice
 
 
+def _leave_to_others(control: _socket.socket, reason: str) -> None:
+    """If there is a reason, tell it and end: the agent starts another server."""
+    if not reason:
+        return
+    try:
+        control.send(encode(("unfit", reason)), _socket.MSG_NOSIGNAL)
+    except OSError:
+        pass  # the agent has ended
+    os._exit(0)  # and not otherwise, since threads may never end
+
+
 def import_modules(names: list[str], tell: "Callable[[str], None]") -> dict[str, str]:
     """Import each module; return the error of each that cannot be imported.
 
@@ -259,9 +298,21 @@ def main(control: str, preload: list[str]) -> None:
     """Import, and serve. Does not return."""
     fd = int(control) if control.isdecimal() else int(os.environ.pop(control))
     os.set_inheritable(fd, False)  # noqa: FBT003 - the standard library's signature
-    is_guess = preload[:1] == ["--guessed"]
     control_socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
-    server = ForkServerProgram(control_socket, preload[is_guess:], is_guess=is_guess)
+    mode, _, watched = (
+        preload.pop(0).partition("=") if preload[:1] and preload[0][:2] == "--" else ("", "", "")
+    )
+    if mode == "--exec":
+        from rankwise.drivers.real.hosting.guardian import CommandRunner  # noqa: PLC0415 - only then
+
+        CommandRunner(control_socket).run()
+        os._exit(0)
+    server = ForkServerProgram(
+        control_socket,
+        preload,
+        is_guess=mode == "--guessed",
+        watched=watched if mode == "--automatic" else None,
+    )
     _thread.start_new_thread(_serve, (server,))
     end = _thread.allocate_lock()
     while end.acquire():
@@ -280,6 +331,8 @@ def _serve(server: ForkServerProgram) -> None:
         order = server.run()
     if order is None:
         os._exit(0)
+    if server.show_command_line is not None:
+        server.show_command_line(order["argv"])
     program = order["program"]
     arguments = {"script": program[1:2], "module": ("-m", *program[1:2])}.get(program[0], ())
     sys.orig_argv[:] = [sys.executable, "-u", *arguments, *(program[2] if program[2:] else ())]
