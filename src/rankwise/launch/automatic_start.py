@@ -30,6 +30,8 @@ from rankwise.launch.fork_server import IMPORTABLE
 from rankwise.launch.job import Job
 from rankwise.launch.search_path import search_path, sources
 
+_COMPANIONS = frozenset({"einops", "packaging", "safetensors", "tqdm", "yaml"})
+"""The same, but importing them takes no time: they may come before, and alone need no server."""
 _WATCHED = tuple(
     sorted(
         {*VARIABLES_OF_RANKS, "RANKWISE_LOCAL_RANK", "RANKWISE_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
@@ -142,14 +144,16 @@ def _modules_of(job: Job) -> tuple[tuple[str, ...], str]:
     """The modules to import for the ranks; if there are none, why."""
     path = search_path(job.program, os.environ)
     modules: list[str] = []
+    obstacle = ""
     for source in sources(job.program):
-        found, obstacle = leading_imports(source, path, IMPORTABLE)
+        found, obstacle = leading_imports(source, path, _COMPANIONS.union(IMPORTABLE))
         modules += found
         if obstacle:
-            reason = f"{obstacle} before it imports one of {', '.join(sorted(IMPORTABLE))}"
-            return tuple(dict.fromkeys(modules)), "" if modules else reason
-    reason = f"its first imports have none of {', '.join(sorted(IMPORTABLE))}"
-    return tuple(dict.fromkeys(modules)), "" if modules else reason
+            break
+    if not any(module.partition(".")[0] in IMPORTABLE for module in modules):
+        needed = f"it imports one of {', '.join(IMPORTABLE)}"
+        return (), f"{obstacle} before {needed}" if obstacle else f"not before the end {needed}"
+    return tuple(dict.fromkeys(modules)), ""
 
 
 def _key(job: Job, modules: tuple[str, ...]) -> str:

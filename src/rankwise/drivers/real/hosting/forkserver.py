@@ -96,8 +96,9 @@ class ForkServerProgram:
         failed = import_modules(preload, lambda name: _tell_import(control, name))
         _Importing.is_under_way = False
         if watch is not None:
-            told = "".join(f"cannot be made: {error}" for error in failed.values())
-            _leave_to_others(control, watch.finish() or told)
+            told = [f"cannot be made: {error}" for error in failed.values()]
+            told += ["changed sys.path"] if _Importing.has_changed_path else []
+            _leave_to_others(control, watch.finish() or "".join(told[:1]))
             self._changes = watch.changes_of_environment
         self._environment = dict(os.environ)
         gc.collect()
@@ -169,12 +170,20 @@ class ForkServerProgram:
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
             numpy_random.seed()  # the standard library does the same to its own after a fork
+        # Imported by each rank for itself, torch has a seed of each rank's own.
+        torch_generator = getattr(sys.modules.get("torch"), "default_generator", None)
+        if torch_generator is not None:
+            torch_generator.seed()
+        processes = sys.modules.get("multiprocessing.process")
+        if processes is not None:
+            processes.current_process().authkey = os.urandom(32)
 
 
 class _Importing:
     """Whether modules are imported now. Forks of the server take place afterwards."""
 
     is_under_way = True
+    has_changed_path = False
     mask: "set[int] | None" = None
     """The signals that were blocked before one of them began to fork."""
 
@@ -238,7 +247,8 @@ def _leave_to_others(control: _socket.socket, reason: str) -> None:
         control.send(encode(("unfit", reason)), _socket.MSG_NOSIGNAL)
     except OSError:
         pass  # the agent has ended
-    os._exit(0)  # and not otherwise, since threads may never end
+    # With what the imports have started. An exit in another way could wait for threads for ever.
+    os.killpg(0, _signal.SIGKILL)
 
 
 def import_modules(names: list[str], tell: "Callable[[str], None]") -> dict[str, str]:
@@ -247,10 +257,10 @@ def import_modules(names: list[str], tell: "Callable[[str], None]") -> dict[str,
     `tell` is called with the name of each before.
     `sys.path` is the workers' again afterwards.
     """
-    workers_path = sys.path[:]
+    workers_path = imports_path = sys.path[:]
     path = os.environ.pop(PATH_VARIABLE, None)
     if path is not None:
-        sys.path[:] = path.split(os.pathsep)
+        sys.path[:] = imports_path = path.split(os.pathsep)
     bootstrap.watch_torch()
     failed: dict[str, str] = {}
     for name in (*names, *_ALWAYS_NEEDED):
@@ -263,6 +273,7 @@ def import_modules(names: list[str], tell: "Callable[[str], None]") -> dict[str,
     # Looking for what does not exist lists every directory once, here and not in every fork.
     for finder in sys.meta_path:
         finder.find_spec("rankwise-nothing", None)
+    _Importing.has_changed_path = sys.path != imports_path
     sys.path[:] = workers_path
     return failed
 

@@ -9,7 +9,8 @@ its own. Each check is about something that a fork would share, lose or have see
 - a variable that differs by rank: what was made of it is the same in all forks. Only reads of a
   single name through `os.environ` are seen; `getenv` in C is not.
 - descriptors, such as those of a GPU's driver or of a connection: forks would share them.
-- handlers of signals, `sys.path`: the server gives its forks those of a fresh interpreter.
+- handlers of signals: the server gives its forks those of a fresh interpreter (`sys.path`, too,
+  which the server compares itself).
 - output: it would appear once and not once for each rank.
 - processes: they would be the server's, not the rank's.
 - modules from the user's own folders: they may do anything.
@@ -48,7 +49,6 @@ class ImportWatch:
         for number, _ in self._streams:
             os.dup2(self._output, number)
         self._modules = frozenset(sys.modules)
-        self._path = sys.path[:]
         self._environment = dict(os.environ)
         self._read: list[str] = []
         self._classes = [(each, type(each)) for each in (os.environ, os.environb)]
@@ -88,8 +88,6 @@ class ImportWatch:
                 return reason
         if written:
             return f"wrote {written!r} to the console"
-        if sys.path != self._path:
-            return "changed sys.path"
         if os.getcwd() != self._directory:
             return "changed the working directory"
         return ""

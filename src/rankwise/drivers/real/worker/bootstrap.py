@@ -866,7 +866,8 @@ def _destroy_modules(known: "frozenset[str]") -> None:
     Files that it has left open are written, and `__del__` is called. Threads that are left are
     daemons, which an interpreter stops at this point.
     """
-    import weakref  # noqa: PLC0415 - always in memory, but a cost to workers that end alone
+    import io  # noqa: PLC0415 - always in memory, but a cost to workers that end alone
+    import weakref  # noqa: PLC0415 - the same
 
     sys.setswitchinterval(_NEVER_S)
     threading = sys.modules.get("threading")
@@ -875,6 +876,10 @@ def _destroy_modules(known: "frozenset[str]") -> None:
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             setattr(sys, name, None)
+    # The collector may close a file before the text that waits for it is written.
+    for each in gc.get_objects():
+        if isinstance(each, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+            _flushing_error(each)
     left = []
     for name in [name for name in sys.modules if name == "__main__" or name not in known]:
         module: Any = sys.modules[name]
