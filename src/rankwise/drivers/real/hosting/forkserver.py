@@ -57,6 +57,7 @@ import _socket
 import _thread
 import gc
 import os
+import resource
 
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.drivers.real.hosting.spawn_loop import SpawnLoop, SpawnRefused
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
 
 _ALWAYS_NEEDED = ("atexit", "rankwise.drivers.real.worker.function")
 """What every fork would import at the latest when it ends, and what most import at once."""
+_LARGE_STACK_BYTES = 256 << 20
+"""For programs of users whose stacks have no limit: memory is taken as it is used."""
 PATH_VARIABLE = "RANKWISE_SYS_PATH"
 """What `sys.path` is during the imports, joined with colons; forks do not keep it."""
 
@@ -324,6 +327,8 @@ def main(control: str, preload: list[str]) -> None:
         is_guess=mode == "--guessed",
         watched=watched if mode == "--automatic" else None,
     )
+    if resource.getrlimit(resource.RLIMIT_STACK)[0] == resource.RLIM_INFINITY:
+        _thread.stack_size(_LARGE_STACK_BYTES)  # the C library would take 2 MiB
     _thread.start_new_thread(_serve, (server,))
     end = _thread.allocate_lock()
     while end.acquire():
@@ -332,6 +337,7 @@ def main(control: str, preload: list[str]) -> None:
 
 def _serve(server: ForkServerProgram) -> None:
     """Serve; in a fork, be the worker. Ends the process."""
+    _thread.stack_size(0)  # the default for the program's own threads
     if sys.version_info >= (3, 12):  # which warns of forks beside threads
         import warnings  # noqa: PLC0415 - not for others
 
