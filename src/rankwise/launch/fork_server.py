@@ -19,8 +19,8 @@ from rankwise.launch.search_path import search_path, sources
 FUNCTION_MODULES = ("cloudpickle", "rankwise.launch.ranks")
 """What nearly every function worker imports: paid for once in the server, not in each worker."""
 IMPORTABLE = ("accelerate", "numpy", "pandas", "scipy", "sklearn", "torch", "transformers")
-"""Packages for which an automatic fork server pays. Programs with them were tested to behave equally
-either way (docs/development/automatic-start.md)."""
+"""Packages for which an automatic fork server pays. Programs with them were tested to behave
+equally either way (docs/development/automatic-start.md)."""
 _IMPORT = re.compile(
     rb"^(?:import|from)[ \t][^#\n]*?\b(?:%b)\b" % "|".join(IMPORTABLE).encode(), re.MULTILINE
 )

@@ -1,4 +1,4 @@
-"""Runs a program with `--start-method auto` and with `subprocess`, and compares all that is seen."""
+"""Runs a program with `--start-method auto` and with `subprocess`, and compares what is seen."""
 
 import os
 import re
@@ -67,7 +67,9 @@ def seen(
         timeout=600,
     )
     made = sorted(path for path in folder.iterdir() if path.name not in before)
-    files = tuple((path.name, path.read_bytes().decode("utf-8", "replace")) for path in made if path.is_file())
+    files = tuple(
+        (path.name, path.read_bytes().decode("utf-8", "replace")) for path in made if path.is_file()
+    )
     for path in made:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     errors = done.stderr.decode("utf-8", "replace")

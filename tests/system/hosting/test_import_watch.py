@@ -43,8 +43,8 @@ os._exit(0)
         ("import subprocess; P = subprocess.Popen(['true'])", "started a process"),
         ("import beside", "loaded beside from"),
         (
-            "import threading as t; "
-            "t.Thread(target=t.Event().wait, name='bee', daemon=True).start()",
+            """from threading import *
+Thread(target=Event().wait, name='bee', daemon=True).start()""",
             "started threads (bee)",
         ),
     ],

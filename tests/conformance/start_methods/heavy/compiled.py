@@ -10,4 +10,7 @@ def double(x):
 
 x = torch.ones(3, requires_grad=True)
 double(x).sum().backward()
-print([round(value, 5) for value in x.grad.tolist()], torch._dynamo.utils.counters["stats"]["unique_graphs"])
+print(
+    [round(value, 5) for value in x.grad.tolist()],
+    torch._dynamo.utils.counters["stats"]["unique_graphs"],
+)

@@ -3,6 +3,6 @@
 import os
 
 os.environ["OMP_NUM_THREADS"] = "3"
-import numpy as np  # noqa: E402
+import numpy as np
 
 print(os.environ["OMP_NUM_THREADS"], np.ones(2))

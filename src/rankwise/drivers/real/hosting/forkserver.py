@@ -246,12 +246,13 @@ def _leave_to_others(control: _socket.socket, reason: str) -> None:
     """If there is a reason, tell it and end: the agent starts another server."""
     if not reason:
         return
-    try:
+    try:  # noqa: SIM105 - a fork server imports only what it cannot do without
         control.send(encode(("unfit", reason)), _socket.MSG_NOSIGNAL)
     except OSError:
         pass  # the agent has ended
-    # With what the imports have started. An exit in another way could wait for threads for ever.
-    os.killpg(0, _signal.SIGKILL)
+    if os.getpgrp() == os.getpid():  # with what the imports have started
+        os.killpg(0, _signal.SIGKILL)
+    os._exit(0)  # and not otherwise, since threads may never end
 
 
 def import_modules(names: list[str], tell: "Callable[[str], None]") -> dict[str, str]:
