@@ -872,7 +872,7 @@ def _destroy_modules(known: "frozenset[str]") -> None:
     sys.setswitchinterval(_NEVER_S)
     threading = sys.modules.get("threading")
     if threading is not None:
-        threading.excepthook = _ignore
+        threading.excepthook = _ignore  # type: ignore[attr-defined]  # a daemon may fail now
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             setattr(sys, name, None)
