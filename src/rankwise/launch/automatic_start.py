@@ -151,8 +151,7 @@ def _modules_of(job: Job) -> tuple[tuple[str, ...], str]:
         if obstacle:
             break
     if not any(module.partition(".")[0] in IMPORTABLE for module in modules):
-        needed = f"it imports one of {', '.join(IMPORTABLE)}"
-        return (), f"{obstacle} before {needed}" if obstacle else f"not before the end {needed}"
+        return (), f"{obstacle or 'it ends'}, before an import of torch, numpy and the like"
     return tuple(dict.fromkeys(modules)), ""
 
 

@@ -20,8 +20,10 @@ _VARYING = (
     (re.compile(r"(process|processes|thread) \(?\d+\)?"), "PROCESS"),
     (re.compile(r"/tmp/rankwise_[0-9a-f]+\S*"), "PRIVATE"),
     (re.compile(r"\b\d+(\.\d+)? ?(ms|s|min|us|KiB|MiB|GiB|%)(?!\w)"), "QUANTITY"),
-    (re.compile(r"\b\d\d:\d\d:\d\d(\.\d+)?"), "CLOCK"),
+    (re.compile(r"\b\d\d:\d\d:\d\d([.,]\d+)?"), "CLOCK"),
     (re.compile(r"\b\d{4}-\d\d-\d\d\b"), "DATE"),
+    (re.compile(r"('train_(runtime|samples_per_second|steps_per_second)': )'[^']+'"), r"\1SPEED"),
+    (re.compile(r"\b\d+:\d+(?= \w+\.cpp)"), "PID"),
     (re.compile(r"127\.0\.0\.1:\d+"), "PORT"),
 )
 

@@ -11,8 +11,9 @@ library that has started one while it was *imported* (OpenBLAS does) also knows 
 one that has been put to work (OpenMP, autograd) leaves a child that hangs. So the server counts
 its threads right after the imports. Python threads beyond the main one at that moment, or more
 native threads at any later moment, and it refuses to fork, with the reason. It forks in a thread
-that has not imported anything: libraries keep their idle threads together with the thread for which
-these have worked, and a copy of that one would wait for them for ever.
+that has not imported anything (an automatic server: unless there is no other): libraries keep their
+idle threads together with the thread for which these have worked, and a copy of that one would wait
+for them for ever.
 
 **A guess must do no harm.** Nobody has asked for `--guessed` modules. One that cannot be imported
 is left to the workers. If they have started threads, the server ends before it has read a single
@@ -86,6 +87,8 @@ class ForkServerProgram:
         self._preload = preload
         self._changes: dict[str, str | None] = {}
         """What the imports have made of variables, where forks are to have it as well."""
+        self.serving_threads = 1
+        """0 if the main thread forks: then a rank's main thread is the one that has imported."""
         self.show_command_line: Callable[[list[str]], None] | None = None
         """Where forks stand for interpreters: lets `ps` show the command line of one."""
         outlive_signals()
@@ -103,6 +106,7 @@ class ForkServerProgram:
             told += ["changed sys.path"] if _Importing.has_changed_path else []
             _leave_to_others(control, watch.finish() or "".join(told[:1]))
             self._changes = watch.changes_of_environment
+            self.serving_threads = 0 if _ends_other_threads() else 1
         self._environment = dict(os.environ)
         gc.collect()
         gc.freeze()
@@ -125,14 +129,14 @@ class ForkServerProgram:
 
     def check_threads(self) -> None:
         """Raise `SpawnRefused` if a fork could hang; called in a thread that is not counted."""
-        threads = self._python_threads or other_threads(uncounted=1)
+        threads = self._python_threads or other_threads(uncounted=self.serving_threads)
         if threads:
             raise SpawnRefused(
                 f"the fork server cannot fork while other threads run in it "
                 f"({', '.join(threads)}); what it imported has started them "
                 f"({self._imported}): preload less, or use another start method"
             )
-        count = native_thread_count() - 1
+        count = native_thread_count() - self.serving_threads
         if count > self._native_threads:
             raise SpawnRefused(
                 f"the fork server cannot fork any more: {count} threads run in it, but "
@@ -255,6 +259,24 @@ def _leave_to_others(control: _socket.socket, reason: str) -> None:
     os._exit(0)  # and not otherwise, since threads may never end
 
 
+def _ends_other_threads() -> bool:
+    """Whether a fork leaves this process with one thread: then any thread may fork.
+
+    OpenBLAS ends its threads before each fork. Those of OpenMP stay, and a copy of the thread for
+    which they have worked would wait for them.
+    """
+    if native_thread_count() > 1:
+        import warnings  # noqa: PLC0415 - only then
+
+        with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return native_thread_count() == 1
+
+
 def import_modules(names: list[str], tell: "Callable[[str], None]") -> dict[str, str]:
     """Import each module; return the error of each that cannot be imported.
 
@@ -328,6 +350,8 @@ def main(control: str, preload: list[str]) -> None:
         is_guess=mode == "--guessed",
         watched=watched if mode == "--automatic" else None,
     )
+    if not server.serving_threads:
+        _serve(server)
     if resource.getrlimit(resource.RLIMIT_STACK)[0] == resource.RLIM_INFINITY:
         _thread.stack_size(_LARGE_STACK_BYTES)  # the C library would take 2 MiB
     _thread.start_new_thread(_serve, (server,))

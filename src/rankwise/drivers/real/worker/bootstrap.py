@@ -464,7 +464,10 @@ def run_and_exit(program: "Program", descriptors: "Mapping[str, int]") -> "NoRet
     if not _finish():
         code = _OUTPUT_LOST
     if program[0] != "function":
-        _destroy_modules(known)
+        try:
+            _destroy_modules(known)
+        except BaseException as error:  # noqa: BLE001 - the program is over: its code counts
+            _show(error)
         if not _flush_streams():
             code = _OUTPUT_LOST
     if was_interrupted:  # the parent is to see that, as it would see it of an interpreter
@@ -878,7 +881,8 @@ def _destroy_modules(known: "frozenset[str]") -> None:
             setattr(sys, name, None)
     # The collector may close a file before the text that waits for it is written.
     for each in gc.get_objects():
-        if isinstance(each, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+        # Its own type, and not its class: weak proxies and mocks have another's.
+        if issubclass(type(each), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
             _flushing_error(each)
     left = []
     for name in [name for name in sys.modules if name == "__main__" or name not in known]:
