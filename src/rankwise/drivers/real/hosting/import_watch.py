@@ -159,7 +159,8 @@ class ImportWatch:
 
     def _reason_of_modules(self) -> str:
         for name in sys.modules.keys() - self._modules:
-            file = getattr(sys.modules[name], "__file__", None)
+            # Not by `getattr`: some packages import what they are asked for.
+            file = getattr(sys.modules[name], "__dict__", {}).get("__file__")
             # torch makes modules whose file is no path.
             if not isinstance(file, str) or not os.path.isabs(file):
                 continue
