@@ -24,7 +24,7 @@ TRANSCRIPT = re.compile(r"^```(?:console|text)\n(\$ .*?)^```$", re.MULTILINE | r
 CHARACTERS_OF_A_LINE = 80
 LINES_OF_TWO_SCREENS = 90
 MARKDOWN_LINE_MAX = 120
-TABLE_LINE_MAX = 400  # a row cannot be wrapped; beyond this it is prose, which a list holds better
+TABLE_LINE_MAX = 450  # a row cannot be wrapped; beyond this it is prose, which a list holds better
 ADDRESS = re.compile(r"https?://([\w.-]+)")
 FOLDER_OF_SOMEBODY = re.compile(r"(?<![\w.>])/(?:root|work|Users)/\w")
 

@@ -121,5 +121,8 @@ def _rows(
                 "cpu_percent": shown.cpu_percent,
                 "memory_bytes": shown.memory_bytes,
                 "gpu_bytes": shown.gpu_bytes,
+                "gpu_busy": shown.gpu_busy,
+                "gpu_celsius": shown.gpu_celsius,
+                "gpu_slow": shown.gpu_slow,
             }
         yield row | status

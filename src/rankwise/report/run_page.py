@@ -6,6 +6,7 @@ journal was not given, a run whose end nobody wrote, calls that were not recorde
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -14,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, format_bytes, format_duration
 from rankwise.base.web_page import document, facts_table, table
-from rankwise.base.wording import ranks_in_words
+from rankwise.base.wording import ranges_of, ranks_in_words
 from rankwise.core.ledger import Delay, straggler_in_words
 from rankwise.core.ledger.lateness import notable
 from rankwise.core.ledger.words import with_cpu_wait
@@ -25,7 +26,7 @@ from rankwise.launch.failure_report.words import headline
 from rankwise.observe.records import BEGUN_BY_CPP
 from rankwise.observe.story import NodeStory
 from rankwise.observe.timeline import PlacedCall, RunTimeline, clocks_in_words
-from rankwise.report.charts import RANKS_SHOWN, ranks_chart, resource_chart
+from rankwise.report.charts import RANKS_SHOWN, gpu_chart, ranks_chart, resource_chart
 
 K = TypeVar("K")
 
@@ -50,6 +51,7 @@ def run_page(timeline: RunTimeline) -> str:
         *_collectives(timeline),
         *_sections(timeline),
         *_resources(timeline, ranks),
+        *_gpus(timeline),
         "<h2>Environment</h2>",
         *(facts_table(_environment(node)) for node in timeline.nodes),
     ]
@@ -377,6 +379,37 @@ def _resources(timeline: RunTimeline, ranks: Sequence[int]) -> Iterable[str]:
     )
     for what in ("cores", "memory"):
         yield f'<div class="scroll">{resource_chart(timeline, sampled, what)}</div><p></p>'
+
+
+def _gpus(timeline: RunTimeline) -> Iterable[str]:
+    if not timeline.gpus:
+        return
+    yield "<h2>GPUs</h2>"
+    yield '<p class="note">Memory is that of all processes on a GPU.</p>'
+    for what in ("% busy", "memory", "°C"):
+        if chart := gpu_chart(timeline, what):
+            yield f'<div class="scroll">{chart}</div><p></p>'
+    yield table([["GPU", "ranks", "busy on average", "most memory", "hottest", "slow clocks"],
+                 *_rows_of_gpus(timeline)])  # fmt: skip
+
+
+def _rows_of_gpus(timeline: RunTimeline) -> Iterable[list[str]]:
+    has_nodes = len(timeline.nodes) > 1
+    for (node, gpu), seen in timeline.gpus.items():
+        samples = [each for _, each in seen]
+        busy = [each.utilisation for each in samples if each.utilisation is not None]
+        memory = max((each.memory for each in samples if each.memory is not None), default=None)
+        hottest = max((each.celsius for each in samples if each.celsius is not None), default=None)
+        ranks = sorted({rank for each in samples for rank in each.ranks})
+        slow = Counter(why for each in samples for why in each.throttled_by)
+        yield [
+            f"{gpu} on node {timeline.nodes[node].node_rank}" if has_nodes else f"{gpu}",
+            ranges_of(ranks) if ranks else "unknown",
+            f"{sum(busy) / len(busy):.0%}" if busy else "",
+            "" if memory is None else format_bytes(memory),
+            "" if hottest is None else f"{hottest} °C",
+            ", ".join(f"{why} {count / len(samples):.0%}" for why, count in slow.items()),
+        ]
 
 
 def _environment(node: NodeStory) -> Iterable[tuple[str, str]]:

@@ -352,6 +352,12 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
             count = f"{root.attempt}, {_restart_in_words(outcome, context)}"
         folder = f" (attempt_{root.attempt} in paths)" if context.log_directory else ""
         add("attempt" if outcome.size is None else "round", count + folder)
+    if root.error is not None and "CUDA out of memory" in root.error.message:
+        from rankwise.launch.failure_report.gpu_errors import memory_lines  # noqa: PLC0415  # rare
+
+        ranks = {each.pid: rank_of(each) for each in failures if each.pid is not None}
+        add("gpu memory", *memory_lines(root.error, ranks))
+    add("gpu", *root.gpus)
     if not is_shared:
         add("logs", *(root.log_paths or (context.log_directory,)))
         add("error file", root.error_file)

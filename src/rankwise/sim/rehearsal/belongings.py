@@ -175,7 +175,8 @@ class ProcessBelongings:
             self._change_directory(mine.directory)
         if mine.alike is not self._present_alike:
             self._put_alike(mine.alike)
-        _collect(mine.collects)
+        if mine.collects != gc.isenabled():
+            _collect(mine.collects)
         for more in self._more:
             more.move_in(rank)
 

@@ -205,17 +205,21 @@ class Group:
         """Members have called an operation with tensors of equal size and other shape."""
         self._conditions.alarms.note_shapes(meeting, doings)
 
+    def note_layout(self, text: str) -> None:
+        """The member that runs brings a tensor of which a backend would take more than it is."""
+        self._conditions.alarms.note_layout(text)
+
     def open_handle(
         self, rank: int, gate: "Meeting | Post", interface: tuple[str, ...]
     ) -> int | None:
         """A member has begun an operation that it may wait for later; see `Alarms`."""
         return self._conditions.alarms.open_handle(rank, gate, interface)
 
-    def close_handle(self, number: int, written: str = "") -> None:
-        """It has waited for it; `written` is the shape of a tensor that it wrote meanwhile."""
+    def close_handle(self, number: int, misuse: str = "") -> None:
+        """It has waited for it; `misuse` is what it did to its tensors meanwhile, in words."""
         handle = self._conditions.alarms.close_handle(number)
-        if handle is not None and written:
-            self._conditions.alarms.note_write(handle, written)
+        if handle is not None and misuse:
+            self._conditions.alarms.note_misuse(handle, misuse)
 
     @property
     def is_awaited(self) -> bool:
