@@ -246,8 +246,8 @@ for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
     scale = distribute_tensor(weight, mesh, [Replicate()]).requires_grad_()
     normed = torch.rms_norm(whole, (64,), scale, 1e-5)
     normed.square().sum().backward()
-    given = normed, whole.grad, scale.grad
-    for one, other in zip(given, (expected, *(each.grad for each in leaves))):
+    wanted = (expected, *(each.grad for each in leaves))
+    for one, other in zip((normed, whole.grad, scale.grad), wanted, strict=True):
         torch.testing.assert_close(one.full_tensor(), other)
     with torch.no_grad():
         local = whole.to_local()

@@ -81,7 +81,7 @@ CASES = {
         NUMPY + "import time\ntime.sleep(rank == 3)\n"
         "collectives.broadcast(np.ones(3), out=np.ones(4 - (rank != 1)))\n",
         1,
-        ["root cause: rank 1 failed: rankwise.base.errors.ConfigError: broadcast #1"],
+        ["root cause: rank 1 failed: ConfigError: broadcast #1"],
     ),
     "one has ended": (
         NUMPY + "if rank != 3:\n    collectives.barrier()\n",

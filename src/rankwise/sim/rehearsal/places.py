@@ -2,7 +2,7 @@
 
 Lines of rankwise, of Python's library and of what is installed lie between the user's line and the
 operation, torch's most of all. A place is kept as a code object and the offset of an instruction;
-its line and its words are looked for when somebody asks.
+its line and its words are looked for on request.
 """
 
 import sys

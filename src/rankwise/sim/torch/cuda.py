@@ -12,12 +12,11 @@ Queries about memory tell what a prediction counts (`device_memory`).
 
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +26,10 @@ from torch.utils import flop_counter  # noqa: F401  # warns of Triton once there
 
 from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.world import running_rank
+from rankwise.sim.torch import streams
 from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
 from rankwise.sim.torch.device_memory import capacity, memory_names
+from rankwise.sim.torch.streams import LaneEvent, LaneStream
 from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 
 _CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -129,69 +130,34 @@ def on_cpu(value: Any) -> Any:
     return value
 
 
-class Stream:
-    """A stream that does everything at once."""
+class Stream(LaneStream):
+    """A stream of a modelled CUDA device."""
 
     def __init__(self, _device: Any = None, priority: int = 0, **_: Any) -> None:
+        super().__init__(priority=priority)
         self.device = torch.device("cuda", _current())
-        self.priority = priority
-        self.cuda_stream = 0
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.device == self.device
+        if not isinstance(other, Stream):
+            return False
+        return other.device == self.device and other.lane is self.lane
 
     def __hash__(self) -> int:
         return hash(self.device)
 
-    def synchronize(self) -> None:
-        """All is done."""
 
-    def wait_stream(self, _other: Any) -> None:
-        """All is done."""
-
-    wait_event = wait_stream
-
-    def query(self) -> bool:
-        """All is done."""
-        return True
-
-    def record_event(self, event: "Event | None" = None) -> "Event":
-        """Record an event, or a new one."""
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+Event = LaneEvent
 
 
-class Event:
-    """A moment, by the clock of the rank that records it; all that the rank has begun is done."""
+def _on_device(find: Callable[[], LaneStream]) -> Callable[..., Stream]:
+    """What gives a stream of the present device on the same lane as the one that is found."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.recorded_ns: int | None = None
+    def stream_of(_device: Any = None) -> Stream:
+        stream = Stream()
+        stream.lane = find().lane
+        return stream
 
-    def record(self, _stream: Any = None) -> None:
-        """It is now."""
-        self.recorded_ns = time.perf_counter_ns()
-
-    def synchronize(self, _stream: Any = None) -> None:
-        """It has happened."""
-
-    wait = synchronize
-
-    def query(self) -> bool:
-        """It has happened."""
-        return True
-
-    def elapsed_time(self, end: "Event") -> float:
-        """Milliseconds until a later event."""
-        if self.recorded_ns is None or end.recorded_ns is None:
-            raise RuntimeError("both events must have been recorded")
-        return (end.recorded_ns - self.recorded_ns) / 1e6
+    return stream_of
 
 
 def _current() -> int:
@@ -267,9 +233,7 @@ def _unless_torch_asks(name: str, original: Any, modelled: Callable[..., Any]) -
 def _initialised() -> None:
     """Torch's Python code may ask for CUDA; its C++ code, below a program's call, may not."""
     if not modelled_device.is_asked_by(sys._getframe(1), "torch"):  # noqa: SLF001  # no other way to the caller
-        raise RuntimeError(
-            "this would use a real GPU: the modelled one is known to the threads of ranks alone"
-        )
+        raise RuntimeError("this would use a real GPU: only threads of ranks find the modelled one")
 
 
 _YES, _NO = True, False
@@ -280,8 +244,9 @@ _NAMES: dict[str, Any] = {
     "get_device_name": _answers(modelled_device.NAME),
     "get_device_capability": _answers(modelled_device.CAPABILITY),
     **_MEMORY, "get_rng_state": _cpu_random_state,
-    "Stream": Stream, "Event": Event, "current_stream": lambda *_: Stream(),
-    "default_stream": lambda *_: Stream(), "stream": nullcontext,
+    "Stream": Stream, "Event": Event, "current_stream": _on_device(streams.current_stream),
+    "default_stream": _on_device(streams.default_stream), "stream": streams.InStream,
+    "set_stream": streams.use_stream, "synchronize": streams.synchronize,
     "is_current_stream_capturing": _answers(_NO),
     **{
         name: _answers(_YES)
@@ -289,8 +254,8 @@ _NAMES: dict[str, Any] = {
     },
     **{
         name: _answers()
-        for name in ("init", "synchronize", "ipc_collect", "manual_seed", "manual_seed_all",
-                     "set_stream", "set_rng_state", "reset_accumulated_memory_stats", "seed",
+        for name in ("init", "ipc_collect", "manual_seed", "manual_seed_all",
+                     "set_rng_state", "reset_accumulated_memory_stats", "seed",
                      "seed_all", "set_per_process_memory_fraction", "set_rng_state_all")
     },
     "get_rng_state_all": _cpu_random_states, "initial_seed": torch.initial_seed,

@@ -85,6 +85,8 @@ from rankwise.sim.torch.store import (
     RehearsedStore,
     RehearsedTCPStore,
 )
+from rankwise.sim.torch.streams import order_by_streams
+from rankwise.sim.torch.streams import synchronize as wait_for_device
 from rankwise.sim.torch.turns import take_turns
 
 TESTED = ("2.13",)
@@ -142,6 +144,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         )
 
         stack.callback(fuse_kernels())
+        stack.callback(order_by_streams())
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)
         replace("__init__", with_makers, FakeTensorMode)
@@ -566,5 +569,7 @@ def _synchronized(original: Callable[..., None]) -> Callable[..., None]:
     def synchronize(device: Any = None) -> None:
         if running_rank() is None:
             original(device)
+        else:
+            wait_for_device()
 
     return synchronize

@@ -32,9 +32,7 @@ def _without_gaps(tensor: Tensor) -> str:
 
 def _dense(tensor: Tensor) -> str:
     return (
-        "is expanded: its numbers lie at one place"
-        if is_expanded(tensor)
-        else _without_gaps(tensor)
+        "is expanded: its elements share memory" if is_expanded(tensor) else _without_gaps(tensor)
     )
 
 

@@ -52,6 +52,8 @@ class _Kind(NamedTuple):
         allocates: whether its results are new storages.
         initialises: whether it only makes tensors, or writes to those that there are.
         written: which of its arguments it writes without returning them.
+        is_query: whether the host waits for what it gives: a value of the device.
+        causal: the place of its argument `is_causal`; behind all others if it has none.
     """
 
     name: str
@@ -62,6 +64,8 @@ class _Kind(NamedTuple):
     allocates: bool = False
     initialises: bool = False
     written: tuple[int, ...] = ()
+    is_query: bool = False
+    causal: int = sys.maxsize
 
 
 class ChargingMode(UnseenMode):
@@ -82,6 +86,7 @@ class ChargingMode(UnseenMode):
         if types and not PLAIN.issuperset(types):
             if any(each.__name__ == FAKE_TENSOR for each in types):
                 return func(*args, **kwargs or {})  # of a mode that is left
+            self._clock.note_subclass()
             return NotImplemented  # of a subclass, such as DTensor: what it calls comes by here
         if self._kind_of(func).is_composite:  # in inference mode: elsewhere autograd takes it apart
             with self:
@@ -127,6 +132,10 @@ class ChargingMode(UnseenMode):
         kind = self._kind_of(func)
         if not kind.is_free:
             self._charge(func, kind, args, kwargs, result)
+        elif kind.is_query:
+            self._clock.synchronize()
+        else:
+            self._clock.note_free()
         if kind.allocates:
             for tensor in _tensors_in((result,)):
                 if not tensor.is_meta:
@@ -135,10 +144,14 @@ class ChargingMode(UnseenMode):
     def _charge(self, func: Any, kind: _Kind, args: Any, kwargs: Any, result: Any) -> None:
         size = largest = 0
         widest: list[Tensor] = []
+        taken: list[Any] = []
+        last = len(args) + len(kwargs or ())
         for index, value in enumerate((*args, *(kwargs or {}).values(), result)):
             if not isinstance(value, Tensor | list | tuple):
                 continue
             tensors = _tensors_in((value,))
+            if index < last:
+                taken += [() if tensor.is_nested else tensor.shape for tensor in tensors]
             count = sum([tensor.nbytes for tensor in tensors])
             size += 2 * count if index in kind.written else count
             if count >= largest and tensors:
@@ -155,11 +168,15 @@ class ChargingMode(UnseenMode):
             flops = self._flops_of(kind, args, kwargs, result)
         else:
             flops = 0 if kind.is_unknown else sum([tensor.numel() for tensor in widest])
-        key = (func, flops, size, dtype)
+        shapes, is_causal = tuple(taken), kind.causal < len(args) and args[kind.causal] is True
+        key = (func, flops, size, dtype, shapes, is_causal)
         priced = self._priced.get(key)
         if priced is None:
             engine: Engine = "math" if kind.flops is None else "gemm"
-            work = DeviceOperation(kind.name, engine, flops, size, _DTYPES.get(dtype, ""))
+            work = DeviceOperation(
+                kind.name, engine, flops, size, _DTYPES.get(dtype, ""),
+                shapes=tuple(map(tuple, shapes)), is_causal=is_causal,
+            )  # fmt: skip
             priced = self._priced[key] = self._clock.price(work)
             if kind.is_unknown:
                 self._clock.note_unknown(priced)
@@ -200,6 +217,8 @@ def _kind_of(func: Any) -> _Kind:
             for index, argument in enumerate(schema.arguments)
             if not schema.returns and argument.alias_info and argument.alias_info.is_write
         ),
+        is_query=operation == "_local_scalar_dense",
+        causal=[*(argument.name for argument in schema.arguments), "is_causal"].index("is_causal"),
     )
 
 

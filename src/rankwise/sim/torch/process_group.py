@@ -547,7 +547,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 if part.numel() != place.numel():
                     raise CollectiveError(
                         f"{name}: {self._told(sender)} sends {part.numel()} elements to"
-                        f" {self._told(receiver)}, which has places for {place.numel()}"
+                        f" {self._told(receiver)}, which has room for {place.numel()}"
                     )
                 fill(place, part)
 
