@@ -1,4 +1,4 @@
-"""Heavy programs both ways, as a table in Markdown: `python heavy.py [PYTHON]`.
+"""Heavy programs both ways, as a table in Markdown: `python heavy.py [PYTHON [TITLE…]]`.
 
 PYTHON is an interpreter in which rankwise and the libraries are installed:
 
@@ -42,7 +42,10 @@ def main() -> int:
     python = sys.argv[1] if len(sys.argv) > 1 else sys.executable
     print("| program | ranks with auto | the same? |\n| --- | --- | --- |")
     is_equal = True
+    asked = sys.argv[2:]
     for title, words in PROGRAMS:
+        if asked and not any(part in title for part in asked):
+            continue
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / "folder"
             folder.mkdir()

@@ -24,7 +24,7 @@ NUMPY = (
     "asynchronous", "crash", "endings", "exits", "hooks", "inspection", "leaves", "multi",
     "process", "raises", "recursion", "restarts", "signals", "silent_crash",
 )  # fmt: skip
-TORCH = ("ddp", "loaders", "torch_state")
+TORCH = ("ddp", "torch_state")
 
 
 @pytest.fixture
@@ -84,7 +84,9 @@ def test_module_run_with_m_is_forked_and_behaves_equally(folder: Path) -> None:
     package.mkdir()
     (package / "__init__.py").write_text('"""A package."""\n\nVERSION = 1\n')
     text = (
-        "import numpy as np\nfrom . import VERSION\nimport sys\nprint(VERSION, sys.argv, 1 / 0)\n"
+        "import numpy as np\nimport sys\nfrom . import VERSION\n"
+        "from in_step import go_on_as_rank_1\n"
+        "print(VERSION, sys.argv, np.ones(1), flush=True)\ngo_on_as_rank_1()\n1 / 0\n"
     )
     (package / "tool.py").write_text(text)
 

@@ -878,6 +878,7 @@ def _destroy_modules(known: "frozenset[str]") -> None:
     import weakref  # noqa: PLC0415 - the same
 
     sys.setswitchinterval(_NEVER_S)
+    gc.callbacks.clear()  # an interpreter calls none at its end; theirs may need what is gone
     threading = sys.modules.get("threading")
     if threading is not None:
         threading.excepthook = _ignore  # type: ignore[attr-defined]  # a daemon may fail now
