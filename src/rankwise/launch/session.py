@@ -208,6 +208,7 @@ class Session:
         self._watches.attach(self._host, self._dispatch)
         if may_have_gpus():
             self._watch_gpus(stack)
+        hosting.on_unfit = self._on_unfit_server
         hosting.attach(self.reactor, self._host)
         stack.callback(self._leave, hosting)
         if signals is not None:
@@ -498,6 +499,15 @@ class Session:
         """Have a fork server that can make ranks, and watch it while it imports."""
         hosting.replace_server()
         self._watches.begin_start()
+
+    def _on_unfit_server(self, reason: str) -> None:
+        """Remember why ranks get interpreters of their own: the next run need not find out."""
+        from rankwise.launch.automatic_start import interpreters_line, remember  # noqa: PLC0415  # rare
+
+        told = f"the import of {', '.join(self._job.preload or ())} {reason}"
+        remember(self._job, told)
+        if self._job.verbose:
+            self._say(interpreters_line(told), "start")
 
     def _on_preload_failure(self, module: str, error: str) -> None:
         """Tell of an import that the user has asked for; one that we have chosen is our affair."""

@@ -268,3 +268,54 @@ def test_attention_in_inference_and_rms_norm_of_dtensors_take_the_time_of_one_ke
     )
 
     assert finished.code == 0, finished.stderr
+
+
+OFFLOADED = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import (
+    CPUOffload, CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard,
+)
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+own = torch.ones(4)
+pinned = own.pin_memory()
+assert pinned.is_pinned() and pinned[1:].is_pinned() and torch.empty(2, pin_memory=True).is_pinned()
+assert not own.is_pinned() and own.data_ptr() != pinned.data_ptr()
+narrow = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+x = torch.arange(32.0, device="cuda").view(4, 8) / 32
+
+
+def losses(shard):
+    torch.manual_seed(0)
+    model = shard(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 4)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(3):
+        loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield round(loss.item(), 6)
+
+
+def sharded(**options):
+    return list(losses(lambda model: fully_shard(model, **options)))
+
+
+plain = list(losses(lambda model: FullyShardedDataParallel(model.cuda())))
+assert plain[0] > plain[-1], plain
+offloaded = losses(lambda model: FullyShardedDataParallel(model, cpu_offload=CPUOffload(True)))
+assert list(offloaded) == plain
+for pins in (True, False):
+    assert sharded(offload_policy=CPUOffloadPolicy(pin_memory=pins)) == plain, pins
+assert sharded(mp_policy=narrow, offload_policy=CPUOffloadPolicy()) == sharded(mp_policy=narrow)
+"""
+
+
+def test_parameters_that_are_offloaded_train_as_those_on_the_device(tmp_path: Path) -> None:
+    program = str(write_program(tmp_path, OFFLOADED))
+
+    finished = run("run", "--on=sim", "--device=cuda", "--nproc-per-node=2", program)
+
+    assert finished.code == 0, finished.stderr

@@ -12,6 +12,7 @@ Queries about memory tell what a prediction counts (`device_memory`).
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -52,11 +53,11 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         if func is Tensor.cuda:
             return args[0].clone()
         if func is Tensor.pin_memory:
-            return args[0]
+            return args[0] if _is_pinned(args[0]) else _pinned(args[0].clone())
         if func is torch.device:  # a program may ask for one, and what kind it is
             is_number = bool(args) and type(args[0]) is int
             return func("cuda", *args) if is_number else func(*args, **kwargs)
-        kwargs.pop("pin_memory", None)
+        is_pinned = kwargs.pop("pin_memory", None) is True
         if type(kwargs.get("device")) is int:
             kwargs["device"] = CUDA
         if func is Tensor.to and len(args) > 1 and type(args[1]) is int:
@@ -66,7 +67,27 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         is_moved = func is Tensor.cpu or (func is Tensor.to and is_to_cuda)
         with _fused_attention() if func is _ATTENTION else nullcontext():
             result = func(*moved[0], **moved[1])
+        if is_pinned and isinstance(result, Tensor):
+            _pinned(result)
         return result.clone() if is_moved and result is args[0] else result
+
+
+_pinned_storages: dict[int, Any] = {}
+"""By the identity of a storage that is said to be pinned: a reference that ends with it.
+
+Programs pin what is not: FSDP would keep another copy of its parameters than it has.
+"""
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    storage = tensor.untyped_storage()
+    identity = id(storage)
+    _pinned_storages[identity] = weakref.ref(storage, lambda _: _pinned_storages.pop(identity))
+    return tensor
+
+
+def _is_pinned(tensor: Tensor, _device: Any = None) -> bool:
+    return id(tensor.untyped_storage()) in _pinned_storages
 
 
 def has_torch_function(args: Any) -> bool:
@@ -276,6 +297,7 @@ def model_cuda() -> Callable[[], None]:
         replace(torch.accelerator, name, told)
     for name in ("_record_memory_history", "_dump_snapshot"):
         replace(torch.cuda.memory, name, _answers())
+    replace(Tensor, "is_pinned", _is_pinned)
     replace(Tensor, "record_stream", _answers())  # C++ looks at the stream before any mode does
     replace(torch.version, "cuda", "13.0")  # it also tells torch.compile that this is no AMD device
     replace(torch.cuda.nccl, "version", _answers((2, 27, 7)))
@@ -362,7 +384,13 @@ def shard_on_cpu() -> Callable[[], None]:
     def undo() -> None:
         FullyShardedDataParallel.__init__ = original
         FlatParamHandle.flat_param_to = move
+        if has_no_wait:
+            del torch.cpu.Stream.synchronize
 
+    # With parameters on the CPU, FSDP waits for the stream of its device; a stream of CUDA has it.
+    has_no_wait = not hasattr(torch.cpu.Stream, "synchronize")
+    if has_no_wait:
+        torch.cpu.Stream.synchronize = _answers()
     FullyShardedDataParallel.__init__ = make
     FlatParamHandle.flat_param_to = move_to
     return undo
