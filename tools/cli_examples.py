@@ -108,6 +108,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "sim run": ("--triton", "--check-compile"),
     "sim topology": ("--svg pod64.svg", "--yaml", "--set system.sips.count=8"),
+    "calibrate": (
+        "--output machine.yaml",
+        "--seconds 60",
+        "--nproc-per-node 8",
+        "--from nccl-tests.log --like h100-sxm",
+        "--like h100-sxm --from nccl-tests.log",
+    ),
     "diff": ("--nproc-per-node 4", "--module"),
     "replay": ("--machine 'agent n3.0'", "--all"),
     "report": ("--output run.html", "--trace run.json.gz"),

@@ -148,8 +148,9 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             "--on",
             "Run elsewhere. sim: simulate --nnodes times --nproc-per-node ranks in one process, "
             "in virtual time. sim:MACHINE: also predict their time on a preset "
-            f"({PRESETS_IN_WORDS}) or a topology file. ray: start an agent on each of "
-            "--nnodes nodes of a Ray cluster (pip install 'rankwise[ray]').",
+            f"({PRESETS_IN_WORDS}), a topology file or one of `rankwise machines`. "
+            "ray: start an agent on each of --nnodes nodes of a Ray cluster "
+            "(pip install 'rankwise[ray]').",
             brief="Simulate the ranks, or run on Ray.",
             type=ELSEWHERE,
             default_shown="this machine is one of the nodes",
@@ -464,7 +465,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--node-check COMMAND",
-            "Command that must succeed before this node takes part. Repeatable.",
+            "Command that must succeed before this node takes part in a round. gpu: memory, clocks "
+            "and a matrix product of each GPU. Repeatable.",
             multiple=True,
             default=(),
             default_shown="disk, memory and clock, on several nodes",

@@ -44,6 +44,9 @@ class DeviceOperation(NamedTuple):
         size: bytes that it reads and writes.
         dtype: in the words of topologies.
         times: how many times as long it takes on its device as on one that is well.
+        shapes: of the tensors that it takes, in order, those in lists too; of kernels of Triton,
+            none.
+        is_causal: whether it is attention that looks back only. `flops` count all of it.
     """
 
     name: str
@@ -52,6 +55,8 @@ class DeviceOperation(NamedTuple):
     size: int
     dtype: str
     times: Fraction | int = 1
+    shapes: tuple[tuple[int, ...], ...] = ()
+    is_causal: bool = False
 
 
 class DeviceCosts:

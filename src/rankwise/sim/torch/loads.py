@@ -1,6 +1,6 @@
 """What ranks bring to an operation, and how results get into their tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,20 @@ def has_no_data(load: Any) -> bool:
     if isinstance(load, Tensor):
         return bool(load.is_meta) or type(load).__name__ == FAKE_TENSOR
     return isinstance(load, list | tuple) and any(map(has_no_data, load))
+
+
+def tensors_in(load: Any) -> Iterable[Tensor]:
+    """All tensors of a load."""
+    if isinstance(load, Tensor):
+        yield load
+    elif isinstance(load, list | tuple):
+        for part in load:
+            yield from tensors_in(part)
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether its numbers lie in memory as its strides say."""
+    return tensor.layout is torch.strided and not has_no_data(tensor) and not tensor.is_nested
 
 
 def makes_fake_tensors() -> bool:
@@ -111,14 +125,18 @@ def check_expanded(loads: Loads) -> None:
             )
 
 
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Write each source into its target, of equal size."""
+def copy_all(
+    targets: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    write: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
+) -> None:
+    """Write each source into its target, of equal size, by `write_all` unless told otherwise."""
     pairs = zip(targets, sources, strict=True)
     fitting = [
         source if source.shape == target.shape else source.reshape(target.shape)
         for target, source in pairs
     ]
-    write_all([data_of(target) for target in targets], fitting)
+    (write or write_all)([data_of(target) for target in targets], fitting)
 
 
 def write_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -10,8 +10,9 @@ forgotten it. What an operation uses inside of itself is not seen.
 
 Fake tensors are charged like those that they stand for, above the mode that computes their shapes:
 that mode has kernels and caches of its own, and what it calls says little of what a device would
-do. Meta tensors take no memory, and making or initialising them takes no time, since programs use
-them to put that off; what is computed from them takes the time of other tensors.
+do. Making and initialising meta tensors takes no time and no memory, since programs use them to put
+that off. What is computed from them takes the time of other tensors, and with that they take
+memory, too: they stand for tensors of the device.
 """
 
 import sys
@@ -24,12 +25,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankwise.sim.prediction.clocks import PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
 from rankwise.sim.torch.flops import Flops, formula_of, is_of_matrices
 from rankwise.sim.torch.loads import FAKE_TENSOR
+from rankwise.sim.torch.unseen_mode import MOVES_NOTHING, NOT_OF_DEVICES, PLAIN, UnseenMode
 
 _DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -38,16 +39,6 @@ _DTYPES = {
 }  # fmt: skip
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # no public way
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001  # no other name
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_FREE = frozenset({
-    "_local_scalar_dense", "_resize_output_", "_unsafe_view", "detach", "empty", "empty_like",
-    "empty_strided", "is_same_size", "lift", "lift_fresh", "new_empty", "new_empty_strided",
-    "record_stream", "resize_", "resize_as_", "set_",
-})  # fmt: skip
-"""Operations that move no data, besides views; what they make takes memory all the same."""
-
-_CHARGED_ELSEWHERE = frozenset({"c10d", "c10d_functional", "_c10d_functional", "prim", "profiler"})
-"""Libraries of collectives, which the process group charges, and of what takes no time."""
 
 
 class _Kind(NamedTuple):
@@ -61,6 +52,8 @@ class _Kind(NamedTuple):
         allocates: whether its results are new storages.
         initialises: whether it only makes tensors, or writes to those that there are.
         written: which of its arguments it writes without returning them.
+        is_query: whether the host waits for what it gives: a value of the device.
+        causal: the place of its argument `is_causal`; behind all others if it has none.
     """
 
     name: str
@@ -71,12 +64,12 @@ class _Kind(NamedTuple):
     allocates: bool = False
     initialises: bool = False
     written: tuple[int, ...] = ()
+    is_query: bool = False
+    causal: int = sys.maxsize
 
 
-class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+class ChargingMode(UnseenMode):
     """Charges what a rank computes; belongs on the stack of the rank's own thread."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, clock: RankClock) -> None:
         super().__init__()
@@ -86,27 +79,14 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         self._flops: dict[Any, int] = {}
         self._priced: dict[Any, PricedWork] = {}
 
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """It changes nothing: torch.compile need not fall back because of it."""
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """The same."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or each operation would go through dynamo's wrapper
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry an operation out, and charge it."""
         if self._is_inside:
             return func(*args, **kwargs or {})  # its shapes are computed
-        if types and not _PLAIN.issuperset(types):
+        if types and not PLAIN.issuperset(types):
             if any(each.__name__ == FAKE_TENSOR for each in types):
                 return func(*args, **kwargs or {})  # of a mode that is left
+            self._clock.note_subclass()
             return NotImplemented  # of a subclass, such as DTensor: what it calls comes by here
         if self._kind_of(func).is_composite:  # in inference mode: elsewhere autograd takes it apart
             with self:
@@ -152,6 +132,10 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         kind = self._kind_of(func)
         if not kind.is_free:
             self._charge(func, kind, args, kwargs, result)
+        elif kind.is_query:
+            self._clock.synchronize()
+        else:
+            self._clock.note_free()
         if kind.allocates:
             for tensor in _tensors_in((result,)):
                 if not tensor.is_meta:
@@ -160,26 +144,39 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
     def _charge(self, func: Any, kind: _Kind, args: Any, kwargs: Any, result: Any) -> None:
         size = largest = 0
         widest: list[Tensor] = []
+        taken: list[Any] = []
+        last = len(args) + len(kwargs or ())
         for index, value in enumerate((*args, *(kwargs or {}).values(), result)):
             if not isinstance(value, Tensor | list | tuple):
                 continue
             tensors = _tensors_in((value,))
+            if index < last:
+                taken += [() if tensor.is_nested else tensor.shape for tensor in tensors]
             count = sum([tensor.nbytes for tensor in tensors])
             size += 2 * count if index in kind.written else count
             if count >= largest and tensors:
                 largest, widest = count, tensors
-        if not size or (widest[0].is_meta and kind.initialises):
+        if not size:
             return
+        if widest[0].is_meta:
+            if kind.initialises:
+                return
+            for tensor in _tensors_in((*args, *(kwargs or {}).values(), result)):
+                hold_memory(tensor, self._clock)
         dtype = widest[0].dtype
         if kind.flops is not None:
             flops = self._flops_of(kind, args, kwargs, result)
         else:
             flops = 0 if kind.is_unknown else sum([tensor.numel() for tensor in widest])
-        key = (func, flops, size, dtype)
+        shapes, is_causal = tuple(taken), kind.causal < len(args) and args[kind.causal] is True
+        key = (func, flops, size, dtype, shapes, is_causal)
         priced = self._priced.get(key)
         if priced is None:
             engine: Engine = "math" if kind.flops is None else "gemm"
-            work = DeviceOperation(kind.name, engine, flops, size, _DTYPES.get(dtype, ""))
+            work = DeviceOperation(
+                kind.name, engine, flops, size, _DTYPES.get(dtype, ""),
+                shapes=tuple(map(tuple, shapes)), is_causal=is_causal,
+            )  # fmt: skip
             priced = self._priced[key] = self._clock.price(work)
             if kind.is_unknown:
                 self._clock.note_unknown(priced)
@@ -211,7 +208,7 @@ def _kind_of(func: Any) -> _Kind:
         is_unknown=flops is None and is_of_matrices(name),
         # Of torch's own operators: `prim.device` has such a kernel, and none that can be called.
         is_composite=flops is None and library == "aten" and _has_kernel(func.name(), _COMPOSITE),
-        is_free=is_view or operation in _FREE or library in _CHARGED_ELSEWHERE,
+        is_free=is_view or operation in MOVES_NOTHING or library in NOT_OF_DEVICES,
         allocates=not is_view and any(each.alias_info is None for each in schema.returns),
         initialises=operation.endswith("_")
         or not any("Tensor" in str(argument.type) for argument in schema.arguments),
@@ -220,6 +217,8 @@ def _kind_of(func: Any) -> _Kind:
             for index, argument in enumerate(schema.arguments)
             if not schema.returns and argument.alias_info and argument.alias_info.is_write
         ),
+        is_query=operation == "_local_scalar_dense",
+        causal=[*(argument.name for argument in schema.arguments), "is_causal"].index("is_causal"),
     )
 
 
@@ -227,7 +226,7 @@ def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Those that lie on the device, those in lists too."""
     found = []
     for value in values:
-        if type(value) in _PLAIN or type(value).__name__ == FAKE_TENSOR:
+        if type(value) in PLAIN or type(value).__name__ == FAKE_TENSOR:
             if value.layout is torch.strided:
                 found.append(value)
         elif isinstance(value, list | tuple):
