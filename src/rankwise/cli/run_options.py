@@ -103,11 +103,9 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _torchruns(
             "--start-method",
-            "How workers start. subprocess: an interpreter each. forkserver: one process imports "
-            "and forks the workers, which is fastest. auto: forkserver if SCRIPT begins with "
-            "imports of torch or numpy and cannot tell the difference, else subprocess. fork "
-            "means forkserver, because forking a process with threads is unsafe. spawn means "
-            "subprocess for scripts.",
+            "How workers start: an interpreter each (subprocess, spawn), or forks of one process "
+            "that imports (forkserver, fork), which is faster. auto: forks if SCRIPT begins with "
+            "imports such as torch and cannot tell.",
             type=click.Choice(START_METHODS),
             default="auto",
         ),
