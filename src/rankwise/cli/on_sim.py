@@ -117,6 +117,8 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         packages=options.import_per_rank,
         keeps_log=(options.trace, options.report) != (None, None),
         has_virtual_clock=options.virtual_clock,
+        timing_only=options.timing_only,
+        values=options.values,
         faults=faults,
         chip_faults=chip_faults,
     )

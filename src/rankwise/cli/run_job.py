@@ -130,6 +130,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     health_host: str | None
     on: str | None
     virtual_clock: bool
+    timing_only: bool
+    values: str
+    prediction: str | None
     import_per_rank: tuple[str, ...]
     trace: str | None
     report: str | None

@@ -26,6 +26,9 @@ class Simulation(NamedTuple):
     replay: str | os.PathLike[str] | None
     faults: str | Sequence[str]
     device: str
+    timing_only: bool
+    values: str
+    prediction: str | os.PathLike[str] | None
 
     def run(self, job: Job, machine: str | None) -> Rehearsal:
         """Run a job on simulated ranks, and return its last run when that has succeeded.
@@ -53,6 +56,8 @@ class Simulation(NamedTuple):
             chip_faults=chip_faults,
             device=self.device,
             has_virtual_clock=self.virtual_clock,
+            timing_only=self.timing_only,
+            values=self.values,
         )
         replay = None if self.replay is None else os.fspath(self.replay)
         order = Order(self.schedule == "random", self.seed, self.explore, replay)

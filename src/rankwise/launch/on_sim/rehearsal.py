@@ -102,6 +102,8 @@ class Rehearsal:
         packages: installed packages that each rank imports for itself.
         keeps_log: keep what each rank does when, for `write_files` of the prediction.
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
+        timing_only: let tensors have no data.
+        values: what programs get then that ask for numbers; see `sim.prediction.values`.
 
     Attributes:
         prediction: how long the ranks take on the machine, if one is given.
@@ -131,6 +133,8 @@ class Rehearsal:
         packages: Sequence[str] = (),
         keeps_log: bool = False,
         has_virtual_clock: bool = False,
+        timing_only: bool = False,
+        values: str = "",
     ) -> None:
         if isinstance(job.program, Executable):
             raise ConfigError(
@@ -151,6 +155,11 @@ class Rehearsal:
                 keeps_log=keeps_log,
             )
         self._has_virtual_clock = has_virtual_clock
+        if timing_only and self.prediction is not None:
+            from rankwise.sim.prediction.values import ValuePolicy  # noqa: PLC0415  # only there
+
+            self.prediction.values = ValuePolicy(values, seed)
+            device = "cuda"
         self.failure_command = failure_command_of(job)
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
@@ -242,6 +251,7 @@ class Rehearsal:
                 prediction=self.prediction,
                 packages=self._packages,
                 has_virtual_clock=self._has_virtual_clock,
+                timing_only=None if self.prediction is None else self.prediction.values,
                 standard=STANDARD.union(self._console_fds),
             )
         )
@@ -602,12 +612,18 @@ def _follow_compilation(device: str, _world: SimulatedWorld) -> Callable[[], Non
     return compile_for_cpu()
 
 
-def _follow_fsdp(device: str, _world: SimulatedWorld) -> Callable[[], None]:
+def _follow_fsdp(device: str, world: SimulatedWorld) -> Callable[[], None]:
     if device != "cuda":
         return _nothing
     from rankwise.sim.torch import shard_on_cpu  # noqa: PLC0415  # the same
 
-    return shard_on_cpu()
+    stack = ExitStack()
+    stack.callback(shard_on_cpu())
+    if world.timing_only is not None:
+        from rankwise.sim.torch.without_data import shard_on_device  # noqa: PLC0415  # rare
+
+        stack.callback(shard_on_device())
+    return stack.close
 
 
 def _nothing() -> None:

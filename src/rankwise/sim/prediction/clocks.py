@@ -26,10 +26,15 @@ from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
 from rankwise.sim.prediction.memory import DeviceMemory
+from rankwise.sim.prediction.values import ValuePolicy
 from rankwise.sim.rehearsal.meetings import Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
 PICOSECONDS_PER_NANOSECOND = 1_000
+CONTEXT_BYTES = 600 << 20
+"""What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
+CONTEXT_BYTES = 600 << 20
+"""What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
 _KEY = "prediction"
 
 
@@ -207,6 +212,7 @@ class Prediction:
         unknown: those of them that are too cheap, since their flops are not known.
         keeps_log: see the arguments.
         size: how many ranks the last attempt has.
+        values: of a run without data, what programs get that ask for numbers; otherwise None.
 
     Raises:
         ConfigError: the machine has fewer devices.
@@ -228,6 +234,7 @@ class Prediction:
         self.works: list[PricedWork] = []
         self.unknown: dict[DeviceOperation, PricedWork] = {}
         self.keeps_log = keeps_log
+        self.values: ValuePolicy | None = None
         self._begun_at = 0
         self._prices: dict[DeviceOperation, PricedWork] = {}
         self._bounds: dict[DeviceOperation, PricedWork] = {}
@@ -239,6 +246,16 @@ class Prediction:
         """How many bytes a device holds."""
         machine = self.topology.machine
         return machine.sip.cubes.count * machine.cube.hbm.capacity
+
+    @property
+    def memory_limit(self) -> int:
+        """How many bytes a program can have: CUDA's context takes some of them."""
+        return self.capacity - min(CONTEXT_BYTES, self.capacity // 100)
+
+    @property
+    def memory_limit(self) -> int:
+        """How many bytes a program can have: CUDA's context takes some of them."""
+        return self.capacity - min(CONTEXT_BYTES, self.capacity // 100)
 
     @property
     def now(self) -> int:

@@ -10,6 +10,8 @@ from rankwise.base.units import format_bytes
 from rankwise.sim.benches.holding import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
+from rankwise.sim.prediction.holders import Held
+from rankwise.sim.prediction.holders import Held
 from rankwise.sim.reporting.page import Table, write_page
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.reporting.trace import write_trace
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 OPERATIONS_SHOWN = 20
 RANKS_SHOWN = 64
 UNKNOWN_SHOWN = 3
+HOLDERS_SHOWN = 3
+HOLDERS_SHOWN = 3
 
 
 class Figures(NamedTuple):
@@ -266,6 +270,54 @@ def write_files(
             ("Ranks", rank_rows(prediction)),
         ]
         write_page(report, program, run, results_of(prediction, program), tables)
+
+
+def gibibytes(size: int) -> str:
+    """A size in GiB, for messages that compare several; small ones get more digits."""
+    size_gib = size / 2**30
+    return f"{size_gib:.1f}" if size_gib >= 1 else f"{size_gib:.3g}"
+
+
+def held_in_words(rows: list[Held]) -> list[str]:
+    """Who holds memory: each kind with its share, then the largest holders of each."""
+    kinds: dict[str, int] = {}
+    for row in rows:
+        kinds[row.kind] = kinds.get(row.kind, 0) + row.size
+    lines = []
+    for kind, size in sorted(kinds.items(), key=lambda item: -item[1]):
+        largest = [row for row in rows if row.kind == kind][:HOLDERS_SHOWN]
+        told = ", ".join(_holder_in_words(row) for row in largest if row.module or row.place)
+        lines.append(f"{kind:<22} {format_bytes(size):>11}  {told}".rstrip())
+    return lines
+
+
+def _holder_in_words(row: Held) -> str:
+    where = f"{row.module} ({row.place})" if row.module and row.place else row.module or row.place
+    return f"{where} {format_bytes(row.size)}"
+
+
+def gibibytes(size: int) -> str:
+    """A size in GiB, for messages that compare several; small ones get more digits."""
+    size_gib = size / 2**30
+    return f"{size_gib:.1f}" if size_gib >= 1 else f"{size_gib:.3g}"
+
+
+def held_in_words(rows: list[Held]) -> list[str]:
+    """Who holds memory: each kind with its share, then the largest holders of each."""
+    kinds: dict[str, int] = {}
+    for row in rows:
+        kinds[row.kind] = kinds.get(row.kind, 0) + row.size
+    lines = []
+    for kind, size in sorted(kinds.items(), key=lambda item: -item[1]):
+        largest = [row for row in rows if row.kind == kind][:HOLDERS_SHOWN]
+        told = ", ".join(_holder_in_words(row) for row in largest if row.module or row.place)
+        lines.append(f"{kind:<22} {format_bytes(size):>11}  {told}".rstrip())
+    return lines
+
+
+def _holder_in_words(row: Held) -> str:
+    where = f"{row.module} ({row.place})" if row.module and row.place else row.module or row.place
+    return f"{where} {format_bytes(row.size)}"
 
 
 def _percent(share: float) -> str:

@@ -54,6 +54,8 @@ class SimulatedWorld:
         packages: installed packages that each rank imports for itself, beside
             `modules.PACKAGES_OF_RANKS`.
         has_virtual_clock: whether the functions of `time` tell a rank nothing but virtual time.
+        timing_only: a `sim.prediction.values.ValuePolicy`: tensors have no data, and it answers for
+            them; None computes.
         standard: the numbers of the descriptors that a rank may replace for itself.
 
     Attributes:
@@ -83,6 +85,7 @@ class SimulatedWorld:
         prediction: Any = None,
         packages: Sequence[str] = (),
         has_virtual_clock: bool = False,
+        timing_only: Any = None,
         standard: frozenset[int] = STANDARD,
     ) -> None:
         cpus = os.sched_getaffinity(0)
@@ -102,6 +105,7 @@ class SimulatedWorld:
         )
         self.prediction = prediction
         self.has_virtual_clock = has_virtual_clock
+        self.timing_only = timing_only
         time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
         self.descriptors = RankDescriptors(self.belongings, standard)
         self.substitutes = Substitutes(self.scheduler, self.belongings, seed, cpus, time)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rankwise.sim.torch.arithmetic import data_of, plainly
 from rankwise.sim.torch.loads import Loads, has_no_data
+from rankwise.sim.torch.storages import is_hollow, mark_hollow
 from rankwise.sim.torch.words import told_shapes
 
 _WHOLE_BYTES_MAX = 1 << 20
@@ -74,6 +75,9 @@ _open: WeakKeyDictionary[Watch, None] = WeakKeyDictionary()
 
 def carry(carry_out: Any, *loads: Any) -> None:
     """Carry an operation out, and look whether tensors in flight were left alone until now."""
+    if is_hollow(loads):  # of a run without data: what is filled has no numbers either
+        mark_hollow(loads)
+        return
     watches = _watches_of(loads) if _open else []
     for watch in watches:
         watch.look()
@@ -97,7 +101,8 @@ def _tensors_in(load: Any) -> Iterable[Tensor]:
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not has_no_data(tensor) and not tensor.is_nested
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested
+    return is_plain and not has_no_data(tensor) and not is_hollow(tensor)
 
 
 def _has_version(tensor: Tensor) -> bool:
