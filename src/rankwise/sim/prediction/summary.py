@@ -4,6 +4,7 @@ Where a program steps an optimiser at least twice, the figures are per step, fro
 first step to that of the last: the first one has more to do. Otherwise they are of the whole run.
 """
 
+import os.path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base.units import format_bytes
@@ -24,6 +25,7 @@ OPERATIONS_SHOWN = 20
 RANKS_SHOWN = 64
 UNKNOWN_SHOWN = 3
 HOLDERS_SHOWN = 3
+VALUES_SHOWN = 3
 HOLDERS_SHOWN = 3
 
 
@@ -186,7 +188,37 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
             for name, value, note in rows
         ),
     ]
+    lines += [f"  {line}" for line in holder_lines(prediction)]
+    lines += [f"  {line}" for line in value_lines(prediction)]
     return "\n".join(lines)
+
+
+def holder_lines(prediction: Prediction) -> list[str]:
+    """Who holds the memory of the fullest device at the peak of a step, after a head."""
+    clock = prediction.clocks.get(figures_of(prediction).memory_rank)
+    book = None if clock is None else clock.memory.book
+    if clock is None or book is None:
+        return []
+    rows, at = book.at_peak, f"at the peak of a step, {format_bytes(book.peak)}"
+    if not rows:
+        rows, at = book.present(), f"at the end, {format_bytes(clock.memory.used)}"
+    return [f"memory of rank {clock.number} {at}:", *(f"  {line}" for line in held_in_words(rows))]
+
+
+def value_lines(prediction: Prediction) -> list[str]:
+    """What the program asked for that was not computed, after a head."""
+    policy = prediction.values
+    if policy is None or not policy.answers:
+        return []
+    return [
+        "numbers that the program asked for, and got without computing:",
+        *(
+            f"  {os.path.basename(asked.place)}  {asked.what}, {count:,} times: "
+            + ", ".join(f"{each:g}" for each in first[:VALUES_SHOWN])
+            + (", ..." if count > VALUES_SHOWN else "")
+            for asked, (count, first) in sorted(policy.answers.items())
+        ),
+    ]
 
 
 def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:

@@ -23,6 +23,7 @@ from rankwise.sim.prediction.clocks import RankClock
 from rankwise.sim.prediction.memory import DeviceFull
 from rankwise.sim.prediction.values import Asked, ValuePolicy
 from rankwise.sim.rehearsal.places import place_of
+from rankwise.sim.torch.loads import makes_fake_tensors
 from rankwise.sim.torch.module_paths import ModulePaths
 from rankwise.sim.torch.operations import ChargingMode, tensors_in
 from rankwise.sim.torch.storages import (
@@ -51,6 +52,7 @@ _KERNELS_OF_LIBRARIES = (
     torch._C.DispatchKey.CompositeImplicitAutograd,  # noqa: SLF001  # the same
 )
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # the same
+_META = torch.device("meta")
 _empty = torch.ops.aten.empty_strided.default
 
 
@@ -101,6 +103,12 @@ class TimingMode(ChargingMode):
         self._is_known = True
         self._is_on_device = True
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry an operation out, and charge it; torch's own fake tensors compute shapes alone."""
+        if makes_fake_tensors():
+            return func(*args, **kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         with DisableTorchFunction():
             plan = self._plans.get(func)
@@ -108,6 +116,8 @@ class TimingMode(ChargingMode):
                 plan = self._plans[func] = _plan_of(func)
             kwargs = kwargs or {}
             taken = tensors_in((*args, *kwargs.values()) if kwargs else args)
+            if any([tensor.is_meta for tensor in taken]) or kwargs.get("device") == _META:
+                return func(*args, **kwargs)
             if plan.is_real:
                 self._see(taken)
                 result = func(*args, **kwargs)
