@@ -118,14 +118,22 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         keeps_log=(options.trace, options.report) != (None, None),
         has_virtual_clock=options.virtual_clock,
         timing_only=options.timing_only,
+        every_rank=options.every_rank,
         values=options.values,
         faults=faults,
         chip_faults=chip_faults,
     )
+    _check_timing_only(options, machine)
     _check_one_order(options)
     _check_packages(options)
     order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
     outcome, rehearsal, is_shown, again = run_in_order(make, order, partial(_again, words), _say)
+    if difference := rehearsal.difference:
+        _say(f"ranks are not equal: {difference}; all {rehearsal.size:,} are run")
+        make = partial(make, every_rank=True)
+        outcome, rehearsal, is_shown, again = run_in_order(
+            make, order, partial(_again, words), _say
+        )
     leftovers.are_told = job.console and outcome.status is OutcomeStatus.SUCCEEDED
     if not is_shown:
         return outcome
@@ -181,6 +189,18 @@ def _check_one_order(options: "RunOptions") -> None:
     if len(given) > 1:
         labels = " and ".join(options.label(name) for name in given)
         raise ConfigError(f"{labels} exclude each other: each decides the order of ranks")
+
+
+def _check_timing_only(options: "RunOptions", machine: str | None) -> None:
+    for name in ("timing_only", "prediction"):
+        if name in options.origins and machine is None:
+            raise ConfigError(
+                f"{options.label(name)} needs a machine, which says how long things take: "
+                f"{_MACHINE_EXPECTED}"
+            )
+    for name in ("every_rank", "values"):
+        if name in options.origins and not options.timing_only:
+            raise ConfigError(f"{options.label(name)} has no meaning without --timing-only")
 
 
 def _check_packages(options: "RunOptions") -> None:

@@ -131,6 +131,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     on: str | None
     virtual_clock: bool
     timing_only: bool
+    every_rank: bool
     values: str
     prediction: str | None
     import_per_rank: tuple[str, ...]

@@ -479,6 +479,11 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             "time and the memory are those of the machine. See docs/howto/predict.md.",
         ),
         _ours(
+            "--every-rank",
+            "Run each rank of --timing-only. Otherwise rank 0 and another one stand for all, as "
+            "long as they do the same.",
+        ),
+        _ours(
             "--values POLICY",
             "What a program gets with --timing-only that asks for a number: constant=NUMBER, "
             "seeded, or a file of --record-values. Without it: 1.0 and false, and an error where "

@@ -57,6 +57,7 @@ class Simulation(NamedTuple):
             device=self.device,
             has_virtual_clock=self.virtual_clock,
             timing_only=self.timing_only,
+            every_rank=True,  # each of them returns a result
             values=self.values,
         )
         replay = None if self.replay is None else os.fspath(self.replay)

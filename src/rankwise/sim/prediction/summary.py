@@ -86,7 +86,7 @@ def figures_of(prediction: Prediction) -> Figures:
     steps = max(0, min((len(clock.steps) for clock in clocks), default=0) - 1)
     spent = [_spent(clock, steps) for clock in clocks]
     whole = max((each.time for each in spent), default=0)
-    size = prediction.size
+    size = prediction.simulated_count
     fullest = max(clocks, key=lambda clock: clock.memory.peak_of_run, default=None)
 
     def share(name: str) -> float:
@@ -178,6 +178,8 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
             "Triton, called a collective or slept"
         )
     devices = f"{prediction.size} of {topology.sip_count} devices"
+    if prediction.equals is not None:
+        devices += f"; checked {prediction.simulated_count} of {prediction.size} ranks"
     until = ", until it failed" if has_failed else ""
     name_width = max(len(name) for name, _, _ in rows)
     width = max(len(value) for _, value, _ in rows)

@@ -331,8 +331,13 @@ class TimingMode(ChargingMode):
         super()._note(func, args, kwargs, result)
 
     def _charge(self, func: Any, kind: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if self._is_on_device:
-            super()._charge(func, kind, args, kwargs, result)
+        if not self._is_on_device:
+            return
+        trail = self.clock.trail
+        if self._is_known:  # what one rank logs, say: it makes no rank another one
+            self.clock.trail = None
+        super()._charge(func, kind, args, kwargs, result)
+        self.clock.trail = trail
 
 
 def _plan_of(func: Any) -> _Plan:
