@@ -72,6 +72,16 @@ def run_agent(node: Node) -> RunResult:
     return result
 
 
+def threads_after_agent(node: Node) -> list[str]:
+    """Be the agent; return the threads that its run has left, once the last has had time to end."""
+    before = set(threading.enumerate())
+    run_agent(node)
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(LONG_S)
+    return [thread.name for thread in left if thread.is_alive()]
+
+
 def run_job(nodes: list[Node]) -> list[RunResult]:
     """Run an agent for each node, at the same time; return what became of each."""
     context = multiprocessing.get_context("spawn")
@@ -104,6 +114,15 @@ def fail_once_on_rank_1(path: str) -> int:
         raise LookupError(path)
     threading.Event().wait()
     return -1
+
+
+def exceed_a_timer() -> None:
+    """Take a timer of no length from the agent's server, and wait."""
+    from rankwise.compat.torch.elastic import timer  # noqa: PLC0415  # loads torch
+
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    with timer.expires(after=0):
+        threading.Event().wait()
 
 
 def raise_on_all() -> None:

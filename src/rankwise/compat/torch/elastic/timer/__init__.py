@@ -1,16 +1,8 @@
-"""Timers that end a worker which takes too long: `with expires(after=60): …`.
+"""torch's timers, which end a worker that takes too long: `with expires(after=60): …`."""
 
-A worker asks for a timer through a client that it has configured; the agent's server ends the
-worker when the timer is not given back in time. `FileTimer…` talk through a FIFO, `LocalTimer…`
-through a queue of `multiprocessing`.
-"""
+from rankwise.compat.torch.lazy_names import names_of_torch
 
-from rankwise.compat.torch.elastic.timer.api import TimerClient, TimerRequest, TimerServer
-from rankwise.compat.torch.elastic.timer.api import configure as configure
-from rankwise.compat.torch.elastic.timer.api import expires as expires
-from rankwise.compat.torch.lazy_names import lazy_names
-
-__all__ = [
+__all__ = [  # found by `__getattr__`
     "FileTimerClient",
     "FileTimerRequest",
     "FileTimerServer",
@@ -23,13 +15,4 @@ __all__ = [
     "expires",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "FileTimerClient": "file_based_local_timer",
-        "FileTimerRequest": "file_based_local_timer",
-        "FileTimerServer": "file_based_local_timer",
-        "LocalTimerClient": "local_timer",
-        "LocalTimerServer": "local_timer",
-    },
-)
+__getattr__ = names_of_torch(__name__)

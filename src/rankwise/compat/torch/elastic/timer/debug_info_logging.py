@@ -1,14 +1,9 @@
-"""What is told of timers that have run out, for those who look into the log."""
+"""torch's log of timers that have expired."""
 
-import json
-import logging
+from rankwise.compat.torch.lazy_names import names_of_torch
 
-__all__ = ["log_debug_info_for_expired_timers"]
+__all__ = [  # noqa: F822  # found by `__getattr__`
+    "log_debug_info_for_expired_timers",
+]
 
-logger = logging.getLogger(__name__)
-
-
-def log_debug_info_for_expired_timers(run_id: str, expired_timers: dict[int, list[str]]) -> None:
-    """Log the timers that have run out, by pid, each as its request's JSON."""
-    if expired_timers:
-        logger.info("timers expired for run %s: %s", run_id, json.dumps(expired_timers))
+__getattr__ = names_of_torch(__name__)

@@ -6,10 +6,11 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from string import Template
 from typing import Any
 
-from rankwise.compat.torch.elastic import events, timer
+from rankwise.compat.torch.elastic import events
 from rankwise.compat.torch.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -87,7 +88,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._pcontext: PContext | None = None
         self._rdzv_handler = spec.rdzv_handler
         self._log_line_prefix_template = log_line_prefix_template
-        self._worker_watchdog: timer.FileTimerServer | None = None
+        self._worker_watchdog: Any = None  # torch's `FileTimerServer`
         self._logs_specs = logs_specs
         self._health_check_server = health_check_server
         self._uninterruptible_state_timeout = _resolve_uninterruptible_state_timeout(
@@ -221,7 +222,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         path = os.getenv(TORCHELASTIC_TIMER_FILE)
         if os.getenv(TORCHELASTIC_ENABLE_FILE_TIMER) == "1":
             path = path or os.path.join(tempfile.gettempdir(), f"watchdog_timer_{uuid.uuid4()}")
-            self._worker_watchdog = timer.FileTimerServer(
+            self._worker_watchdog = _worker_timer_server()(
                 file_path=path,
                 run_id=envs[0]["TORCHELASTIC_RUN_ID"] if envs else "",
                 max_interval=WATCHDOG_INTERVAL_S,
@@ -274,7 +275,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         progressed_at: int = self._worker_watchdog.get_last_progress_time()
         return progressed_at
 
-    def _log_watchdog_event(self, name: str, request: timer.FileTimerRequest | None) -> None:
+    def _log_watchdog_event(self, name: str, request: Any) -> None:
         details = {"watchdog_event": name}
         if request is not None:
             details |= {
@@ -321,6 +322,28 @@ class LocalElasticAgent(SimpleElasticAgent):
             return None
         now = time.monotonic()
         return now - self._uninterruptible_state_first_seen.setdefault(pid, now)
+
+
+def _worker_timer_server() -> type[Any]:
+    """Torch's server of timers, changed in two points so that the agent survives it.
+
+    Raises:
+        ModuleNotFoundError: torch is not installed.
+    """
+    from rankwise.compat.torch.elastic.timer import FileTimerServer  # noqa: PLC0415  # loads torch
+
+    class WorkerTimerServer(FileTimerServer):  # type: ignore[misc]  # no types here
+        def stop(self) -> None:
+            # Its thread waits for a first client. Without one it would stay.
+            with suppress(FileNotFoundError):
+                os.close(os.open(self._file_path, os.O_RDWR | os.O_NONBLOCK))
+            super().stop()
+
+        def _reap_worker(self, worker_pid: int, signal: int) -> bool:
+            # torch's server ends its own process next: the agent has a failure to report.
+            return worker_pid == os.getpid() or super()._reap_worker(worker_pid, signal)
+
+    return WorkerTimerServer
 
 
 class _AliveCallbackProxy:

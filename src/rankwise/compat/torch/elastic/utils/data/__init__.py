@@ -1,8 +1,10 @@
-"""Iterating over data that survives a restart."""
+"""torch's iterators over data that survive a restart."""
 
-from rankwise.compat.torch.elastic.utils.data.cycling_iterator import CyclingIterator
-from rankwise.compat.torch.lazy_names import lazy_names
+from rankwise.compat.torch.lazy_names import names_of_torch
 
-__all__ = ["CyclingIterator", "ElasticDistributedSampler"]
+__all__ = [  # found by `__getattr__`
+    "CyclingIterator",
+    "ElasticDistributedSampler",
+]
 
-__getattr__ = lazy_names(__name__, {"ElasticDistributedSampler": "elastic_distributed_sampler"})
+__getattr__ = names_of_torch(__name__)
