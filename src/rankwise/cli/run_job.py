@@ -134,6 +134,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     every_rank: bool
     values: str
     prediction: str | None
+    record_values: str | None
     import_per_rank: tuple[str, ...]
     trace: str | None
     report: str | None

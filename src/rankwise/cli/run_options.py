@@ -492,6 +492,11 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             default_shown="1.0 and false",
         ),
         _ours(
+            "--record-values FILE",
+            "File for the numbers that rank 0 asks for, such as loss.item(), on a small run with "
+            "real tensors; --values reads it. Needs --on sim:MACHINE.",
+        ),
+        _ours(
             "--prediction FILE",
             "File for the predicted figures, as JSON; needs --on sim:MACHINE.",
         ),

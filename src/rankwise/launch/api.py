@@ -187,8 +187,8 @@ def run(
         faults: of simulated ranks, such as `"kill:rank=3@collective=9"`, or the name of a YAML
             file; one or several (docs/howto/faults.md).
         device: `cuda` models a CUDA device for each simulated rank, for programs of PyTorch.
-        timing_only: compute nothing on `sim:MACHINE`: tensors have no data, each rank has a modelled
-            CUDA device, and its time and memory are predicted (docs/howto/predict.md).
+        timing_only: compute nothing on `sim:MACHINE`: tensors have no data, each rank has a
+            modelled CUDA device, and its time and memory are predicted (docs/howto/predict.md).
         values: what a program gets then that asks for a number: `"constant=NUMBER"`, `"seeded"`, or
             a file.
         prediction: file for the predicted figures, as JSON.

@@ -107,6 +107,7 @@ class Rehearsal:
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
         timing_only: let tensors have no data. Then ranks that do the same are simulated once.
         every_rank: simulate all ranks, even if they do the same.
+        records_values: keep the numbers that rank 0 asks for.
         values: what programs get then that ask for numbers; see `sim.prediction.values`.
 
     Attributes:
@@ -139,6 +140,7 @@ class Rehearsal:
         has_virtual_clock: bool = False,
         timing_only: bool = False,
         every_rank: bool = False,
+        records_values: bool = False,
         values: str = "",
     ) -> None:
         if isinstance(job.program, Executable):
@@ -161,6 +163,10 @@ class Rehearsal:
             )
         self._has_virtual_clock = has_virtual_clock
         self.equals: Equals | None = None
+        if records_values and self.prediction is not None:
+            from rankwise.sim.prediction.values import ValueRecord  # noqa: PLC0415  # only there
+
+            self.prediction.record = ValueRecord()
         if timing_only and self.prediction is not None:
             from rankwise.sim.prediction.values import ValuePolicy  # noqa: PLC0415  # only there
 
@@ -258,6 +264,7 @@ class Rehearsal:
                     "torch": partial(_follow_torch, self._device),
                     "torch._dynamo.trace_rules": _follow_dynamo,
                     "torch._dynamo.convert_frame": partial(_follow_compilation, self._device),
+                    "torch.distributed.checkpoint": _follow_checkpoint,
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                     **{module: partial(names.follow, module) for module in NAMES},
@@ -632,6 +639,14 @@ def _follow_compilation(device: str, _world: SimulatedWorld) -> Callable[[], Non
     from rankwise.sim.torch import compile_for_cpu  # noqa: PLC0415  # the same
 
     return compile_for_cpu()
+
+
+def _follow_checkpoint(world: SimulatedWorld) -> Callable[[], None]:
+    if world.timing_only is None:
+        return _nothing
+    from rankwise.sim.torch.without_data import leave_checkpoints  # noqa: PLC0415  # rare
+
+    return leave_checkpoints()
 
 
 def _follow_fsdp(device: str, world: SimulatedWorld) -> Callable[[], None]:

@@ -19,7 +19,7 @@ The time of a rank is one of five: it computes; it waits for an operation that i
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
@@ -27,13 +27,13 @@ from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
 from rankwise.sim.prediction.memory import DeviceMemory
-from rankwise.sim.prediction.values import ValuePolicy
 from rankwise.sim.rehearsal.meetings import Equals, Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
+if TYPE_CHECKING:
+    from rankwise.sim.prediction.values import ValuePolicy, ValueRecord
+
 PICOSECONDS_PER_NANOSECOND = 1_000
-CONTEXT_BYTES = 600 << 20
-"""What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
 CONTEXT_BYTES = 600 << 20
 """What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
 _KEY = "prediction"
@@ -91,6 +91,7 @@ class RankClock:
         time: its time, in picoseconds.
         steps: its account at the end of each of its steps.
         memory: of its device.
+        record: keeps the numbers that the program asks for, if that is wanted.
         trail: what it has computed, and the bytes of what it has communicated, if that is compared.
         carry_out, deliver: those of the prediction.
     """
@@ -100,6 +101,7 @@ class RankClock:
         self.time = begun_at
         self.steps: list[Account] = []
         self.memory = DeviceMemory()
+        self.record = prediction.record
         self.trail: list[PricedWork | int] | None = None if prediction.equals is None else []
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
@@ -220,6 +222,8 @@ class Prediction:
         keeps_log: see the arguments.
         size: how many ranks the last attempt has.
         equals: which ranks are simulated, if the others do the same.
+        record: keeps the numbers that programs ask for, if that is wanted.
+        remarks: what the run has left out.
         values: of a run without data, what programs get that ask for numbers; otherwise None.
 
     Raises:
@@ -244,6 +248,8 @@ class Prediction:
         self.keeps_log = keeps_log
         self.values: ValuePolicy | None = None
         self.equals: Equals | None = None
+        self.record: ValueRecord | None = None
+        self.remarks: list[str] = []
         self._begun_at = 0
         self._prices: dict[DeviceOperation, PricedWork] = {}
         self._bounds: dict[DeviceOperation, PricedWork] = {}
@@ -255,11 +261,6 @@ class Prediction:
         """How many bytes a device holds."""
         machine = self.topology.machine
         return machine.sip.cubes.count * machine.cube.hbm.capacity
-
-    @property
-    def memory_limit(self) -> int:
-        """How many bytes a program can have: CUDA's context takes some of them."""
-        return self.capacity - min(CONTEXT_BYTES, self.capacity // 100)
 
     @property
     def memory_limit(self) -> int:
@@ -284,8 +285,7 @@ class Prediction:
         for other in others:
             for mine, its in zip_longest(first.trail or (), other.trail or ()):
                 if mine is not its and mine != its:
-                    told = f"rank {first.number} {_told(mine)}, rank {other.number} {_told(its)}"
-                    return told
+                    return f"rank {first.number} {_told(mine)}, rank {other.number} {_told(its)}"
         return ""
 
     def begin_attempt(self, size: int) -> None:

@@ -3,7 +3,7 @@
 from rankwise.sim.prediction.holders import Holder, HolderBook
 
 
-class DeviceFull(Exception):  # noqa: N818  # an event, which the rank's own error tells
+class DeviceFull(Exception):  # an event, which the rank's own error tells
     """More bytes are taken than the device has.
 
     Attributes:

@@ -4,14 +4,14 @@ Where a program steps an optimiser at least twice, the figures are per step, fro
 first step to that of the last: the first one has more to do. Otherwise they are of the whole run.
 """
 
-import os.path
-from typing import TYPE_CHECKING, NamedTuple
+import json
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.base.units import format_bytes
 from rankwise.sim.benches.holding import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
-from rankwise.sim.prediction.holders import Held
 from rankwise.sim.prediction.holders import Held
 from rankwise.sim.reporting.page import Table, write_page
 from rankwise.sim.reporting.results import BenchResult
@@ -25,6 +25,7 @@ OPERATIONS_SHOWN = 20
 RANKS_SHOWN = 64
 UNKNOWN_SHOWN = 3
 HOLDERS_SHOWN = 3
+PICOSECONDS_PER_SECOND = 1_000_000_000_000
 VALUES_SHOWN = 3
 HOLDERS_SHOWN = 3
 
@@ -192,6 +193,7 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
     ]
     lines += [f"  {line}" for line in holder_lines(prediction)]
     lines += [f"  {line}" for line in value_lines(prediction)]
+    lines += [f"  {line}" for line in prediction.remarks]
     return "\n".join(lines)
 
 
@@ -215,7 +217,7 @@ def value_lines(prediction: Prediction) -> list[str]:
     return [
         "numbers that the program asked for, and got without computing:",
         *(
-            f"  {os.path.basename(asked.place)}  {asked.what}, {count:,} times: "
+            f"  {PurePath(asked.place).name}  {asked.what}, {count:,} times: "
             + ", ".join(f"{each:g}" for each in first[:VALUES_SHOWN])
             + (", ..." if count > VALUES_SHOWN else "")
             for asked, (count, first) in sorted(policy.answers.items())
@@ -291,6 +293,42 @@ class PredictedRun:
         }
 
 
+def document(prediction: Prediction) -> dict[str, Any]:
+    """The figures of a run, for other programs; times in seconds, sizes in bytes."""
+    figures = figures_of(prediction)
+    clocks = [prediction.clocks[each] for each in sorted(prediction.clocks)]
+    fullest = prediction.clocks.get(figures.memory_rank)
+    book = None if fullest is None else fullest.memory.book
+    step = figures.time / PICOSECONDS_PER_SECOND
+    return {
+        "machine": prediction.topology.name,
+        "ranks": prediction.size,
+        "checked_ranks": prediction.simulated_count,
+        "steps": figures.steps,
+        "step_time_s": step,
+        "computing_s": figures.computing * step,
+        "communication_s": figures.communicating / PICOSECONDS_PER_SECOND,
+        "exposed_communication_s": figures.exposed * step,
+        "waiting_s": figures.waiting * step,
+        "peak_active_bytes": figures.memory_peak,
+        "peak_reserved_bytes": max((clock.memory.reserved_peak for clock in clocks), default=0),
+        "context_bytes": prediction.capacity - prediction.memory_limit,
+        "capacity_bytes": prediction.capacity,
+        "peak_rank": figures.memory_rank,
+        "peak_of_steps_bytes": 0 if book is None else book.peak,
+        "holders": [] if book is None else [row._asdict() for row in book.at_peak],
+        "memory_over_step": [] if book is None else book.curve,
+        "values": [] if prediction.values is None else prediction.values.told(),
+        "remarks": prediction.remarks,
+        "too_cheap": sorted({work.name for work in prediction.unknown}),
+    }
+
+
+def write_document(prediction: Prediction, path: str) -> None:
+    """Write the figures of a run to a file of JSON."""
+    Path(path).write_text(json.dumps(document(prediction), indent=1) + "\n")
+
+
 def write_files(
     prediction: Prediction, program: str, trace: str | None, report: str | None
 ) -> None:
@@ -304,30 +342,6 @@ def write_files(
             ("Ranks", rank_rows(prediction)),
         ]
         write_page(report, program, run, results_of(prediction, program), tables)
-
-
-def gibibytes(size: int) -> str:
-    """A size in GiB, for messages that compare several; small ones get more digits."""
-    size_gib = size / 2**30
-    return f"{size_gib:.1f}" if size_gib >= 1 else f"{size_gib:.3g}"
-
-
-def held_in_words(rows: list[Held]) -> list[str]:
-    """Who holds memory: each kind with its share, then the largest holders of each."""
-    kinds: dict[str, int] = {}
-    for row in rows:
-        kinds[row.kind] = kinds.get(row.kind, 0) + row.size
-    lines = []
-    for kind, size in sorted(kinds.items(), key=lambda item: -item[1]):
-        largest = [row for row in rows if row.kind == kind][:HOLDERS_SHOWN]
-        told = ", ".join(_holder_in_words(row) for row in largest if row.module or row.place)
-        lines.append(f"{kind:<22} {format_bytes(size):>11}  {told}".rstrip())
-    return lines
-
-
-def _holder_in_words(row: Held) -> str:
-    where = f"{row.module} ({row.place})" if row.module and row.place else row.module or row.place
-    return f"{where} {format_bytes(row.size)}"
 
 
 def gibibytes(size: int) -> str:

@@ -10,7 +10,7 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankwise.base.errors import ConfigError
 
@@ -79,10 +79,10 @@ class ValuePolicy:
         Raises:
             NoValue: it may decide a shape or a size, and there is no policy for it.
         """
-        number = self._found(rank, asked, kind, most)
+        number: Number = self._found(rank, asked, kind, most)
         if most is not None:
             number = min(max(int(number), 0), most)
-        number = kind(number)
+        number = float(number) if kind is float else int(number) if kind is int else bool(number)
         count, first = self.answers.get(asked, (0, []))
         self.answers[asked] = count + 1, first if count >= _SHOWN else [*first, number]
         return number
@@ -131,12 +131,12 @@ class ValueRecord:
 
 def _read(path: str) -> dict[str, list[Number]]:
     try:
-        values = json.loads(Path(path).read_text())
+        values: Any = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"--values is {path}, {_EXPECTED}: {error}") from None
     if not isinstance(values, dict) or not all(_is_numbers(each) for each in values.values()):
         raise ConfigError(f"--values is {path}, {_EXPECTED}: it is not a map of lists of numbers")
-    return values
+    return dict(values)
 
 
 def _is_numbers(value: object) -> bool:

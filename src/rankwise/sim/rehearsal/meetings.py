@@ -632,7 +632,7 @@ def _without_frames(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def _own(error: Exception) -> Exception:
+def _own(error: BaseException) -> BaseException:
     """The same error for one of those who raise it: a traceback belongs to one thread."""
     try:
         return copy.copy(error)

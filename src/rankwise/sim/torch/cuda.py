@@ -276,7 +276,8 @@ _NAMES: dict[str, Any] = {
 """What of `torch.cuda` is replaced. There is no random state but the CPU's."""
 _OF_ACCELERATOR: dict[str, Any] = {
     "current_accelerator": _answers(CUDA), "current_device_index": present_device,
-    "current_device_idx": present_device, "set_device_index": _set_device, "set_device_idx": _set_device,
+    "current_device_idx": present_device,
+    "set_device_index": _set_device, "set_device_idx": _set_device,
     "get_memory_info": _NAMES["mem_get_info"],
     **{
         name: _NAMES[name]

@@ -62,9 +62,9 @@ def _scaled_dot_product_attention(  # noqa: PLR0917  # torch's parameters
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002  # the same
+    is_causal: bool = False,  # the same
     scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002  # the same
+    enable_gqa: bool = False,  # the same
 ) -> Any:
     """Attend with the kernel that CUDA takes first of those that are allowed and fit."""
     kernel = _kernel_of(query, key, attn_mask)
@@ -123,7 +123,7 @@ def _fused_rms_norm(
     return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]  # noqa: SLF001  # its name
 
 
-def _native_dropout(input: Tensor, p: float, train: bool) -> Any:  # noqa: A002, FBT001  # torch's parameters
+def _native_dropout(input: Tensor, p: float, train: bool) -> Any:  # noqa: A002  # torch's parameters
     if not choices()["fused_dropout"] or not train or not 0 < p < 1 or not _is_plain(input):
         return _dropout(input, p, train)
     return torch.native_dropout(input, p, train)[0]
@@ -135,8 +135,8 @@ _drop = F.dropout
 def _functional_dropout(
     input: Tensor,  # noqa: A002  # torch's name
     p: float = 0.5,
-    training: bool = True,  # noqa: FBT001, FBT002  # the same
-    inplace: bool = False,  # noqa: FBT001, FBT002  # the same
+    training: bool = True,  # the same
+    inplace: bool = False,  # the same
 ) -> Any:
     if inplace:
         return _drop(input, p, training, inplace)

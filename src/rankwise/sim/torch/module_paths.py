@@ -4,12 +4,12 @@ Forward, it is the innermost module that is called. Backward, autograd tells the
 that it runs, and the modules' calls are between such numbers: nodes are counted as they are made.
 """
 
-import os.path
 import sys
 import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
+from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
@@ -106,7 +106,7 @@ class ModulePaths:
         place = self._places.get(key)
         if place is None:
             site = CallSite(*key)
-            place = f"{os.path.basename(frame.f_code.co_filename)}:{site.line}"
+            place = f"{PurePath(frame.f_code.co_filename).name}:{site.line}"
             self._places[key] = place
         return place
 

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankwise.sim.prediction.clocks import PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
+from rankwise.sim.rehearsal.places import place_of
 from rankwise.sim.torch.flops import Flops, formula_of, is_of_matrices
 from rankwise.sim.torch.loads import FAKE_TENSOR
 from rankwise.sim.torch.storages import hold
@@ -36,6 +37,7 @@ _DTYPES = {
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.uint8: "u8", torch.bool: "bool", torch.float8_e4m3fn: "f8e4", torch.float8_e5m2: "f8e5",
 }  # fmt: skip
+_ITEM = "aten._local_scalar_dense"
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # no public way
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001  # no other name
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -83,6 +85,7 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
     def __init__(self, clock: RankClock) -> None:
         super().__init__()
         self.clock = clock
+        self._record = clock.record
         self._is_inside = False
         self._kinds: dict[Any, _Kind] = {}
         self._flops: dict[Any, int] = {}
@@ -160,6 +163,8 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         kind = self._kind_of(func)
+        if self._record is not None and kind.name == _ITEM and self.clock.number == 0:
+            self._record.note(told_place(sys._getframe(2)), result)  # noqa: SLF001  # the only way that costs no stack
         if not kind.is_free:
             self._charge(func, kind, args, kwargs, result)
         if kind.allocates:
@@ -252,6 +257,12 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             found += tensors_in(value)
     return found
+
+
+def told_place(frame: Any) -> str:
+    """The program's line among these frames, as `file:line`."""
+    site = place_of(frame)
+    return "" if site is None else f"{site.code.co_filename}:{site.line}"
 
 
 _OF_PROGRAM = "is_of_program"

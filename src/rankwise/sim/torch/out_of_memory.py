@@ -1,4 +1,4 @@
-"""A rank whose device is full: torch's own error, that says who wanted how much, and who holds it."""
+"""A rank whose device is full: torch's own error, with who wanted how much, and who holds it."""
 
 from rankwise.sim.prediction.clocks import RankClock
 from rankwise.sim.prediction.memory import DeviceFull
@@ -12,10 +12,8 @@ def out_of_memory(full: DeviceFull, clock: RankClock, kind: type[Exception]) -> 
     """The error of a rank, of torch's type."""
     limit = clock.memory.limit or 0
     taker = "" if full.taker is None else f", in {full.taker}"
-    lines = [
-        f"out of memory on rank {clock.number}: {gibibytes(full.wanted)} of"
-        f" {gibibytes(limit)} GiB{taker}"
-    ]
+    sizes = f"{gibibytes(full.wanted)} of {gibibytes(limit)} GiB"
+    lines = [f"out of memory on rank {clock.number}: {sizes}{taker}"]
     book = clock.memory.book
     if book is not None:
         lines += [f"  {row}" for row in held_in_words(book.present())]

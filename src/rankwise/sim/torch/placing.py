@@ -148,7 +148,7 @@ def relocate(tensor: Tensor, *, hint: bool) -> None:
 
 
 @contextmanager
-def _hinted(hint: bool) -> Iterator[None]:  # noqa: FBT001  # of this module
+def _hinted(hint: bool) -> Iterator[None]:  # of this module
     before, PLACEMENT.hint = PLACEMENT.hint, hint
     try:
         yield

@@ -123,7 +123,7 @@ def name_cuda(clock: RankClock) -> None:
     clock.memory.forget_peaks()
 
 
-def be_without_data(is_so: bool) -> None:  # noqa: FBT001  # nothing else is said
+def be_without_data(*, is_so: bool) -> None:  # nothing else is said
     """Whether there are tensors without numbers in this process."""
     global _is_without_data  # noqa: PLW0603  # there is one world at a time
     _is_without_data = is_so

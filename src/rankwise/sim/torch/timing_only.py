@@ -1,4 +1,4 @@
-"""Operations without data: shapes, strides and aliases as on CUDA, and memory that is never touched.
+"""Operations without data: shapes, strides and aliases as on CUDA, and untouched memory.
 
 A tensor is a plain one of the CPU. Its memory is reserved and never written, so that the kernel of
 the operating system gives it no page; all of torch takes it, C++ as well. Whether it has numbers is
@@ -22,10 +22,9 @@ from rankwise.base.errors import ConfigError
 from rankwise.sim.prediction.clocks import RankClock
 from rankwise.sim.prediction.memory import DeviceFull
 from rankwise.sim.prediction.values import Asked, ValuePolicy
-from rankwise.sim.rehearsal.places import place_of
 from rankwise.sim.torch.loads import makes_fake_tensors
 from rankwise.sim.torch.module_paths import ModulePaths
-from rankwise.sim.torch.operations import ChargingMode, tensors_in
+from rankwise.sim.torch.operations import ChargingMode, tensors_in, told_place
 from rankwise.sim.torch.storages import (
     PLACEMENT,
     SMALL_BYTES,
@@ -116,7 +115,7 @@ class TimingMode(ChargingMode):
                 plan = self._plans[func] = _plan_of(func)
             kwargs = kwargs or {}
             taken = tensors_in((*args, *kwargs.values()) if kwargs else args)
-            if any([tensor.is_meta for tensor in taken]) or kwargs.get("device") == _META:
+            if any(tensor.is_meta for tensor in taken) or kwargs.get("device") == _META:
                 return func(*args, **kwargs)
             if plan.is_real:
                 self._see(taken)
@@ -145,7 +144,7 @@ class TimingMode(ChargingMode):
         """Note where the results lie, and whether they have numbers."""
         found = [storage_of(tensor) for tensor in taken]
         # What no operation has made has numbers: numpy's, say.
-        self._is_known = all([each is None or each.is_known for each in found])
+        self._is_known = all(each is None or each.is_known for each in found)
         hint = PLACEMENT.hint
         if hint is None or not PLACEMENT.names_cuda:
             places = [
@@ -202,7 +201,7 @@ class TimingMode(ChargingMode):
     def _result_without_data(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """What an operation gives: tensors of the right shape, whose memory is never touched."""
         if plan.is_dynamic:
-            return self._count_rows(func, args, kwargs)
+            return self._count_rows(func, args)
         inferred = self._infer(func, args, kwargs) if plan.makes or plan.outputs else ()
         given = []
         for index, place in enumerate(plan.returned):
@@ -283,14 +282,14 @@ class TimingMode(ChargingMode):
         frame = sys._getframe(2)  # noqa: SLF001  # as below
         if kind is not int and _is_of_scaler(frame):
             return kind(0)  # no gradient is infinite
-        return self._values.answer(self.clock.number, Asked(_place(frame), kind.__name__), kind)
+        return self._values.answer(self.clock.number, Asked(told_place(frame), kind.__name__), kind)
 
     def _ask_rows(self, func: Any, most: int) -> int:
         what = f"the length of the result of {func.overloadpacket}"
-        asked = Asked(_place(sys._getframe(2)), what)  # noqa: SLF001  # as below
+        asked = Asked(told_place(sys._getframe(2)), what)  # noqa: SLF001  # as below
         return int(self._values.answer(self.clock.number, asked, int, most))
 
-    def _count_rows(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _count_rows(self, func: Any, args: Any) -> Any:
         """An operation whose values decide the shape of what it gives."""
         name = str(func.overloadpacket).partition(".")[2]
         source = args[0]
@@ -301,7 +300,7 @@ class TimingMode(ChargingMode):
             return _empty([count], [1], dtype=source.dtype)
         raise ConfigError(
             f"{func} gives a result whose shape depends on numbers that are not computed with"
-            f" --timing-only, at {_place(sys._getframe(1))}",  # noqa: SLF001  # as below
+            f" --timing-only, at {told_place(sys._getframe(1))}",  # noqa: SLF001  # as below
             hint="leave it out on such a run, or predict with real tensors",
         )
 
@@ -430,11 +429,6 @@ def _has_masks(args: Any) -> bool:
             isinstance(each, Tensor) and each.dtype in {torch.bool, torch.uint8} for each in args[1]
         )
     )
-
-
-def _place(frame: Any) -> str:
-    site = place_of(frame)
-    return "" if site is None else f"{site.code.co_filename}:{site.line}"
 
 
 def _is_of_scaler(frame: Any) -> bool:

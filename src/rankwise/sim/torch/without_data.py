@@ -3,7 +3,7 @@
 See `timing_only` for tensors, `placing` for devices and `cuda_choices` for operators.
 """
 
-import sys
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rankwise.sim.prediction.holders import GRADIENTS, OPTIMIZER, PARAMETERS, HolderBook
 from rankwise.sim.rehearsal.scheduler import Rank
-from rankwise.sim.rehearsal.world import SimulatedWorld, running_rank
+from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch import cuda, cuda_choices, storages
 from rankwise.sim.torch.module_paths import follow_modules, with_paths
 from rankwise.sim.torch.operations import charge_thread
@@ -27,9 +27,9 @@ _MODE = "timing only"
 
 def compute_nothing() -> Callable[[], None]:
     """Replace of torch what such ranks must not call; returns what undoes it."""
-    storages.be_without_data(True)
+    storages.be_without_data(is_so=True)
     stack = ExitStack()
-    stack.callback(storages.be_without_data, False)
+    stack.callback(storages.be_without_data, is_so=False)
 
     def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -40,7 +40,9 @@ def compute_nothing() -> Callable[[], None]:
     replace(torch.nn.Module, "__call__", with_paths)
     replace(torch.nn.Module, "to", _with_target)
     replace(torch, "compile", _as_eager)
-    replace(torch.nn.Module, "compile", lambda _: _nothing)
+    replace(torch.nn.Module, "compile", _compiled_in_place)
+    replace(torch, "save", _unwritten)
+    replace(torch, "load", _unread)
     replace(torch, "set_default_device", _default)
     replace(torch.cuda, "set_device", _naming)
     stack.callback(register_optimizer_step_pre_hook(_note_roles).remove)
@@ -61,7 +63,7 @@ def begin_rank(world: SimulatedWorld, rank: Rank) -> None:
 
 def shard_on_device() -> Callable[[], None]:
     """Have `fully_shard` move what it shards to the device; returns what undoes it."""
-    sharding = import_module("torch.distributed.fsdp._fully_shard._fsdp_init")
+    sharding: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_init")
     original = sharding._move_states_to_device  # noqa: SLF001  # no public way
 
     def move(params: list[Any], buffers: list[Any], device: Any) -> None:
@@ -105,26 +107,68 @@ def _with_target(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
+_EAGER = "torch.compile is left out: graphs are predicted as eager code"
+_UNWRITTEN = "checkpoints are not written"
+_UNREAD = "checkpoints are not read, but for the shapes in them"
+
+
 def _as_eager(_original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_nothing(model: Any = None, **_options: Any) -> Any:
-        _tell_once("torch.compile: predicted as eager, since graphs are not modelled")
+        remark(_EAGER)
         return model if model is not None else lambda function: function
 
     return compile_nothing
 
 
-def _nothing(_module: Any, *_args: Any, **_options: Any) -> None:
-    _tell_once("torch.compile: predicted as eager, since graphs are not modelled")
+def _compiled_in_place(_original: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_nothing(_module: Any, *_args: Any, **_options: Any) -> None:
+        remark(_EAGER)
+
+    return compile_nothing
 
 
-def _tell_once(text: str) -> None:
-    from rankwise.sim.rehearsal.world import present_world  # noqa: PLC0415  # for this alone
+def _unwritten(_original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(*_args: Any, **_options: Any) -> None:
+        remark(_UNWRITTEN)
 
-    if present_world().shared.setdefault(text, running_rank()) is running_rank():
-        told = present_world().shared.setdefault("told of timing only", [])
-        if text not in told:
-            told.append(text)
-            print(f"rankwise: {text}", file=sys.stderr)
+    return save
+
+
+def _unread(original: Callable[..., Any]) -> Callable[..., Any]:
+    def load(file: Any, *args: Any, **options: Any) -> Any:
+        remark(_UNREAD)
+        if isinstance(file, str | os.PathLike):  # its numbers stay on the disk
+            options["mmap"] = True
+        return original(file, *args, **options)
+
+    return load
+
+
+def _unread_in_place(_original: Callable[..., Any]) -> Callable[..., Any]:
+    def load(*_args: Any, **_options: Any) -> None:
+        remark(_UNREAD)
+
+    return load
+
+
+def leave_checkpoints() -> Callable[[], None]:
+    """Have `torch.distributed.checkpoint` neither read nor write; returns what undoes it."""
+    stack = ExitStack()
+    checkpoint = import_module("torch.distributed.checkpoint")
+    for name, make in (
+        ("save", _unwritten), ("async_save", _unwritten), ("load", _unread_in_place),
+    ):  # fmt: skip
+        original = getattr(checkpoint, name)
+        setattr(checkpoint, name, make(original))
+        stack.callback(setattr, checkpoint, name, original)
+    return stack.close
+
+
+def remark(text: str) -> None:
+    """Have the user told once of what this run leaves out."""
+    remarks = present_world().prediction.remarks
+    if text not in remarks:
+        remarks.append(text)
 
 
 def _default(original: Callable[..., None]) -> Callable[..., None]:
