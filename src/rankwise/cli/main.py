@@ -41,6 +41,14 @@ SUBCOMMANDS = {
     "sim": Subcommand(
         "rankwise.cli.sim", "sim", "Simulate programs of many ranks on a multi-chip accelerator."
     ),
+    "machines": Subcommand(
+        "rankwise.cli.machines", "machines", "List the real machines that runs are predicted on."
+    ),
+    "calibrate": Subcommand(
+        "rankwise.cli.calibrate",
+        "calibrate",
+        "Measure this machine, to predict runs on it.",
+    ),
     "diff": Subcommand(
         "rankwise.cli.diff",
         "diff",

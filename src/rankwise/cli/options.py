@@ -25,6 +25,10 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 PRESETS = ("default", "torus16", "pod64", "switch8")
 """The simulated machines that ship (`sim/hardware/presets`), for help and completion: to look them
 up there takes the simulator, which takes numpy."""
+MACHINES = (
+    "a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb-500w", "h200", "b200", "gb200", "mi300x",
+)  # fmt: skip
+"""The machines that exist (`sim/prediction/machines/shipped`), for the same."""
 PRESETS_IN_WORDS = ", ".join(PRESETS)
 
 
@@ -179,7 +183,7 @@ class ElsewhereType(click.ParamType):  # type: ignore[type-arg]  # the same
         words = [
             "ray",
             "sim",
-            *(f"sim:{name}" for name in PRESETS),
+            *(f"sim:{name}" for name in (*PRESETS, *MACHINES)),
         ]
         return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 

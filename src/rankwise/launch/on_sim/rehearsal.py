@@ -153,9 +153,9 @@ class Rehearsal:
         if machine is not None:
             from rankwise.sim import prediction  # noqa: PLC0415  # only there
             from rankwise.sim.hardware.faults import checked_faults  # noqa: PLC0415  # the same
-            from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
+            from rankwise.sim.prediction.machines import open_machine  # noqa: PLC0415  # the same
 
-            topology = load_topology(machine)
+            topology = open_machine(machine, node_count, job.gang.size)
             self.prediction = prediction.Prediction(
                 topology.with_faults(checked_faults(chip_faults, topology)),
                 self.size,
@@ -554,8 +554,7 @@ class Rehearsal:
             return
         self._say(
             f"rank {rank.number} has let no other rank run for {NOTICE_S:.0f} s{where} (simulated"
-            " ranks take turns where they wait for each other; if it blocks, --hang-timeout ends"
-            " the run)"
+            " ranks take turns; if it blocks, --hang-timeout ends the run)"
         )
 
     def _say(self, message: str, event: str = "notice", **fields: Any) -> None:

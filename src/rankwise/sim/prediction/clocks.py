@@ -9,9 +9,9 @@ clocks, and when the operation of the group before it is over; a rank that waits
 its end, or at once if that has passed by then. So an operation under way overlaps with what its
 ranks compute meanwhile, as on a stream for each group.
 
-Nothing of this depends on the order in which ranks get the baton: a rank whose clock is behind may
-run after one whose clock is ahead. Only what a program decides by who comes first, a receive from
-any source, follows the baton and not the clocks.
+Nothing of this depends on the order in which ranks get the run token: a rank whose clock is behind
+may run after one whose clock is ahead. Only a receive from any source, which depends on the order,
+follows the token and not the clocks.
 
 The time of a rank is one of five: it computes; it waits for an operation that is under way (that is
 *exposed* communication); it waits for others to come to one; it sleeps; or it has ended.
@@ -26,6 +26,9 @@ from rankwise.base.units import Instant
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
+from rankwise.sim.prediction.machines.catalogue import MachineTopology
+from rankwise.sim.prediction.machines.device import DevicePrices
+from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.rehearsal.meetings import Equals, Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
@@ -67,6 +70,7 @@ class Account(NamedTuple):
         computing, exposed, waiting, asleep: see the module's text.
         communicating: the durations of all operations that it took part in, hidden or not.
         for_peers: the part of `waiting` before a message, for the peer to come to it.
+        behind: how long the device had nothing to do since its host was late; see `queued_clocks`.
     """
 
     time: int = 0
@@ -76,6 +80,7 @@ class Account(NamedTuple):
     asleep: int = 0
     communicating: int = 0
     for_peers: int = 0
+    behind: int = 0
 
     def since(self, before: "Account") -> "Account":
         """What came after another account of the same rank."""
@@ -117,6 +122,11 @@ class RankClock:
             self._communicating, self._for_peers,
         )  # fmt: skip
 
+    @property
+    def latest(self) -> int:
+        """When all that it has begun is done."""
+        return self.time
+
     def price(self, work: DeviceOperation) -> "PricedWork":
         """How long an operation takes on its device."""
         return self._prediction.price(work._replace(times=self._times))
@@ -141,6 +151,15 @@ class RankClock:
             self._prediction.log(
                 self, "KernelLaunch", priced.work.name, begun, self.time, priced.work
             )
+
+    def note_free(self) -> None:
+        """An operation has no kernel: it takes no time."""
+
+    def note_subclass(self) -> None:
+        """An operation goes by a tensor subclass first: that takes no time."""
+
+    def synchronize(self, until: int | None = None) -> None:
+        """Wait for the device, which is never behind."""
 
     def come(self, load: Any, size: int) -> Passage:
         """Come to an operation now, with so many bytes."""
@@ -239,8 +258,7 @@ class Prediction:
             )
         self.topology = topology
         self.size = size
-        self.costs = DeviceCosts(topology)
-        self.network = NetworkCosts(topology)
+        self.costs, self.network, self._make_clock = _models_of(topology)
         self.clocks: dict[int, RankClock] = {}
         self.op_log = OpLog()
         self.works: list[PricedWork] = []
@@ -270,7 +288,7 @@ class Prediction:
     @property
     def now(self) -> int:
         """The latest time of any rank."""
-        return max((clock.time for clock in self.clocks.values()), default=self._begun_at)
+        return max((clock.latest for clock in self.clocks.values()), default=self._begun_at)
 
     @property
     def simulated_count(self) -> int:
@@ -307,7 +325,7 @@ class Prediction:
         """The clock of a rank."""
         clock: RankClock | None = rank.belongings.get(_KEY)
         if clock is None:
-            clock = RankClock(self, rank.number, self._begun_at)
+            clock = self._make_clock(self, rank.number, self._begun_at)
             rank.belongings[_KEY] = clock
             if self.equals is None or rank.number in self.equals.simulated:
                 self.clocks[rank.number] = clock
@@ -318,7 +336,7 @@ class Prediction:
         clock = self.clock_of(rank)
         clock.oversleep(nanoseconds)
         if isinstance(load, Passage):
-            load.came_at = clock.time
+            load.came_at = max(load.came_at, clock.time)
 
     def carry_out(
         self,
@@ -411,3 +429,19 @@ def _told(done: "PricedWork | int | None") -> str:
         return f"communicates {done:,} bytes"
     shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
     return f"computes {done.work.name} of {shapes}" if shapes else f"computes {done.work.name}"
+
+
+def _models_of(
+    topology: Topology,
+) -> tuple[
+    DeviceCosts | DevicePrices,
+    NetworkCosts | FabricPrices,
+    "Callable[[Prediction, int, int], RankClock]",
+]:
+    """What prices operations and collectives, and what kind of clock ranks have."""
+    if not isinstance(topology, MachineTopology):
+        return DeviceCosts(topology), NetworkCosts(topology), RankClock
+    from rankwise.sim.prediction.queued_clocks import QueuedClock  # noqa: PLC0415  # derived from ours
+
+    real = topology.real
+    return DevicePrices(real.device), FabricPrices(real, topology.per_node), QueuedClock

@@ -13,6 +13,8 @@ from rankwise.sim.benches.holding import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
 from rankwise.sim.prediction.holders import Held
+from rankwise.sim.prediction.machines.catalogue import MachineTopology
+from rankwise.sim.prediction.machines.trust import interval_in_words, interval_of
 from rankwise.sim.reporting.page import Table, write_page
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.reporting.trace import write_trace
@@ -27,7 +29,7 @@ UNKNOWN_SHOWN = 3
 HOLDERS_SHOWN = 3
 PICOSECONDS_PER_SECOND = 1_000_000_000_000
 VALUES_SHOWN = 3
-HOLDERS_SHOWN = 3
+LAUNCH = "launch"
 
 
 class Figures(NamedTuple):
@@ -41,7 +43,8 @@ class Figures(NamedTuple):
             for one that has done nothing.
         bubble: the part of `waiting` that is for messages of others; the rest is for collectives.
             The time after the end of ranks is divided as they waited before.
-        launch: the part of `computing` that is the launches of operations.
+        launch: the part of `computing` that is the launches of operations; on a machine whose hosts
+            have clocks of their own, in which a device waits for its host.
         communicating: picoseconds of communication per rank in that time, hidden or not.
         memory_peak: of the device that needed most, in bytes; `memory_rank` says whose it is.
     """
@@ -72,7 +75,7 @@ class Figures(NamedTuple):
             "links": self.exposed,
             "pipeline bubble": self.bubble,
             "imbalance of ranks": self.waiting - self.bubble,
-            "launch": self.launch,
+            LAUNCH: self.launch,
             "sleep": self.asleep,
         }
         if not self.time or self.computing - self.launch >= ENOUGH:
@@ -94,6 +97,8 @@ def figures_of(prediction: Prediction) -> Figures:
         return sum(getattr(each, name) for each in spent) / (whole * size) if whole else 0.0
 
     computing, exposed, asleep = share("computing"), share("exposed"), share("asleep")
+    behind = share("behind")
+    launch, computing = computing * _launching(prediction) + behind, computing + behind
     waiting = max(0.0, 1 - computing - exposed - asleep) if whole else 0.0
     waited = sum(each.waiting for each in spent)
     for_peers = sum(each.for_peers for each in spent) / waited if waited else 0.0
@@ -105,7 +110,7 @@ def figures_of(prediction: Prediction) -> Figures:
         waiting=waiting,
         asleep=asleep,
         bubble=for_peers * waiting,
-        launch=computing * _launching(prediction),
+        launch=launch,
         communicating=sum(each.communicating for each in spent) // (size * max(1, steps)),
         memory_peak=fullest.memory.peak_of_run if fullest else 0,
         memory_rank=fullest.number if fullest else 0,
@@ -132,11 +137,12 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
     figures = figures_of(prediction)
     counted = f"mean of {figures.steps} after the first" if figures.steps else ""
     capacity = prediction.capacity
-    full = "; more than that" if figures.memory_peak > capacity else ""
+    full = ": does not fit" if figures.memory_peak > capacity else ""
     cause, cost = figures.held_back_by
     imbalance = max(0.0, figures.waiting - figures.bubble)
     rows = [
         ("step time" if figures.steps else "time", format_picoseconds(figures.time), counted),
+        *_interval_rows(prediction, figures),
         ("computing", _percent(figures.computing), ""),
         (
             "exposed communication",
@@ -151,7 +157,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
             f"pipeline bubble {_percent(figures.bubble)}, imbalance {_percent(imbalance)}",
         ),
         ("asleep", _percent(figures.asleep), ""),
-        ("held back by", _percent(cost), cause),
+        ("held back by", _percent(cost), _in_words(prediction, cause)),
         (
             "peak memory",
             format_bytes(figures.memory_peak),
@@ -162,12 +168,28 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         names = sorted({work.name for work in prediction.unknown})
         count = sum(priced.count for priced in prediction.unknown.values())
         told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
-        why = "flops unknown, only moving the tensors is counted; a cost model can price it"
+        why = "flops unknown, so only bytes count; a cost model can price it"
         rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
     left_out = {
         name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells
     }
     return [row for row in rows if row[0] not in left_out]
+
+
+def _interval_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, str, str]]:
+    """What the time may be, on a machine that exists."""
+    interval = interval_of(prediction, figures.time)
+    if interval is None or not figures.time:
+        return []
+    ends = " to ".join(format_picoseconds(each, 3) for each in (interval.low, interval.high))
+    return [("interval", ends, interval_in_words(interval))]
+
+
+def _in_words(prediction: Prediction, cause: str) -> str:
+    """What costs most; of a machine whose hosts have clocks of their own, what that means."""
+    if cause == LAUNCH and isinstance(prediction.topology, MachineTopology):
+        return "launches: the job is bound by its host"
+    return cause
 
 
 def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
@@ -306,6 +328,7 @@ def document(prediction: Prediction) -> dict[str, Any]:
         "checked_ranks": prediction.simulated_count,
         "steps": figures.steps,
         "step_time_s": step,
+        "interval": _interval_fields(prediction, figures),
         "computing_s": figures.computing * step,
         "communication_s": figures.communicating / PICOSECONDS_PER_SECOND,
         "exposed_communication_s": figures.exposed * step,
@@ -321,6 +344,19 @@ def document(prediction: Prediction) -> dict[str, Any]:
         "values": [] if prediction.values is None else prediction.values.told(),
         "remarks": prediction.remarks,
         "too_cheap": sorted({work.name for work in prediction.unknown}),
+    }
+
+
+def _interval_fields(prediction: Prediction, figures: Figures) -> dict[str, Any] | None:
+    """What a step may take; None on a topology, which is checked against nothing."""
+    interval = interval_of(prediction, figures.time)
+    if interval is None:
+        return None
+    return {
+        "low_s": interval.low / PICOSECONDS_PER_SECOND,
+        "high_s": interval.high / PICOSECONDS_PER_SECOND,
+        "extrapolated": list(interval.extrapolated),
+        "against": interval.against,
     }
 
 

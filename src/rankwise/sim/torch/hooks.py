@@ -73,6 +73,7 @@ from rankwise.sim.torch.loads import makes_fake_tensors
 from rankwise.sim.torch.no_gpus import NoGpu, hide_gpus
 from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
+from rankwise.sim.torch.reads_in_flight import watch_methods
 from rankwise.sim.torch.recording import follow_steps, recorded
 from rankwise.sim.torch.settings import Settings, set_num_threads
 from rankwise.sim.torch.store import (
@@ -84,6 +85,8 @@ from rankwise.sim.torch.store import (
     RehearsedStore,
     RehearsedTCPStore,
 )
+from rankwise.sim.torch.streams import order_by_streams
+from rankwise.sim.torch.streams import synchronize as wait_for_device
 from rankwise.sim.torch.turns import take_turns
 
 TESTED = ("2.13",)
@@ -143,6 +146,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
             from rankwise.sim.torch.without_data import compute_nothing  # noqa: PLC0415  # rare
 
             stack.callback(compute_nothing())
+        stack.callback(order_by_streams())
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)
         replace("__init__", with_makers, FakeTensorMode)
@@ -150,6 +154,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     if world.has_virtual_clock:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
+    stack.callback(watch_methods())
     operators = Operators()
     stack.callback(operators.close)
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
@@ -575,5 +580,7 @@ def _synchronized(original: Callable[..., None]) -> Callable[..., None]:
     def synchronize(device: Any = None) -> None:
         if running_rank() is None:
             original(device)
+        else:
+            wait_for_device()
 
     return synchronize

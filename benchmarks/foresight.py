@@ -1,0 +1,327 @@
+"""Published training runs and collectives, beside what is predicted of them.
+
+- **runs**: step times of published runs, predicted by pricing one rank of `programs/transformer.py`
+  with the flags of each framework. The toy is 6 N tokens / one efficiency, the same for all runs of
+  a kind of device. `--fit` prints the figures that fit best, and the errors with each source left
+  out of the fit. Rows with a gate are shown, not counted.
+- **collectives**: curves of NCCL; half of those of a fabric that a machine describes were fitted,
+  the others are predicted.
+
+Recording a run takes 15 to 60 s of CPU; records are kept in `build/foresight`.
+"""
+
+import json
+import math
+import pickle
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from measuring import Table, arguments
+
+from rankwise.sim.prediction.machines.catalogue import named_machine
+from rankwise.sim.prediction.machines.description import Figure, RealMachine
+from rankwise.sim.prediction.machines.fabric import FabricPrices
+
+HERE = Path(__file__).parent
+RECORDS = HERE.parent / "build" / "foresight"
+STEPS = 2
+POWER_OF_500_W = (500 / 700) ** (1 / 3)
+FITTED = {"hopper": (0.5, 0.8), "ampere": (0.6, 0.9)}
+FIGURES = ("matrix", "memory")
+BEST = {"hopper": 0.803, "ampere": 0.869}
+"""The best published product, as a share of the peak: what a device without a run of its own is
+fitted by, in proportion to the other kind."""
+KINDS = {"bf16": {989.0: "hopper", 312.0: "ampere"}}
+_COLLECTIVES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "alltoall": "all_to_all"}
+MEMORY_TRIED = (0.75, 0.80, 0.85, 0.90)
+
+
+class Row(NamedTuple):
+    """A published run that is predicted."""
+
+    published: Mapping[str, Any]
+    record: Any
+    flops: float
+
+    @property
+    def kind(self) -> str:
+        """The kind of device."""
+        return kind_of(named_machine(self.published["machine"]))
+
+
+def kind_of(real: RealMachine) -> str:
+    return KINDS["bf16"][real.device.peak_tflops["bf16"].value]
+
+
+def records(quick: bool) -> list[Row]:
+    """Record what is not recorded yet, each run in a process of its own."""
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    for run in json.loads((HERE / "foresight_runs.json").read_text("utf-8")):
+        if "words" not in run or (quick and rows):
+            continue
+        path = RECORDS / f"{run['id']}.pickle"
+        if not path.exists():
+            command = [sys.executable, __file__, "--record", run["id"]]
+            subprocess.run(command, check=True)
+        made = pickle.loads(path.read_bytes())
+        rows.append(Row(run, made, toy_flops(run["words"]) * run["tokens"]))
+    return rows
+
+
+def record_one(name: str) -> None:
+    """Record a run in this process."""
+    from foresight_recording import record, topology_of  # noqa: PLC0415  # it patches torch
+
+    runs = json.loads((HERE / "foresight_runs.json").read_text("utf-8"))
+    run = next(each for each in runs if each["id"] == name)
+    like = topology_of(named_machine(run["machine"]), run["devices"])
+    made = record(f"{run['words']} --steps {STEPS}", run["devices"], like)
+    (RECORDS / f"{name}.pickle").write_bytes(pickle.dumps(made))
+
+
+def toy_flops(words: str) -> float:
+    """6 N per token, with all weights."""
+    given = dict(zip(*[iter(words.split())] * 2, strict=True))
+    layers, hidden, ffn = (int(given[f"--{name}"]) for name in ("layers", "hidden", "ffn"))
+    share = int(given["--kv-heads"]) / int(given["--heads"])
+    networks = 2 if given.get("--mlp") == "gelu" else 3
+    per_layer = hidden * hidden * (2 + 2 * share) + networks * hidden * ffn
+    embeddings = int(given["--vocab"]) * hidden * (1 if given.get("--tie") == "yes" else 2)
+    return 6 * (layers * per_layer + embeddings)
+
+
+def machine_with(real: RealMachine, figures: Mapping[str, float]) -> RealMachine:
+    """A machine with other fitted figures; those of 500 W follow from those of 700 W."""
+    power = POWER_OF_500_W if real.name.endswith("500w") else 1.0
+    shares = {"matrix": figures["matrix"] * power, "memory": figures["memory"]}
+    fitted = msgspec.structs.replace(
+        real.device.fitted, **{name: Figure(each, 0.1, "fit") for name, each in shares.items()}
+    )
+    device = msgspec.structs.replace(real.device, fitted=fitted)
+    return msgspec.structs.replace(real, device=device)
+
+
+def predicted_ms(row: Row, figures: Mapping[str, float] | None = None) -> float:
+    """Milliseconds of a step; with the figures that ship if none are given."""
+    from foresight_recording import priced, topology_of  # noqa: PLC0415  # see above
+
+    from rankwise.sim.prediction.summary import figures_of  # noqa: PLC0415  # the same
+
+    real = named_machine(row.published["machine"])
+    real = real if figures is None else machine_with(real, figures)
+    prediction = priced(row.record, topology_of(real, row.published["devices"]))
+    prediction.size = 1
+    return figures_of(prediction).time / 1e9
+
+
+def error(predicted: float, row: Row) -> float:
+    return predicted / float(row.published["step_ms"]) - 1
+
+
+def counted(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if "gate" not in row.published]
+
+
+def toy_ms(row: Row, efficiency: float) -> float:
+    peak: float = named_machine(row.published["machine"]).device.peak_tflops["bf16"].value
+    return float(row.flops / (peak * 1e12 * efficiency) * 1e3)
+
+
+def toy_efficiency(rows: Sequence[Row]) -> float:
+    """The one that fits all counted runs best."""
+    return statistics.median(
+        toy_ms(row, 1.0) / float(row.published["step_ms"]) for row in counted(rows)
+    )
+
+
+def show_runs(rows: Sequence[Row], table: Table) -> None:
+    efficiency = toy_efficiency(rows)
+    errors, toys, ratios = [], [], []
+    for row in rows:
+        ours, toy = predicted_ms(row), toy_ms(row, efficiency)
+        published, is_gated = row.published["step_ms"], "gate" in row.published
+        table.row(
+            f"{row.published['id']}: {row.published['model']}, {row.published['devices']} x"
+            f" {row.published['machine']}" + (" (gate)" if is_gated else ""),
+            f"{published:,.0f} ms", f"{ours:,.0f} ms", f"{100 * error(ours, row):+.1f} %",
+            f"{100 * error(toy, row):+.1f} %",
+        )  # fmt: skip
+        if not is_gated:
+            errors.append(abs(error(ours, row)))
+            toys.append(abs(error(toy, row)))
+            ratios.append(published / ours)
+    for name, ours, toy in (
+        ("median of counted rows", statistics.median(errors), statistics.median(toys)),
+        ("90th percentile of counted rows", percentile(errors), percentile(toys)),
+    ):
+        table.row(name, "", "", f"{100 * ours:.1f} %", f"{100 * toy:.1f} %")
+    table.row(
+        "measured / predicted, counted", "", "", f"{min(ratios):.2f} to {max(ratios):.2f}", ""
+    )
+    for run in json.loads((HERE / "foresight_runs.json").read_text("utf-8")):
+        if "not_run" in run:
+            name = f"{run['id']}: {run['model']}, {run['devices']} x {run['gpu']}"
+            step = f"{run['step_ms']:,.0f} ms"
+            table.row(name, step, "not predicted", run["not_run"], "")
+
+
+def percentile(values: Sequence[float], share: float = 0.9) -> float:
+    """The value that so many do not exceed, between neighbours in proportion."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low + (high - low) * (place - math.floor(place))
+
+
+def fit(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """The figures of each kind of device with the least sum of squared logarithms of errors.
+
+    The memory's share is one for both kinds, as their controllers are alike. A kind without a run
+    gets the matrix share of the other in proportion to their best published products.
+    """
+    rows = counted(rows)
+    best: tuple[float, dict[str, dict[str, float]]] | None = None
+    for memory in MEMORY_TRIED:
+        found: dict[str, dict[str, float]] = {}
+        whole = 0.0
+        for kind, (low, high) in FITTED.items():
+            of_kind = [row for row in rows if row.kind == kind]
+            if of_kind:
+                matrix, loss = least(partial(loss_of, of_kind, memory), low, high)
+                found[kind] = {"matrix": matrix, "memory": memory}
+                whole += loss
+        for kind in FITTED:
+            if kind not in found:
+                other = next(iter(found))
+                share = found[other]["matrix"] * BEST[kind] / BEST[other]
+                found[kind] = {"matrix": share, "memory": memory}
+        if best is None or whole < best[0]:
+            best = whole, found
+    assert best is not None, "there are values to try"
+    return best[1]
+
+
+def loss_of(rows: Sequence[Row], memory: float, matrix: float) -> float:
+    return squares(rows, {"matrix": matrix, "memory": memory})
+
+
+def squares(rows: Sequence[Row], figures: Mapping[str, float]) -> float:
+    return sum(math.log(1 + error(estimated_ms(row, figures), row)) ** 2 for row in rows)
+
+
+_KNOWN: dict[str, tuple[float, float, float]] = {}
+
+
+def estimated_ms(row: Row, figures: Mapping[str, float]) -> float:
+    """As `predicted_ms`, from three predictions.
+
+    A step that its device bounds takes a constant, and parts in proportion to the inverse of each
+    share.
+    """
+    name = row.published["id"]
+    if name not in _KNOWN:
+        matrix, memory = 1 / 0.6, 1 / 0.8
+        base = predicted_ms(row, {"matrix": 0.6, "memory": 0.8})
+        of_matrix = (base - predicted_ms(row, {"matrix": 0.7, "memory": 0.8})) / (matrix - 1 / 0.7)
+        of_memory = (base - predicted_ms(row, {"matrix": 0.6, "memory": 0.9})) / (memory - 1 / 0.9)
+        _KNOWN[name] = base - of_matrix * matrix - of_memory * memory, of_matrix, of_memory
+    constant, of_matrix, of_memory = _KNOWN[name]
+    return constant + of_matrix / figures["matrix"] + of_memory / figures["memory"]
+
+
+def least(loss: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """Where a function of one valley is least, to a hundredth, and how much that is."""
+    while high - low > 0.01:
+        first, second = low + (high - low) / 3, high - (high - low) / 3
+        if loss(first) < loss(second):
+            high = second
+        else:
+            low = first
+    middle = round((low + high) / 2, 3)
+    return middle, loss(middle)
+
+
+def show_fit(rows: Sequence[Row], table: Table) -> None:
+    for kind, figures in fit(rows).items():
+        table.row(
+            f"fitted on all: {kind}",
+            *(f"{name} {each:.3f}" for name, each in figures.items()),
+            "",
+            "",
+        )
+    errors = []
+    for left_out in sorted({row.published["set"] for row in counted(rows)}):
+        others = [row for row in rows if row.published["set"] != left_out]
+        found = fit(others)
+        for row in counted(rows):
+            if row.published["set"] == left_out:
+                ours = estimated_ms(row, found[row.kind])
+                errors.append(abs(error(ours, row)))
+                name = f"without {left_out}: {row.published['id']}"
+                table.row(
+                    name, f"{row.published['step_ms']:,.0f} ms",
+                    f"{ours:,.0f} ms", f"{100 * error(ours, row):+.1f} %", "",
+                )  # fmt: skip
+    table.row(
+        "median with its source left out", "", "", f"{100 * statistics.median(errors):.1f} %", ""
+    )
+
+
+def show_collectives(table: Table) -> None:
+    for curve in json.loads((HERE / "foresight_collectives.json").read_text("utf-8")):
+        real = named_machine(curve["machine"])
+        nodes, local = curve["nodes"], curve["devices"] // curve["nodes"]
+        fabric = FabricPrices(real, local)
+        kind = _COLLECTIVES[curve["kind"]]
+        errors = []
+        for size, microseconds in curve["points"]:
+            ways = fabric.choices(
+                kind, size // curve["devices"] if kind == "all_gather" else size, nodes, local
+            )
+            if curve.get("algorithm", "").startswith("Ring"):
+                ways.pop("multicast", None)
+            errors.append(min(ways.values()) * 1e6 / microseconds - 1)
+        sizes = [abs(each) for each in errors]
+        large = [
+            abs(e) for e, (size, _) in zip(errors, curve["points"], strict=True) if size >= 1 << 26
+        ]
+        table.row(
+            f"{curve['id']}: {kind}, {curve['devices']} x {curve['machine']}",
+            "fitted" if curve["is_fitted"] else "predicted", str(len(errors)),
+            f"{100 * statistics.median(sizes):.1f} %",
+            f"{100 * statistics.median(large):.1f} %" if large else "-", curve.get("note", ""),
+        )  # fmt: skip
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--record"]:
+        record_one(sys.argv[2])
+        return
+    options = arguments(
+        __doc__, repetitions=1, parts=("runs", "fit", "collectives"), quick_parts=("collectives",)
+    )
+    if "collectives" in options.only:
+        show_collectives(
+            Table(
+                "Collectives", ("curve", "was", "points", "median error", "from 64 MiB on", "note")
+            )
+        )
+    if {"runs", "fit"} & set(options.only):
+        rows = records(options.quick)
+        if "runs" in options.only:
+            show_runs(
+                rows, Table("Published runs", ("run", "published", "predicted", "error", "toy"))
+            )
+        if "fit" in options.only:
+            show_fit(rows, Table("Fit", ("what", "published", "predicted", "error", "")))
+
+
+if __name__ == "__main__":
+    main()

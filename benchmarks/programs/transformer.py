@@ -1,0 +1,214 @@
+"""Trains a decoder on tokens of one kind: what the published runs of foresight.py train.
+
+A plain script: `torchrun --nproc-per-node 8 transformer.py --layers 32 ...`. Its flags are what
+published frameworks differ in: norms of one kernel or of six, what is recomputed, how gradients are
+reduced, and which optimiser steps.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+KEEP, AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+SIZES = {
+    "layers": 2, "hidden": 256, "heads": 4, "kv-heads": 4, "ffn": 1024, "vocab": 1024,
+    "sequence": 256, "batch": 1, "accumulate": 1, "steps": 3,
+}  # fmt: skip
+CHOICES = {
+    "norm": ("rms", "fused-rms", "layer"), "mlp": ("swiglu", "gelu"),
+    "rotary": ("complex", "fused", "no"), "checkpoint": ("none", "selective", "full"),
+    "parallel": ("fsdp", "ddp", "no"), "optimizer": ("foreach", "fused", "single"),
+    "tie": ("no", "yes"), "masters": ("no", "yes"),
+}  # fmt: skip
+
+
+def options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name, default in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, choices in CHOICES.items():
+        parser.add_argument(f"--{name}", choices=choices, default=choices[0])
+    return parser.parse_args(words)
+
+
+class FusedNorm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+    """Stands for an RMS norm of one kernel each way, which moves what a layer norm does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.native_layer_norm(x, x.shape[-1:], weight, None, 1e-5)[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        mean = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        mask = [True, True, False]
+        made = torch.ops.aten.native_layer_norm_backward(
+            grad, x, x.shape[-1:], mean, mean, weight, None, mask
+        )
+        return made[0], made[1]
+
+
+class Norm(nn.Module):  # type: ignore[misc]  # the same
+    def __init__(self, size: int, kind: str) -> None:
+        super().__init__()
+        self.kind, self.weight = kind, nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "layer":
+            return functional.layer_norm(x, x.shape[-1:], self.weight)
+        if self.kind == "fused-rms":
+            return FusedNorm.apply(x, self.weight)
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(
+            x
+        ) * self.weight
+
+
+def rotated(x: Tensor, angles: Tensor, kind: str) -> Tensor:
+    """Positions: by complex numbers in f32, or by one kernel that reads and writes once."""
+    if kind == "complex":
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * angles[: x.shape[1], None]).flatten(3).type_as(x)
+    return x * 1.0 if kind == "fused" else x
+
+
+class Layer(nn.Module):  # type: ignore[misc]  # the same
+    def __init__(self, o: argparse.Namespace) -> None:
+        super().__init__()
+        linear = partial(nn.Linear, bias=False)
+        self.o, self.size = o, o.hidden // o.heads
+        self.norm_1, self.norm_2 = Norm(o.hidden, o.norm), Norm(o.hidden, o.norm)
+        self.q, self.out = linear(o.hidden, o.hidden), linear(o.hidden, o.hidden)
+        self.k, self.v = (linear(o.hidden, o.kv_heads * self.size) for _ in range(2))
+        self.up, self.down = linear(o.hidden, o.ffn), linear(o.ffn, o.hidden)
+        self.gate = linear(o.hidden, o.ffn) if o.mlp == "swiglu" else None
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        y = self.norm_1(x)
+        q, k, v = (each(y).view(rows, length, -1, self.size) for each in (self.q, self.k, self.v))
+        q, k = (rotated(each, angles, self.o.rotary) for each in (q, k))
+        if times := self.o.heads // self.o.kv_heads - 1:
+            wide = (rows, length, self.o.heads, self.size)
+            k, v = (
+                each[:, :, :, None].expand(-1, -1, -1, times + 1, -1).reshape(wide)
+                for each in (k, v)
+            )
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(rows, length, -1))
+        y = self.norm_2(x)
+        z = self.up(y)
+        z = functional.gelu(z) if self.gate is None else functional.silu(self.gate(y)) * z
+        return x + self.down(z)
+
+
+def selective() -> Any:
+    """Selective checkpointing as in torchtitan: attention is kept, and each second product."""
+    count = {False: 0, True: 0}
+
+    def choose(context: Any, function: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if function is torch.ops.aten.mm.default:
+            count[context.is_recompute] += 1
+            return KEEP if count[context.is_recompute] % 2 else AGAIN
+        return KEEP if "attention" in str(function) else AGAIN
+
+    return create_selective_checkpoint_contexts(choose)
+
+
+class Decoder(nn.Module):  # type: ignore[misc]  # the same
+    def __init__(self, o: argparse.Namespace) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(o.vocab, o.hidden)
+        self.layers = nn.ModuleList(Layer(o) for _ in range(o.layers))
+        self.norm = Norm(o.hidden, o.norm)
+        self.head = nn.Linear(o.hidden, o.vocab, bias=False)
+        if o.tie == "yes":
+            self.head.weight = self.embedding.weight
+        again = partial(checkpoint, use_reentrant=False)
+        ways = {"full": again, "selective": partial(again, context_fn=selective)}
+        self.call = ways.get(o.checkpoint, lambda layer, *args: layer(*args))
+
+    def forward(self, tokens: Tensor, angles: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = self.call(layer, x, angles)  # type: ignore[no-untyped-call]  # torch's is untyped
+        return self.head(self.norm(x))
+
+
+def build(o: argparse.Namespace, device: str, mesh: Any) -> nn.Module:
+    """The model as a rank holds it: f32 for FSDP, which computes in bf16, else bf16."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if o.parallel == "fsdp" else torch.bfloat16)
+    with torch.device(device):
+        model: nn.Module = Decoder(o)
+    torch.set_default_dtype(default)
+    if o.parallel == "fsdp":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for each in model.layers:
+            fully_shard(each, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+    elif o.parallel == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return model
+
+
+def train(o: argparse.Namespace, device: str, mesh: Any = None) -> None:
+    model = build(o, device, mesh)
+    weights = list(model.parameters())
+    stepped = weights
+    if o.masters == "yes":  # weights and sums of gradients in f32 beside those of the model
+        stepped = [each.detach().float() for each in weights]
+        for each in stepped:
+            each.grad = torch.zeros_like(each)
+    optimizer = torch.optim.AdamW(
+        stepped, foreach=o.optimizer == "foreach", fused=o.optimizer == "fused"
+    )
+    angles = torch.ones(o.sequence, o.hidden // o.heads // 2, dtype=torch.complex64, device=device)
+    tokens = torch.zeros(o.batch, o.sequence, dtype=torch.int64, device=device)
+    for _ in range(o.steps):
+        for part in range(o.accumulate):
+            if o.parallel == "ddp":
+                model.require_backward_grad_sync = part == o.accumulate - 1
+            logits = model(tokens, angles).flatten(0, 1).float()
+            functional.cross_entropy(logits, tokens.flatten()).backward()
+            del logits
+            if o.masters == "yes":
+                for each, weight in zip(stepped, weights, strict=True):
+                    each.grad.add_(weight.grad)
+                    weight.grad = None
+        nn.utils.clip_grad_norm_(stepped, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=o.masters == "no")
+        if o.masters == "yes":
+            with torch.no_grad():
+                for each, weight in zip(stepped, weights, strict=True):
+                    weight.copy_(each)
+
+
+def main() -> None:
+    o = options()
+    dist.init_process_group()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sharded = o.parallel == "fsdp"
+    train(o, device, init_device_mesh(device, (dist.get_world_size(),)) if sharded else None)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Host and device have clocks of their own: launches queue, streams and events order them.
+
+Theory of operation
+===================
+
+On a machine that exists, a rank is a host that hands operations to a device. `time` is the host's:
+each operation moves it by what a launch of its class takes, and the device carries it out later, on
+a *lane*: a stream of the device. An operation begins when the lane is free and when it has been
+launched. If lanes run empty since the host is too slow, the job is bound by its host; if more than
+`queue` launches are pending, the host waits for its device.
+
+A collective comes to its group when its lane has reached it. Who waits for it is the lane, not the
+host: work behind it begins at its end. A lane waits for an event of another in the same way. Only
+calls that ask the device for a value, or for its end, let the host wait (`synchronize`).
+
+What is accounted is the first lane's time, that of the default stream: it computes, waits for
+communication under way (exposed) or for other ranks, or has nothing to do since its host is behind.
+Kernels on other lanes are taken to run beside it, at no cost for either.
+"""
+
+from collections import deque
+
+from rankwise.sim.prediction.clocks import Account, Passage, Prediction, PricedWork, RankClock
+from rankwise.sim.prediction.costs import DeviceOperation
+from rankwise.sim.prediction.machines.catalogue import MachineTopology
+from rankwise.sim.prediction.machines.description import Figure, LaunchSpec
+from rankwise.sim.prediction.machines.device import is_attention
+
+_PICOSECONDS_PER_MICROSECOND = 1_000_000
+_FOREACH = ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad")
+
+
+class Lane:
+    """A stream of a device.
+
+    Attributes:
+        ends_at: when all that it has been given is done.
+        waits_from: when the last transfer that it waited for began; until then it waited for ranks.
+    """
+
+    __slots__ = ("ends_at", "waits_from")
+
+    def __init__(self, ends_at: int = 0, waits_from: int = 0) -> None:
+        self.ends_at = ends_at
+        self.waits_from = waits_from
+
+
+class QueuedClock(RankClock):
+    """The host and the lanes of one rank.
+
+    Attributes:
+        lane: the one that gets what is launched now.
+        default_lane: the one of the default stream.
+    """
+
+    def __init__(self, prediction: Prediction, number: int, begun_at: int) -> None:
+        super().__init__(prediction, number, begun_at)
+        assert isinstance(prediction.topology, MachineTopology), "chips have no host of this kind"
+        host = prediction.topology.real.host
+        self._launches = _Launches(host.launch_us)
+        self._pending: deque[int] = deque(maxlen=host.queue)
+        self.lane = self.default_lane = Lane(begun_at)
+        self._lanes = [self.default_lane]
+        self._behind = 0
+
+    @property
+    def latest(self) -> int:
+        """When the host and all lanes are done."""
+        return max(self.time, *(lane.ends_at for lane in self._lanes))
+
+    @property
+    def account(self) -> Account:
+        """What its device has spent its time with so far."""
+        return Account(
+            self.latest, self._computing, self._exposed, self._waiting, self._asleep,
+            self._communicating, self._for_peers, self._behind,
+        )  # fmt: skip
+
+    def new_lane(self) -> Lane:
+        """Another stream, which has nothing to do yet."""
+        lane = Lane(self.time)
+        self._lanes.append(lane)
+        return lane
+
+    def compute(self, priced: PricedWork) -> None:
+        """Launch an operation."""
+        priced.count += 1
+        if self.trail is not None:
+            self.trail.append(priced)
+        self._launch(self._launches.of(priced.work))
+        lane, duration = self.lane, priced.duration
+        begun = self._begin(lane)
+        lane.ends_at = begun + duration
+        self._pending.append(lane.ends_at)
+        if lane is self.default_lane:
+            self._computing += duration
+        if self._prediction.keeps_log:
+            self._prediction.log(
+                self, "KernelLaunch", priced.work.name, begun, lane.ends_at, priced.work
+            )
+
+    def note_free(self) -> None:
+        """An operation has no kernel: a view, a query, a new tensor."""
+        self.time += self._launches.view
+
+    def note_subclass(self) -> None:
+        """An operation goes by a tensor subclass first, such as a DTensor."""
+        self.time += self._launches.dtensor
+
+    def come(self, load: object, size: int) -> Passage:
+        """Come to an operation when the present lane has got there."""
+        if self.trail is not None:
+            self.trail.append(size)
+        self._launch(self._launches.collective)
+        return Passage(load, size, max(self.time, self.lane.ends_at))
+
+    def wait(self, passage: Passage) -> None:
+        """Let the present lane go on when an operation is over; the host goes on at once."""
+        self._let_wait(self.lane, passage.ends_at, passage.begins_at, passage.is_message)
+
+    def wait_for_lane(self, lane: Lane) -> None:
+        """Let the present lane go on when another has done what it has been given until now."""
+        self.let_wait(self.lane, lane.ends_at, lane.waits_from)
+
+    def let_wait(self, lane: Lane, ends_at: int, waits_from: int) -> None:
+        """Let a lane go on at an instant at which an event of another happens."""
+        self._let_wait(lane, ends_at, waits_from)
+
+    def synchronize(self, until: int | None = None) -> None:
+        """Let the host wait for an instant of its device; for the end of all lanes if not given."""
+        self.time = max(self.time, self.latest if until is None else until)
+
+    def _launch(self, cost: int) -> None:
+        pending = self._pending
+        if len(pending) == pending.maxlen:
+            self.time = max(self.time, pending[0])
+        self.time += cost
+
+    def _begin(self, lane: Lane) -> int:
+        """When what has been launched now begins."""
+        begun = max(lane.ends_at, self.time)
+        if lane is self.default_lane:
+            self._behind += begun - lane.ends_at
+        return begun
+
+    def _let_wait(
+        self, lane: Lane, ends_at: int, waits_from: int, is_message: bool = False
+    ) -> None:
+        begun = lane.ends_at
+        if ends_at <= begun:
+            return
+        lane.ends_at, lane.waits_from = ends_at, waits_from
+        if lane is not self.default_lane:
+            return
+        under_way = min(max(waits_from, begun), ends_at)
+        self._waiting += under_way - begun
+        if is_message:
+            self._for_peers += under_way - begun
+        self._exposed += ends_at - under_way
+        self._prediction.log(self, "Wait", "waits for others", begun, under_way)
+        self._prediction.log(self, "Wait", "waits for the transfer", under_way, ends_at)
+
+
+class _Launches:
+    """What launches take on the host, in picoseconds."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        def of(name: str) -> int:
+            figure: Figure = getattr(spec, name)
+            return round(figure.value * _PICOSECONDS_PER_MICROSECOND)
+
+        self.view, self.dtensor, self.collective = of("view"), of("dtensor"), of("collective")
+        self._plain, self._attention = of("plain"), of("attention")
+        self._foreach, self._fsdp = of("foreach"), of("fsdp")
+        self._known: dict[str, int] = {}
+
+    def of(self, work: DeviceOperation) -> int:
+        """The cost of one operation, by its class."""
+        cost = self._known.get(work.name)
+        if cost is None:
+            cost = self._known[work.name] = self._of_name(work.name)
+        return cost
+
+    def _of_name(self, name: str) -> int:
+        if name.startswith("fsdp."):
+            return self._fsdp
+        if any(word in name for word in _FOREACH):
+            return self._foreach
+        return self._attention if is_attention(name) else self._plain

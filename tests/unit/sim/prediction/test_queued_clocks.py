@@ -1,0 +1,154 @@
+"""A host that launches, and a device that carries out: lanes, events, and who waits for whom."""
+
+from rankwise.sim.prediction.clocks import Passage, Prediction, PricedWork
+from rankwise.sim.prediction.costs import DeviceOperation
+from rankwise.sim.prediction.machines import MachineTopology, open_machine
+from rankwise.sim.prediction.queued_clocks import QueuedClock
+from rankwise.sim.prediction.summary import figures_of, summary
+
+US = 1_000_000
+
+
+def clock_of(count: int = 1) -> tuple[Prediction, QueuedClock]:
+    prediction = Prediction(open_machine("h100-sxm", per_node=count), count)
+    clock = QueuedClock(prediction, 0, 0)
+    prediction.clocks[0] = clock
+    return prediction, clock
+
+
+def work_of(microseconds: int, name: str = "aten.add") -> PricedWork:
+    return PricedWork(DeviceOperation(name, "math", 1, 1, "f32"), microseconds * US)
+
+
+def plain_launch(prediction: Prediction) -> int:
+    topology = prediction.topology
+    assert isinstance(topology, MachineTopology)
+    return round(topology.real.host.launch_us.plain.value * US)
+
+
+def passage_of(begins_at: int, ends_at: int) -> Passage:
+    passage = Passage(None, 1, 0)
+    passage.begins_at, passage.ends_at = begins_at, ends_at
+    return passage
+
+
+def test_the_host_goes_on_while_its_device_computes() -> None:
+    prediction, clock = clock_of()
+    for _ in range(3):
+        clock.compute(work_of(100))
+
+    assert clock.time == 3 * plain_launch(prediction)
+    assert clock.latest == plain_launch(prediction) + 300 * US
+
+
+def test_a_job_of_small_kernels_is_bound_by_its_host() -> None:
+    prediction, clock = clock_of()
+    for _ in range(3):
+        for _ in range(50):
+            clock.compute(work_of(1))
+        clock.end_step()
+
+    figures = figures_of(prediction)
+
+    assert figures.time == 50 * plain_launch(prediction)
+    assert figures.held_back_by[0] == "launch"
+    assert figures.launch > 0.8
+    assert "the job is bound by its host" in summary(prediction)
+
+
+def test_a_job_of_large_kernels_is_not_bound_by_its_host() -> None:
+    prediction, clock = clock_of()
+    for _ in range(3):
+        for _ in range(50):
+            clock.compute(work_of(100))
+        clock.end_step()
+
+    figures = figures_of(prediction)
+
+    assert figures.time == 5_000 * US
+    assert (figures.computing, figures.launch, figures.held_back_by[0]) == (1, 0, "")
+
+
+def test_the_host_waits_when_the_queue_is_full() -> None:
+    prediction, clock = clock_of()
+    topology = prediction.topology
+    assert isinstance(topology, MachineTopology)
+    for _ in range(topology.real.host.queue + 10):
+        clock.compute(work_of(100))
+
+    assert clock.time > 9 * 100 * US
+
+
+def test_a_value_of_the_device_lets_the_host_wait() -> None:
+    _, clock = clock_of()
+    clock.compute(work_of(100))
+
+    clock.synchronize()
+
+    assert clock.time == clock.latest
+
+
+def test_lanes_overlap_until_one_waits_for_the_other() -> None:
+    prediction, clock = clock_of()
+    side = clock.new_lane()
+    clock.compute(work_of(100))
+    clock.lane = side
+    clock.compute(work_of(500))
+    clock.lane = clock.default_lane
+    clock.compute(work_of(50))
+    assert clock.default_lane.ends_at == plain_launch(prediction) + 150 * US
+
+    clock.wait_for_lane(side)
+
+    assert clock.default_lane.ends_at == side.ends_at
+
+
+def test_a_lane_waits_for_a_collective_and_the_host_goes_on() -> None:
+    _, clock = clock_of()
+    clock.compute(work_of(100))
+    begun = clock.default_lane.ends_at
+    host = clock.time
+
+    clock.wait(passage_of(begun + 30 * US, begun + 80 * US))
+
+    assert clock.time == host
+    assert clock.default_lane.ends_at == begun + 80 * US
+    assert (clock.account.waiting, clock.account.exposed) == (30 * US, 50 * US)
+
+
+def test_a_collective_begins_when_its_lane_has_got_there() -> None:
+    _, clock = clock_of()
+    clock.compute(work_of(1_000))
+
+    assert clock.come(None, 1).came_at == clock.default_lane.ends_at
+
+
+def test_operations_on_other_lanes_are_no_time_of_the_first() -> None:
+    _, clock = clock_of()
+    clock.lane = clock.new_lane()
+    clock.compute(work_of(100))
+
+    assert clock.account.computing == 0
+
+
+def test_launches_cost_by_their_class() -> None:
+    prediction, clock = clock_of()
+    topology = prediction.topology
+    assert isinstance(topology, MachineTopology)
+    launch = topology.real.host.launch_us
+    costs = []
+    for name in (
+        "aten.add",
+        "aten._foreach_add_",
+        "aten._flash_attention_forward",
+        "fsdp.chunk_cat",
+    ):
+        before = clock.time
+        clock.compute(work_of(1, name))
+        costs.append((clock.time - before) / US)
+    before = clock.time
+    clock.note_subclass()
+    costs.append((clock.time - before) / US)
+
+    expected = (launch.plain, launch.foreach, launch.attention, launch.fsdp, launch.dtensor)
+    assert costs == [each.value for each in expected]
