@@ -1,0 +1,207 @@
+"""`--timing-only`: tensors have no data, and the time and the memory are those of real ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from preloaded import Preloaded
+from running import Finished, write_program
+
+pytestmark = [pytest.mark.torch, pytest.mark.system]
+
+BEGIN = """
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+dist.init_process_group("nccl")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.cuda.set_device(rank)
+device = torch.device("cuda", rank)
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, words=512, width=64, depth=2):
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(Block(width) for _ in range(depth))
+        self.out = nn.Linear(width, words)
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+def train(model, optimizer, steps=3):
+    for _ in range(steps):
+        tokens = torch.randint(0, 512, (4, 33), device=device)
+        logits = model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+
+
+def told(*words):
+    print(*words, file=sys.stdout if rank == 0 else open("/dev/null", "w"))
+"""
+
+DDP = """
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel(Model().to(device), device_ids=[rank], bucket_cap_mb=1)
+train(model, torch.optim.AdamW(model.parameters(), foreach=True))
+"""
+
+ACCUMULATED = """
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel(
+    Model(depth=3).to(device), device_ids=[rank], gradient_as_bucket_view=True
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+for _ in range(3):
+    with model.no_sync():
+        model(torch.zeros(2, 8, dtype=torch.long, device=device)).sum().backward()
+    model(torch.zeros(2, 8, dtype=torch.long, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+
+FSDP2 = """
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+mesh = dist.init_device_mesh("cuda", (size,))
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+model = Model().to(device)
+for layer in model.layers:
+    fully_shard(layer, mesh=mesh, mp_policy=policy)
+fully_shard(model, mesh=mesh, mp_policy=policy)
+train(model, torch.optim.AdamW(model.parameters(), foreach=True))
+"""
+
+CHECKPOINTED = """
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+
+mesh = dist.init_device_mesh("cuda", (size,))
+model = Model(depth=4).to(device)
+for layer in model.layers:
+    layer.forward = (lambda of: lambda x: checkpoint(of, x, use_reentrant=False))(layer.forward)
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+train(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))
+"""
+
+FSDP1 = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+model = FullyShardedDataParallel(
+    Model().to(device), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=device
+)
+train(model, torch.optim.Adam(model.parameters(), foreach=True))
+"""
+
+TENSOR_PARALLEL = """
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+mesh = dist.init_device_mesh("cuda", (size,))
+model = Model().to(device)
+for layer in model.layers:
+    parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+train(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False))
+"""
+
+PIPELINE = """
+first, last = rank == 0, rank == size - 1
+stage = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to(device)
+optimizer = torch.optim.SGD(stage.parameters(), lr=0.1, foreach=True)
+for _ in range(3):
+    x = torch.zeros(64, 256, device=device)
+    if not first:
+        dist.recv(x, rank - 1)
+    x.requires_grad_()
+    y = stage(x)
+    if last:
+        y.sum().backward()
+    else:
+        dist.send(y.detach(), rank + 1)
+        gradient = torch.empty_like(y)
+        dist.recv(gradient, rank + 1)
+        y.backward(gradient)
+    if not first:
+        dist.send(x.grad, rank - 1)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+CLIPPED = """
+model = Model().to(device)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+for _ in range(3):
+    tokens = torch.zeros(4, 32, dtype=torch.long, device=device)
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(tokens).float().logsumexp(-1).mean()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+PROGRAMS = {
+    "ddp": DDP, "accumulated": ACCUMULATED, "fsdp2": FSDP2, "checkpointed": CHECKPOINTED,
+    "fsdp1": FSDP1, "tensor parallel": TENSOR_PARALLEL, "pipeline": PIPELINE, "clipped": CLIPPED,
+}  # fmt: skip
+
+
+def predicted(
+    preloaded: Preloaded, tmp_path: Path, program: str, *options: str, nprocs: int = 2
+) -> dict[str, Any]:
+    """The figures of a run that succeeds."""
+    finished = simulated(preloaded, tmp_path, program, *options, nprocs=nprocs)
+    assert finished.code == 0, finished.stderr
+    figures: dict[str, Any] = json.loads((tmp_path / "p.json").read_text())
+    return figures
+
+
+def simulated(
+    preloaded: Preloaded, tmp_path: Path, program: str, *options: str, nprocs: int = 2
+) -> Finished:
+    path = write_program(tmp_path, BEGIN + program)
+    return preloaded.run(
+        "run", "--on=sim:switch8", f"--nproc-per-node={nprocs}", "--no-prefix",
+        f"--prediction={tmp_path / 'p.json'}", *options, path, cwd=tmp_path,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_time_and_memory_without_data_are_those_of_real_tensors(
+    name: str, preloaded: Preloaded, tmp_path: Path
+) -> None:
+    real = predicted(preloaded, tmp_path, PROGRAMS[name], "--device=cuda")
+    without = predicted(preloaded, tmp_path, PROGRAMS[name], "--timing-only")
+
+    assert without["steps"] == real["steps"] == 2
+    assert without["step_time_s"] == pytest.approx(real["step_time_s"], rel=0.01)
+    assert without["peak_active_bytes"] == pytest.approx(real["peak_active_bytes"], rel=0.01)
