@@ -68,7 +68,7 @@ DDP = """
 from torch.nn.parallel import DistributedDataParallel
 
 model = DistributedDataParallel(Model().to(device), device_ids=[rank], bucket_cap_mb=1)
-train(model, torch.optim.AdamW(model.parameters(), foreach=True))
+train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True))
 """
 
 ACCUMULATED = """
@@ -95,7 +95,7 @@ model = Model().to(device)
 for layer in model.layers:
     fully_shard(layer, mesh=mesh, mp_policy=policy)
 fully_shard(model, mesh=mesh, mp_policy=policy)
-train(model, torch.optim.AdamW(model.parameters(), foreach=True))
+train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True))
 """
 
 CHECKPOINTED = """
@@ -118,7 +118,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 model = FullyShardedDataParallel(
     Model().to(device), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=device
 )
-train(model, torch.optim.Adam(model.parameters(), foreach=True))
+train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True))
 """
 
 TENSOR_PARALLEL = """
@@ -156,7 +156,7 @@ for _ in range(3):
 
 CLIPPED = """
 model = Model().to(device)
-optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
 for _ in range(3):
     tokens = torch.zeros(4, 32, dtype=torch.long, device=device)
     with torch.autocast("cuda", torch.bfloat16):

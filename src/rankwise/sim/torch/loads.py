@@ -41,10 +41,17 @@ def has_no_data(load: Any) -> bool:
     return isinstance(load, list | tuple) and any(map(has_no_data, load))
 
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001  # torch has no public way
+
+
+def fake_mode() -> Any:
+    """The `FakeTensorMode` that the calling thread is in, if it is in one."""
+    return torch._C._get_dispatch_mode(_FAKE)  # noqa: SLF001  # the same
+
+
 def makes_fake_tensors() -> bool:
     """Whether the calling thread is in a `FakeTensorMode`."""
-    mode = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001  # torch has no public way
-    return torch._C._get_dispatch_mode(mode) is not None  # noqa: SLF001  # the same
+    return fake_mode() is not None
 
 
 def in_memory_order(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -29,7 +29,7 @@ from rankwise.sim.prediction.clocks import PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
 from rankwise.sim.rehearsal.places import place_of
 from rankwise.sim.torch.flops import Flops, formula_of, is_of_matrices
-from rankwise.sim.torch.loads import FAKE_TENSOR
+from rankwise.sim.torch.loads import FAKE_TENSOR, fake_mode
 from rankwise.sim.torch.storages import hold
 
 _DTYPES = {
@@ -109,8 +109,8 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry an operation out, and charge it."""
-        if self._is_inside:
-            return func(*args, **kwargs or {})  # its shapes are computed
+        if self._is_inside or _is_of_torch(fake_mode()):
+            return func(*args, **kwargs or {})  # shapes are computed
         if types and not _PLAIN.issuperset(types):
             if any(each.__name__ == FAKE_TENSOR for each in types):
                 return func(*args, **kwargs or {})  # of a mode that is left
@@ -278,6 +278,13 @@ def told_place(frame: Any) -> str:
 
 
 _OF_PROGRAM = "is_of_program"
+
+
+def _is_of_torch(mode: Any) -> bool:
+    """Whether torch has entered a `FakeTensorMode` itself, such as DTensor for its layouts."""
+    return mode is not None and not getattr(mode, _OF_PROGRAM, False)
+
+
 _TORCH = f"{Path(torch.__file__).parent}/"
 _modes = threading.local()
 """The mode of the rank whose thread it is."""

@@ -40,6 +40,7 @@ _READS = frozenset({
     Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__reduce_ex__,
 })  # fmt: skip
 """What reads memory past all operations."""
+_MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu})
 _MAKERS = frozenset(_device._device_constructors())  # noqa: SLF001  # what a default device is for
 _FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
@@ -67,7 +68,7 @@ class Placing(OnCpu):
         hint = self._hint(func, args, kwargs, is_torch=is_torch)
         if hint is None:
             return super().__torch_function__(func, types, args, kwargs)
-        if func in {Tensor.to, Tensor.cuda, Tensor.cpu} and not kwargs.get("copy"):
+        if func in _MOVES and not kwargs.get("copy"):
             source = args[0]
             if hint and func is Tensor.cuda and is_on_device(source):
                 return source
@@ -76,6 +77,8 @@ class Placing(OnCpu):
                     return func(*map(on_cpu, args), **{k: on_cpu(v) for k, v in kwargs.items()})
         with _hinted(hint):
             made = super().__torch_function__(func, types, args, kwargs)
+            if func in _MOVES and made is args[0]:  # it has been on the CPU, for torch
+                made = made.clone()
         if func in _FROM_VALUES and isinstance(made, Tensor) and type(made) is Tensor:
             place(made, self._mode, hint=hint)
         return made
