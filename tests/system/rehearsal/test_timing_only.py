@@ -205,3 +205,154 @@ def test_time_and_memory_without_data_are_those_of_real_tensors(
     assert without["steps"] == real["steps"] == 2
     assert without["step_time_s"] == pytest.approx(real["step_time_s"], rel=0.01)
     assert without["peak_active_bytes"] == pytest.approx(real["peak_active_bytes"], rel=0.01)
+
+
+VALUES = """
+model = Model().to(device)
+loss = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+labels = torch.tensor([3, -100, 5], device=device)
+assert (labels != -100).sum().item() == 2, "numbers that are known are computed"
+assert loss.is_cuda and loss.device == device and not torch.ones(1).is_cuda
+assert not torch.isnan(loss)
+print(f"loss {loss.item()}, {loss.tolist()}, {float(loss.detach().cpu().numpy())}")
+"""
+
+TRAINED = """
+model = Model().to(device)
+loss = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+print(f"loss {loss.item()}")
+"""
+
+SHAPED = """
+weights = torch.nn.Linear(64, 64).to(device).weight
+print(len(torch.nonzero(weights > 0)))
+"""
+
+LARGE = """
+model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).to(device)
+x = torch.zeros(1 << 20, 1024, device=device)
+model(x)
+"""
+
+EQUAL = """
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel(Model().to(device), device_ids=[rank])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+told("begun")
+train(model, optimizer)
+"""
+
+UNEQUAL = EQUAL.replace("train(model, optimizer)", "train(model, optimizer, steps=3 - (rank > 0))")
+
+PASSED_ON = """
+x = torch.zeros(1 << 16, device=device)
+dist.send(x, 1) if rank == 0 else dist.recv(x, 0) if rank == 1 else None
+torch.save(x, "x.pt")
+"""
+
+
+def test_unknown_number_is_a_default_and_is_reported(preloaded: Preloaded, tmp_path: Path) -> None:
+    finished = simulated(preloaded, tmp_path, VALUES, "--timing-only")
+    figures = json.loads((tmp_path / "p.json").read_text())
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["loss 1.0, 1.0, 1.0"] * 2
+    asked = [(each["what"], each["times"], each["got"]) for each in figures["values"]]
+    assert ("bool", 2, [False, False]) in asked
+    assert ("float", 6, [1.0] * 6) in asked
+    assert all("program.py:" in each["place"] for each in figures["values"])
+
+
+def test_recorded_numbers_are_those_of_the_run_with_real_tensors(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = f"torch.manual_seed(1)\n{TRAINED}"
+    file = tmp_path / "values.json"
+    real = simulated(
+        preloaded, tmp_path, program, "--device=cuda", f"--record-values={file}", nprocs=1
+    )
+
+    without = simulated(preloaded, tmp_path, program, "--timing-only", f"--values={file}", nprocs=1)
+
+    assert real.code == without.code == 0, real.stderr + without.stderr
+    assert without.lines == real.lines != ["loss 1.0"]
+
+
+def test_unknown_number_that_decides_a_shape_ends_the_run_at_its_line(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    finished = simulated(preloaded, tmp_path, SHAPED, "--timing-only")
+    constant = simulated(preloaded, tmp_path, SHAPED, "--timing-only", "--values=constant=7")
+
+    assert finished.code == 1
+    assert re.search(
+        r"program\.py:\d+ asks for the length of the result of aten.nonzero", finished.stderr
+    )
+    assert constant.code == 0, constant.stderr
+    assert constant.lines == ["7", "7"]
+
+
+def test_full_device_ends_the_run_with_rank_module_and_line(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    finished = simulated(preloaded, tmp_path, LARGE.replace("1 << 20", "1 << 23"), "--timing-only")
+    figures = json.loads((tmp_path / "p.json").read_text())
+
+    assert finished.code == 77, finished.stderr
+    assert re.search(
+        r"out of memory on rank [01]: 96\.0 of 79\.4 GiB, in 1 \(program\.py:\d+\)",
+        finished.stderr,
+    )
+    assert figures["peak_active_bytes"] < figures["capacity_bytes"]
+
+
+def test_equal_ranks_are_simulated_once_and_take_the_same_time(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    once = predicted(preloaded, tmp_path, EQUAL, "--timing-only", nprocs=8)
+    each = predicted(preloaded, tmp_path, EQUAL, "--timing-only", "--every-rank", nprocs=8)
+
+    assert (once["checked_ranks"], each["checked_ranks"]) == (2, 8)
+    same = ("ranks", "steps", "step_time_s", "exposed_communication_s", "peak_active_bytes")
+    assert [once[name] for name in same] == [each[name] for name in same]
+
+
+@pytest.mark.parametrize(
+    ("program", "difference"),
+    [
+        (PASSED_ON, r"rank 0 calls send with rank 1 \(.*program\.py:\d+ in <module>\)"),
+        (UNEQUAL, r"rank 0 computes aten\.\w+ of [\dx, ]+, rank \d has ended"),
+    ],
+    ids=["messages", "operations"],
+)
+def test_ranks_that_differ_are_all_run_and_the_difference_is_named(
+    program: str, difference: str, preloaded: Preloaded, tmp_path: Path
+) -> None:
+    if program is UNEQUAL:  # without gradients to exchange: a rank that ends earlier is no deadlock
+        program = program.replace(
+            "DistributedDataParallel(Model().to(device)", "(Model().to(device)"
+        )
+        program = program.replace(", device_ids=[rank])", ")")
+    finished = simulated(preloaded, tmp_path, program, "--timing-only", "--seed=1", nprocs=4)
+    figures = json.loads((tmp_path / "p.json").read_text())
+
+    assert finished.code == 0, finished.stderr
+    assert re.search(f"ranks are not equal: {difference}; all 4 are run", finished.stderr)
+    assert figures["checked_ranks"] == 4
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_functions_are_predicted_without_data(tmp_path: Path) -> None:
+    def train() -> bool:
+        import torch  # noqa: PLC0415  # of the rank
+
+        product = torch.zeros(1 << 15, 1 << 15, device="cuda") @ torch.zeros(1 << 15, device="cuda")
+        return bool(product.is_cuda)
+
+    results = rankwise.run(
+        train, (), 2, on="sim:switch8", timing_only=True, prediction=tmp_path / "p.json"
+    )
+
+    assert results == [True, True]
+    assert json.loads((tmp_path / "p.json").read_text())["peak_active_bytes"] > 4 << 30

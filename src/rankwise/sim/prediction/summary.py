@@ -239,7 +239,7 @@ def value_lines(prediction: Prediction) -> list[str]:
     return [
         "numbers that the program asked for, and got without computing:",
         *(
-            f"  {PurePath(asked.place).name}  {asked.what}, {count:,} times: "
+            f"  {PurePath(asked.place).name}  {asked.what}, {count:,} time{'s' * (count > 1)}: "
             + ", ".join(f"{each:g}" for each in first[:VALUES_SHOWN])
             + (", ..." if count > VALUES_SHOWN else "")
             for asked, (count, first) in sorted(policy.answers.items())

@@ -11,6 +11,7 @@ Parameters are never known, since random numbers are not drawn. What asks for nu
 that has none gets what `values` say.
 """
 
+import mmap
 import sys
 from typing import Any, NamedTuple
 
@@ -51,6 +52,8 @@ _KERNELS_OF_LIBRARIES = (
     torch._C.DispatchKey.CompositeImplicitAutograd,  # noqa: SLF001  # the same
 )
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # the same
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Python has it since 3.13; the number is Linux's."""
 _META = torch.device("meta")
 _empty = torch.ops.aten.empty_strided.default
 
@@ -412,10 +415,23 @@ def _described_result(value: Any) -> Any:
 
 def _made(described: Any) -> Any:
     if isinstance(described, _Result):
-        return _empty(described.shape, described.stride, dtype=described.dtype)
+        try:
+            return _empty(described.shape, described.stride, dtype=described.dtype)
+        except RuntimeError:
+            return _reserved(described)
     if isinstance(described, list | tuple):
         return list(map(_made, described))
     return described
+
+
+def _reserved(described: _Result) -> Tensor:
+    """A tensor larger than this machine's memory, which it refuses to promise."""
+    extents = zip(described.shape, described.stride, strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in extents)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    memory = mmap.mmap(-1, count * described.dtype.itemsize, flags=flags)
+    flat = torch.frombuffer(memory, dtype=described.dtype)
+    return flat.set_(flat.untyped_storage(), 0, described.shape, described.stride)
 
 
 def _results_in(described: Any) -> list[_Result]:
