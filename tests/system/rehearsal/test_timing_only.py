@@ -1,12 +1,15 @@
 """`--timing-only`: tensors have no data, and the time and the memory are those of real ones."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from preloaded import Preloaded
 from running import Finished, write_program
+
+import rankwise
 
 pytestmark = [pytest.mark.torch, pytest.mark.system]
 
