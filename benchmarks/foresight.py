@@ -318,27 +318,20 @@ def show_collectives(table: Table) -> None:
         )  # fmt: skip
 
 
+PARTS = ("runs", "fit", "collectives")
+CURVES = ("curve", "was", "points", "median error", "from 64 MiB on", "note")
+RUNS = ("run", "published", "predicted", "error", "toy", "memory")
+
+
 def main() -> None:
-    options = arguments(
-        __doc__, repetitions=1, parts=("runs", "fit", "collectives"), quick_parts=("collectives",)
-    )
+    options = arguments(__doc__, repetitions=1, parts=PARTS, quick_parts=("collectives",))
     if "collectives" in options.only:
-        show_collectives(
-            Table(
-                "Collectives", ("curve", "was", "points", "median error", "from 64 MiB on", "note")
-            )
-        )
-    if {"runs", "fit"} & set(options.only):
-        rows = rows_of_runs()
-        if "runs" in options.only:
-            show_runs(
-                rows,
-                Table(
-                    "Published runs", ("run", "published", "predicted", "error", "toy", "memory")
-                ),
-            )
-        if "fit" in options.only:
-            show_fit(rows, Table("Fit", ("what", "published", "predicted", "error", "")))
+        show_collectives(Table("Collectives", CURVES, options.json))
+    rows = rows_of_runs()
+    if "runs" in options.only:
+        show_runs(rows, Table("Published runs", RUNS, options.json))
+    if "fit" in options.only:
+        show_fit(rows, Table("Fit", ("what", "published", "predicted", "error", ""), options.json))
 
 
 if __name__ == "__main__":
