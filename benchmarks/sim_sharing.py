@@ -67,6 +67,10 @@ GRID: dict[str, Case] = {
         Ring((0, 1, 2, 3), 32), Ring((0, 2), 8, 2), Ring((1, 5), 16), Ring((0, 4, 8, 12), 32),
         Ring((4, 5, 6, 7), 4, 2), Ring((5, 9), 32), Ring((2, 6, 10, 14), 16, 2), Ring((3, 15), 32),
     ]),
+    "torus, 6 on some ways": (TORUS, [
+        Ring((0, 1, 5), 32), Ring((1, 2, 6), 32), Ring((0, 5, 10), 32), Ring((4, 5, 6, 2), 32),
+        Ring((0, 1, 2, 6), 32), Ring((8, 5, 1), 32),
+    ]),
     "torus, 2 of 16 ranks, 3 MiB": (TORUS, [Ring(tuple(range(16)), 32, 3)] * 2),
     "torus, 8: PEs of 8 and 16 lanes": (TORUS, [
         Ring((13, 0, 4), 32), Ring((9, 7, 5), 32, 2), Ring((4, 15, 2, 12), 8),

@@ -44,6 +44,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--no-prefix",
         "--logs-specs my_specs",
         "--quiet",
+        "--verbose",
         "--report run.html",
         "--trace run.json.gz",
         "--health-port 8080",

@@ -210,6 +210,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     stdout_tail: tuple[str, ...] = ()
     log_paths: tuple[str, ...] = ()
     error_file: str = ""
+    gpus: tuple[str, ...] = ()
+    """What the GPUs of its node reported until then: errors, slow clocks; a sentence each."""
 
     @property
     def is_shared(self) -> bool:

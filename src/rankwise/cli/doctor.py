@@ -177,10 +177,12 @@ def check_memory_accounting(root: str = "") -> CheckResult:
 
     group = find_memory_group(root)
     if group is None:
-        text = "no cgroup with memory accounting is visible; reports cannot tell who sent SIGKILL"
+        text = (
+            "no cgroup with memory accounting is visible; reports cannot name the sender of SIGKILL"
+        )
         return CheckResult("OOM", Severity.WARNING, text)
     place = group.directories[0]
-    return CheckResult("OOM", Severity.OK, f"kills for lack of memory are seen ({place})")
+    return CheckResult("OOM", Severity.OK, f"out-of-memory kills are visible ({place})")
 
 
 def check_stacks_signal() -> CheckResult:
@@ -246,6 +248,21 @@ def check_own_etcd(path: str | None = None) -> CheckResult:
     return CheckResult("etcd", Severity.OK, "can be a member of a run's own (--rdzv-own-etcd)")
 
 
+def check_gpus() -> CheckResult:
+    """Whether reports, `top` and metrics can tell of GPUs."""
+    from rankwise.base.errors import ConfigError  # noqa: PLC0415  # as above
+    from rankwise.drivers.real.gpus import require_gpus  # noqa: PLC0415  # the same
+    from rankwise.drivers.real.proc import may_have_gpus  # noqa: PLC0415  # the same
+
+    if not may_have_gpus():
+        return CheckResult("GPUs", Severity.OK, "none of NVIDIA's")
+    try:
+        names = [each.name for each in require_gpus().read()]
+    except ConfigError as error:
+        return CheckResult("GPUs", Severity.WARNING, f"{error.message}: {error.hint}")
+    return CheckResult("GPUs", Severity.OK, f"{len(names)}: {', '.join(dict.fromkeys(names))}")
+
+
 def check_terminal() -> CheckResult:
     """What the console output will look like."""
     if not sys.stderr.isatty():
@@ -282,6 +299,7 @@ CHECKS: tuple[Callable[[], CheckResult], ...] = (
     check_memory_accounting,
     check_stacks_signal,
     check_torch,
+    check_gpus,
     check_own_etcd,
     check_simulator,
     check_terminal,

@@ -81,8 +81,8 @@ def _journals_of(word: str) -> list[str]:
         agents = agents_called(word)
     except RunNotFound as error:
         raise RunNotFound(
-            f"{word!r} is not a file, and not a run on this machine: {error.message}",
-            hint="name a journal.jsonl, the log directory of a run, or a run of `rankwise ps`",
+            f"{word!r} is not a file, and {error.message}",
+            hint="name a journal.jsonl, a log directory, or a run of `rankwise ps`",
         ) from None
     paths = []
     for agent, (status, *_) in answers(ask_all(agents, "status", deadline_after(PATIENCE))):

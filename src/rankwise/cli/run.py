@@ -211,6 +211,11 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         leave_alone()
         return launch_with_handler(options)
     job = _with_master_bound(job_from(options, os.environ))
+    how = ""
+    if job.start_method == "auto":
+        from rankwise.launch.fork_server import with_automatic_start  # noqa: PLC0415  # not for --help
+
+        job, how = with_automatic_start(job, os.environ)
     files = None
     if options.report is not None or options.trace is not None:
         from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # rarely asked for
@@ -218,7 +223,8 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         files = RunFiles(options, job)
         job = files.job
     with suppress(OSError):  # the run goes on although its notices cannot be written
-        for notice in [*of_scheduler, *notices(options, job)]:
+        told = [how] if how and job.verbose else []
+        for notice in [*of_scheduler, *notices(options, job), *told]:
             from rankwise.launch.notices import notice as written  # noqa: PLC0415  # not for --help
 
             print(written(job, notice), end="", file=sys.stderr, flush=True)

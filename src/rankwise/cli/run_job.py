@@ -30,7 +30,16 @@ from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.launch.cluster.plan import plan_alone
-from rankwise.launch.job import Executable, Function, Job, LogPlan, Program, StartMethod
+from rankwise.launch.job import (
+    Executable,
+    Function,
+    Job,
+    LogPlan,
+    Module,
+    Program,
+    Script,
+    StartMethod,
+)
 from rankwise.launch.limits import (
     check_restarts,
     check_role,
@@ -156,6 +165,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_size: int | None
     no_prefix: bool
     quiet: bool
+    verbose: bool
     log_format: str
     origins: Mapping[str, str] = {}
 
@@ -234,6 +244,7 @@ def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
         virtual_local_rank=options.virtual_local_rank,
         cpus_by_rank=_cpus_by_rank(options, size),
         console=not options.quiet,
+        verbose=options.verbose,
         log_format=options.log_format,
     )
 
@@ -365,6 +376,10 @@ def _start_method(options: RunOptions, program: Program) -> StartMethod:
         case "fork" | "forkserver" if not isinstance(program, Executable):
             return StartMethod.FORKSERVER
         case "spawn" if not isinstance(program, Executable):
+            return StartMethod.SPAWN
+        case "auto" if isinstance(program, Script | Module):
+            return StartMethod.AUTO
+        case "auto" if isinstance(program, Function):
             return StartMethod.SPAWN
     return StartMethod.SUBPROCESS
 

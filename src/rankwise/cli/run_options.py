@@ -47,7 +47,7 @@ GROUPS = (
     COMPATIBILITY,
 )
 
-START_METHODS = ["subprocess", "spawn", "forkserver", "fork"]
+START_METHODS = ["auto", "subprocess", "spawn", "forkserver", "fork"]
 BINDINGS = ["node", "socket", "exclusive", "core-complex"]
 
 
@@ -103,11 +103,13 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _torchruns(
             "--start-method",
-            "How workers start. forkserver is fastest: it imports once and forks the workers. "
-            "fork means forkserver too, because forking a process with threads is unsafe. "
-            "spawn means subprocess for scripts.",
+            "How workers start. subprocess: an interpreter each. forkserver: one process imports "
+            "and forks the workers, which is fastest. auto: forkserver if SCRIPT begins with "
+            "imports of torch or numpy and cannot tell the difference, else subprocess. fork "
+            "means forkserver, because forking a process with threads is unsafe. spawn means "
+            "subprocess for scripts.",
             type=click.Choice(START_METHODS),
-            default="subprocess",
+            default="auto",
         ),
         _ours(
             "--preload MODULE,...",
@@ -342,6 +344,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             default_shown="rankwise's own layout",
         ),
         _ours("--quiet", "rankwise prints nothing: no notices, no failure report."),
+        _ours("--verbose", "rankwise also prints how the ranks start, and why."),
     ),
     *_group(
         REPORTS,
@@ -462,7 +465,8 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         ),
         _ours(
             "--node-check COMMAND",
-            "Command that must succeed before this node takes part. Repeatable.",
+            "Command that must succeed before this node takes part in a round. gpu: memory, clocks "
+            "and a matrix product of each GPU. Repeatable.",
             multiple=True,
             default=(),
             default_shown="disk, memory and clock, on several nodes",

@@ -134,13 +134,16 @@ def choose_agents(
     """
     shown = ", ".join(f"{names[run]} (pid {run.pid})" for run in runs)
     if not runs:
-        raise RunNotFound("no run of yours is active on this machine")
+        raise RunNotFound(
+            "no run of yours is active on this machine",
+            hint="of an ended run, `rankwise report` reads the --log-dir",
+        )
     if name == "":
         raise click.UsageError(f"the name of the run is empty, expected one of: {shown}")
     exact = [run for run in runs if name and (is_called(run, name) or name == str(run.pid))]
     fitting = exact or [run for run in runs if names[run].startswith(name or "")]
     if not fitting:
-        raise RunNotFound(f"no run is called {name!r}, there are: {shown}")
+        raise RunNotFound(f"no active run is called {name!r}; active: {shown}")
     if not exact and len({names[run] for run in fitting}) > 1:
         if name is None:
             raise click.UsageError(f"there are several runs, name one of them: {shown}")

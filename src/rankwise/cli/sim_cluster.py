@@ -36,7 +36,7 @@ def _count(name: str, least: int, most: int | None = None, **attributes: Any) ->
 
 @click.command(
     "cluster",
-    short_help="Simulate a cluster of agents, and what goes wrong there.",
+    short_help="Simulate a cluster of agents, with faults.",
     context_settings=CONTEXT_SETTINGS,
 )
 @_count(
@@ -101,7 +101,7 @@ def cluster(
         if is_given and seeds > 1:
             raise ConfigError(f"{option} is for one run, and --seeds makes several")
     if story and not is_alone:
-        raise ConfigError("--story tells of one node: give --standalone, or look into --journal")
+        raise ConfigError("--story shows one node: give --standalone, or look into --journal")
     given = {
         "--nodes": nodes,
         "--nnodes": nnodes,

@@ -39,7 +39,7 @@ INTERVAL_MIN = duration_from_seconds(0.1)
     type=DURATION,
     default="1s",
     show_default=True,
-    help="Time between two looks; more if a look takes over a tenth of it.",
+    help="Time between two updates; more if an update takes over a tenth of it.",
 )
 def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> None:
     """Show the state, steps, last collective, lateness, CPU and memory of each rank.
@@ -121,5 +121,8 @@ def _rows(
                 "cpu_percent": shown.cpu_percent,
                 "memory_bytes": shown.memory_bytes,
                 "gpu_bytes": shown.gpu_bytes,
+                "gpu_busy": shown.gpu_busy,
+                "gpu_celsius": shown.gpu_celsius,
+                "gpu_slow": shown.gpu_slow,
             }
         yield row | status

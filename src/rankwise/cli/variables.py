@@ -28,6 +28,10 @@ VARIABLES = {
     ),
     "RANKWISE_ETCD_PASSWORD": Variable("the `password` for etcd", "none"),
     "RANKWISE_HEALTH_TOKEN": Variable("bearer token for the [health port](health.md)", "none"),
+    "RANKWISE_GPUS": Variable(
+        "0: [GPUs](gpu.md) are never read; 1: they are read although no device file shows one",
+        "as device files show",
+    ),
     "RANKWISE_COMPILED": Variable(
         "1, during `pip install .`: compile the [kernel of the"
         " simulator](sim/hardware.md#a-compiled-kernel); needs a C compiler",

@@ -124,5 +124,5 @@ def _what_they_do(group: "Sequence[dict[str, Any]]") -> str:
     period = format_duration(duration_from_seconds(longest))
     if doing == "waits":
         return f"in a collective call for {period}"
-    # Without a hang timeout there was no look before the first question.
-    return f"without progress for at least {period}"
+    # Without a hang timeout, the first question begins the measurement.
+    return f"no progress in the last {period}"

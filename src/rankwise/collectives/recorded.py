@@ -68,9 +68,9 @@ class RecordedTransport:
         self, source: Flat | None, result: Flat | None, operation: Callable[[], None]
     ) -> None:
         words = f"{self._call.numbered(self._recorder.numbered(GROUP))} in group {GROUP}"
-        self._recorder.note(f"{words}: what it takes", plains(source))
+        self._recorder.note(f"{words}: its input", plains(source))
         operation()
-        self._recorder.note(f"{words}: what it gives", plains(result))
+        self._recorder.note(f"{words}: its output", plains(result))
 
 
 def plains(*arrays: Flat | None) -> list[Plain]:

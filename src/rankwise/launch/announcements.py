@@ -156,7 +156,7 @@ def hang_warning(still: Duration, hang_timeout: Duration, verdict: str) -> str:
     why = f" ({verdict})" if verdict else ""
     return (
         f"no rank has made progress for {format_duration(still)}{why}; the hang timeout ends the "
-        f"run in {format_duration(rest)} unless one makes progress"
+        f"run in {format_duration(rest)}"
     )
 
 

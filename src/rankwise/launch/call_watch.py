@@ -79,6 +79,8 @@ CHECK_PATIENCE = Duration(3 * SECOND)
 """How long blame by the books waits for torch's numbers; a rank may hold the interpreter."""
 _PAUSE_MAX = Duration(60 * SECOND)
 _SIGABRT = 6
+_WATCHDOG, _WATCHDOG_LINES = "Watchdog caught collective operation timeout", 60
+"""What torch writes to stderr before it ends a rank, and how much it may write after that."""
 
 
 class CallWatch:
@@ -293,7 +295,8 @@ class CallWatch:
     ) -> bool:
         """A rank has ended: tell who is to blame, if it is another one.
 
-        gloo ends a rank whose data did not fit, and a section one that has waited for too long.
+        gloo ends a rank whose data did not fit; a section, and the watchdog of NCCL, one that has
+        waited for too long.
 
         Returns:
             Whether that can be told only after `on_answers` was called, with the same exit again.
@@ -304,7 +307,9 @@ class CallWatch:
             self.lateness.see_arrivals()
             if self.lateness.differ or self._is_doubting:
                 self._judge_past()  # by what the ranks have told at their ends
-        if not exit_status.ok and self._is_stuck_in_section(local_rank):
+        if not exit_status.ok and (
+            self._is_stuck_in_section(local_rank) or self._is_ended_by_watchdog(local_rank)
+        ):
             is_open = partial(self._judge_section, local_rank)
             return self._hold(local_rank, Trouble.TIMED_OUT, is_open, on_answers)
         if exit_status.signal_number != _SIGABRT:
@@ -337,6 +342,14 @@ class CallWatch:
         if rank not in blame.blamed:
             self._accuse(blame)
         return False
+
+    def _is_ended_by_watchdog(self, local_rank: int) -> bool:
+        """Whether torch's watchdog has ended a rank since a collective of NCCL took too long."""
+        link = self._host.links[local_rank]
+        if link.exit_code is None or link.exit_code >= 0:
+            return False
+        link.stderr.pump.drain(self._clock.now())  # it says so just before
+        return any(_WATCHDOG in line for line in link.stderr.tail.lines(_WATCHDOG_LINES))
 
     def _is_stuck_in_section(self, local_rank: int) -> bool:
         segment = self._planner.segment
@@ -600,8 +613,11 @@ class CallWatch:
         has_ended = link.process is not None and link.process.has_ended
         if link.exit_code is None and not has_ended:
             return book.fate
-        # The limit of a section is a time-out: the rank waits in its call for ever.
-        waited = self._is_stuck_in_section(local_rank) and self._stands(local_rank, book)
+        # The limit of a section, or NCCL's, is a time-out: the rank waits in its call for ever.
+        is_timed_out = self._is_stuck_in_section(local_rank) or self._is_ended_by_watchdog(
+            local_rank
+        )
+        waited = is_timed_out and self._stands(local_rank, book)
         return Fate.LIVES if waited else Fate.DIED
 
     def _stands(self, local_rank: int, book: Book) -> bool:

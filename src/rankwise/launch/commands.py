@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from rankwise.drivers.real.worker import boot_program
-from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod
+from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod, is_automatic
 
 
 def worker_order(job: Job, local_rank: int, environment: dict[str, str]) -> dict[str, Any]:
@@ -25,9 +25,10 @@ def worker_order(job: Job, local_rank: int, environment: dict[str, str]) -> dict
     }
     if job.cpus_by_rank is not None and local_rank in job.cpus_by_rank:
         order["cpus"] = sorted(job.cpus_by_rank[local_rank])
-    if job.start_method is StartMethod.FORKSERVER and not isinstance(job.program, Executable):
+    is_forked = job.start_method is StartMethod.FORKSERVER or is_automatic(job)
+    if is_forked and not isinstance(job.program, Executable):
         order["program"] = _program(job, local_rank)
-    else:
+    if "program" not in order or is_automatic(job):
         order["argv"] = _argv(job, local_rank)
     return order
 

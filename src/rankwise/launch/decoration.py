@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,6 +30,9 @@ from rankwise.launch.job import Job
 from rankwise.launch.log_layout import Destinations
 from rankwise.launch.planning import JobPlanner
 
+if TYPE_CHECKING:
+    from rankwise.launch.gpu_watch import GpuWatch
+
 SIGKILL, SIGXCPU = 9, 24
 STDOUT_LINES = 10
 SECTION_IS_STUCK = "rankwise: section "
@@ -46,6 +50,9 @@ class FailureDecorator:
         planner: knows each worker's files and its place in the world.
         wall_offset: nanoseconds from the monotonic clock to the calendar.
         keeps_files: whether error files survive the run, so that a report may point to them.
+
+    Attributes:
+        gpus: know what the node's GPUs have reported; None where there are none.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class FailureDecorator:
         self._stood: tuple[Stood, ...] = ()
         self._awaited = ""
         self._hostname = socket.gethostname()
+        self.gpus: GpuWatch | None = None
 
     def begin_attempt(self) -> None:
         """Forget what belongs to an earlier attempt, such as its count of OOM kills."""
@@ -149,14 +157,22 @@ class FailureDecorator:
             cpu_seconds_max=_cpu_limit(failure),
             detail=evidence or self._detail_of(failure, stderr) or exit_in_program(failure, place),
             stacks=self._stacks_of(failure, link),
-            waits_for=self._waits.get(rank, "") if is_hung else "",
+            waits_for=self._wait_of(rank) if is_hung else "",
             thread_error=error_of_thread(kept),
             stderr_tail=tuple(stderr),
             stdout_tail=() if link is None else link.stdout.tail.lines(STDOUT_LINES),
             log_paths=_log_paths(rank, destinations),
             # On a full disk the worker could not write it.
             error_file=error_file if self._keeps_files and os.path.exists(error_file) else "",
+            gpus=() if self.gpus is None else self.gpus.lines(failure.at),
         )
+
+    def _wait_of(self, rank: int) -> str:
+        """What a rank that hangs waits for: in a collective, or for its GPU."""
+        from rankwise.launch.failure_report.stacks import is_in_cuda  # noqa: PLC0415  # rare
+
+        in_cuda = "its GPU" if is_in_cuda(self._stacks.get(rank, "")) else ""
+        return self._waits.get(rank, "") or in_cuda
 
     def _stacks_of(self, failure: Failure, link: WorkerLink | None) -> str:
         if failure.cause in (FailureCause.HUNG, FailureCause.OUT_OF_STEP):

@@ -143,7 +143,7 @@ class FailureCommand:
         with self._lock:
             if self._given_up.is_set():
                 self._say(
-                    "the command of --on-failure was not run again, since the run was told to stop"
+                    "the command of --on-failure was not run again, since the run was stopped"
                 )
                 return
             process = self._process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
@@ -162,7 +162,7 @@ class FailureCommand:
             trouble = f"did not end within {PATIENCE_S:g} s: killed"
         else:
             if self._given_up.is_set():
-                trouble = "was killed, since the run was told to stop"
+                trouble = "was killed, since the run was stopped"
             elif process.returncode:
                 trouble = f"ended with {process.returncode}"
         if trouble:

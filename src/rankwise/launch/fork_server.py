@@ -1,8 +1,9 @@
 """`rankwise.ForkServer`: a warm fork server for several runs."""
 
 import os
+import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from rankwise.drivers.real.hosting.environments import server_environment
@@ -11,12 +12,19 @@ from rankwise.drivers.real.interrupts import gate_here, unheard
 from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.this_process import mark
 from rankwise.launch.arguments import modules_to_import
-from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod
+from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod, is_automatic
 from rankwise.launch.limits import check_working_directory
-from rankwise.launch.search_path import search_path
+from rankwise.launch.search_path import search_path, sources
 
 FUNCTION_MODULES = ("cloudpickle", "rankwise.launch.ranks")
 """What nearly every function worker imports: paid for once in the server, not in each worker."""
+IMPORTABLE = ("accelerate", "numpy", "pandas", "scipy", "sklearn", "torch", "transformers")
+"""Packages for which an automatic fork server pays. Programs with them were tested to behave
+equally either way (docs/development/automatic-start.md)."""
+_IMPORT = re.compile(
+    rb"^(?:import|from)[ \t][^#\n]*?\b(?:%b)\b" % "|".join(IMPORTABLE).encode(), re.MULTILINE
+)
+"""What a source file has in any case that imports one of them at its beginning."""
 
 
 class ForkServer:
@@ -84,6 +92,18 @@ def _close_forgotten(hosting: Hosting, owner: object) -> None:
             hosting.close()
 
 
+def with_automatic_start(job: Job, environ: Mapping[str, str]) -> tuple[Job, str]:
+    """The job with what `auto` means for it, and a line for users who want to know.
+
+    Most scripts import nothing that takes long: these must not pay for a closer look.
+    """
+    if not job.verbose and not any(map(_IMPORT.search, sources(job.program))):
+        return job, ""
+    from rankwise.launch.automatic_start import decided  # noqa: PLC0415  # rarely so
+
+    return decided(job, environ)
+
+
 def hosting_for(job: Job) -> Hosting:
     """The guardian for one run, with a fork server if the job wants one.
 
@@ -93,6 +113,13 @@ def hosting_for(job: Job) -> Hosting:
     """
     check_proc()
     mark = os.urandom(8).hex()
+    if is_automatic(job):
+        from rankwise.launch.automatic_start import server_settings  # noqa: PLC0415  # only then
+
+        environment, watched = server_settings(job)
+        return Hosting(
+            mark, preload=job.preload, is_guess=True, watched=watched, environment=environment
+        )
     if job.start_method is not StartMethod.FORKSERVER or isinstance(job.program, Executable):
         return Hosting(mark)
     return Hosting(

@@ -79,6 +79,8 @@ class StartMethod(StrEnum):
     """A fresh interpreter per worker, for functions too."""
     FORKSERVER = "forkserver"
     """One process imports what the workers need, then forks them."""
+    AUTO = "auto"
+    """As `FORKSERVER` with the modules of `preload` if ranks cannot tell, else as `SUBPROCESS`."""
 
 
 class Streams(IntFlag):
@@ -143,7 +145,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         role: the workers' role, for prefixes and ROLE_NAME.
         start_method: how processes are made.
         preload: modules that the fork server imports; None lets rankwise choose the ones that the
-            program certainly imports and that lie outside the user's own code.
+            program certainly imports and that lie outside the user's own code. With `AUTO`, None
+            means that there are none, and no fork server.
         python: interpreter for `Script` and `Module`.
         environment: variables added for every worker; `environment_by_rank` adds to single ones.
         rank_variables: whether workers find their place in RANK, WORLD_SIZE and torchrun's other
@@ -165,6 +168,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         cpus_by_rank: CPUs that each local rank is bound to; None leaves them alone.
         handle_signals: install handlers while the run lasts (only ever from the main thread).
         console: whether rankwise itself says anything on stderr (restarts, reports).
+        verbose: whether it also says how the ranks are started.
         log_format: how it says that: `text`, or `json`, an object per line.
     """
 
@@ -195,7 +199,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cpus_by_rank: Mapping[int, frozenset[int]] | None = None
     handle_signals: bool = True
     console: bool = True
+    verbose: bool = False
     log_format: str = "text"
+
+
+def is_automatic(job: Job) -> bool:
+    """Whether its ranks come from a fork server that nobody has asked for."""
+    return job.start_method is StartMethod.AUTO and bool(job.preload)
 
 
 def restarts_allowed(job: Job) -> int:

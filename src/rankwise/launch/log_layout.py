@@ -294,8 +294,9 @@ def parse_streams(text: str, *, option: str = "--redirects") -> StreamChoice:
         rank_text, _, digit = part.partition(":")
         streams = _streams_by_digit(digit)
         if streams is None or not (rank_text.isascii() and rank_text.isdigit()):
+            found = "" if part == text else f", not {part!r}"
             raise ConfigError(
-                f"{option} is {text!r}, of which {part!r} cannot be understood",
+                f"{option} is {text!r}, expected streams{found}",
                 hint="0 none, 1 stdout, 2 stderr, 3 both; for single local ranks 0:1,12:3",
             )
         local_rank = int(rank_text)

@@ -15,6 +15,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import rankwise
 from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, after
@@ -34,6 +35,8 @@ from rankwise.observe.records import (
     RECORDER,
     CallsSampled,
     CallsSeen,
+    GpuSample,
+    GpusSampled,
     RanksSampled,
     Record,
     RecordedCall,
@@ -45,6 +48,10 @@ from rankwise.observe.records import (
 )
 from rankwise.observe.thinning import Thinning
 from rankwise.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.gpus import GpuReading
+    from rankwise.launch.gpu_watch import GpuWatch
 
 INTERVAL = Duration(500 * MILLISECOND)
 SAMPLE_INTERVAL = Duration(2 * SECOND)
@@ -78,6 +85,7 @@ class RunRecorder:
         reactor: wakes for the next look.
         clock: tells the time of a look.
         name: the run's, as it may be shown.
+        gpus: read the GPUs of this node; None where there are none.
     """
 
     def __init__(
@@ -89,7 +97,9 @@ class RunRecorder:
         clock: Clock,
         *,
         name: str,
+        gpus: "GpuWatch | None" = None,
     ) -> None:
+        self._gpus = gpus
         self._name = name
         self._is_described = False
         self._journal = journal
@@ -195,6 +205,8 @@ class RunRecorder:
                 return
             if self._samples_thinning.takes_look():
                 self._samples_thinning.note(self._write([self._sampled(living)]))
+                if self._gpus is not None:
+                    self._gpus.read(self._on_gpus_read)
             self._sample_later(min(SAMPLE_INTERVAL, Duration(2 * pause)))
 
         self._sample_timer = self._reactor.call_at(after(self._clock.now(), pause), sample)
@@ -212,6 +224,22 @@ class RunRecorder:
             if (usage := usage_of(pid)) is not None
         ]
         return RanksSampled(attempt=self._attempt, samples=tuple(samples))
+
+    def _on_gpus_read(self, readings: list["GpuReading"]) -> None:
+        assert self._gpus is not None, "it has read them"
+        samples = tuple(
+            GpuSample(
+                each.index,
+                self._gpus.ranks_on(each.index),
+                each.memory_bytes,
+                each.utilisation,
+                each.temperature_c,
+                each.throttled_by,
+            )
+            for each in readings
+        )
+        sampled = GpusSampled(attempt=self._attempt, samples=samples)
+        self._samples_thinning.note(self._write([sampled]))
 
     def _write(self, records: Iterable[Record]) -> int:
         now = self._clock.now()

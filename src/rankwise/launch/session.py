@@ -31,7 +31,7 @@ from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.flow import LogFlow
 from rankwise.drivers.real.loopback import LOOPBACK, loopback_address
-from rankwise.drivers.real.proc import check_proc
+from rankwise.drivers.real.proc import check_proc, may_have_gpus
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.signals import SignalPipe, end_well, is_default, stop_self
@@ -206,6 +206,9 @@ class Session:
         )
         self._dispatch = AgentRunner(self._plan, parts)
         self._watches.attach(self._host, self._dispatch)
+        if may_have_gpus():
+            self._watch_gpus(stack)
+        hosting.on_unfit = self._on_unfit_server
         hosting.attach(self.reactor, self._host)
         stack.callback(self._leave, hosting)
         if signals is not None:
@@ -235,6 +238,10 @@ class Session:
             line = left_behind_line(self._host.left_behind, are_kept=kept)
             self._say(line, "kept-children" if kept else "left-behind")
         lateness = self._watches.take_last_look()
+        if lateness is not None and self._decorator.gpus is not None:
+            delay, text = lateness
+            slow = self._decorator.gpus.throttling(delay.rank)
+            lateness = delay, "; ".join((text, *slow))
         self._read_to_the_end(outcome, lateness)
         told = self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
         self._answers.tell_end(told)
@@ -493,6 +500,15 @@ class Session:
         hosting.replace_server()
         self._watches.begin_start()
 
+    def _on_unfit_server(self, reason: str) -> None:
+        """Remember why ranks get interpreters of their own: the next run need not find out."""
+        from rankwise.launch.automatic_start import interpreters_line, remember  # noqa: PLC0415  # rare
+
+        told = f"the import of {', '.join(self._job.preload or ())} {reason}"
+        remember(self._job, told)
+        if self._job.verbose:
+            self._say(interpreters_line(told), "start")
+
     def _on_preload_failure(self, module: str, error: str) -> None:
         """Tell of an import that the user has asked for; one that we have chosen is our affair."""
         if self._job.preload is not None and module in self._job.preload:
@@ -504,6 +520,17 @@ class Session:
         if self._places.root is not None and not self._places.keep:
             paths.append(self._places.root)
         hosting.guardian.guard(paths)
+
+    def _watch_gpus(self, stack: ExitStack) -> None:
+        """Have reports tell what the GPUs of this node did."""
+        from rankwise.launch.gpu_watch import GpuWatch  # noqa: PLC0415  # few machines have them
+
+        def leaders() -> dict[int, int]:
+            rank = self._planner.ranks.rank
+            return {rank(local_rank): pid for local_rank, pid in self._host.living().items()}
+
+        self._decorator.gpus = watch = GpuWatch(self.reactor, self._clock, self._say, leaders)
+        stack.callback(watch.close)
 
     def _open_control(self, stack: ExitStack, answers: ControlAnswers) -> None:
         with suppress(OSError):  # a sandbox without unix sockets: the run is a run all the same
@@ -520,7 +547,7 @@ class Session:
 
         return RunRecorder(
             self._journal, self._host, self._planner, self.reactor, self._clock,
-            name=self._shown_id,
+            name=self._shown_id, gpus=self._decorator.gpus,
         )  # fmt: skip
 
     @property

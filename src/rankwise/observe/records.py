@@ -67,6 +67,33 @@ class RanksSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     samples: tuple[Sample, ...]
 
 
+class GpuSample(msgspec.Struct, frozen=True, array_like=True):
+    """One GPU at an instant: see `drivers.real.gpus.GpuReading`; what is not told is None.
+
+    Attributes:
+        gpu: its number on its node.
+        ranks: those that were seen on it last.
+        memory: in use, of all processes, in bytes.
+        utilisation: 0 to 1.
+        celsius: its temperature.
+        throttled_by: why its clocks are slow.
+    """
+
+    gpu: int
+    ranks: tuple[int, ...]
+    memory: int | None
+    utilisation: float | None
+    celsius: int | None
+    throttled_by: tuple[str, ...]
+
+
+class GpusSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What the GPUs of this node do at that instant."""
+
+    attempt: int
+    samples: tuple[GpuSample, ...]
+
+
 class RecordedGroup(msgspec.Struct, frozen=True, array_like=True):
     """A group of ranks: its key, what people call it, its size, and its members on this node."""
 
@@ -156,4 +183,4 @@ class SectionsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sections: tuple[RecordedSection, ...]
 
 
-Record = RunDescribed | RanksSampled | CallsSeen | CallsSampled | SectionsSeen
+Record = RunDescribed | RanksSampled | GpusSampled | CallsSeen | CallsSampled | SectionsSeen

@@ -41,6 +41,8 @@ from rankwise.observe.records import (
     RECORDER,
     CallsSampled,
     CallsSeen,
+    GpuSample,
+    GpusSampled,
     RanksSampled,
     Record,
     RecordedGroup,
@@ -116,6 +118,7 @@ class NodeStory:
         first_at, last_at: the instants of its first and last line.
         lives: by attempt and rank.
         samples: of each rank, with the instant at which it was taken.
+        gpus: samples of each GPU, by its number, likewise.
         moments: restarts and ends of rounds.
         failures: of attempts that failed, by attempt, the root cause first.
         outcome: how the run ended for this node; None if its journal does not tell.
@@ -134,6 +137,7 @@ class NodeStory:
     last_at: int = 0
     lives: dict[tuple[int, int], RankLife] = field(default_factory=dict)
     samples: dict[int, list[tuple[int, Sample]]] = field(default_factory=dict)
+    gpus: dict[int, list[tuple[int, GpuSample]]] = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     failures: dict[int, tuple[Failure, ...]] = field(default_factory=dict)
     outcome: Outcome | None = None
@@ -256,6 +260,9 @@ class _Reader:
             case RanksSampled():
                 for sample in entry.samples:
                     self.story.samples.setdefault(sample.rank, []).append((self._at, sample))
+            case GpusSampled():
+                for gpu in entry.samples:
+                    self.story.gpus.setdefault(gpu.gpu, []).append((self._at, gpu))
             case CallsSeen():
                 self._take_calls(entry)
             case CallsSampled():

@@ -25,7 +25,7 @@ from rankwise.core.ledger import (
 )
 from rankwise.core.ledger.sampled import Straggler
 from rankwise.observe.clocks import NodeClock, align
-from rankwise.observe.records import BEGUN_BY_CPP, OF_HANDLE, Sample
+from rankwise.observe.records import BEGUN_BY_CPP, OF_HANDLE, GpuSample, Sample
 from rankwise.observe.story import NodeStory, RankLife, TimedCall, read_story
 
 _NOT_COUNTED = (OF_HANDLE, BEGUN_BY_CPP)
@@ -118,6 +118,7 @@ class RunTimeline:
         straggler: who made the others wait in what C++ calls, as far as its sample tells.
         world_size: how many ranks the last attempt had on all nodes.
         origin: where the timeline begins, on the clock of the first node.
+        gpus: samples of each GPU, by the index of its node in `nodes` and its number there.
     """
 
     nodes: list[NodeStory]
@@ -131,6 +132,7 @@ class RunTimeline:
     straggler: Straggler | None
     world_size: int
     origin: int
+    gpus: dict[tuple[int, int], list[tuple[int, GpuSample]]] = field(default_factory=dict)
 
     @property
     def calls_recorded(self) -> float:
@@ -211,6 +213,8 @@ def timeline_of(journals: Iterable[tuple[str, Iterable[bytes]]]) -> RunTimeline:
         for rank, samples in node.samples.items():
             track = timeline.tracks.setdefault(rank, RankTrack(rank))
             track.samples += [(timeline.place(index, at), sample) for at, sample in samples]
+        for number, seen in sorted(node.gpus.items()):
+            timeline.gpus[index, number] = [(timeline.place(index, at), each) for at, each in seen]
         timeline.moments += [(timeline.place(index, at), text) for at, text in node.moments]
     timeline.moments = sorted(set(timeline.moments))
     worlds = [node.worlds[max(node.worlds)] for node in nodes if node.worlds]

@@ -93,6 +93,7 @@ def _events(timeline: RunTimeline) -> Iterator[TraceEvent]:
                         places.setdefault(bar.call.key, []).append((bar.begin, process, thread))
                 thread += 1
             yield from _counters(track, process)
+        yield from _gpu_counters(timeline, node, process)
         yield from _failures(timeline, node, process)
     yield from _arrows(places.values())
     for at, text in timeline.moments:
@@ -207,6 +208,18 @@ def _counters(track: RankTrack, process: int) -> Iterator[TraceEvent]:
             cores = (sample.cpu - before[1]) / (at - before[0])
             yield _counter(f"rank {track.rank} CPU", process, before[0], "cores", cores)
         before = (at, sample.cpu)
+
+
+def _gpu_counters(timeline: RunTimeline, node: int, process: int) -> Iterator[TraceEvent]:
+    for (home, gpu), seen in timeline.gpus.items():
+        for at, sample in seen if home == node else ():
+            if sample.memory is not None:
+                yield _counter(f"GPU {gpu} memory", process, at, "MB", sample.memory / 1e6)
+            if sample.utilisation is not None:
+                busy = 100 * sample.utilisation
+                yield _counter(f"GPU {gpu} busy", process, at, "%", busy)
+            if sample.celsius is not None:
+                yield _counter(f"GPU {gpu} temperature", process, at, "°C", sample.celsius)
 
 
 def _counter(name: str, process: int, at: int, unit: str, value: float) -> TraceEvent:

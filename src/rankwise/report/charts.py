@@ -7,7 +7,7 @@ from math import floor, log10
 
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.web_page import BINS, LEFT, ROW, WIDTH, busy_shares, strip, svg, time_axis
-from rankwise.observe.records import BEGUN_BY_CPP
+from rankwise.observe.records import BEGUN_BY_CPP, GpuSample
 from rankwise.observe.timeline import RankTrack, RunTimeline
 
 RANKS_SHOWN = 16
@@ -90,17 +90,51 @@ def _of_what_was_seen(shares: Sequence[float], covered: Sequence[float]) -> list
     ]
 
 
+Curve = tuple[str, list[tuple[int, float]]]
+"""A name, and its values over time."""
+
+
 def resource_chart(timeline: RunTimeline, ranks: Sequence[int], what: str) -> str:
     """CPU time per second, or memory, of each rank over time."""
-    curves = [
-        (rank, _cores(timeline.tracks[rank]) if what == "cores" else _memory(timeline, rank))
+    curves: list[Curve] = [
+        (
+            f"rank {rank}",
+            _cores(timeline.tracks[rank]) if what == "cores" else _memory(timeline, rank),
+        )
         for rank in ranks
     ]
+    return _curves_chart(timeline, curves, what, f"{what} of each rank over time")
+
+
+def gpu_chart(timeline: RunTimeline, what: str) -> str:
+    """The share of time in which kernels ran, memory or temperature of each GPU over time."""
+    has_nodes = len({node for node, _ in timeline.gpus}) > 1
+    curves: list[Curve] = [
+        (
+            f"GPU {gpu}, node {node}" if has_nodes else f"GPU {gpu}",
+            [(at, value) for at, each in seen if (value := _of_gpu(each, what)) is not None],
+        )
+        for (node, gpu), seen in list(timeline.gpus.items())[:RANKS_SHOWN]
+    ]
+    if not any(points for _, points in curves):
+        return ""
+    return _curves_chart(timeline, curves, what, f"{what} of each GPU over time")
+
+
+def _of_gpu(sample: GpuSample, what: str) -> float | None:
+    if what == "memory":
+        return None if sample.memory is None else float(sample.memory)
+    if what == "% busy":
+        return None if sample.utilisation is None else 100 * sample.utilisation
+    return None if sample.celsius is None else float(sample.celsius)
+
+
+def _curves_chart(timeline: RunTimeline, curves: Sequence[Curve], what: str, title: str) -> str:
     highest = max((value for _, points in curves for _, value in points), default=0.0)
-    unit, size = ("cores", 1) if what == "cores" else _unit_of_memory(highest)
+    unit, size = _unit_of_memory(highest) if what == "memory" else (what, 1)
     highest = size * round_up(highest / size)
     lines = _frame(highest, unit, size)
-    for index, (rank, points) in enumerate(curves):
+    for index, (name, points) in enumerate(curves):
         colour = _LINES[index % len(_LINES)]
         if points:
             path = " ".join(
@@ -108,16 +142,16 @@ def resource_chart(timeline: RunTimeline, ranks: Sequence[int], what: str) -> st
             )
             lines.append(
                 f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5">'
-                f"<title>rank {rank}</title></polyline>"
+                f"<title>{name}</title></polyline>"
             )
         x, row = index % 8, index // 8
         lines.append(
             f'<text x="{LEFT + 110 * x}" y="{_PLOT_TOP + _PLOT_HEIGHT + 38 + 14 * row}" '
-            f'fill="{colour}">rank {rank}</text>'
+            f'fill="{colour}">{name}</text>'
         )
     lines += time_axis(timeline.end, _PLOT_TOP + _PLOT_HEIGHT, _time)
     height = _PLOT_TOP + _PLOT_HEIGHT + 46 + 14 * (max(0, len(curves) - 1) // 8)
-    return svg(LEFT + WIDTH + 20, height, lines, f"{what} of each rank over time")
+    return svg(LEFT + WIDTH + 20, height, lines, title)
 
 
 def round_up(value: float) -> float:

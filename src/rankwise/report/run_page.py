@@ -6,6 +6,7 @@ journal was not given, a run whose end nobody wrote, calls that were not recorde
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -14,17 +15,18 @@ from typing import NamedTuple, TypeVar
 from rankwise.base.failure import Failure, FailureCause
 from rankwise.base.units import SECOND, Duration, format_bytes, format_duration
 from rankwise.base.web_page import document, facts_table, table
-from rankwise.base.wording import ranks_in_words
+from rankwise.base.wording import ranges_of, ranks_in_words
 from rankwise.core.ledger import Delay, straggler_in_words
 from rankwise.core.ledger.lateness import notable
 from rankwise.core.ledger.words import with_cpu_wait
 from rankwise.launch.failure_report.composing import blocks_of_standing
+from rankwise.launch.failure_report.hints import is_peer_gone
 from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames
 from rankwise.launch.failure_report.words import headline
 from rankwise.observe.records import BEGUN_BY_CPP
 from rankwise.observe.story import NodeStory
 from rankwise.observe.timeline import PlacedCall, RunTimeline, clocks_in_words
-from rankwise.report.charts import RANKS_SHOWN, ranks_chart, resource_chart
+from rankwise.report.charts import RANKS_SHOWN, gpu_chart, ranks_chart, resource_chart
 
 K = TypeVar("K")
 
@@ -49,6 +51,7 @@ def run_page(timeline: RunTimeline) -> str:
         *_collectives(timeline),
         *_sections(timeline),
         *_resources(timeline, ranks),
+        *_gpus(timeline),
         "<h2>Environment</h2>",
         *(facts_table(_environment(node)) for node in timeline.nodes),
     ]
@@ -148,14 +151,22 @@ def _shown_ranks(timeline: RunTimeline) -> list[int]:
 def _all_failures(timeline: RunTimeline) -> list[tuple[int, Failure]]:
     """Those that ranks had by themselves, by attempt, each once; the root cause first."""
     found: dict[tuple[int, int], Failure] = {}
+    roots: dict[int, int] = {}
     for node in timeline.nodes:
         last = () if node.outcome is None else node.outcome.failures
         for failures in (*node.failures.values(), last):
+            if failures:
+                roots.setdefault(failures[0].attempt, failures[0].rank)
             for failure in failures:
                 key = (failure.attempt, failure.rank)
                 if failure.rank >= 0 and failure.cause is not FailureCause.STOPPED:
                     found.setdefault(key, failure)
-    order = sorted(found.items(), key=lambda item: (item[0][0], item[1].wall_ns))
+
+    def place(item: tuple[tuple[int, int], Failure]) -> tuple[int, bool, int]:
+        (attempt, rank), failure = item
+        return attempt, rank != roots.get(attempt), failure.wall_ns
+
+    order = sorted(found.items(), key=place)
     return [(attempt, failure) for (attempt, _), failure in order]
 
 
@@ -167,21 +178,27 @@ def _failures(timeline: RunTimeline) -> Iterable[str]:
     stories = _told_together(failures)
     # Attempts are counted from 1, as in the report on the terminal.
     has_many = _attempt_count(timeline) > 1
+    seen: set[int] = set()
     for told in stories[:FAILURES_SHOWN]:
         first = told[0]
-        attempt = f"Attempt {first.attempt + 1}: " if has_many else ""
+        title = _title_of(first, is_root=first.attempt not in seen, has_many=has_many)
+        seen.add(first.attempt)
         when = datetime.fromtimestamp(first.wall_ns / SECOND, UTC) if first.wall_ns else None
         at = f", {when:%H:%M:%S} UTC" if when else ""
         who = ranks_in_words([failure.rank for failure in told])
         where = f" on {first.host}" if first.host else ""
-        yield (
-            f"<h3>{attempt}{escape(headline(first))}</h3>"
-            f'<p class="note">{who}{escape(where)}{at}</p>'
-        )
+        yield (f'<h3>{escape(title)}</h3><p class="note">{who}{escape(where)}{at}</p>')
         if text := _text_of(told):
             yield f'<pre class="scroll">{escape(text)}</pre>'
     if len(stories) > FAILURES_SHOWN:
         yield f'<p class="note">{len(stories) - FAILURES_SHOWN} more failures are left out.</p>'
+
+
+def _title_of(failure: Failure, *, is_root: bool, has_many: bool) -> str:
+    words = [f"attempt {failure.attempt + 1}"] * has_many + ["root cause"] * is_root
+    label = ", ".join(words).capitalize()
+    consequence = " (a consequence: its peer was gone)" if is_peer_gone(failure) else ""
+    return f"{label}{': ' * bool(label)}{headline(failure)}{'' if is_root else consequence}"
 
 
 def _told_together(failures: Iterable[Failure]) -> list[list[Failure]]:
@@ -312,9 +329,9 @@ def _collectives(timeline: RunTimeline) -> Iterable[str]:
     ]
     yield "<h2>Collectives</h2>"
     yield (
-        '<p class="note">Recorded calls of all ranks by line, the longest in sum first. Waiting is '
-        "the time until the last rank came, if all members were seen. An asynchronous call has the "
-        "time to issue it; the wait for its handle has a row of its own.</p>"
+        '<p class="note">Recorded calls of all ranks by line, the largest sum first. Waiting lasts '
+        "until the last rank arrives, if all members were recorded. An asynchronous call counts "
+        "the time to issue it; the wait for its handle has its own row.</p>"
     )
     yield table([["operation", "line", "calls", "on average", "waiting", "longest"], *rows])
 
@@ -362,6 +379,37 @@ def _resources(timeline: RunTimeline, ranks: Sequence[int]) -> Iterable[str]:
     )
     for what in ("cores", "memory"):
         yield f'<div class="scroll">{resource_chart(timeline, sampled, what)}</div><p></p>'
+
+
+def _gpus(timeline: RunTimeline) -> Iterable[str]:
+    if not timeline.gpus:
+        return
+    yield "<h2>GPUs</h2>"
+    yield '<p class="note">Memory is that of all processes on a GPU.</p>'
+    for what in ("% busy", "memory", "°C"):
+        if chart := gpu_chart(timeline, what):
+            yield f'<div class="scroll">{chart}</div><p></p>'
+    yield table([["GPU", "ranks", "busy on average", "most memory", "hottest", "slow clocks"],
+                 *_rows_of_gpus(timeline)])  # fmt: skip
+
+
+def _rows_of_gpus(timeline: RunTimeline) -> Iterable[list[str]]:
+    has_nodes = len(timeline.nodes) > 1
+    for (node, gpu), seen in timeline.gpus.items():
+        samples = [each for _, each in seen]
+        busy = [each.utilisation for each in samples if each.utilisation is not None]
+        memory = max((each.memory for each in samples if each.memory is not None), default=None)
+        hottest = max((each.celsius for each in samples if each.celsius is not None), default=None)
+        ranks = sorted({rank for each in samples for rank in each.ranks})
+        slow = Counter(why for each in samples for why in each.throttled_by)
+        yield [
+            f"{gpu} on node {timeline.nodes[node].node_rank}" if has_nodes else f"{gpu}",
+            ranges_of(ranks) if ranks else "unknown",
+            f"{sum(busy) / len(busy):.0%}" if busy else "",
+            "" if memory is None else format_bytes(memory),
+            "" if hottest is None else f"{hottest} °C",
+            ", ".join(f"{why} {count / len(samples):.0%}" for why, count in slow.items()),
+        ]
 
 
 def _environment(node: NodeStory) -> Iterable[tuple[str, str]]:

@@ -1,19 +1,19 @@
 """What there is to know about the runs on this machine, at one moment: a look.
 
 An agent is asked one question, its `status`, and does nothing between two. Everything that the
-kernel tells anyone (CPU time, memory) and the driver of NVIDIA's GPUs is looked up here.
+kernel tells anyone (CPU time, memory), and NVIDIA's driver, is looked up here.
 """
 
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND, Duration, Instant
+from rankwise.drivers.real.gpus import GpuReading, Gpus, GpuUse, require_gpus, uses_of
+from rankwise.drivers.real.proc import may_have_gpus
 from rankwise.drivers.real.process_work import ProcessWork, Usage, usage_by_session, works_of
 from rankwise.launch.control.client import (
     RunSummary,
@@ -25,7 +25,6 @@ from rankwise.launch.control.client import (
 from rankwise.launch.rank_status import RankStatus
 
 PATIENCE = Duration(2 * SECOND)
-_GPU_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +57,8 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
         status: what it said; None if it has not answered, or cannot be understood.
         problem: which of these, in words.
         usage: what the processes of each rank use, by the rank's pid.
-        gpu_bytes: the GPU memory that they have, by the same; empty where that cannot be known.
+        gpus: what they use of GPUs, by the same; empty where that cannot be known.
+        lacks_gpus: why it cannot, on a machine that has GPUs; else empty.
         works: what each rank has done, by the same, where progress is watched.
         stopped: processes that a signal such as SIGSTOP has stopped, of those that lead a session.
         boot_s: the moment on the clock on which processes begin.
@@ -69,7 +69,8 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus | None
     problem: str = ""
     usage: Mapping[int, Usage] = {}
-    gpu_bytes: Mapping[int, int] = {}
+    gpus: Mapping[int, GpuUse] = {}
+    lacks_gpus: str = ""
     works: Mapping[int, ProcessWork] = {}
     stopped: Collection[int] = frozenset()
     boot_s: float = 0.0
@@ -83,7 +84,7 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
     }
     is_shown = any(status or is_suspended(run) for run, (status, _) in statuses.items())
     usage = usage_by_session() if is_shown else {}
-    on_gpus = gpu_bytes() if usage else {}
+    readings, lacks_gpus = _read_gpus() if usage else ([], "")
     boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     looks = []
     for run in runs:
@@ -97,7 +98,8 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
                 status=status,
                 problem=problem,
                 usage={pid: usage[pid] for pid in pids if pid in usage},
-                gpu_bytes={pid: on_gpus[pid] for pid in pids if pid in on_gpus},
+                gpus=uses_of(readings, pids) if readings else {},
+                lacks_gpus=lacks_gpus,
                 works=works_of(pids) if watches else {},
                 stopped={pid for pid, used in usage.items() if used.is_stopped},
                 boot_s=boot_s,
@@ -126,34 +128,16 @@ def _status(lines: Callable[[], list[dict[str, Any]]]) -> tuple[RunStatus | None
         return None, "its agent is of another version of rankwise (rankwise ps knows more of it)"
 
 
-def gpu_bytes() -> dict[int, int]:
-    """The GPU memory of each session, as NVIDIA's own tool tells it; empty where there is none."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return {}
+_gpus: Gpus | None = None
+
+
+def _read_gpus() -> tuple[list[GpuReading], str]:
+    """Read the GPUs of this machine, or say why they cannot be read; neither if there are none."""
+    global _gpus  # noqa: PLW0603  # NVML takes long to open: once for a screen that looks again
+    if not may_have_gpus():
+        return [], ""
     try:
-        told = subprocess.run(
-            (tool, *_GPU_QUERY),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE / SECOND,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return gpu_bytes_by_session(told.stdout)
-
-
-def gpu_bytes_by_session(told: str) -> dict[int, int]:
-    """Sum up lines such as `4711, 1024` (MiB) by the session of their processes."""
-    found: dict[int, int] = {}
-    for line in told.splitlines():
-        pid, _, mebibytes = (part.strip() for part in line.partition(","))
-        if not (pid.isdecimal() and mebibytes.isdecimal()):
-            continue  # `[N/A]`: a driver that does not tell
-        try:
-            session = os.getsid(int(pid))
-        except OSError:
-            continue  # it has ended, or is in another container
-        found[session] = found.get(session, 0) + (int(mebibytes) << 20)
-    return found
+        _gpus = _gpus or require_gpus()
+    except ConfigError as error:
+        return [], f"{error.message}: {error.hint}"
+    return _gpus.read(), ""

@@ -79,6 +79,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         waited_for_s: how long the others have waited for it alone.
         cpu_percent: 100 is one core.
         memory_bytes, gpu_bytes: what is resident, and what it has on GPUs.
+        gpu_busy, gpu_celsius: the share of time in which kernels ran, and the temperature, of its
+            busiest and of its hottest GPU.
+        gpu_slow: why their clocks are slow.
         is_folded: whether it stands for ranks that have no rows of their own.
         depth: 1 for a rank below the row of its state.
         why: how it failed.
@@ -94,6 +97,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     cpu_percent: float | None = None
     memory_bytes: int | None = None
     gpu_bytes: int | None = None
+    gpu_busy: float | None = None
+    gpu_celsius: int | None = None
+    gpu_slow: tuple[str, ...] = ()
     is_folded: bool = False
     depth: int = 0
     why: str = ""
@@ -124,6 +130,7 @@ class RunPicture(msgspec.Struct, frozen=True, kw_only=True):
         rows: its ranks, one by one, in their order.
         problem: why it is not known how the run is now; empty where it is.
         end: how it ended, once it has.
+        lacks_gpus: why nothing is known of this machine's GPUs; empty where it has none.
     """
 
     run: RunSummary
@@ -131,6 +138,7 @@ class RunPicture(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...] = ()
     problem: str = ""
     end: str = ""
+    lacks_gpus: str = ""
 
 
 class Watcher:
@@ -169,7 +177,9 @@ class Watcher:
             )
             for worker in look.status.workers
         )
-        self._latest = RunPicture(run=self._run, status=look.status, rows=rows)
+        self._latest = RunPicture(
+            run=self._run, status=look.status, rows=rows, lacks_gpus=look.lacks_gpus
+        )
         return self._latest
 
     def end(self, how: str) -> RunPicture:
@@ -235,6 +245,7 @@ def _row(
     if worker.pid in look.stopped and state not in (State.FAILED, State.HUNG, State.ENDED):
         state, for_s = State.SUSPENDED, None
     usage = None if worker.pid is None else look.usage.get(worker.pid)
+    gpus = None if worker.pid is None else look.gpus.get(worker.pid)
     earlier = _earlier(worker, before)
     return Row(
         ranks=(worker.rank,),
@@ -246,7 +257,10 @@ def _row(
         waited_for_s=worker.waited_for_s,
         cpu_percent=_cpu_percent(worker, look, before),
         memory_bytes=None if usage is None else usage.memory_bytes,
-        gpu_bytes=None if worker.pid is None else look.gpu_bytes.get(worker.pid),
+        gpu_bytes=None if gpus is None else gpus.memory_bytes,
+        gpu_busy=None if gpus is None else gpus.utilisation,
+        gpu_celsius=None if gpus is None else gpus.temperature_c,
+        gpu_slow=() if gpus is None else gpus.throttled_by,
         why=worker.why,
     )
 
@@ -367,6 +381,9 @@ def _folded(rows: Sequence[Row], *, is_folded: bool) -> Row:
         cpu_percent=sum(cpus) / len(cpus) if cpus else None,
         memory_bytes=max(_known(row.memory_bytes for row in rows), default=None),
         gpu_bytes=max(_known(row.gpu_bytes for row in rows), default=None),
+        gpu_busy=min(_known(row.gpu_busy for row in rows), default=None),
+        gpu_celsius=max(_known(row.gpu_celsius for row in rows), default=None),
+        gpu_slow=tuple(dict.fromkeys(why for row in rows for why in row.gpu_slow)),
         is_folded=is_folded,
     )
 

@@ -26,7 +26,7 @@ class Column(NamedTuple):
     is_number: bool = False
 
 
-RANKS, STATE, STEPS, CALL, LATE, CPU, MEMORY, GPU = COLUMNS = (
+RANKS, STATE, STEPS, CALL, LATE, CPU, MEMORY, GPU, BUSY, HEAT = COLUMNS = (
     Column("RANKS", 12),
     Column("STATE", 14),
     Column("STEPS/S", 7, is_number=True),
@@ -35,14 +35,18 @@ RANKS, STATE, STEPS, CALL, LATE, CPU, MEMORY, GPU = COLUMNS = (
     Column("CPU", 5, is_number=True),
     Column("MEMORY", 8, is_number=True),
     Column("GPU", 8, is_number=True),
+    Column("BUSY", 4, is_number=True),
+    Column("TEMP", 4, is_number=True),
 )
-"""With the gaps between them, and without the GPU's, these fit into 80 columns."""
+"""With the gaps between them, and without the GPU's three, these fit into 80 columns."""
+_OF_GPUS = (GPU, BUSY, HEAT)
 
 
 def columns_for(rows: Iterable[Row], width: int = WIDTH) -> tuple[Column, ...]:
     """The columns that have something in them; the collective makes room, or takes what is left."""
-    has_gpu = any(row.gpu_bytes is not None for row in rows)
-    columns = COLUMNS if has_gpu else COLUMNS[:-1]
+    rows = tuple(rows)
+    empty = {column for column in _OF_GPUS if all(_cell(row, column.head) == "-" for row in rows)}
+    columns = tuple(column for column in COLUMNS if column not in empty)
     others = sum(column.width + 1 for column in columns if column is not CALL)
     call = CALL._replace(width=min(max(width - others, 12), CALL_WIDTH_MAX))
     return tuple(call if column is CALL else column for column in columns)
@@ -82,6 +86,10 @@ def head(picture: RunPicture, width: int = WIDTH) -> list[str]:
         lines += _wrapped([f"failed so far: {counts}", printable(status.latest_failure)], width)
     if told := _who_waits(picture.rows):
         lines += _wrapped([told], width)
+    if told := _whose_gpus_are_slow(picture.rows):
+        lines += _wrapped([told], width)
+    if picture.lacks_gpus:
+        lines += _wrapped([picture.lacks_gpus], width)
     return lines
 
 
@@ -120,6 +128,10 @@ def _cell(row: Row, name: str) -> str:
         return "-" if (row.late_share or 0.0) < _SHARE_SHOWN else f"{row.late_share:.0%}"
     if name == CPU.head:
         return "-" if row.cpu_percent is None else f"{row.cpu_percent:.0f}%"
+    if name == BUSY.head:
+        return "-" if row.gpu_busy is None else f"{row.gpu_busy:.0%}"
+    if name == HEAT.head:
+        return "-" if row.gpu_celsius is None else f"{row.gpu_celsius}C"
     size = row.memory_bytes if name == MEMORY.head else row.gpu_bytes
     return "-" if size is None else _size(size)
 
@@ -140,7 +152,19 @@ def _who_waits(rows: Iterable[Row]) -> str:
     longest = max(row.for_s or 0.0 for row in rows if row.state is State.AWAITED)
     verb = "waits" if len(waiting) == 1 else "wait"
     told = f"{ranks_in_words(waiting)} {verb} for {ranks_in_words(awaited)}"
-    return f"{told}, for {_time(longest)} (rankwise why tells more)"
+    return f"{told}, for {_time(longest)} (see rankwise why)"
+
+
+def _whose_gpus_are_slow(rows: Iterable[Row]) -> str:
+    """A power cap is usual at full load, so it is not told."""
+    slow = {row.ranks[0]: [why for why in row.gpu_slow if why != "power cap"] for row in rows}
+    ranks = [rank for rank, reasons in slow.items() if reasons]
+    if not ranks:
+        return ""
+    reasons = dict.fromkeys(why for rank in ranks for why in slow[rank])
+    are = "is" if len(ranks) == 1 else "are"
+    gpus = "the GPU" if len(ranks) == 1 else "the GPUs"
+    return f"{gpus} of {ranks_in_words(ranks)} {are} throttled ({', '.join(reasons)})"
 
 
 def _restarts(count: int, most: int) -> str:

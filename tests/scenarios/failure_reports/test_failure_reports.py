@@ -113,7 +113,7 @@ def raised(rank: int, **more: Any) -> Failure:
 
 
 def told_to_stop(rank: int, code: int = -15) -> Failure:
-    detail = "it did not end within 30 s of being told to stop" if code == -9 else ""
+    detail = "it did not end within 30 s of the request to stop" if code == -9 else ""
     return failure(rank, FailureCause.STOPPED, code, after_ms=40, ended_by_us=True, detail=detail)
 
 

@@ -88,7 +88,7 @@ def test_one_rank_is_read_from_its_log_file_and_a_report_is_made_by_name(
     assert (reported.code, reported.stderr) == (0, "")
     assert page.read_text().startswith("<!")
     assert unknown.code == 2
-    assert "'no-such-run' is not a file, and not a run on this machine" in unknown.stderr
+    assert "'no-such-run' is not a file, and no active run is called" in unknown.stderr
     assert read.lines == ["begun on 1"]
     assert read.stderr == "a word to stderr\n"
     assert strange.code == 1

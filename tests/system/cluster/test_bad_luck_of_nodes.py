@@ -355,7 +355,8 @@ def test_a_node_that_is_not_fit_stays_out(nodes: Nodes) -> None:
 
     assert done.code == 1
     assert (
-        "the node check 'echo no accelerator; exit 3' ended with 3: no accelerator" in done.stderr
+        "the node check 'echo no accelerator; exit 3' ended with exit code 3: no accelerator"
+        in done.stderr
     )
 
 

@@ -36,7 +36,7 @@ def test_a_command_is_told_of_each_failure(tmp_path: Path) -> None:
         assert [(each["rank"], each["exit_code"]) for each in line["failures"]] == [(0, 7)]
     # The report that the user is shown is the one that is sent, but for the time that it took.
     assert "root cause: rank 0 exited with code 7" in failure["report"]
-    assert "attempt 1, until 20" in failure["report"]
+    assert "attempt 1, ended 20" in failure["report"]
     assert failure["report"].endswith("  last line of stdout:\n    epoch 1")
     assert all(line in done.stderr for line in failure["report"].splitlines()[1:])
 
@@ -141,8 +141,8 @@ def test_a_run_that_is_told_to_stop_waits_for_a_command_for_the_grace_alone(tmp_
 
     assert done.code == 143
     assert [line for line in done.stderr.splitlines() if "--on-failure" in line] == [
-        "rankwise: the command of --on-failure was killed, since the run was told to stop",
-        "rankwise: the command of --on-failure was not run again, since the run was told to stop",
+        "rankwise: the command of --on-failure was killed, since the run was stopped",
+        "rankwise: the command of --on-failure was not run again, since the run was stopped",
     ]
 
 
@@ -159,5 +159,5 @@ def test_a_run_that_waits_for_its_last_command_answers_a_signal_and_kills_it_at_
         done = failed.finish(WITHIN_S)
 
     assert done.code == 7, done
-    assert "the command of --on-failure was killed, since the run was told to stop" in done.stderr
+    assert "the command of --on-failure was killed, since the run was stopped" in done.stderr
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()

@@ -205,7 +205,7 @@ def test_a_run_that_failed_once_leaves_a_page_and_a_trace(tmp_path: Path) -> Non
         *("Timeline", "Failures", "Lateness", "Collectives", "Sections", "Resources"),
         "Environment",
     ]
-    assert "Attempt 1: rank 1 failed: ValueError: <bad> shape" in shown.text
+    assert "Attempt 1, root cause: rank 1 failed: ValueError: <bad> shape" in shown.text
     assert 'raise ValueError("<bad> shape")' in shown.text
     assert "3 ranks on 1 node, 2 attempts" in shown.text
     assert "all_reduce (mean) of (1000,) float64 program.py:9" in shown.text
@@ -296,7 +296,8 @@ def test_ranks_that_hung_are_one_failure_in_the_words_of_the_report(tmp_path: Pa
     assert done.code == 124, done
     shown = Page(page)
     assert shown.html.count("<h3>") == 1
-    assert "<h3>the gang hung: no progress for 3 s; rank 1 has not come to barrier" in shown.html
+    hung = "the gang hung: no progress for 3 s; rank 1 has not come to barrier"
+    assert f"<h3>Root cause: {hung}" in shown.html
     assert "ranks 0-2 on " in shown.text
     assert "ranks 0, 2, innermost call first waits for barrier" in shown.text
     assert re.search(r'rank 1, innermost call first .*program\.py", line 6 in <module>', shown.text)

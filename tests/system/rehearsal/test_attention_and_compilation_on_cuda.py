@@ -206,3 +206,116 @@ def test_inductor_calls_a_compiler_for_the_cpu_and_finds_no_triton(tmp_path: Pat
     )  # fmt: skip
 
     assert finished.lines == ["True", "[3.0, 3.0]"], finished.stderr
+
+
+ONE_KERNEL = """\
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+dist.init_process_group("nccl")
+mesh = dist.init_device_mesh("cuda", (dist.get_world_size(),))
+torch.manual_seed(0)
+heads = torch.nn.MultiheadAttention(64, 4, batch_first=True).to("cuda").eval()
+tokens = torch.randn(2, 32, 64, device="cuda")
+
+
+def took(compute):
+    begun = time.perf_counter_ns()
+    compute()
+    return time.perf_counter_ns() - begun
+
+
+with torch.no_grad():
+    alone = took(lambda: heads(tokens, tokens, tokens, need_weights=False))
+    by_name = took(lambda: torch._native_multi_head_attention(
+        tokens, tokens, tokens, 64, 4, heads.in_proj_weight, heads.in_proj_bias,
+        heads.out_proj.weight, heads.out_proj.bias, need_weights=False,
+    ))
+assert abs(alone - by_name) <= 1, (alone, by_name)
+torch.compile(heads, backend="aot_eager", fullgraph=True)(tokens, tokens, tokens)
+
+values, weight = torch.randn(4, 8, 64), torch.randn(64)
+leaves = [values.clone().requires_grad_(), weight.clone().requires_grad_()]
+expected = torch.rms_norm(leaves[0], (64,), leaves[1], 1e-5)
+expected.square().sum().backward()
+for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+    whole = distribute_tensor(values, mesh, [placement]).requires_grad_()
+    scale = distribute_tensor(weight, mesh, [Replicate()]).requires_grad_()
+    normed = torch.rms_norm(whole, (64,), scale, 1e-5)
+    normed.square().sum().backward()
+    parts = (expected, *(each.grad for each in leaves))
+    for one, other in zip((normed, whole.grad, scale.grad), parts):
+        torch.testing.assert_close(one.full_tensor(), other)
+    with torch.no_grad():
+        local = whole.to_local()
+        if placement != Shard(2):  # which moves the parts together before
+            kernel = took(lambda: torch.rms_norm(local, (64,), scale.to_local(), 1e-5))
+            distributed = took(lambda: torch.rms_norm(whole, (64,), scale, 1e-5))
+            assert abs(kernel - distributed) <= 1, (placement, kernel, distributed)
+"""
+
+
+def test_attention_in_inference_and_rms_norm_of_dtensors_take_the_time_of_one_kernel(
+    tmp_path: Path,
+) -> None:
+    program = str(write_program(tmp_path, ONE_KERNEL))
+
+    finished = run(
+        "run", "--on=sim:switch8", "--virtual-clock", "--device=cuda", "--nproc-per-node=2", program
+    )
+
+    assert finished.code == 0, finished.stderr
+
+
+OFFLOADED = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import (
+    CPUOffload, CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard,
+)
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+own = torch.ones(4)
+pinned = own.pin_memory()
+assert pinned.is_pinned() and pinned[1:].is_pinned() and torch.empty(2, pin_memory=True).is_pinned()
+assert not own.is_pinned() and own.data_ptr() != pinned.data_ptr()
+narrow = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+x = torch.arange(32.0, device="cuda").view(4, 8) / 32
+
+
+def losses(shard):
+    torch.manual_seed(0)
+    model = shard(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 4)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(3):
+        loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield round(loss.item(), 6)
+
+
+def sharded(**options):
+    return list(losses(lambda model: fully_shard(model, **options)))
+
+
+plain = list(losses(lambda model: FullyShardedDataParallel(model.cuda())))
+assert plain[0] > plain[-1], plain
+offloaded = losses(lambda model: FullyShardedDataParallel(model, cpu_offload=CPUOffload(True)))
+assert list(offloaded) == plain
+for pins in (True, False):
+    assert sharded(offload_policy=CPUOffloadPolicy(pin_memory=pins)) == plain, pins
+assert sharded(mp_policy=narrow, offload_policy=CPUOffloadPolicy()) == sharded(mp_policy=narrow)
+"""
+
+
+def test_parameters_that_are_offloaded_train_as_those_on_the_device(tmp_path: Path) -> None:
+    program = str(write_program(tmp_path, OFFLOADED))
+
+    finished = run("run", "--on=sim", "--device=cuda", "--nproc-per-node=2", program)
+
+    assert finished.code == 0, finished.stderr

@@ -91,10 +91,13 @@ collectives.barrier() if is_simulated else collectives.all_reduce(weights)
             OTHER_PAYLOAD,
             "rank 1 differs at all_reduce #2 (sum) of (2, 3) float64 in group rankwise",
         ),
-        (OTHER_PAYLOAD, ": what it takes, {folder}/program.py:9 in <module>: 1 of 6 elements, "),
+        (OTHER_PAYLOAD, ": its input, {folder}/program.py:9 in <module>: 1 of 6 elements, "),
         (OTHER_PAYLOAD, "the first is [5]: 5 simulated, 4 as a process"),
         (OTHER_OPERATION, "rank 0 did different things:\n  simulated:    barrier #1 in group"),
-        ("if not is_simulated: result = np.ones(3)\n", "rank 0 came only as a process to: result"),
+        (
+            "if not is_simulated: result = np.ones(3)\n",
+            "rank 0 reached this only as a process: result",
+        ),
         ("weights *= 2 if is_simulated else 1\n", "rank 0 differs at weights at the end"),
     ],
 )

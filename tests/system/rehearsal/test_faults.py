@@ -31,8 +31,8 @@ def struck(folder: Path, *faults: str, text: str = AVERAGE, more: tuple[str, ...
         ("late:rank=1,by=5s@collective=2", 0, "for 5 s, at all_reduce #2 (mean) of (4,) float64"),
         ("slow:rank=2,by=10ms", 0, "rank 2 made 3 ranks wait, 150 ms of virtual time in all"),
         ("slow:rank=2,by=10ms@collective=4", 0, "rank 2 made 3 ranks wait, 60 ms of virtual"),
-        ("flip:rank=0,bit=64@collective=1", 0, "there is no such bit in what rank 0 brings"),
-        ("kill:rank=0@collective=99", 0, "never came: rank 0 gets SIGKILL at operation #99\n"),
+        ("flip:rank=0,bit=64@collective=1", 0, "the operand of rank 0 has no such bit"),
+        ("kill:rank=0@collective=99", 0, "never occurred: rank 0 gets SIGKILL at operation #99\n"),
         ("kill:rank=0@collective=1,group=other", 0, "SIGKILL at operation #1 of group other\n"),
     ],
 )  # fmt: skip
@@ -42,6 +42,13 @@ def test_a_fault_strikes_and_is_told(fault: str, code: int, told: str, tmp_path:
     assert finished.code == code, finished.stderr
     assert told in finished.stderr
     assert finished.lines == ([USUAL] * 4 if code == 0 else [])
+
+
+def test_rank_late_by_a_fault_is_root_cause_after_the_hang_timeout(tmp_path: Path) -> None:
+    finished = struck(tmp_path, "late:rank=2,by=90s@collective=3", more=("--hang-timeout=60",))
+
+    assert finished.code == 1
+    assert "root cause: rank 2 has not come to all_reduce #3" in finished.stderr
 
 
 def test_an_exception_of_a_fault_ends_in_the_line_that_called(tmp_path: Path) -> None:
@@ -99,7 +106,7 @@ def test_faults_come_from_a_file_too(tmp_path: Path) -> None:
         ("kill:rank=4@collective=1", "--faults names rank 4, and there are ranks 0 to 3"),
         (
             "nonsense",
-            "there is no such file, nor is it a fault: expected one of kill, raise, late,",
+            "neither a file nor a fault; expected one of kill, raise, late,",
         ),
         ("explode:rank=1", "--faults explode:rank=1: there is no fault 'explode' (expected one of"),
         ("kil:rank=1", "there is no fault 'kil' (did you mean kill?)"),

@@ -81,7 +81,7 @@ CASES = {
         NUMPY + "import time\ntime.sleep(rank == 3)\n"
         "collectives.broadcast(np.ones(3), out=np.ones(4 - (rank != 1)))\n",
         1,
-        ["root cause: rank 1 failed: rankwise.base.errors.ConfigError: broadcast #1"],
+        ["root cause: rank 1 failed: ConfigError: broadcast #1"],
     ),
     "one has ended": (
         NUMPY + "if rank != 3:\n    collectives.barrier()\n",
@@ -228,6 +228,43 @@ CASES = {
             "warning: rank 0 wrote to a tensor of (2,) float32 while all_reduce #1 (sum) of (2,)",
             # Four ranks, five writes.
             "program.py:14 in flight (and 19 more)",
+        ],
+    ),
+    "a tensor that is read in flight": (
+        TORCH + "import numpy, warnings\n"
+        "from torch.utils.flop_counter import FlopCounterMode\n"
+        "def read_base(base): return base + 1\n"
+        "def read_view(base): return base.view(2, 2).t()[1].sum()\n"
+        "def read_number(base): return base[1].item()\n"
+        "def read_list(base): return base.tolist()\n"
+        "def read_numpy(base): return numpy.asarray(base).sum()\n"
+        "def read_foreach(base): return torch._foreach_add([base], 1)\n"
+        "def read_in_mode(base):\n    with FlopCounterMode(display=False): return base + 1\n"
+        "def leave_alone(base): return base.view(2, 2).shape, base.detach(), base.data_ptr()\n"
+        "def read_rest(base): return base[2:].sum(), base.view(2, 2)[1].tolist()\n"
+        "def flight(base, read):\n"
+        "    handle = dist.all_reduce(base[:2], async_op=True)\n    read(base)\n"
+        "    handle.wait()\n    base.sum().item()\n"
+        "for read in (read_base, read_view, read_number, read_list, read_numpy, read_foreach,\n"
+        "             read_in_mode, leave_alone, read_rest):\n"
+        "    flight(torch.ones(4), read)\n"
+        "for handle in (dist.broadcast(torch.ones(4), 0, async_op=True),):\n    handle.wait()\n"
+        "sent, taken = torch.ones(2), torch.zeros(2)\n"
+        "sending = dist.isend(sent, (rank + 1) % 4)\n"
+        "taking = dist.irecv(taken, (rank - 1) % 4)\n"
+        "sent.sum(), taken.sum()\nsending.wait(), taking.wait()\n"
+        "from torch.utils._python_dispatch import _len_torch_dispatch_stack as left\n"
+        "assert not left()\n",
+        0,
+        [
+            "warning: rank 0 read a tensor of (4,) float32 at ",
+            "program.py:7 in read_base while all_reduce #1 (sum) of (2,) float32",
+            # Four ranks, seven reads.
+            "program.py:18 in flight and waited for at ",
+            "program.py:20 in flight (and 27 more)",
+            "warning: rank 1 read a tensor of (2,) float32 at ",
+            "in <module> while recv of (2,) float32 from rank 0",
+            "(and 3 more)",
         ],
     ),
     "messages that are never met": (

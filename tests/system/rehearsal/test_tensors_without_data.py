@@ -92,6 +92,29 @@ with torch.device("meta"):
 assert time.perf_counter() == begun, "an initialisation that is put off takes no time"
 """
 
+MEMORY = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+
+
+def peak(device):
+    torch.cuda.reset_peak_memory_stats()
+    layer = torch.nn.Linear(64, 512, device=device)
+    layer(torch.ones(32, 64, device=device)).square().mean().backward()
+    return torch.cuda.max_memory_allocated()
+
+
+assert peak("meta") == peak("cuda") > 4 * 64 * 512 * 2
+before = torch.cuda.memory_allocated()
+put_off = torch.nn.Linear(64, 64, device="meta")
+torch.nn.init.trunc_normal_(put_off.weight)
+assert torch.cuda.memory_allocated() == before, "nothing has been computed from it"
+whole = put_off.to_empty(device="cuda")
+assert torch.cuda.memory_allocated() == before + 4 * 64 * 65
+"""
+
 FURTHER = """
 import torch
 import torch.distributed as dist
@@ -160,6 +183,16 @@ def test_fake_tensors_take_the_time_of_real_ones(
     words = ("run", "--on=sim:switch8", "--virtual-clock", "--nproc-per-node=2")
 
     finished = preloaded.run(*words, write_program(tmp_path, program), cwd=tmp_path)
+
+    assert finished.code == 0, finished.stderr
+
+
+def test_meta_tensors_take_the_memory_of_real_ones_when_they_are_computed_with(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, MEMORY)
+
+    finished = preloaded.run("run", "--on=sim:switch8", "--device=cuda", program, cwd=tmp_path)
 
     assert finished.code == 0, finished.stderr
 

@@ -222,18 +222,22 @@ for reduce in (dist.all_reduce, lambda tensor: dist.reduce(tensor, 0)):
     reduce(column.expand(4, 2))
     if not rank:
         print(column.flatten().tolist())
-short = torch.ones(4, 1).expand(4, 2)
+short = torch.full((3, 1), rank + 1.0).expand(3, 2)  # its memory has three numbers
+dist.broadcast(short, 1)
+dist.all_reduce(short)
 mixed = column.expand(4, 2) if rank else torch.ones(4, 2)
-for call in (lambda: dist.all_reduce(short), lambda: dist.all_reduce(mixed)):
+for call in (lambda: dist.broadcast(mixed, 0), lambda: dist.all_reduce(mixed)):
     try:
         call()
     except RuntimeError as error:
         if not rank:
-            print("expanded" in str(error))
+            print("expanded on some ranks only" in str(error))
+if not rank:
+    print(short.tolist())
 """
 
 
-def test_expanded_tensors_are_reduced_where_gloo_is_right(
+def test_expanded_tensors_are_right_where_gloo_is_and_are_warned_of(
     preloaded: Preloaded, tmp_path: Path
 ) -> None:
     program = str(write_program(tmp_path, EXPANDED))
@@ -241,7 +245,13 @@ def test_expanded_tensors_are_reduced_where_gloo_is_right(
     finished = preloaded.run("run", "--on=sim", "--nproc-per-node=2", "--no-prefix", program)
 
     assert finished.code == 0, finished.stderr
-    assert finished.lines == ["[0.0, 2.0, 4.0, 6.0]"] * 2 + ["True"] * 2
+    assert finished.lines == [
+        "[0.0, 2.0, 4.0, 6.0]", "[0.0, 2.0, 4.0, 6.0]", "True", "True", str([[4.0, 4.0]] * 3),
+    ]  # fmt: skip
+    assert (
+        "program.py:12 in <module>: broadcast: the tensor of rank 0 is expanded" in finished.stderr
+    )
+    assert "overwrites the next 3 numbers in memory" in finished.stderr
 
 
 SPAWNING = """\

@@ -200,7 +200,7 @@ def test_ranks_that_call_different_collectives_are_reported(tmp_path: Path) -> N
 
     assert done.returncode == 1
     assert "root cause: call #1: rank 0 called all_reduce of (4,) f16 (mine.py:4)" in done.stderr
-    assert "ranks 1-3 ended after being told to stop" in done.stderr
+    assert "ranks 1-3 ended after the request to stop" in done.stderr
     assert "mine.py:6" in done.stderr
 
 

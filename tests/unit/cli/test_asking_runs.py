@@ -309,7 +309,7 @@ def test_why_tells_the_verdict_and_where_each_rank_stands() -> None:
         "    waits for barrier #2 (a.py:6): rank 2 has not come",
         "    ... (7 frames of rankwise)",
         '    File "a.py", line 6 in <module>',
-        "rank 2 (pid 9), without progress for at least 600 ms, innermost call first:",
+        "rank 2 (pid 9), no progress in the last 600 ms, innermost call first:",
         '    File "a.py", line 5 in <module>',
     ]
 
@@ -342,9 +342,9 @@ def test_why_tells_which_ranks_are_stopped() -> None:
     ranks = [silent | {"rank": 0, "pid": 7}, silent | {"rank": 1, "pid": 8, "is_stopped": True}]
 
     assert why.render({"verdict": ""}, ranks).splitlines()[1:] == [
-        "rank 0 (pid 7), without progress for at least 1 s, innermost call first:",
+        "rank 0 (pid 7), no progress in the last 1 s, innermost call first:",
         "    no stack is available",
-        "rank 1 (pid 8), without progress for at least 1 s, innermost call first:",
+        "rank 1 (pid 8), no progress in the last 1 s, innermost call first:",
         "    it is stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` resumes it",
     ]
 
@@ -357,7 +357,7 @@ def test_an_unknown_run_is_told_with_those_there_are(
 
     told = capsys.readouterr().err
     assert told.startswith(
-        f"rankwise {command}: error: no run is called 'nothing-like-it', there are:"
+        f"rankwise {command}: error: no active run is called 'nothing-like-it'; active:"
     )
     assert run_id in told
 

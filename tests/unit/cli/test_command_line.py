@@ -245,7 +245,7 @@ def test_a_fault_of_a_cluster_is_written_as_one_of_simulated_ranks(
         (["kil:node=1,at=1s"], "--faults kil:node=1,at=1s: there is no fault 'kil' (did you mean"),
         (["kill:node=1,at=1"], "kill:node=1,at=1: at is '1', expected a duration with its unit"),
         (["kill:node"], "--faults kill:node: 'node' is not a field, expected NAME=VALUE"),
-        (["nowhere"], "--faults nowhere: there is no such file, nor is it a fault: expected one"),
+        (["nowhere"], "--faults nowhere: neither a file nor a fault; expected one"),
         (["a.yaml", "b.yaml"], "--faults names the plans a.yaml and b.yaml, expected one"),
     ],
 )

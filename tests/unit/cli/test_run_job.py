@@ -51,7 +51,7 @@ def test_without_options_one_worker_runs_the_script(folder: Path) -> None:
     assert job.gang.grace == 30 * SECOND
     assert job.gang.hang_timeout is None
     assert job.role == "default"
-    assert job.start_method is StartMethod.SUBPROCESS
+    assert job.start_method is StartMethod.AUTO
     assert (job.master_addr, job.master_port) == ("127.0.0.1", None)
     assert job.signals == (15, 2, 1, 3)
     assert job.environment == {}
@@ -299,7 +299,8 @@ def test_long_arguments_are_cut_and_told_apart(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "method"),
     [
-        ("", StartMethod.SUBPROCESS),
+        ("", StartMethod.AUTO),
+        ("--start-method auto", StartMethod.AUTO),
         ("--start-method subprocess", StartMethod.SUBPROCESS),
         ("--start-method spawn", StartMethod.SPAWN),
         ("--start-method fork", StartMethod.FORKSERVER),

@@ -98,7 +98,7 @@ def test_an_argument_that_run_does_not_have_is_refused_with_what_was_meant(
         ("log_dir", "a\0b", "log_dir is 'a\\x00b', expected a directory's path"),
         ("log_dir", __file__, "log_dir is " + __file__ + ", but "),
         ("redirects", 3, 'redirects is 3, expected a string ("0" none, "1" stdout'),
-        ("redirects", "x", "redirects is 'x', of which 'x' cannot be understood"),
+        ("redirects", "x", "redirects is 'x', expected streams (0 none"),
         ("redirects", "9:1", "redirects names local rank 9, but this node's ranks are 0 to 1"),
         ("tee", None, "tee is None, expected a string"),
         ("tee", "2:3", "tee names local rank 2, but this node's ranks are 0 to 1"),

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from rankwise.base.errors import ConfigError
+from rankwise.drivers.real.gpus import GpuUse
 from rankwise.drivers.real.process_work import Usage
 from rankwise.launch.cluster.health import HealthServer
 from rankwise.launch.cluster.metrics import METRICS, AgentSnapshot, AgentStatus, metrics_text
@@ -181,8 +182,14 @@ def ranks_of_a_node() -> AgentSnapshot:
         came_last=0.25, awaited_s=0.0,
     )  # fmt: skip
     dead = RankStatus(rank=9, local_rank=1, pid=None, state="failed")
-    status = msgspec.structs.replace(STATUS, failures={"raised": 2})
-    return AgentSnapshot(status=status, ranks=(alive, dead), usage={71: Usage(1.5, 3 << 20)})
+    status = msgspec.structs.replace(STATUS, failures={"raised": 2}, xids={3: 1})
+    gpus = GpuUse(
+        gpus=(3,), memory_bytes=5 << 30, utilisation=0.5, temperature_c=60, throttled_ns=10**9,
+        ecc_errors=0,
+    )  # fmt: skip
+    return AgentSnapshot(
+        status=status, ranks=(alive, dead), usage={71: Usage(1.5, 3 << 20)}, gpus={71: gpus}
+    )
 
 
 def test_ranks_are_measured_and_what_a_dead_one_uses_is_left_out() -> None:
@@ -200,6 +207,9 @@ def test_ranks_are_measured_and_what_a_dead_one_uses_is_left_out() -> None:
     assert of("memory_bytes", 'rank="8"') == str(3 << 20)
     assert of("cpu_seconds_total", 'rank="8"') == "1.500"
     assert of("memory_bytes", 'rank="9"') is None
+    assert of("gpu_memory_bytes", 'rank="8"') == str(5 << 30)
+    assert of("gpu_busy_ratio", 'rank="9"') is None
+    assert of("gpu_xids_total", 'gpu="3"') == "1"
     assert of("failures_total", 'kind="raised"') == "2"
     assert of("failures_total", 'kind="hung"') == "0"  # a rate needs a first value
 

@@ -229,7 +229,7 @@ def test_failures_without_traceback_are_folded_by_how_they_ended() -> None:
 def test_an_exception_that_came_before_the_root_cause_says_so() -> None:
     text = report_of(replace(raised(0), at=Instant(5_000_000)), raised(1, "other"))
 
-    assert "5 ms earlier rank 1 failed: ValueError: other" in text
+    assert "5 ms before the root cause: rank 1 failed: ValueError: other" in text
 
 
 def test_nanoseconds_between_failures_are_no_matter_of_people() -> None:
@@ -292,8 +292,8 @@ def test_among_several_nodes_rounds_are_told_by_their_numbers_and_restarts_are_c
     text = plain_text(compose_report(outcome, context))
 
     assert "train.py failed: 1 of 4 ranks failed in round 2, restart 1 of 1" in text
-    assert "  round 0, until 1970-01-01 00:00:00: node b on h2 is joining\n" in text
-    assert "  round 1, until 1970-01-01 00:00:00: rank 0 on h1 failed\n" in text
+    assert "  round 0, ended 1970-01-01 00:00:00: node b on h2 is joining\n" in text
+    assert "  round 1, ended 1970-01-01 00:00:00: rank 0 on h1 failed\n" in text
     assert "round: 2, restart 1 of 1\n" in text
     assert "attempt" not in text
 
@@ -392,13 +392,13 @@ def test_attempts_before_the_last_one_are_told_and_those_alike_in_a_row_once() -
 
     assert told[:3] == (
         "2 earlier attempts are in the journal, if there is one",
-        "attempt 3, until 1970-01-01 00:02:00: rank 0 hung",
-        "attempt 4, until 1970-01-01 00:03:00: reason 0",
+        "attempt 3, ended 1970-01-01 00:02:00: rank 0 hung",
+        "attempt 4, ended 1970-01-01 00:03:00: reason 0",
     )
     few = compose_report(replace(outcome, earlier=outcome.earlier[:3]), CONTEXT).notes
     assert few == (
-        "attempts 1-2, until 1970-01-01 00:00:00 to 1970-01-01 00:01:00: rank 1 failed",
-        "attempt 3, until 1970-01-01 00:02:00: rank 0 hung",
+        "attempts 1-2, ended 1970-01-01 00:00:00 to 00:01:00: rank 1 failed",
+        "attempt 3, ended 1970-01-01 00:02:00: rank 0 hung",
     )
 
 

@@ -160,6 +160,26 @@ def test_ranks_are_listed_in_ranges(ranks: list[int], words: str) -> None:
             failure(FailureCause.RAISED, 1, raised=error("E", "\nfirst\nsecond")),
             "rank 2 failed (E: first ...)",
         ),
+        (
+            failure(
+                FailureCause.RAISED,
+                1,
+                raised=error(
+                    "RuntimeError",
+                    "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+                    "[::1]:40593. This is typically caused by a remote worker crashing. GLHF!",
+                ),
+            ),
+            "rank 2 failed (RuntimeError: Connection closed by peer [::1]:40593 ...)",
+        ),
+        (
+            failure(
+                FailureCause.RAISED,
+                1,
+                raised=error("RuntimeError", "[a/b.cc:78] Timed out waiting 5000ms for recv"),
+            ),
+            "rank 2 failed (RuntimeError: Timed out waiting 5000ms for recv)",
+        ),
         (failure(FailureCause.RAISED, 1), "rank 2 failed"),
         (failure(FailureCause.EXITED, 3), "rank 2 exited with code 3"),
         (failure(FailureCause.EXITED, 127), "rank 2 exited with code 127 (command not found)"),
@@ -192,9 +212,9 @@ def test_ranks_are_listed_in_ranges(ranks: list[int], words: str) -> None:
         (failure(FailureCause.SIGNALED), "rank 2 was killed"),
         (
             failure(FailureCause.STOPPED, -15),
-            "rank 2 ended after being told to stop (signal 15: SIGTERM (request to terminate))",
+            "rank 2 ended after the request to stop (signal 15: SIGTERM (request to terminate))",
         ),
-        (failure(FailureCause.STOPPED), "rank 2 ended after being told to stop"),
+        (failure(FailureCause.STOPPED), "rank 2 ended after the request to stop"),
         (
             failure(FailureCause.HUNG, -9, detail="no progress for 60 s"),
             "the gang hung: no progress for 60 s",

@@ -278,7 +278,7 @@ def test_malformed_choices_are_rejected_by_name_and_value(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_streams(text, option="--tee")
 
-    assert f"--tee is {text!r}, of which" in str(caught.value)
+    assert f"--tee is {text!r}, expected streams" in str(caught.value)
     assert "0:1,12:3" in str(caught.value)
 
 

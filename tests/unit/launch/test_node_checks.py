@@ -74,7 +74,7 @@ def test_a_check_that_nobody_waits_for_is_killed_with_its_children(
     assert is_gone(living)
     (unfit,) = found
     assert unfit is not None
-    assert "ended with -9" in unfit.reason
+    assert "was ended by signal 9" in unfit.reason
 
 
 def test_no_check_is_started_when_the_agent_is_at_its_end(tmp_path: Path) -> None:
@@ -91,6 +91,6 @@ def test_checks_are_run_until_one_fails(tmp_path: Path) -> None:
     found = unfitness(commands, (), NodeCheck())
 
     assert found is not None
-    assert found.reason == f"the node check {commands[1]!r} ended with 3: no accelerator"
+    assert found.reason == f"the node check {commands[1]!r} ended with exit code 3: no accelerator"
     assert found.hint == "fix what it reports, then start rankwise again on this node"
     assert not (tmp_path / "third").exists()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rankwise.base.units import SECOND, Duration, Instant, duration_from_seconds
+from rankwise.drivers.real.gpus import GpuUse
 from rankwise.drivers.real.process_work import ProcessWork, Usage
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.rank_status import CallStatus, RankStatus
@@ -36,7 +37,7 @@ def look_of(
     run: RunSummary = NIGHTLY,
     at_s: float = 1000.0,
     cpu_s: Callable[[int], float] = lambda _rank: 90.0,
-    gpu_bytes: int | None = None,
+    gpus: GpuUse | None = None,
     **status: Any,
 ) -> RunLook:
     workers = tuple(workers)
@@ -53,7 +54,7 @@ def look_of(
         at=Instant(round(at_s * SECOND)),
         status=RunStatus(nproc=len(workers), workers=workers, **{**known, **status}),
         usage={pid: Usage(cpu_s(rank), 1536 * MIB, at_s - 100) for pid, rank in pids.items()},
-        gpu_bytes={} if gpu_bytes is None else dict.fromkeys(pids, gpu_bytes),
+        gpus={} if gpus is None else dict.fromkeys(pids, gpus),
         works={
             pid: ProcessWork(duration_from_seconds(cpu_s(rank)), Duration(0), {0: Duration(0)}, 0)
             for pid, rank in pids.items()

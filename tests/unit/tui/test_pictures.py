@@ -1,15 +1,16 @@
 """Runs as rows: judged, folded, sorted, and as text of 80 columns."""
 
-import os
-from pathlib import Path
+import sys
 
 import msgspec
 import pytest
-from looks_of_runs import MIB, NIGHTLY, four_ranks, look_of, many_ranks, rank_status, standing
+from looks_of_runs import NIGHTLY, four_ranks, look_of, many_ranks, rank_status, standing
 
+from rankwise.drivers.real.gpus import GpuUse
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.rank_status import RankStatus
-from rankwise.tui.looks import RunLook, gpu_bytes, gpu_bytes_by_session
+from rankwise.tui import looks
+from rankwise.tui.looks import RunLook
 from rankwise.tui.picture import Order, State, Watcher, arranged
 from rankwise.tui.text import WIDTH, page
 
@@ -23,7 +24,7 @@ def test_four_ranks_are_shown_one_by_one_with_who_waits_for_whom() -> None:
 
     assert page([picture]).splitlines() == [
         "nightly  pid 4711  running  4 ranks  restarts 1 of 3  age 2m05s  train.py",
-        "ranks 0, 2-3 wait for rank 1, for 41 s (rankwise why tells more)",
+        "ranks 0, 2-3 wait for rank 1, for 41 s (see rankwise why)",
         "RANKS        STATE          STEPS/S COLLECTIVE               LATE   CPU   MEMORY",
         "1            awaited 41 s        12 #1204 all_reduce dp         -   90%  1.5 GiB",
         "0            waiting 41 s        12 #1205 all_reduce dp         -   90%  1.5 GiB",
@@ -34,7 +35,9 @@ def test_four_ranks_are_shown_one_by_one_with_who_waits_for_whom() -> None:
 
 def test_four_thousand_ranks_are_folded_by_state_the_odd_ones_first() -> None:
     failures = {"failures": {"raised": 1}, "latest_failure": "rank 77 failed (ValueError: bad)"}
-    picture = Watcher(NIGHTLY).see(look_of(many_ranks(), gpu_bytes=70 << 30, **failures))
+    picture = Watcher(NIGHTLY).see(
+        look_of(many_ranks(), gpus=GpuUse(gpus=(0,), memory_bytes=70 << 30), **failures)
+    )
 
     assert page([picture]).splitlines() == [
         "nightly  pid 4711  running  4096 ranks  restarts 0  age 2m05s  train.py",
@@ -211,36 +214,32 @@ def test_a_run_that_has_never_answered_is_shown_as_such() -> None:
     assert page([]) == "no runs"
 
 
-def test_gpu_memory_is_that_of_a_ranks_session() -> None:
-    pid, session = os.getpid(), os.getsid(0)
-    told = f"{pid}, 1024\n{pid}, 24\n{pid}, [N/A]\n999999999, 7\nNo devices were found\n"
+def test_columns_of_gpus_are_shown_as_far_as_a_rank_has_them() -> None:
+    bare = page([Watcher(NIGHTLY).see(look_of(four_ranks()))])
+    known = GpuUse(gpus=(0,), memory_bytes=70 << 30, utilisation=0.87, temperature_c=64)
+    full = page([Watcher(NIGHTLY).see(look_of(four_ranks(), gpus=known))])
 
-    assert gpu_bytes_by_session(told) == {session: 1048 * MIB}
-    assert gpu_bytes_by_session("") == {}
-
-
-@pytest.mark.parametrize(
-    ("script", "told"),
-    [
-        ('echo "$(ps -o pid= -p $PPID), 512"', 512 * MIB),
-        ("echo 'NVIDIA-SMI has failed'; exit 9", None),
-    ],
-    ids=["a driver", "no driver"],
-)
-def test_the_drivers_own_tool_is_asked_and_may_fail(
-    script: str, told: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\n{script}\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-    assert gpu_bytes().get(os.getsid(0)) == told
+    assert "GPU" not in bare
+    assert "GPU BUSY TEMP" in full
+    assert "70 GiB  87%  64C" in full
 
 
-def test_without_that_tool_nothing_is_known_of_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_throttled_gpus_are_named_with_their_ranks_but_not_at_a_power_cap() -> None:
+    hot = GpuUse(gpus=(1,), throttled_by=("thermal", "power cap"))
+    full = GpuUse(gpus=(1,), throttled_by=("power cap",))
 
-    assert gpu_bytes() == {}
+    told = page([Watcher(NIGHTLY).see(look_of(four_ranks(), gpus=hot))])
+    untold = page([Watcher(NIGHTLY).see(look_of(four_ranks(), gpus=full))])
+
+    assert "the GPUs of ranks 0-3 are throttled (thermal)" in told
+    assert "throttled" not in untold
+
+
+def test_machine_with_gpus_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_GPUS", "1")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    assert looks._read_gpus() == (
+        [],
+        "GPUs cannot be read: nvidia-ml-py is not installed: pip install 'rankwise[gpu]'",
+    )

@@ -112,4 +112,4 @@ def _how_we_killed_it(worker: WorkerLife, orders: StopOrders, grace: Duration) -
         return "it got no time to end"
     if patience < grace:  # somebody would not wait
         return f"it was given only {format_duration(patience)} to end"
-    return f"it did not end within {format_duration(patience)} of being told to stop"
+    return f"it did not end within {format_duration(patience)} of the request to stop"

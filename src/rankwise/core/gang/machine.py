@@ -598,7 +598,7 @@ class Gang:
         for worker in self._workers.running:
             worker.outlived_kill = True
             worker.ended_at = now
-        self._workers.give_up_unmade("it was told to stop before it had started", now)
+        self._workers.give_up_unmade("it was asked to stop before it had started", now)
         return self._begin_sweep(now)
 
     def _on_swept(self, stimulus: Swept, now: Instant) -> list[Effect]:

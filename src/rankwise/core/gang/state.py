@@ -110,7 +110,7 @@ class WorkerLife(msgspec.Struct):
 
     @property
     def died_by_itself(self) -> bool:
-        """Whether it was dying, of a signal that it was not sent, before it was told to stop."""
+        """Whether it was dying, of a signal that it was not sent, before it was asked to stop."""
         return self.dumps_core and self.exit is not None and not self.is_ended_by_us
 
     @property

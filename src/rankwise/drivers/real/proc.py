@@ -1,4 +1,4 @@
-"""Whether the kernel's files about processes can be read; nothing is started without them."""
+"""What the kernel's files show before anything starts: processes, and NVIDIA's driver."""
 
 import os
 from contextlib import suppress
@@ -6,6 +6,10 @@ from contextlib import suppress
 from rankwise.base.errors import ConfigError
 
 MOUNT_COMMAND = "mount -t proc proc /proc"
+GPUS_VARIABLE = "RANKWISE_GPUS"
+"""1: ask NVIDIA's driver although no device file shows a GPU; 0: never ask."""
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+"""Of NVIDIA's driver, and of Windows' subsystem for Linux."""
 
 
 def proc_lack(root: str = "") -> str | None:
@@ -30,3 +34,11 @@ def check_proc() -> None:
     """
     if (lack := proc_lack()) is not None:
         raise ConfigError(f"/proc {lack}", hint=f"mount it: {MOUNT_COMMAND}")
+
+
+def may_have_gpus() -> bool:
+    """Whether this machine may have a GPU of NVIDIA."""
+    switch = os.environ.get(GPUS_VARIABLE)
+    if switch in ("0", "1"):
+        return switch == "1"
+    return any(map(os.path.exists, _GPU_DRIVERS))

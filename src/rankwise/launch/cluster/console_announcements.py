@@ -54,8 +54,11 @@ class ConsoleAnnouncements:
             case AnnounceWaiting():
                 whole = Duration(round(announcement.waited, -9))
                 waited = format_duration(whole or announcement.waited)
+                # A text about a store that cannot be reached names the place itself.
+                is_placed = self._place.rpartition(" at ")[2] in announcement.text
+                where = "" if is_placed else f"; {self._place}"
                 self._say(
-                    f"waiting {announcement.text} (since {waited}; {self._place})",
+                    f"waiting {announcement.text} (since {waited}{where})",
                     "waiting",
                     round=announcement.round,
                 )

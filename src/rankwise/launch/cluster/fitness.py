@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from threading import Lock
@@ -23,6 +24,8 @@ SHARED_MEMORY_BYTES_MIN = 16 << 20
 CALENDAR_BEGIN_S = 1_700_000_000
 """A clock before this date (November 2023) has never been set."""
 COMMAND_PATIENCE_S = 60.0
+GPU_CHECK = "gpu"
+"""The word by which users ask for rankwise's own check, in the place of a command."""
 REAP_PATIENCE_S = 1.0
 """How long a command that was killed is waited for."""
 
@@ -46,7 +49,10 @@ class NodeCheck:
         self._is_ended = False
 
     def run(self, command: str) -> Unfit | None:
-        """Give the command to the shell: it must end with 0 in time, and is killed otherwise."""
+        """Give the command to the shell: it must end with 0 in time, and is killed otherwise.
+
+        The word `gpu` stands for rankwise's own check of GPUs.
+        """
         try:
             process = self._start(command)
         except OSError as error:
@@ -80,9 +86,11 @@ class NodeCheck:
         with self._lock:
             if self._is_ended:
                 return None
-            self._process = subprocess.Popen(  # noqa: S602  # the user's words for the user's shell
-                command,
-                shell=True,
+            is_own = command == GPU_CHECK
+            own = [sys.executable, "-m", "rankwise.launch.cluster.gpu_fitness"]
+            self._process = subprocess.Popen(  # the user's words for the user's shell
+                own if is_own else command,
+                shell=not is_own,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -164,8 +172,9 @@ def _judged(command: str, code: int, output: bytes) -> Unfit | None:
         return None
     lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     said = f": {lines[-1].strip()}" if lines else ""
+    how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
     return Unfit(
-        f"the node check {command!r} ended with {code}{said}",
+        f"the node check {command!r} {how}{said}",
         "fix what it reports, then start rankwise again on this node",
     )
 

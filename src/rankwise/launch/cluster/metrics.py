@@ -11,6 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.base.failure import FailureCause
+from rankwise.base.units import SECOND
+from rankwise.drivers.real.gpus import GpuUse
 from rankwise.drivers.real.process_work import Usage
 from rankwise.launch.rank_status import RankStatus
 
@@ -33,6 +35,7 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
         leads: whether this node leads.
         step: the farthest step of its ranks; -1 where they are not counted.
         waited_for_seconds: by rank, how long the others waited for it alone in collectives.
+        xids: how many XID errors each GPU of this node has reported in this run.
     """
 
     run_id: str
@@ -47,6 +50,7 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     leads: bool = False
     step: int = -1
     waited_for_seconds: Mapping[int, float] = {}
+    xids: Mapping[int, int] = {}
 
 
 class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,15 +60,21 @@ class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         status: how the agent is.
         ranks: how each rank of its present round is.
         usage: what processes use, by the process that leads their session.
+        gpus: what these use of GPUs, by the same, where that is known.
     """
 
     status: AgentStatus
     ranks: tuple[RankStatus, ...] = ()
     usage: Mapping[int, Usage] = {}
+    gpus: Mapping[int, GpuUse] = {}
 
     def usage_of(self, rank: RankStatus) -> Usage | None:
         """What a rank and its children use, while it lives."""
         return None if rank.pid is None else self.usage.get(rank.pid)
+
+    def gpus_of(self, rank: RankStatus) -> GpuUse | None:
+        """What a rank and its children use of GPUs, while it lives."""
+        return None if rank.pid is None else self.gpus.get(rank.pid)
 
 
 Values = Mapping[str, float]
@@ -122,6 +132,17 @@ def _of_processes(
         return {rank: value(usage) for rank, usage in used if usage is not None}
 
     return Metric(name, is_counter, f"For each rank that lives: {what}", values, "rank")
+
+
+def _of_gpus(
+    name: str, what: str, value: Callable[[GpuUse], float | None], *, is_counter: bool = False
+) -> Metric:
+    def values(snapshot: AgentSnapshot) -> Values:
+        uses = ((str(rank.rank), snapshot.gpus_of(rank)) for rank in snapshot.ranks)
+        known = ((rank, value(use)) for rank, use in uses if use is not None)
+        return {rank: figure for rank, figure in known if figure is not None}
+
+    return Metric(name, is_counter, f"For each rank with GPUs: {what}", values, "rank")
 
 
 def _failures(snapshot: AgentSnapshot) -> Values:
@@ -209,6 +230,40 @@ METRICS = (
         "memory_bytes",
         "resident memory of it and its children; what they share counts for each.",
         lambda usage: usage.memory_bytes,
+    ),
+    _of_gpus(
+        "gpu_memory_bytes",
+        "GPU memory of it and its children.",
+        lambda use: use.memory_bytes,
+    ),
+    _of_gpus(
+        "gpu_busy_ratio",
+        "share of the last second in which its busiest GPU ran a kernel, 0 to 1.",
+        lambda use: use.utilisation,
+    ),
+    _of_gpus(
+        "gpu_temperature_celsius",
+        "temperature of its hottest GPU.",
+        lambda use: use.temperature_c,
+    ),
+    _of_gpus(
+        "gpu_throttled_seconds",
+        "time in which its GPU was throttled by heat, since the driver was loaded.",
+        lambda use: None if use.throttled_ns is None else use.throttled_ns / SECOND,
+        is_counter=True,
+    ),
+    _of_gpus(
+        "gpu_memory_errors",
+        "uncorrectable memory errors of its GPUs, since the driver was loaded.",
+        lambda use: use.ecc_errors,
+        is_counter=True,
+    ),
+    Metric(
+        "gpu_xids",
+        is_counter=True,
+        what="XID errors that the GPUs of this node have reported in this run, by GPU.",
+        values=lambda snapshot: {str(gpu): count for gpu, count in snapshot.status.xids.items()},
+        label="gpu",
     ),
 )
 

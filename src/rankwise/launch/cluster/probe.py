@@ -6,12 +6,17 @@ the asker's thread.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from rankwise.drivers.real.proc import may_have_gpus
 from rankwise.drivers.real.process_work import usage_by_session
 from rankwise.launch.cluster.metrics import AgentSnapshot
+
+if TYPE_CHECKING:
+    from rankwise.drivers.real.gpus import Gpus, GpuUse
 
 PATIENCE_S = 5.0
 
@@ -36,6 +41,7 @@ class Probe:
         self._look = look
         self._patience_s = patience_s
         self._last: AgentSnapshot | None = None
+        self._gpus: Gpus | None = None
         self._told = threading.Condition()
 
     def snapshot(self, *, measures: bool) -> AgentSnapshot | None:
@@ -43,7 +49,18 @@ class Probe:
         snapshot = self._last or self._asked()
         if snapshot is None or not measures:
             return snapshot
-        return msgspec.structs.replace(snapshot, usage=usage_by_session())
+        pids = {rank.pid for rank in snapshot.ranks if rank.pid is not None}
+        return msgspec.structs.replace(
+            snapshot, usage=usage_by_session(), gpus=self._gpus_of(pids) if pids else {}
+        )
+
+    def _gpus_of(self, pids: Collection[int]) -> Mapping[int, "GpuUse"]:
+        if not may_have_gpus():
+            return {}
+        from rankwise.drivers.real.gpus import open_gpus, uses_of  # noqa: PLC0415  # few have them
+
+        self._gpus = self._gpus or open_gpus()
+        return {} if self._gpus is None else uses_of(self._gpus.read(), pids)
 
     def conclude(self) -> None:
         """In the agent's thread, at its end: what it is now is what it will be."""

@@ -158,8 +158,10 @@ def _with_numbers(what: str, numbers: Sequence[int]) -> str:
 def _note_on_alike(group: Sequence[EarlierAttempt], timezone: dt.tzinfo | None) -> str:
     first, last = group[0], group[-1]
     since, until = (_moment(attempt.wall_ns, timezone)[:19] for attempt in (first, last))
-    span = until if first is last else f"{since} to {until}"
-    return f"until {span}: {printable(first.why)}"
+    if since[:10] == until[:10]:
+        until = until[11:]  # the date is the same
+    span = since if first is last else f"{since} to {until}"
+    return f"ended {span}: {printable(first.why)}"
 
 
 def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[str]:
@@ -216,11 +218,11 @@ def _distance(root: Failure, other: Failure) -> str:
     if abs(nanoseconds) < MICROSECOND:
         return ""
     text = format_duration(Duration(abs(nanoseconds)))
-    return f"{text} later " if nanoseconds > 0 else f"{text} earlier " if nanoseconds < 0 else ""
+    return f"{text} {'after' if nanoseconds > 0 else 'before'} the root cause: "
 
 
 def _signal_of_ranks(outcome: Outcome) -> int:
-    """By which signal ranks were told to stop."""
+    """The signal that asked ranks to stop."""
     asked_by = outcome.stop_signal
     return _SIGTERM if asked_by in (None, TIME_LIMIT_SIGNAL) else asked_by
 
@@ -241,7 +243,7 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
             killed.setdefault(failure.detail.removeprefix("it "), []).append(rank_of(failure))
         else:
             killed_by_others.append(rank_of(failure))
-    told = f"after being told to stop ({signal_name(stop_signal)})"
+    told = f"after the request to stop ({signal_name(stop_signal)})"
     notes: list[str] = []
     if stood_still:
         verb = "was" if len(stood_still) == 1 else "were"
@@ -340,7 +342,7 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
         )
         if root.exit is not None and is_of_use:
             # A worker that raised may have been ended by us too, and then the detail says why.
-            was_told = "it was told to stop" if root.ended_by_us else ""
+            was_told = "it was asked to stop" if root.ended_by_us else ""
             why = root.detail or was_told if root.cause is FailureCause.RAISED else ""
             add("ended", f"{exit_in_words(root.exit)}{f': {first_line(why)}' if why else ''}")
     add("time", _time_of_day(root, context.timezone))
@@ -350,6 +352,12 @@ def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Fie
             count = f"{root.attempt}, {_restart_in_words(outcome, context)}"
         folder = f" (attempt_{root.attempt} in paths)" if context.log_directory else ""
         add("attempt" if outcome.size is None else "round", count + folder)
+    if root.error is not None and "CUDA out of memory" in root.error.message:
+        from rankwise.launch.failure_report.gpu_errors import memory_lines  # noqa: PLC0415  # rare
+
+        ranks = {each.pid: rank_of(each) for each in failures if each.pid is not None}
+        add("gpu memory", *memory_lines(root.error, ranks))
+    add("gpu", *root.gpus)
     if not is_shared:
         add("logs", *(root.log_paths or (context.log_directory,)))
         add("error file", root.error_file)

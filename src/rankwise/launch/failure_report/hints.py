@@ -164,7 +164,13 @@ _CATALOGUE: Sequence[_Hint] = (
         _says(
             "CUDA out of memory", r"torch\.(?:cuda\.)?OutOfMemoryError", "CUDA error: out of mem"
         ),
-        "the GPU's memory is full: nvidia-smi shows its users; else use a smaller batch",
+        "use a smaller batch, or recompute more; nvidia-smi shows other users, and for memory that"
+        " is reserved and unused there is PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ),
+    _Hint(
+        _says("CUDA kernel errors might be asynchronously reported"),
+        "the error is of an earlier kernel, which runs asynchronously: with CUDA_LAUNCH_BLOCKING=1"
+        " the traceback ends at its line",
     ),
     _Hint(
         _says(
@@ -224,7 +230,7 @@ _CATALOGUE: Sequence[_Hint] = (
     ),
     _Hint(
         lambda failure: failure.error is not None and is_cut_off_from_loader(failure.error),
-        "the lines above may tell why that worker died, and dmesg, if memory was short",
+        "the lines above may show why that worker died, and dmesg, if memory was short",
     ),
     _Hint(
         is_peer_gone,

@@ -30,6 +30,7 @@ _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|/rankwise/(?:collectives|drivers)/|^<"
 )
 _IMPORTING = re.compile(r'  File "<frozen importlib')
+_SYNCHRONIZES = re.compile(r'/torch/cuda/[^"]+", line \d+ in (?:wait_|wait|synchronize)')
 _FRAMES_OF_HANGING_MAX = 8
 _HEAD_LINES, _TAIL_LINES = 80, 20
 
@@ -118,6 +119,14 @@ def innermost_frames(text: str) -> tuple[str, ...]:
             shown += [*_left_out(place), rest[place]]
             rest = rest[place + 1 :]
     return (*shown, *_left_out(len(rest)))
+
+
+def is_in_cuda(text: str) -> bool:
+    """Whether the main thread waits in a function of `torch.cuda` that synchronizes."""
+    main = read_stacks(text).main
+    frames = () if main is None else main.frames
+    innermost = next((line for line in frames if _FRAME.match(line)), "")
+    return bool(_SYNCHRONIZES.search(innermost))
 
 
 def frames_of_rank(text: str) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ _SUGGESTION = re.compile(r"\. Did you (?:mean: '[^']*'|forget to import '[^']*')
 _FOLDED = re.compile(
     r'(?:  File "[^"]*|    .*\([^()]*)/'  # as Python tells a frame, and as py-spy does
     r"(?:(?:site|dist)-packages/(torch|rankwise)|(torch)/distributed"
-    r"|(rankwise)/(?:collectives|drivers|launch|sim/rehearsal))/"
+    r"|(rankwise)/(?:collectives|drivers|launch|sim))/"
 )
 _THREAD = re.compile(r"^(?:\[rank\d+\]: ?)?Exception in thread .*:$")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")

@@ -1,4 +1,4 @@
-"""How failures are said: signals, exit codes, ranks, and the one sentence that tells a failure."""
+"""Failures in words: signals, exit codes, ranks, and one sentence for each failure."""
 
 import re
 
@@ -32,6 +32,9 @@ _MEANINGS = {
     25: "file size limit",
     31: "forbidden system call",
 }
+
+# As in "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer".
+_SOURCE_OF_LIBRARY = re.compile(r"^\s*\[[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\]\s*")
 
 _EXIT_CODES = {
     120: "Python could not flush stdout or stderr at the end",
@@ -77,10 +80,13 @@ def error_in_words(error: ErrorRecord) -> str:
     """`ValueError: bad shape`: the type as Python would print it, the message's first line.
 
     A message that carries another process's traceback, as those of torch's data loaders do, begins
-    with where it was caught; what was raised there is told as well.
+    with where it was caught; the exception that was raised there follows.
     """
-    name = printable(error.type.removeprefix("__main__.").removeprefix("builtins."), 200)
-    message = first_line(error.message, _length_max(error))
+    if error.type.startswith("rankwise."):
+        name = error.type.rpartition(".")[2]  # where rankwise keeps its classes helps no reader
+    else:
+        name = printable(error.type.removeprefix("__main__.").removeprefix("builtins."), 200)
+    message = first_line(_without_source_of_library(error.message), _length_max(error))
     _, is_carried, traceback = error.message.rpartition("Traceback (most recent call last):\n")
     lines = traceback.splitlines() if is_carried else []
     if raised := next((line for line in lines if line.strip() and not line[0].isspace()), ""):
@@ -92,8 +98,17 @@ def error_in_words(error: ErrorRecord) -> str:
     return f"{told} (because of {cause})" if cause and cause not in told else told
 
 
+def _without_source_of_library(message: str) -> str:
+    """Of an error of gloo: its first sentence, without the line of its own source; else all."""
+    bare = _SOURCE_OF_LIBRARY.sub("", message, count=1)
+    if bare == message:
+        return message
+    sentence, is_cut, _ = bare.partition(". ")
+    return f"{sentence} ..." if is_cut else bare
+
+
 def _length_max(error: ErrorRecord | None) -> int:
-    """How much of a sentence is told. One of rankwise ends in what to do, and is told whole."""
+    """The length limit of a sentence. One of rankwise ends in what to do, so it is not cut."""
     is_own = error is None or error.type.startswith("rankwise.")
     return LINE_LENGTH_MAX if is_own else 300
 
@@ -120,7 +135,7 @@ def headline(failure: Failure) -> str:
             return f"{who} {_killed_in_words(failure)}"
         case FailureCause.STOPPED:
             ending = f" ({exit_in_words(failure.exit)})" if failure.exit else ""
-            return f"{who} ended after being told to stop{ending}"
+            return f"{who} ended after the request to stop{ending}"
         case FailureCause.HUNG:
             return f"the gang hung: {detail or 'no progress'}"
         case FailureCause.OUT_OF_STEP:

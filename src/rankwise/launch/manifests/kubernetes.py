@@ -115,8 +115,8 @@ def manifests(job: KubernetesJob, patches: Sequence[Patch] = ()) -> str:
     if job.etcd is not None:
         objects += [
             (_client_service(job), "etcd, for people and tools: any member that is ready."),
-            (_peer_service(job), "etcd's members by name, from the moment on that they exist."),
-            (_disruption_budget(job), "Of three members two must be there."),
+            (_peer_service(job), "etcd's members by name, as soon as they exist."),
+            (_disruption_budget(job), "Two of three members must be available."),
             (_stateful_set(job, job.etcd), "etcd, in which the nodes meet."),
             (
                 _network_policy(job),
@@ -127,7 +127,7 @@ def manifests(job: KubernetesJob, patches: Sequence[Patch] = ()) -> str:
             (_role_binding(job), "Gives the role to the pods."),
         ]
     if job.token is not None:
-        objects.append((_token_secret(job, job.token), "What only the pods know."))
+        objects.append((_token_secret(job, job.token), "A secret that only the pods know."))
     objects += [
         (_node_service(job), "Names for the pods, and where Prometheus finds GET /metrics."),
         (_job_set(job), f"The run: {job.nodes_max} pods, each of them one node."),
@@ -198,7 +198,8 @@ def _stateful_set(job: KubernetesJob, etcd: Etcd) -> dict[str, Any]:
             ),
             "selector": {"matchLabels": _labels(job, "etcd")},
             "persistentVolumeClaimRetentionPolicy": Noted(
-                {"whenDeleted": "Delete", "whenScaled": "Retain"}, "The disks go with the job."
+                {"whenDeleted": "Delete", "whenScaled": "Retain"},
+                "The disks are deleted with the job.",
             ),
             "template": {
                 "metadata": {"labels": _labels(job, "etcd")},
@@ -261,7 +262,7 @@ def _etcd_container(job: KubernetesJob, etcd: Etcd) -> dict[str, Any]:
         },
         "livenessProbe": Noted(
             {"tcpSocket": {"port": "client"}, "periodSeconds": 10, "failureThreshold": 6},
-            "Not /health: a member that lacks its peers is not mended by killing it.",
+            "Not /health: killing a member that lacks its peers does not help.",
         ),
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
@@ -378,7 +379,7 @@ def _job_set(job: KubernetesJob) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     if job.etcd is not None:
         kept["ttlSecondsAfterFinished"] = Noted(
-            _KEPT_S, "A day to look at the pods; then the JobSet goes, with etcd and its disks."
+            _KEPT_S, "After a day the JobSet is deleted, with etcd and its disks."
         )
     return {
         **_head(API_VERSION, "JobSet", job, job.name, POD_ROLE),
@@ -434,7 +435,7 @@ def _job(job: KubernetesJob) -> dict[str, Any]:
                             "values": surprises,
                         },
                     },
-                    "Any other code is the verdict on the whole run, after all its restarts.",
+                    "Any other code is the result of the whole run, after all its restarts.",
                 ),
             ]
         },
@@ -487,7 +488,7 @@ def _node_container(job: KubernetesJob) -> dict[str, Any]:
             f"--nnodes={job.nodes_min}:{job.nodes_max}",
             *([] if job.nproc is None else [f"--nproc-per-node={job.nproc}"]),
             Noted(f"--rdzv-id={job.name}-$(JOB_UID)", "Every Job begins a run of its own."),
-            Noted("--rdzv-once", "A pod that comes when the run is over ends as the run did."),
+            Noted("--rdzv-once", "A pod that starts after the run ends with the run's exit code."),
             f"--rdzv-backend={job.backend}",
             f"--rdzv-endpoint={job.endpoint}",
             "--local-addr=$(POD_IP)",
@@ -524,7 +525,7 @@ def _node_container(job: KubernetesJob) -> dict[str, Any]:
         "readinessProbe": {**_health(), "periodSeconds": 10, "timeoutSeconds": 6},
         "livenessProbe": Noted(
             {**_health(), "periodSeconds": 20, "timeoutSeconds": 6, "failureThreshold": 3},
-            "Says whether the agent turns. Whether workers hang is --hang-timeout's business.",
+            "Checks that the agent responds. --hang-timeout detects hanging workers.",
         ),
     }
     if job.resources:

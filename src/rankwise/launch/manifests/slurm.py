@@ -35,7 +35,7 @@ def batch_script(job: SlurmJob) -> str:
             "# Written by `rankwise manifest slurm`; for `sbatch`.",
             *(f"#SBATCH {each}" for each in directives),
             "",
-            "# What only the nodes of this start of the job know: srun hands it on.",
+            "# A secret of this start of the job. srun passes it to the nodes.",
             f"{TOKEN_VARIABLE}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')",
             f"export {TOKEN_VARIABLE}",
             "",

@@ -243,7 +243,7 @@ def _connected(environ: Mapping[str, str]) -> Iterator[Any]:
     except (ConnectionError, ValueError, RuntimeError) as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"--on ray finds no cluster at {address!r}: {said[0]}",
+            f"--on ray finds no cluster at {address!r}: {said[0].partition('. ')[0]}",
             hint="start one with `ray start --head`, or name one in RAY_ADDRESS",
         ) from error
     try:

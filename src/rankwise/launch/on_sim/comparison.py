@@ -117,7 +117,7 @@ def told(difference: Difference, captured: tuple[Captured | None, Captured | Non
     if simulated is None or real is None:
         event, which = (real, "as a process") if simulated is None else (simulated, "simulated")
         assert event is not None, "one of both has it"
-        return f"rank {difference.rank} came only {which} to: {_told(event)}"
+        return f"rank {difference.rank} reached this only {which}: {_told(event)}"
     if simulated.event != real.event:
         return (
             f"rank {difference.rank} did different things:\n"

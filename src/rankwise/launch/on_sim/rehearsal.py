@@ -554,8 +554,7 @@ class Rehearsal:
             return
         self._say(
             f"rank {rank.number} has let no other rank run for {NOTICE_S:.0f} s{where} (simulated"
-            " ranks take turns where they wait for each other; if it blocks, --hang-timeout ends"
-            " the run)"
+            " ranks take turns; if it blocks, --hang-timeout ends the run)"
         )
 
     def _say(self, message: str, event: str = "notice", **fields: Any) -> None:

@@ -47,7 +47,7 @@ from rankwise.sim.ccl.configuration import Queues
 from rankwise.sim.ccl.execution import TCM_SHARE, pass_on
 from rankwise.sim.ccl.message_model import Picoseconds
 from rankwise.sim.ccl.plan import Plan
-from rankwise.sim.hardware.fluids import Fluid, RoundTrip
+from rankwise.sim.hardware.fluids import Fluid
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.paths import Path
@@ -108,8 +108,6 @@ class MessageExecution:
         self._missing = len(lanes)
         self._reached: list[Future] | None = None
         self._fluid: Fluid | None = None
-        self._latency_inside = 0
-        """Of a way, inside of its two devices."""
         self._is_kept, self._alone = True, 0
         """Whether parts stay in the TCM, and how long it takes alone; known with the ends."""
         self._still = 0
@@ -162,7 +160,6 @@ class MessageExecution:
         rounds = self._plan.rounds
         assert rounds, "only rings have a message level, and one rank has nothing to do"
         timing = _Rounds(self._machine, self._plan, self._lanes, self._layout, self._work)
-        self._latency_inside = timing.latency_inside
         ends = timing.ends(rounds)
         self._is_kept, self._alone = timing.is_kept, max(ends)
         self._still = max(0, max(ends) - timing.moving)
@@ -174,11 +171,9 @@ class MessageExecution:
     def _started(self, loads: dict[Link, int], duration: int, marks: Iterable[int]) -> Fluid:
         """Start a fluid for all messages, or for what is left of them."""
         layout, lanes = self._layout, self._lanes
-        assert layout.n_slots is not None, "it is known by now"
         assert layout.vc_chunk_size is not None, "it is known by now"
         own = int(self._plan.part_elements.max()) * self._work.item_bytes // len(lanes[0].pes)
-        slots = max(1, min(layout.n_slots, -(-own // layout.slot_size)))
-        turn = slots * min(layout.vc_chunk_size, max(1, own))
+        turn = min(layout.vc_chunk_size, max(1, own))
         lanes_over = self._lanes_over()
         return Fluid(
             self._machine.simulator,
@@ -189,23 +184,7 @@ class MessageExecution:
             # The parts of a PE have no weights of their own: lanes wait on the wires.
             weights={link: max(1, lanes_over[link] * turn or size) for link, size in loads.items()},
             latency=round(self._still * self._share),
-            slot_chunks=max(1, layout.slot_size // layout.vc_chunk_size),
-            round_trips=self._round_trips(),
         )
-
-    def _round_trips(self) -> list[RoundTrip]:
-        """Of the slots from each rank to the next one on another device."""
-        machine, lanes = self._machine, self._lanes
-        wake = picoseconds(machine.topology.machine.pe.ipcq.wake_ns)
-        trips = []
-        for one, other in zip(lanes, [*lanes[1:], lanes[0]], strict=True):
-            if one.sip == other.sip:
-                continue
-            there = tuple(machine.sip_links(one.sip, other.sip))
-            back = tuple(machine.sip_links(other.sip, one.sip))
-            latency = sum(link.latency for link in (*there, *back))
-            trips.append(RoundTrip(latency + 2 * self._latency_inside + wake, there, back))
-        return trips
 
     def _lanes_over(self) -> Counter[Link]:
         """How many lanes send over each link, those to all next ranks counted."""
@@ -279,7 +258,6 @@ class _Ways:
     Attributes:
         latency: from the first byte's leaving to its arrival, in the lane that it takes longest.
         mebibyte: how long one of all lanes together takes where it is narrowest.
-        latency_inside: the longest inside of the two devices of a way.
     """
 
     def __init__(self, machine: Machine, lanes: Sequence[Lanes]) -> None:
@@ -291,13 +269,11 @@ class _Ways:
         ]
         users = Counter(link for way in wires for link in way)
         latency, mebibyte = [], []
-        self.latency_inside = 0
         for (one, other), way in zip(pairs, wires, strict=True):
             alike = _alike(machine, one.sip), _alike(machine, other.sip)
             key = (one.sip == other.sip, one.pes, other.pes, *alike)
             if key not in inside:
                 inside[key] = _inside(machine, one, other, way)
-            self.latency_inside = max(self.latency_inside, inside[key][0])
             latency.append(inside[key][0] + sum(link.latency for link in way))
             narrowest = max((link.rate.time_for(MIB * users[link]) for link in way), default=0)
             mebibyte.append(max(inside[key][1], narrowest))
@@ -389,7 +365,6 @@ class _Rounds:
         ways = _Ways(machine, lanes)
         self._count = len(lanes)
         self._latency, self._mebibyte = ways.latency, ways.mebibyte
-        self.latency_inside = ways.latency_inside
         self.moving = 0
         kinds = {_alike(machine, each.sip): each for each in reversed(lanes)}
         numbers = {kind: number for number, kind in enumerate(kinds)}
@@ -453,7 +428,8 @@ class _Rounds:
             begin = np.maximum(head, free)
             last_slots = _time_over(self._last[sends], self._mebibyte)
             free = np.maximum(begin + duration, tail + last_slots)
-            ahead = self._first + np.maximum(0, self._others - number * self._get_apart)
+            together = np.maximum(0, self._others - number * self._get_apart)
+            ahead = self._first + together
             head = begin + self._latency + _time_over(ahead[sends], self._mebibyte)
             tail = free + self._latency
             # From here on at the next position.
@@ -463,8 +439,12 @@ class _Rounds:
             )
             arrived = tail
             if combines:
-                head = np.maximum(head, came + load_first[here, got]) + combine_first[here, got]
-                previous = np.where(before >= 0, tail - before, came)
+                # A lane loads an operand as it has got its slot before, not the last one of all:
+                # lanes that are apart are served one after the other.
+                between = _time_over((self._others - together)[got], self._mebibyte)
+                loaded = came - between + load_first[here, got]
+                head = np.maximum(head, loaded) + combine_first[here, got]
+                previous = np.where(before >= 0, tail - before - between, came)
                 tail = np.maximum(tail, previous + load_last[here, got]) + combine_last[here, got]
             came = arrived
             if not self.is_kept and number + 1 < len(rounds):

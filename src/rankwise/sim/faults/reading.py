@@ -39,6 +39,8 @@ RANKS_AND_NODES = (Target.RANK, Target.NODE)
 CHIPS = (Target.CHIP,)
 CLUSTER = (Target.CLUSTER,)
 
+_WORDS_SHOWN_MAX = 8  # so that the message has two lines
+
 _TAKEN_BY = {
     Target.RANK: "rankwise run --on sim takes it",
     Target.NODE: "rankwise run --on sim takes it",
@@ -233,9 +235,11 @@ def _from_short_form(word: str, label: str, taken: Sequence[Target]) -> dict[str
             raise ConfigError(f"{label} {word}: {name} is given twice", hint="give two faults")
         fields[name] = value.split("+") if name == "nodes" else value
     if not colon:
+        known = _words_of(taken)
+        more = ", ..." if len(known) > _WORDS_SHOWN_MAX else ""
         raise ConfigError(
-            f"{label} {word}: there is no such file, nor is it a fault: expected one of"
-            f" {', '.join(_words_of(taken))}, as in {example}"
+            f"{label} {word}: neither a file nor a fault; expected one of"
+            f" {', '.join(known[:_WORDS_SHOWN_MAX])}{more}, as in {example}"
         )
     if word.endswith("@"):
         raise ConfigError(f"{label} {word}: nothing follows @, expected @collective=N")

@@ -39,15 +39,11 @@ class Uses(NamedTuple):
     link_count: int
 
 
-def fair_speeds(uses: Uses, weights: Figures) -> tuple[Figures, Figures]:
-    """The max-min fair speed of each flow, and the level at which each link is full.
-
-    The level of a link that does not fill is infinite.
-    """
+def fair_speeds(uses: Uses, weights: Figures) -> Figures:
+    """The max-min fair speed of each flow."""
     flow, link, share, link_count = uses
     caps = 1 / weights
     speeds = np.zeros(len(weights))
-    full_at = np.full(link_count, np.inf)
     left = np.ones(link_count)
     while len(flow):
         # The entries that are left are of flows whose levels rise.
@@ -61,7 +57,6 @@ def fair_speeds(uses: Uses, weights: Figures) -> tuple[Figures, Figures]:
         # A link is full if it is the first for all of its flows: none of them goes less far.
         goes_less = np.bincount(link, own < levels[link], link_count)
         is_full = (goes_less == 0) & (total > 0)
-        full_at[is_full] = levels[is_full]
         is_capped = lowest == caps[numbers]
         stays = is_capped | np.logical_or.reduceat(is_full[link], firsts)
         assert stays.any(), "the lowest of all levels is a link's or a flow's"
@@ -70,8 +65,8 @@ def fair_speeds(uses: Uses, weights: Figures) -> tuple[Figures, Figures]:
         taken = np.bincount(link[entry_stays], (share * speeds[flow])[entry_stays], link_count)
         left = np.maximum(_ROUNDING, left - taken)
         flow, link, share = flow[~entry_stays], link[~entry_stays], share[~entry_stays]
-    return np.minimum(speeds, 1.0), full_at
+    return np.minimum(speeds, 1.0)
 
 
 _ROUNDING = 1e-12
-"""What is left of a link at least, so that a level is above 0 and a turn has an end."""
+"""What is left of a link at least, so that a level is above 0."""

@@ -10,21 +10,16 @@ time: a picosecond for each picosecond, while every link gives it what it demand
 
 **With other fluids.** A link whose demands exceed it is shared by weight, max-min fairly over all
 links of all fluids that meet (`fair_shares`). A busy link serves in turn, a chunk each, so the
-weight of a fluid is the bytes that it has on a link in one turn: a chunk for each slot that waits.
-Where a fluid has fewer bytes for each of them than on another link, they wait there only part of
-the time, and its weight is less by as much. Speeds are worked out anew when a fluid comes or goes,
-for those that it meets, directly or through others; once for all that come and go at one instant.
+weight of a fluid is the bytes that it has on a link in one turn: a chunk for each lane. Where a
+fluid has fewer bytes for each of them than on another link, they wait there only part of the time,
+and its weight is less by as much. What waits for one link does not hold another one (back-pressure,
+`links`), so lanes get max-min fair shares, and no weight depends on what is under way. Speeds are
+worked out anew when a fluid comes or goes, for those that it meets, directly or through others;
+once for all that come and go at one instant.
 
 **Latency.** Collectives that meet begin together and wait together: what one leaves of a link while
 it waits for latencies, another one does not take. So the part of a fluid's time in which it moves
 nothing stays as it is, and the rest takes longer.
-
-**Slots on their way.** A sender has a fixed number of slots; those that are under way, or whose
-credit is, do not wait for the link (Little's law). A slot of C chunks waits C turns at the link
-that holds it up. Besides, it takes the latency of the way there and back, a turn at each other full
-link of its way, for its last chunk, and a turn at each full link of the way back, for its credit.
-Of the slots, the first part of this time counts (`RoundTrip`). Turns depend on the shares, and
-these on the parts that wait: both are one fixed point, found by passes.
 
 **With chunks.** A chunk that is carried while k flows want the link shares it by weight, too: each
 of the k flows has a chunk in a turn. It takes longer by the fluids' part, and the fluids that get
@@ -37,11 +32,10 @@ whose operations and order are fixed, and rounded to such a part before it decid
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 
-from rankwise.sim.hardware.fair_shares import Figures, Uses, fair_speeds
+from rankwise.sim.hardware.fair_shares import Uses, fair_speeds
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.kernel import Future, Simulator
 
@@ -49,26 +43,6 @@ WHOLE = 1 << 20
 """All of a link."""
 USUAL_CHUNK = 4_096
 """Bytes that a fluid without weights has on each link in a turn: a chunk of a usual transfer."""
-_STEADY = 1 / 1024
-"""The waiting parts are a fixed point if the next ones differ by less: far below other errors."""
-_PASSES_MOST = 48
-"""A link that is just full can be full in one pass and not in the next: then there is no fixed
-point, and the mean of the passes stands for it. 512 passes change no end by more than 0.2 %."""
-_HALF_STEPS = 16
-"""Half steps come to a fixed point of themselves, if there is one; after them, means are taken."""
-
-
-class RoundTrip(NamedTuple):
-    """What a slot takes on one way besides waiting for the link that holds it up.
-
-    Attributes:
-        latency: picoseconds there and back, without waiting.
-        there, back: the links between devices of the way, and of its credit's.
-    """
-
-    latency: int
-    there: tuple[Link, ...]
-    back: tuple[Link, ...]
 
 
 class Fluid:
@@ -80,16 +54,14 @@ class Fluid:
         loads: how many bytes it moves over each link.
         duration: picoseconds that it takes alone.
         marks: how much progress somebody waits for (`reached`).
-        weights: the bytes that it has on each link in a turn, if all of its slots wait.
+        weights: the bytes that it has on each link in a turn.
         latency: the part of the duration in which it moves nothing.
-        slot_chunks: pieces in which a slot moves.
-        round_trips: of its slots, for each way; empty if they all wait.
 
     Attributes:
-        duration, loads, weights, latency, slot_chunks, round_trips: as they were given.
+        duration, loads, weights, latency: as they were given.
         shares: of each link, while it moves; 1 is all of it.
         numbers: of the sharings of its links, in their order.
-        weight: speed for each turn per picosecond, on the link where its slots wait.
+        weight: speed for each turn per picosecond, on the link where its lanes wait.
         demands: the share of each link that it would take alone.
     """
 
@@ -103,15 +75,11 @@ class Fluid:
         *,
         weights: Mapping[Link, int] | None = None,
         latency: int = 0,
-        slot_chunks: int = 1,
-        round_trips: Sequence[RoundTrip] = (),
     ) -> None:
         self._simulator = simulator
         self.duration = duration
         self.loads = dict(loads)
         self.weights = dict.fromkeys(loads, USUAL_CHUNK) if weights is None else dict(weights)
-        self.slot_chunks = slot_chunks
-        self.round_trips = round_trips
         self.demands = {
             link: min(WHOLE, link.rate.time_for(size) * WHOLE // duration) if duration else 0
             for link, size in loads.items()
@@ -330,42 +298,10 @@ def _speeds(fluids: Sequence[Fluid]) -> list[int]:
     present, link = np.unique(numbers, return_inverse=True)
     share = np.concatenate([fluid.shares for fluid in fluids])
     uses = Uses(flow, link, share, len(present))
-    all_wait = np.array([fluid.weight for fluid in fluids])
-    parts = np.ones(len(fluids))
-    for number in range(_PASSES_MOST):
-        weights = all_wait * parts
-        speeds, full_at = fair_speeds(uses, weights)
-        if not any(fluid.round_trips for fluid in fluids):
-            break
-        turns = dict(zip(present.tolist(), (1 / full_at).tolist(), strict=True))
-        change = _waiting_parts(fluids, speeds / weights, turns) - parts
-        if np.abs(change).max() < _STEADY:
-            break
-        # Longer waits make shares smaller, and these the waits shorter: whole steps would swing.
-        parts = parts + change / (2 if number < _HALF_STEPS else number - _HALF_STEPS + 2)
+    weights = np.array([fluid.weight for fluid in fluids])
+    speeds = fair_speeds(uses, weights)
     # In its latency a fluid moves nothing.
     duration = np.array([max(1, fluid.duration) for fluid in fluids], np.float64)
     latency = np.array([fluid.latency for fluid in fluids], np.float64)
     overall = duration / (latency + (duration - latency) / speeds)
     return [max(1, speed) for speed in np.rint(WHOLE * overall).astype(np.int64).tolist()]
-
-
-def _waiting_parts(fluids: Sequence[Fluid], levels: Figures, turns: Mapping[int, float]) -> Figures:
-    """Of the slots of each fluid, which part waits for the link that holds it up."""
-
-    def turn(link: Link) -> float:
-        return 0.0 if link.sharing is None else turns.get(link.sharing.number, 0.0)
-
-    parts = np.ones(len(fluids))
-    for number, fluid in enumerate(fluids):
-        own = 1 / levels[number]
-        elsewhere = max(
-            (
-                trip.latency + max(0.0, sum(map(turn, (*trip.there, *trip.back))) - own)
-                for trip in fluid.round_trips
-            ),
-            default=0.0,
-        )
-        at_link = fluid.slot_chunks * own
-        parts[number] = at_link / (at_link + elsewhere)
-    return parts

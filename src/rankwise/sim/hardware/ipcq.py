@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from rankwise.base.errors import ConfigError
+from rankwise.sim.hardware.links import Lane
 from rankwise.sim.hardware.machine import Machine, Memory, Message, Pe
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.kernel import Channel, CreditPool, Future, Steps
@@ -80,6 +81,7 @@ class IpcQueue:
         self._arrived = Channel(self._simulator, f"slot of {self.name}")
         self._last_arrival: Future | None = None
         self._size = self._pace = 0
+        self._lane = Lane()
         wires = machine.sip_links(source.cube.sip.number, destination.cube.sip.number)
         self._latency_inside = self._path.latency - sum(wire.latency for wire in wires)
         machine.waits.queues += 1
@@ -106,7 +108,10 @@ class IpcQueue:
         self.bytes_sent += size
         if self._path.is_broken:
             self._path, self._size = self.machine.path(*self._memories), 0
-        transfer = self.machine.start_flow(self._path, size, self._chunk_bytes, self.name)
+            self._lane = Lane()
+        transfer = self.machine.start_flow(
+            self._path, size, self._chunk_bytes, self.name, lane=self._lane
+        )
         before, self._last_arrival = self._last_arrival, self._simulator.future(self.name)
         pace = self._pace_of(size)
         if self.machine.messages is not None:

@@ -18,8 +18,17 @@ its busy time about by less than a chunk.)
 **Pacing.** A flow offers its next chunk to the first link when the slowest link of its path would
 be done with the one before. Nothing piles up on an idle machine.
 
-**Fairness.** A busy link keeps one queue per flow and serves flows in turn, a chunk each. Two flows
-over a link have half of it each, and a short message never waits for the whole of a long one.
+**Fairness.** A busy link keeps one queue per lane and serves lanes in turn, a chunk each. A flow is
+a lane of its own, except where flows follow each other in one queue between PEs: these are a lane
+together. Two lanes over a link have half of it each, and a short message never waits for the whole
+of a long one.
+
+**Back-pressure.** A lane that waits for a link further on does not hold what others can use here:
+a link passes over a lane while enough of it waits there, and serves the next one (`is_held_up`).
+Enough is what that link takes as long for, in turn with its other lanes, as a chunk needs to get
+there: one bandwidth-delay product of the lane. Round robin with such windows from hop to hop gives
+max-min fair rates (Hahne, Round-robin scheduling for max-min fairness in data networks, 1991). If
+all lanes are held up, the next one is served all the same: nobody loses by it.
 
 **Express.** As long as a flow shares no link, all of that is arithmetic: chunk i comes to a link at
 `start + i * pace` and the latencies before it. So a flow that finds its whole path idle takes it as
@@ -31,11 +40,12 @@ does.
 each of its links (`fluids`). Chunks that come to such a link take as much longer as their share is
 less than the whole, and the fluid is told what they took from it.
 
-Links do not refuse: buffers between them are unbounded. What is bounded (slots of queues between
-PEs) has credits, in `ipcq`.
+Links do not refuse: a lane alone fills the buffers in front of a full link. What is bounded (slots
+of queues between PEs) has credits, in `ipcq`.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rankwise.sim.hardware.paths import Path
@@ -68,7 +78,7 @@ class Link:
         """Of the last chunk: the next one is of the same size, most of the time."""
         self._free_at = 0
         self._work = 0
-        self._rotation: deque[Flow] | None = None
+        self._rotation: deque[Backlog] | None = None
         self._expresses: list[Flow] = []
         self.sharing: Sharing | None = None
         """The fluids that have a share of it, if there are any."""
@@ -136,10 +146,11 @@ class Link:
                 return
             self._rotation = deque()
             self._simulator.call_at(self._free_at, self._serve)
-        backlog = flow.backlog(hop)
-        backlog.append((chunk, tail))
-        if len(backlog) == 1:
-            self._rotation.append(flow)
+        backlog = flow.lane.backlog(self, hop)
+        backlog.chunks.append((flow, chunk, tail))
+        if len(backlog.chunks) == 1:
+            backlog.lane.waiting_at += 1
+            self._rotation.append(backlog)
 
     def make_way(self) -> None:
         """Have no expresses any more: those that are done are accounted for, the others stop."""
@@ -151,17 +162,30 @@ class Link:
 
     def _serve(self) -> None:
         rotation = self._rotation
-        assert rotation, "the link is served only while somebody waits"
-        flow = rotation.popleft()
-        hop = flow.hop_of(self)
-        backlog = flow.backlog(hop)
-        self._carry(flow, hop, *backlog.popleft())
-        if backlog:
-            rotation.append(flow)
+        assert rotation, "the link is served only while something waits"
+        backlog = rotation.popleft()
+        # Most lanes wait at one link only, which holds them up itself.
+        if backlog.lane.waiting_at > 1 and rotation:
+            for _ in range(len(rotation)):
+                if not backlog.is_held_up():
+                    break
+                rotation.append(backlog)
+                backlog = rotation.popleft()
+        flow, chunk, tail = backlog.chunks.popleft()
+        self._carry(flow, backlog.hop, chunk, tail)
+        if backlog.chunks:
+            rotation.append(backlog)
+        else:
+            backlog.lane.waiting_at -= 1
         if rotation:
             self._simulator.call_at(self._free_at, self._serve)
         else:
             self._rotation = None
+
+    def outlasts(self, chunk: int, count: int, latency: int) -> bool:
+        """Whether so many waiting chunks of a lane are served, in turn, for so long and more."""
+        assert self._rotation is not None, "something waits"
+        return (count - 1) * len(self._rotation) * self.rate.time_for(chunk) >= latency
 
     def _carry(self, flow: "Flow", hop: int, chunk: int, tail: int) -> None:
         simulator = self._simulator
@@ -194,11 +218,55 @@ class Link:
         return f"<Link {self.name}>"
 
 
+class Lane:
+    """Flows that follow each other over one path, and have one turn together at each link."""
+
+    __slots__ = ("_backlogs", "waiting_at")
+
+    def __init__(self) -> None:
+        self._backlogs: dict[int, Backlog] = {}
+        self.waiting_at = 0
+        """At how many links chunks of it wait."""
+
+    def backlog(self, link: Link, hop: int) -> "Backlog":
+        """Its chunks that wait for a link of the path."""
+        backlog = self._backlogs.get(hop)
+        if backlog is None:
+            backlog = self._backlogs[hop] = Backlog(self, link, hop)
+        return backlog
+
+    def backlogs(self) -> Iterable["Backlog"]:
+        """Those of all links at which it has waited so far."""
+        return self._backlogs.values()
+
+
+class Backlog:
+    """The chunks of a lane that wait for a link: of which flow, their size, and their tail."""
+
+    __slots__ = ("chunks", "hop", "lane", "link")
+
+    def __init__(self, lane: Lane, link: Link, hop: int) -> None:
+        self.lane = lane
+        self.link = link
+        self.hop = hop
+        self.chunks: deque[tuple[Flow, int, int]] = deque()
+
+    def is_held_up(self) -> bool:
+        """Whether enough of the lane waits further on: what is sent now comes before its turn."""
+        for other in self.lane.backlogs():
+            if other.hop > self.hop and other.chunks:
+                flow, chunk, _ = other.chunks[0]
+                latency = sum(link.latency for link in flow.path[self.hop : other.hop])
+                if other.link.outlasts(chunk, len(other.chunks), latency):
+                    return True
+        return False
+
+
 class Flow:
     """A transfer of some bytes over a path of links; `done` happens when the last has arrived."""
 
     __slots__ = (
-        "_backlogs", "_chunk", "_chunk_count", "_is_express", "_last_chunk", "_left_to_arrive",
+        "_chunk", "_chunk_count", "_is_express", "_lane", "_last_chunk", "_left_to_arrive",
         "_pace", "_sent", "_simulator", "_slowest", "_start", "done", "path",
     )  # fmt: skip
 
@@ -211,14 +279,15 @@ class Flow:
         name: object = "",
         *,
         may_be_express: bool = True,
+        lane: Lane | None = None,
     ) -> None:
+        self._lane = lane
         self._simulator = simulator
         self.path = path
         self.done = simulator.future(name)
         self._start = simulator.now
         self._sent = 0
         self._left_to_arrive = size
-        self._backlogs: dict[int, deque[tuple[int, int]]] = {}
         self._is_express = False
         if path.slowest is None or not size:
             simulator.call_at(self._start + path.latency, self.done.succeed)
@@ -322,16 +391,12 @@ class Flow:
             return count * self._chunk
         return (count - 1) * self._chunk + self._last_chunk
 
-    def hop_of(self, link: Link) -> int:
-        """Which hop of the path the link is; no path has the same link twice."""
-        return self.path.index(link)
-
-    def backlog(self, hop: int) -> deque[tuple[int, int]]:
-        """Chunks that wait for a link: size, and when the last byte is there."""
-        backlog = self._backlogs.get(hop)
-        if backlog is None:
-            backlog = self._backlogs[hop] = deque()
-        return backlog
+    @property
+    def lane(self) -> Lane:
+        """With which flows it has a turn at each link."""
+        if self._lane is None:
+            self._lane = Lane()  # most flows never wait
+        return self._lane
 
     def arrive(self, chunk: int) -> None:
         """Count bytes that have come to the end of the path."""
@@ -355,7 +420,8 @@ def start_flow(
     name: object = "",
     *,
     may_be_express: bool = True,
+    lane: Lane | None = None,
 ) -> Future:
     """Send `size` bytes over `path`; the future happens when the last byte has arrived."""
     way = path if isinstance(path, Path) else Path(path)
-    return Flow(simulator, way, size, chunk, name, may_be_express=may_be_express).done
+    return Flow(simulator, way, size, chunk, name, may_be_express=may_be_express, lane=lane).done

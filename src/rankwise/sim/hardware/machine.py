@@ -16,7 +16,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.sim.hardware.cost_models import cost_model
 from rankwise.sim.hardware.engines import GemmEngine, MathEngine
 from rankwise.sim.hardware.faults import live_route
-from rankwise.sim.hardware.links import Link, start_flow
+from rankwise.sim.hardware.links import Lane, Link, start_flow
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import Hop, mesh_route
@@ -407,6 +407,7 @@ class Machine:
         name: object = "",
         *,
         is_alone: bool = True,
+        lane: Lane | None = None,
     ) -> Future:
         """Send bytes over links; the future happens when the last byte has arrived.
 
@@ -416,10 +417,14 @@ class Machine:
         chunk = chunk or self.topology.machine.system.chunk_bytes
         sips = path.sips
         if len(sips) < 2:
-            return start_flow(self.simulator, path, size, chunk, name, may_be_express=is_alone)
+            return start_flow(
+                self.simulator, path, size, chunk, name, may_be_express=is_alone, lane=lane
+            )
         if self.on_touch is not None:
             self.on_touch(sips)
-        flow = start_flow(self.simulator, path, size, chunk, name, may_be_express=is_alone)
+        flow = start_flow(
+            self.simulator, path, size, chunk, name, may_be_express=is_alone, lane=lane
+        )
         self._note(sips, flow)
         return flow
 

@@ -6,6 +6,7 @@ takes them at their decimal value.
 """
 
 from fractions import Fraction
+from functools import lru_cache
 
 PICOSECONDS_PER_NANOSECOND = 1_000
 PICOSECONDS_PER_SECOND = 1_000_000_000_000
@@ -21,11 +22,14 @@ WIDTH_BYTES: dict[str, int] = {
 """Bytes per element of every dtype that the machine knows."""
 
 
+# A machine has 50,000 links, of a few rates and latencies.
+@lru_cache(maxsize=1024)
 def exactly(figure: float) -> Fraction:
     """The decimal value of a figure as a person wrote it: 0.1 is a tenth."""
     return Fraction(repr(figure))
 
 
+@lru_cache(maxsize=1024)
 def picoseconds(nanoseconds: float) -> int:
     """Convert a figure in nanoseconds, rounded to the picosecond."""
     return round(exactly(nanoseconds) * PICOSECONDS_PER_NANOSECOND)

@@ -9,9 +9,9 @@ clocks, and when the operation of the group before it is over; a rank that waits
 its end, or at once if that has passed by then. So an operation under way overlaps with what its
 ranks compute meanwhile, as on a stream for each group.
 
-Nothing of this depends on the order in which ranks get the baton: a rank whose clock is behind may
-run after one whose clock is ahead. Only what a program decides by who comes first, a receive from
-any source, follows the baton and not the clocks.
+Nothing of this depends on the order in which ranks get the run token: a rank whose clock is behind
+may run after one whose clock is ahead. Only a receive from any source, which depends on the order,
+follows the token and not the clocks.
 
 The time of a rank is one of five: it computes; it waits for an operation that is under way (that is
 *exposed* communication); it waits for others to come to one; it sleeps; or it has ended.
@@ -421,6 +421,16 @@ class Prediction:
             )
 
 
+def _told(done: "PricedWork | int | None") -> str:
+    """What a rank has done, for a difference between two."""
+    if done is None:
+        return "has ended"
+    if isinstance(done, int):
+        return f"communicates {done:,} bytes"
+    shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
+    return f"computes {done.work.name} of {shapes}" if shapes else f"computes {done.work.name}"
+
+
 def _models_of(
     topology: Topology,
 ) -> tuple[
@@ -435,13 +445,3 @@ def _models_of(
 
     real = topology.real
     return DevicePrices(real.device), FabricPrices(real, topology.per_node), QueuedClock
-
-
-def _told(done: "PricedWork | int | None") -> str:
-    """What a rank has done, for a difference between two."""
-    if done is None:
-        return "has ended"
-    if isinstance(done, int):
-        return f"communicates {done:,} bytes"
-    shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
-    return f"computes {done.work.name} of {shapes}" if shapes else f"computes {done.work.name}"

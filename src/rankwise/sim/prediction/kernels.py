@@ -112,7 +112,7 @@ class _OtherRanks:
             self._clock.wait_until(changes.time)
 
     def notify(self) -> None:
-        """Wake those who wait for memory to change."""
+        """Wake the ranks that wait for memory to change."""
         self._charge()
         self._world.changes.made_by_kernel(0 if self._clock is None else self._clock.time)
 
@@ -282,10 +282,12 @@ class KernelTimes:
         name = function.__name__
         if name not in self._complained_of:
             self._complained_of.add(name)
-            why, _, _ = str(trial).partition("\n")
+            text = trial.message if isinstance(trial, RankwiseError) else str(trial)
+            why, _, _ = text.partition("\n")
+            machine = self._prediction.topology.name
             self._say(
-                f"kernel {name} cannot be tried on {self._prediction.topology.name}, and takes what"
-                f" it moves and calculates, and its waits: {why}"
+                f"kernel {name} cannot run on {machine}; its time is estimated from its bytes,"
+                f" operations and waits: {why}"
             )
         return None
 

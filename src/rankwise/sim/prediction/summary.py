@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 OPERATIONS_SHOWN = 20
 RANKS_SHOWN = 64
 UNKNOWN_SHOWN = 3
-LAUNCH = "launch"
 HOLDERS_SHOWN = 3
 PICOSECONDS_PER_SECOND = 1_000_000_000_000
 VALUES_SHOWN = 3
+LAUNCH = "launch"
 
 
 class Figures(NamedTuple):
@@ -137,7 +137,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
     figures = figures_of(prediction)
     counted = f"mean of {figures.steps} after the first" if figures.steps else ""
     capacity = prediction.capacity
-    full = "; more than that" if figures.memory_peak > capacity else ""
+    full = ": does not fit" if figures.memory_peak > capacity else ""
     cause, cost = figures.held_back_by
     imbalance = max(0.0, figures.waiting - figures.bubble)
     rows = [
@@ -168,7 +168,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         names = sorted({work.name for work in prediction.unknown})
         count = sum(priced.count for priced in prediction.unknown.values())
         told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
-        why = "flops unknown, only moving the tensors is counted; a cost model can price it"
+        why = "flops unknown, so only bytes count; a cost model can price it"
         rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
     left_out = {
         name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells
@@ -348,7 +348,7 @@ def document(prediction: Prediction) -> dict[str, Any]:
 
 
 def _interval_fields(prediction: Prediction, figures: Figures) -> dict[str, Any] | None:
-    """What a step may take; None on a topology, which was checked against nothing."""
+    """What a step may take; None on a topology, which is checked against nothing."""
     interval = interval_of(prediction, figures.time)
     if interval is None:
         return None

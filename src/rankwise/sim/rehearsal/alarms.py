@@ -59,13 +59,13 @@ class Alarms:
         """A rank has waited for it."""
         return self._handles.pop(number, None)
 
-    def note_write(self, handle: Handle, shape: str) -> None:
-        """A tensor has been written between the operation's begin and the wait for it."""
+    def note_misuse(self, handle: Handle, doing: str) -> None:
+        """Tell what the rank did to a tensor between the operation's begin and the wait for it."""
         text = (
-            f"rank {handle.rank} wrote to a tensor of {shape} while {handle.gate.named()} was in "
+            f"rank {handle.rank} {doing} while {handle.gate.named()} was in "
             f"flight: it was called at {handle.place} and waited for at {place_here()}"
         )
-        self._note("write", handle.place, text)
+        self._note("misuse", handle.place, text)
 
     def compare_order(self, meeting: "Meeting", rank: int, others: Iterable["Group"]) -> None:
         """A rank comes to an operation: had the others done as much in overlapping groups?"""
@@ -89,6 +89,11 @@ class Alarms:
         place = next(iter(meeting.arrivals.values())).place
         text = f"{meeting.named()} has tensors of equal size and different shape:\n{doings}"
         self._note("shape", place, text)
+
+    def note_layout(self, text: str) -> None:
+        """A tensor lies in memory in such a way that a backend takes more than it."""
+        place = place_here()
+        self._note("layout", place, f"{place}: {text}")
 
     def remarks(self, *, is_success: bool) -> list[str]:
         """What the user should know at the end, each in a line."""

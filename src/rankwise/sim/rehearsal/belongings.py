@@ -1,7 +1,7 @@
 """What a process has once and each simulated rank must have for itself.
 
 Two kinds. What hangs on a name (`sys.argv`, `os.environ`, `sys.modules["__main__"]`, the working
-directory) is moved in and out when the baton changes hands, by `ProcessBelongings`. What costs
+directory) is moved in and out when the run token changes hands, by `ProcessBelongings`. What costs
 more to move, such as the state of a random generator, stays with each rank, and the process's
 functions are replaced by ones that look for the rank that runs (`substitutes`).
 """
@@ -175,7 +175,8 @@ class ProcessBelongings:
             self._change_directory(mine.directory)
         if mine.alike is not self._present_alike:
             self._put_alike(mine.alike)
-        _collect(mine.collects)
+        if mine.collects != gc.isenabled():
+            _collect(mine.collects)
         for more in self._more:
             more.move_in(rank)
 

@@ -44,7 +44,7 @@ class Part(Protocol):
 
 
 class Changes:
-    """Those who wait for memory to change, in one world.
+    """The ranks of one world that wait for memory to change.
 
     Attributes:
         parts: the memory that ranks share, by `owner_of`; it goes with its owner.
@@ -72,7 +72,7 @@ class Changes:
         yield from _kept_in(self._words, gate)
 
     def made_by_rank(self) -> None:
-        """A rank has changed a word, and told those who wait for that."""
+        """A rank has changed a word: wake the ranks that wait for it."""
         _open(self._kernels)
 
     def made_by_kernel(self, time: int) -> None:

@@ -1,7 +1,7 @@
 """`breakpoint()` in a simulated rank: the world stops, and pdb opens in that rank.
 
-No other rank runs meanwhile, since the rank keeps the baton. The command `ranks` lists where the
-others stand. A rank that is stepped into a wait lets them run until it is its turn again.
+No other rank runs meanwhile, since the rank keeps the run token. The command `ranks` lists where
+the others stand. A rank that is stepped into a wait lets them run until it is its turn again.
 """
 
 import pdb  # noqa: T100  # the very thing
@@ -36,7 +36,7 @@ class RankDebugger(pdb.Pdb):
 
     def _cmdloop(self) -> None:
         scheduler = self._rank.scheduler
-        scheduler.is_paused = True  # who types is no rank that hangs
+        scheduler.is_paused = True  # a rank at the prompt does not hang
         try:
             super()._cmdloop()
         finally:

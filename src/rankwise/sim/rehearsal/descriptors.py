@@ -1,8 +1,8 @@
 """Standard input, output and error of each rank, as descriptors.
 
 A rank that closes one of them, or puts another file in its place, does so for itself: from then on
-it has descriptors of its own there, which are moved in and out when the baton changes hands. Until
-a rank does so, nothing is moved.
+it has descriptors of its own there, which are moved in and out when the run token changes hands.
+Until a rank does so, nothing is moved.
 """
 
 import os

@@ -1,7 +1,7 @@
 """`os.environ` in threads that ranks have started: it shows the variables of the thread's rank.
 
-Such a thread runs beside whichever rank has the baton, whose variables are in place. Once a rank
-has threads, they are looked for by the thread that asks.
+Such a thread runs beside whichever rank has the run token, whose variables are in place. Once a
+rank has threads, they are looked for by the thread that asks.
 """
 
 import os

@@ -87,7 +87,7 @@ class FaultInjector:
 
     def remarks(self) -> list[str]:
         """What the user should know at the end: which faults have never come."""
-        return [f"the fault never came: {fault.told()}{fault.due()}" for fault in self._waiting]
+        return [f"the fault never occurred: {fault.told()}{fault.due()}" for fault in self._waiting]
 
     def of_nodes(self) -> list[FaultOfNode]:
         """Those that strike nodes and have not come yet."""
@@ -146,7 +146,7 @@ class FaultInjector:
                 self._slow[rank.number] = fault.by
             case Flip():
                 if not _flipped(load, fault.element, fault.bit):
-                    self._say(f"fault: there is no such bit in what rank {rank.number} brings")
+                    self._say(f"fault: the operand of rank {rank.number} has no such bit")
 
     def _delay(self, rank: "Rank", by: Duration, load: Any) -> None:
         rank.scheduler.sleep(by)

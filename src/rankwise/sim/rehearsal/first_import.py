@@ -54,7 +54,7 @@ class FirstImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Let it happen, if somebody else than the library asks for the package."""
+        """Let it happen, if code outside of the library imports the package."""
         del path, target
         if fullname != self._package or self._then is None:
             return None

@@ -54,7 +54,7 @@ class Conditions:
         faults: the faults of the ranks.
 
     Attributes:
-        waits: who has waited for whom.
+        waits: which rank has waited for which.
         alarms: what looks wrong.
         groups: those of the present attempt, by name.
         calls: how many operations and messages ranks have begun.
@@ -214,7 +214,7 @@ class Group:
         """Come to this member's next operation; returns at once, the meeting's gate may be shut.
 
         Args:
-            rank: who comes, by its number in the world.
+            rank: the member that comes, by its number in the world.
             call: what it calls, in words.
             load: what it brings.
             carry_out: does the operation, given the loads in the order of the members; what it
@@ -223,9 +223,10 @@ class Group:
         conditions = self._conditions
         if conditions.equals is not None:
             conditions.equals.check()
-        number = self._begun[rank] = self._begun[rank] + 1
         if (faults := conditions.faults) is not None:
-            faults.strike(self._scheduler.ranks[rank], self.name, number, load)
+            # A rank that a fault delays has not come yet: others wait for it, and reports say so.
+            faults.strike(self._scheduler.ranks[rank], self.name, self._begun[rank] + 1, load)
+        number = self._begun[rank] = self._begun[rank] + 1
         meeting = self._meetings.get(number)
         if meeting is None:
             meeting = self._meetings[number] = Meeting(self, number, call)
@@ -258,17 +259,21 @@ class Group:
         """Members have called an operation with tensors of equal size and other shape."""
         self._conditions.alarms.note_shapes(meeting, doings)
 
+    def note_layout(self, text: str) -> None:
+        """The member that runs brings a tensor of which a backend would take more than it is."""
+        self._conditions.alarms.note_layout(text)
+
     def open_handle(
         self, rank: int, gate: "Meeting | Post", interface: tuple[str, ...]
     ) -> int | None:
         """A member has begun an operation that it may wait for later; see `Alarms`."""
         return self._conditions.alarms.open_handle(rank, gate, interface)
 
-    def close_handle(self, number: int, written: str = "") -> None:
-        """It has waited for it; `written` is the shape of a tensor that it wrote meanwhile."""
+    def close_handle(self, number: int, misuse: str = "") -> None:
+        """It has waited for it; `misuse` is what it did to its tensors meanwhile, in words."""
         handle = self._conditions.alarms.close_handle(number)
-        if handle is not None and written:
-            self._conditions.alarms.note_write(handle, written)
+        if handle is not None and misuse:
+            self._conditions.alarms.note_misuse(handle, misuse)
 
     @property
     def is_awaited(self) -> bool:
@@ -313,7 +318,7 @@ class Group:
                 self._conditions.waits.note(waiter.number, gate.last, took, gate.named)
         if gate.error is not None:
             if isinstance(gate, Meeting) and gate.missing():
-                self._scheduler.yield_to_others()  # who come now are to be told of, too
+                self._scheduler.yield_to_others()  # the message names ranks that arrive now, too
             raise _own(gate.error)
         return True
 
@@ -347,7 +352,7 @@ class Group:
         """Post one end of a message; returns at once, its gate opens when the other end is there.
 
         Args:
-            rank: who posts.
+            rank: the member that posts.
             peer: the other end, by its number in the world; `ANY_SOURCE` receives from anybody.
             tag: must be equal on both ends.
             call: what it is, in words.
@@ -408,7 +413,7 @@ class Group:
 
 
 class _Creation(Gate):
-    """All members have made a group; `makers` are those who have."""
+    """All members have made a group; `makers` are these members."""
 
     is_of_peers = True
 
@@ -437,7 +442,7 @@ class Meeting(Gate):
         loads: what each of them brings.
         group: whose it is.
         error: why it has failed, if it has.
-        order: for `Alarms`, by overlapping group: who came first, and how much it had done there.
+        order: for `Alarms`, by overlapping group: the first rank, and how much it had done there.
     """
 
     __slots__ = ("arrivals", "call", "error", "group", "is_agreed", "loads", "number", "order")
@@ -497,7 +502,7 @@ class Meeting(Gate):
         return text if self.is_agreed else f"{text}; {self._doings()}"
 
     def missing(self) -> list[int]:
-        """Who has not come."""
+        """The members that have not come."""
         return [rank for rank in self.group.present if rank not in self.arrivals]
 
     def lacks(self) -> str:
@@ -506,7 +511,7 @@ class Meeting(Gate):
 
     @property
     def last(self) -> int:
-        """Who was the last one to come."""
+        """The member that came last."""
         last: int = next(reversed(self.arrivals))
         return last
 
@@ -540,8 +545,8 @@ class Post(Gate):
     """One end of a message.
 
     Attributes:
-        rank, peer, tag, load, is_send: see `Group.post`; when it is matched, `peer` is who it was.
-        came: what it is, and who has called it where.
+        rank, peer, tag, load, is_send: see `Group.post`; once matched, `peer` is the rank found.
+        came: what it is, and which rank has called it where.
         error: why it has failed, if it has.
         deliver: moves the message, once it is matched.
     """
@@ -591,11 +596,11 @@ class Post(Gate):
 
     @property
     def last(self) -> int:
-        """Who is at the other end."""
+        """The rank at the other end."""
         return self.peer
 
     def missing(self) -> list[int]:
-        """Who has not come."""
+        """The rank that has not come."""
         return [] if self.peer == ANY_SOURCE else [self.peer]
 
     def lacks(self) -> str:
@@ -607,7 +612,7 @@ class Post(Gate):
         return f"{self._numbered()} in group {self._group.name}"
 
     def told_with_place(self) -> str:
-        """Say who called it, and where."""
+        """Say which rank called it, and where."""
         place = f" at {self.came.place}" if self.came.place else ""
         return f"rank {self.rank} called {self._numbered()}{place}"
 
@@ -633,7 +638,7 @@ def _without_frames(error: Exception) -> Exception:
 
 
 def _own(error: BaseException) -> BaseException:
-    """The same error for one of those who raise it: a traceback belongs to one thread."""
+    """The same error for one of the ranks that raise it: a traceback belongs to one thread."""
     try:
         return copy.copy(error)
     except Exception:  # noqa: BLE001  # a foreign `__reduce__` may raise anything

@@ -1,7 +1,7 @@
 """The modelled CUDA device: of simulated ranks, and of a script of Triton that names one.
 
 There is one description, so that a program takes the same way in both. Its tensors lie on the CPU,
-and torch's own code goes on as on the CPU: who asks decides what is answered.
+and torch's own code goes on as on the CPU: the answer depends on the caller.
 """
 
 from types import FrameType, SimpleNamespace

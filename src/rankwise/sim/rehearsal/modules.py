@@ -147,7 +147,7 @@ def _installed_in(folder: Path) -> frozenset[str]:
 
 
 class _Followed:
-    """A loader that calls somebody once its module is complete."""
+    """A loader that calls a function once its module is complete."""
 
     def __init__(self, loader: Any, follow: Callable[[], None]) -> None:
         self._loader = loader

@@ -2,7 +2,7 @@
 
 Lines of rankwise, of Python's library and of what is installed lie between the user's line and the
 operation, torch's most of all. A place is kept as a code object and the offset of an instruction;
-its line and its words are looked for when somebody asks.
+its line and its words are looked for on request.
 """
 
 import sys
@@ -97,4 +97,5 @@ def owner_of(file: str) -> str:
     """Whose file it is: `rankwise`, `library` or `user`."""
     if file.startswith((f"{OUR_PACKAGE}/", "<frozen ")):
         return "rankwise"
-    return "library" if is_shared(file) else "user"
+    is_of_library = is_shared(file) or file.startswith("<eval_with_key>")  # a graph of torch.fx
+    return "library" if is_of_library else "user"

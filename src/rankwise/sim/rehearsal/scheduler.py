@@ -1,52 +1,52 @@
-"""Ranks as threads that pass a baton, in virtual time.
+"""Ranks as threads that pass a run token, in virtual time.
 
 Theory of operation
 ===================
 
 Each rank is an OS thread, since libraries keep state per thread that no greenlet could carry along
-(torch's grad mode, pybind11's loader life support). Exactly one thread holds the *baton* and runs;
-every other thread of the world waits for a lock of its own. A rank runs until it waits for
-something simulated: a collective, a message, virtual time. Then it chooses who runs next and
-hands the baton over directly, which is one switch of threads, 5 us where all of them are pinned to
-one core. Nothing here is locked: who has the baton may change everything.
+(torch's grad mode, pybind11's loader life support). Exactly one thread holds the *run token* and
+runs; every other thread of the world waits for a lock of its own. A rank runs until it waits for
+something simulated: a collective, a message, virtual time. Then it chooses the next rank and
+hands the token over directly, which is one switch of threads, 5 us where all of them are pinned to
+one core. Nothing here is locked: the thread with the token may change everything.
 
-The thread that made the world is its *conductor*. It hands the baton to the ranks with `run`, and
+The thread that made the world is its *conductor*. It hands the token to the ranks with `run`, and
 gets it back when
 
 - a rank has ended,
 - no rank can go on: none is ready and nothing is on the agenda,
 - the next thing on the agenda lies beyond the horizon that `run` was given,
-- somebody asked for it with `interrupt`, from a signal handler for instance,
-- a rank has held the baton for longer than the patience, in real time, and has not got on
+- `interrupt` asked for it, from a signal handler for instance,
+- a rank has held the token for longer than the patience, in real time, and has not got on
   meanwhile (`gets_on`): `run` returns that rank, which has been given up.
 
 Threads of a rank
 -----------------
 
-The baton belongs to a thread of a rank, a *strand*. A rank has its main strand, and one for each
-thread that it has started. Such a thread runs in real time, without the baton, as the kernel lets
+The token belongs to a thread of a rank, a *strand*. A rank has its main strand, and one for each
+thread that it has started. Such a thread runs in real time, without the token, as the kernel lets
 it: it may block in a socket for ever and stop no rank. It takes a *turn* (`turn`) for each call
-that concerns the world, a collective for instance: it asks, waits until the baton comes to it, and
-gives the baton away when the call is over. Its rank's state is moved in meanwhile.
+that concerns the world, a collective for instance: it asks, waits until the token comes to it, and
+gives the token away when the call is over. Its rank's state is moved in meanwhile.
 
-A strand that has the baton and waits in real time for a sibling (`nap`: a lock, a condition, the
-end of a thread) must not keep the baton from that sibling. Without a sibling in the queue or at a
-gate it is *parked*: its rank keeps the baton, so that the order of ranks does not depend on real
-time, and the first sibling that asks takes the baton directly. Otherwise it goes *away*: others
-run, and it asks for the baton when its wait is over.
+A strand that has the token and waits in real time for a sibling (`nap`: a lock, a condition, the
+end of a thread) must not keep the token from that sibling. Without a sibling in the queue or at a
+gate it is *parked*: its rank keeps the token, so that the order of ranks does not depend on real
+time, and the first sibling that asks takes the token directly. Otherwise it goes *away*: others
+run, and it asks for the token when its wait is over.
 
-When no rank is ready, a thread without the baton may still ask. The conductor waits for it in real
+When no rank is ready, a thread without the token may still ask. The conductor waits for it in real
 time before `run` returns, unless each such thread waits for another one of them, which is a
 deadlock, or none has made progress for the patience, or `NOTICE_S`.
 
-`_door` guards what threads without the baton touch: who is parked, and who takes over.
+`_door` guards what threads without the token touch: which strand is parked, and which takes over.
 
 Order
 -----
 
-Ranks that can go on are in a queue, in the order in which they became ready; who waits for the
-agenda becomes ready at its instant, in the order of being put there. So a run is a function of the
-program, unless the program itself looks at the world outside. Another `choose` explores others.
+Ranks that can go on are in a queue, in the order in which they became ready. A rank that waits for
+the agenda becomes ready at its instant, in the order of being put there. So a run is a function of
+the program, unless the program itself looks at the world outside. Another `choose` explores others.
 
 How a rank ends
 ---------------
@@ -133,7 +133,7 @@ class Gate:
         return self.told()
 
     def admit(self, strand: "Strand") -> None:
-        """Take note of one who waits."""
+        """Take note of a strand that waits."""
         self._waiters.append(strand)
 
 
@@ -203,16 +203,16 @@ class Strand:
         rank: whose it is.
         thread: it; None if the program has started it without `threading`.
         ident: of the thread; 0 before it lives.
-        baton: locked; released to let the thread go on with the baton.
+        baton: locked; released to let the thread go on with the token.
         gate: what it has last begun to wait for, which may have happened; None while it runs.
         is_ready: whether it is in the queue of those that can go on.
-        is_asking: whether it waits for the baton, and for nothing else.
-        is_parked: whether it has the baton and naps, so that a sibling may take the baton over.
-        is_away: whether it naps without the baton.
-        is_dismissed: whether its rank is over, so that it never gets the baton again.
+        is_asking: whether it waits for the token, and for nothing else.
+        is_parked: whether it has the token and naps, so that a sibling may take the token over.
+        is_away: whether it naps without the token.
+        is_dismissed: whether its rank is over, so that it never gets the token again.
         nap: what it waits for in real time.
         is_starting: whether it starts another thread, which is a wait that is short.
-        turns: how many of its present calls need the baton.
+        turns: how many of its present calls need the token.
     """
 
     __slots__ = (
@@ -260,7 +260,7 @@ class Strand:
 
     @property
     def is_in_line(self) -> bool:
-        """Whether the world will let it go on: it waits for a gate, or for the baton."""
+        """Whether the world will let it go on: it waits for a gate, or for the token."""
         return self.is_asking or self.is_ready or (self.gate is not None and not self.is_away)
 
 
@@ -283,7 +283,7 @@ class Rank:
         blocked: the signals that it blocks.
         wakeup_fd: where the number of each signal with a handler is written; -1 for nowhere.
         belongings: what `Belongings` keep for it, by keeper.
-        process: what it begins with, for those who keep its belongings.
+        process: the state it begins with, for `belongings`.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class Rank:
             and number not in self.blocked
             and callable(self.handlers.get(number))
         ):
-            with suppress(OSError):  # nobody reads there, or it is full: it is a hint
+            with suppress(OSError):  # a hint: no reader, or it is full
                 os.write(self.wakeup_fd, bytes([number]))
         nap = self.main.nap
         if nap is None or self.scheduler.holder is self.main:
@@ -362,7 +362,7 @@ class Rank:
         """Do what signals mean to this rank, which is the one that runs.
 
         Raises:
-            RankEnded: one of them, or somebody, has ended it.
+            RankEnded: one of them, or another caller, has ended it.
         """
         self.has_signals = False
         try:
@@ -378,7 +378,7 @@ class Rank:
             number = self.take_pending(lambda number: number not in self.blocked)
             if number is None:
                 break
-            # As Python, which raises KeyboardInterrupt where nobody has said otherwise.
+            # As Python, which raises KeyboardInterrupt without another handler.
             default = default_int_handler if number == SIGINT else _DEFAULT
             handler = self.handlers.get(number, default)
             if callable(handler):
@@ -448,7 +448,7 @@ def not_for_threads(strand: Strand, call: str) -> LocalProtocolError:
 
 
 def _may_ask(strand: Strand) -> bool:
-    """Whether a thread may come to ask for the baton without any other one's doing."""
+    """Whether a thread may come to ask for the token without any other one's doing."""
     if strand.rank.is_over or strand.is_in_line:
         return False
     return strand.nap is None or not strand.nap.is_known_to_last
@@ -474,16 +474,16 @@ class Scheduler:
     Attributes:
         now: virtual time, in nanoseconds; it may be set forward by the conductor.
         ranks: those of the present attempt, by number.
-        holder: the strand that has the baton; None means the conductor.
+        holder: the strand that has the token; None means the conductor.
         current: its rank.
         helpers: the strands of the threads that ranks have started and that live, by ident.
-        is_paused: whether the rank that runs may hold the baton for as long as it wants.
+        is_paused: whether the rank that runs may hold the token for as long as it wants.
         wake_ups: how often time has passed since no rank was ready.
         at_rest: called when no rank is ready, before time passes; returns whether it has made one
             ready.
-        gets_on: asked now and then whether the rank that has the baton has made progress since it
-            was asked before, by computing for instance; its patience begins anew then, if nobody
-            has asked for a stop. None: holding the baton is no progress.
+        gets_on: asked now and then whether the rank that has the token has made progress since it
+            was asked before, by computing for instance; its patience begins anew then, if no rank
+            has asked for a stop. None: holding the token is no progress.
         on_held: told of a rank that has kept others waiting for `NOTICE_S`, once in a run, and of
             one that keeps a request to stop waiting.
         on_given_up: told of a rank that has been given up, as nothing else can be done for it.
@@ -566,7 +566,7 @@ class Scheduler:
     def interrupt(self, patience_s: float | None = None, *, signal: int = SIGKILL) -> None:
         """Have `run` return at the next hand-over, or at once when it is called next.
 
-        A rank that holds the baton for longer than `patience_s` from now is given up, as if this
+        A rank that holds the token for longer than `patience_s` from now is given up, as if this
         signal had ended it. Callable from a signal handler.
         """
         self._is_interrupted = self._is_stopping = True
@@ -702,7 +702,7 @@ class Scheduler:
                 self._ready.append(strand)
 
     def arrive(self, rank: Rank) -> None:
-        """A rank's thread has the baton for the first time."""
+        """A rank's thread has the token for the first time."""
         rank.has_begun = True
         self._belongings.move_in(rank)
         rank.take_signals()
@@ -717,7 +717,7 @@ class Scheduler:
         self._give_back()
 
     def give_up(self, rank: Rank, code: int) -> None:
-        """Count a rank as ended that blocks where it cannot be unwound; for who has the baton."""
+        """Count a rank as ended that blocks where it cannot be unwound; call it with the token."""
         rank.is_given_up = True
         rank.exit_code = code
         self._dismiss(rank)
@@ -751,7 +751,7 @@ class Scheduler:
 
     @property
     def next_instant(self) -> Instant | None:
-        """When somebody can go on: now, or at the next thing on the agenda; None means never."""
+        """When the next strand can go on: now, or at the next entry of the agenda; None: never."""
         if self._asks:
             self._admit()
         if any(not strand.rank.is_over for strand in self._ready):
@@ -822,7 +822,7 @@ class Scheduler:
         belongings.move_in(rank)
 
     def _leave_to(self, chosen: Strand | None, rank: Rank) -> None:
-        """The strand that has the baton passes it on; None gives it to the conductor."""
+        """The strand that has the token passes it on; None gives it to the conductor."""
         self._hand_overs += 1
         self._belongings.move_out(rank)
         if chosen is None:
@@ -846,7 +846,7 @@ class Scheduler:
         self._bell.ring()
 
     def _own(self) -> Strand:
-        """The strand that has the baton, which is the caller's.
+        """The strand that has the token, which is the caller's.
 
         Raises:
             RankEnded: the caller's rank is over.
@@ -911,7 +911,7 @@ class Scheduler:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Have the baton until the block ends, in a thread that a rank has started.
+        """Have the token until the block ends, in a thread that a rank has started.
 
         Elsewhere, and inside of another turn, it does nothing.
 
@@ -946,7 +946,7 @@ class Scheduler:
             strand.is_asking = False
 
     def _takes_from_parked(self, strand: Strand) -> bool:
-        """Whether a strand takes the baton from a sibling that is parked; with the door held."""
+        """Whether a strand takes the token from a sibling that is parked; with the door held."""
         parked = self.holder
         if parked is None or parked.rank is not strand.rank or not parked.is_parked:
             return False
@@ -971,7 +971,7 @@ class Scheduler:
     def nap(self, nap: Nap, wait: Callable[[], Any]) -> Any:
         """Wait in real time for a sibling, in whichever thread of a rank this is.
 
-        A thread that has the baton lets siblings have it. `wait` blocks, and must return soon after
+        A thread that has the token lets siblings have it. `wait` blocks, and must return soon after
         `nap.interrupt`.
 
         Raises:
@@ -1014,7 +1014,7 @@ class Scheduler:
         with self._door:
             strand.nap = nap
             self._leave_for_parked(strand.rank)
-            self._ring_if_resting()  # perhaps nobody is left who may ask
+            self._ring_if_resting()  # perhaps no thread is left that may ask
         try:
             return wait()
         finally:
@@ -1031,7 +1031,7 @@ class Scheduler:
         return not any(map(_may_ask, (strand, *siblings)))
 
     def _leave_for_parked(self, rank: Rank) -> None:
-        """A thread without the baton naps or ends: its rank's parked strand may need others now."""
+        """A thread without the token naps or ends: its rank's parked strand may need others now."""
         parked = self.holder
         if parked is None or parked.rank is not rank or not parked.is_parked:
             return
@@ -1040,7 +1040,7 @@ class Scheduler:
             self._leave_to(self._pick(), rank)
 
     def _ask(self, strand: Strand) -> None:
-        """Ask for the baton, with the door held."""
+        """Ask for the token, with the door held."""
         if strand.is_dismissed:
             raise _end_of(strand)
         strand.is_asking = True
@@ -1053,13 +1053,13 @@ class Scheduler:
             self._bell.ring()
 
     def _admit(self) -> None:
-        """Put those who ask into the queue."""
+        """Put the strands that ask into the queue."""
         while self._asks:
             self.make_ready(self._asks.popleft())
 
     @property
     def _awaits_threads(self) -> bool:
-        """Whether a thread without the baton may ask for it, before virtual time passes.
+        """Whether a thread without the token may ask for it, before virtual time passes.
 
         If ranks sleep, time passes: they may look in a loop for what a thread does. But a time-out
         of virtual time must not strike because a thread takes real time.
@@ -1072,7 +1072,7 @@ class Scheduler:
 
     @property
     def _can_be_asked(self) -> bool:
-        """Whether a thread without the baton may ask for it, as it does not wait for others."""
+        """Whether a thread without the token may ask for it, as it does not wait for others."""
         if self._is_rest_certain:
             return False
         # A thread begins and ends to wait, asks, begins and ends with the door held. So this is a
@@ -1083,7 +1083,7 @@ class Scheduler:
             return bool(self._births or self._asks or any(map(_may_ask, threads)))
 
     def _wait_for_ask(self) -> None:
-        """Let threads without the baton come to ask for it, in real time."""
+        """Let threads without the token come to ask for it, in real time."""
         self._is_resting = True
         try:
             still_s = 0.0
@@ -1132,9 +1132,9 @@ class Scheduler:
                 self._tell_of(rank)
 
     def _has_taken_from_parked(self) -> bool:
-        """Whether the conductor has taken the baton from a strand that naps, to end or signal it.
+        """Whether the conductor has taken the token from a strand that naps, to end or signal it.
 
-        Nothing runs with the baton while it naps, so its rank's state can be moved out from here.
+        Nothing runs with the token while it naps, so its rank's state can be moved out from here.
         """
         with self._door:
             strand = self.holder
@@ -1162,7 +1162,7 @@ class Scheduler:
         return min(patience_s / looks, self._notice_s)
 
     def _tell_of(self, rank: Rank) -> None:
-        """Tell, once, that a rank keeps others waiting, or the one who asked for a stop."""
+        """Report once that a rank keeps others waiting, or the stop that was asked for."""
         if not self._is_interrupted and is_in_import(rank.stack()):
             return  # of a large package on a busy machine: the next look tells what still holds
         others = (other for other in self.ranks.values() if other is not rank)

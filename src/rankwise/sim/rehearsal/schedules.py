@@ -1,4 +1,4 @@
-"""What a run leaves open, and who decides it: the order of ranks, and which sender comes first.
+"""The choices that a run leaves open, and their owner: order of ranks, order of senders.
 
 Without a schedule ranks run in the order in which they became ready. With one, each time that
 several ranks are ready is a *choice*, and so is each receive from any source: it is matched when

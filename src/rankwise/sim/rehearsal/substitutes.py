@@ -1,7 +1,7 @@
 """What the process's functions do while ranks run: for a rank, what they would do in its process.
 
-Only the thread that has the baton is served; other threads get the function itself, those that a
-program starts too, while they have no turn. A child that is forked is a process of its own and
+Only the thread that has the run token is served; other threads get the function itself, those that
+a program starts too, while they have no turn. A child that is forked is a process of its own and
 finds everything as it was.
 
 `time.sleep` is virtual. The clocks show real time plus the virtual time that has passed, so that a
@@ -97,7 +97,7 @@ class Substitutes:
         """Of the process's environment, as C sees it: those that ranks have changed there."""
 
     def running(self) -> Rank | None:
-        """The rank whose thread calls this and has the baton; None elsewhere."""
+        """The rank whose thread calls this and has the token; None elsewhere."""
         strand = self._scheduler.holder
         return strand.rank if strand is not None and strand.ident == get_ident() else None
 
@@ -490,7 +490,7 @@ def seeds_of(rank: int, seed: int = 0) -> tuple[str, int, int]:
 def _is_in_program(frame: FrameType | None) -> bool:
     """Whether a file is touched by the program: not by rankwise, an import, or `logging`.
 
-    The last two hold a lock meanwhile, and the next rank with the baton may want it.
+    The last two hold a lock meanwhile, and the next rank with the token may want it.
     """
     if frame is not None and frame.f_code.co_filename.startswith(OUR_PACKAGE):
         return False

@@ -1,7 +1,7 @@
 """Waits of a rank's threads for each other: locks, conditions, queues, the ends of threads.
 
-A thread that has the baton and blocks in C keeps it from the sibling that it waits for. So what a
-rank's threads make of `threading` while ranks run waits by `Scheduler.nap`. Everything in Python
+A thread that has the run token and blocks in C keeps it from the sibling that it waits for. So what
+a rank's threads make of `threading` while ranks run waits by `Scheduler.nap`. Everything in Python
 that waits is made of a lock or of a condition: `Event`, `queue.Queue`, futures, semaphores,
 barriers. `queue.SimpleQueue` has a form in Python as well, and an event loop waits in a selector.
 
@@ -241,7 +241,7 @@ class _Waiter:
 
 
 class _Lock:
-    """A `threading.Lock` whose wait lets siblings have the baton."""
+    """A `threading.Lock` whose wait lets siblings have the token."""
 
     __slots__ = ("__weakref__", "_lock", "_scheduler", "_waiters")
     _make: Callable[[], Any] = staticmethod(allocate_lock)
@@ -306,7 +306,7 @@ class _Lock:
 
 
 class _RLock(_Lock):
-    """A `threading.RLock` whose wait lets siblings have the baton; conditions use all of it."""
+    """A `threading.RLock` whose wait lets siblings have the token; conditions use all of it."""
 
     __slots__ = ()
     _make = staticmethod(threading.RLock)
@@ -351,7 +351,7 @@ class _LastItem:
 
     def await_thread(self, strand: Strand, joiners: dict[Strand, list[_Waiter]]) -> None:
         """Wait until a thread of the pool has nothing left to do, or has ended."""
-        waiter = _Waiter(self._scheduler, f"what was submitted to thread {strand.name!r}")
+        waiter = _Waiter(self._scheduler, f"the task submitted to thread {strand.name!r}")
         waiter.acquire()
         self._waiters.append(waiter)
         joiners.setdefault(strand, []).append(waiter)

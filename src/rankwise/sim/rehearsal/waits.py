@@ -1,4 +1,4 @@
-"""Who made whom wait, how long: in virtual time."""
+"""Which rank made which wait, and for how long, in virtual time."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ SHORTEST_WAIT = MICROSECOND
 
 
 class Longest(NamedTuple):
-    """The longest wait for somebody."""
+    """The longest wait for another rank."""
 
     took: Duration
     waiter: int
@@ -27,7 +27,7 @@ class Waits:
         self._longest: dict[int, Longest] = {}
 
     def note(self, waiter: int, culprit: int, took: Duration, what: Callable[[], str]) -> None:
-        """A rank has waited for another; `what` names the operation, when somebody asks."""
+        """A rank has waited for another; `what` names the operation on request."""
         totals = self._totals.setdefault(culprit, {})
         totals[waiter] = totals.get(waiter, 0) + took
         if culprit not in self._longest or took > self._longest[culprit].took:

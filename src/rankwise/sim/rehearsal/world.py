@@ -69,7 +69,7 @@ class SimulatedWorld:
         serial: the number of the present attempt among those of all worlds of this process.
         sections: how many sections ranks have begun or ended.
         shared: other values that ranks share, by name.
-        changes: those who wait for memory to change.
+        changes: the ranks that wait for memory to change.
         last_step: the one after which all of them stop; None until they are asked to stop.
         handlers_before: by signal, what the process did with it before the run took it over.
     """
@@ -233,7 +233,7 @@ class SimulatedWorld:
     def begin_attempt(self, size: int) -> None:
         """Forget what belongs to an attempt that is over; there are `size` ranks to come."""
         assert all(rank.is_over or rank.is_aside for rank in self.scheduler.ranks.values()), (
-            "ranks of the attempt before are at work"
+            "ranks of the previous attempt still run"
         )
         self.scheduler.ranks.clear()
         self.size = size
@@ -314,7 +314,7 @@ def note_section() -> None:
 
 
 def rank_of_thread() -> Rank | None:
-    """The simulated rank that has started the calling thread; otherwise the one with the baton."""
+    """The simulated rank that started the calling thread; otherwise the one with the run token."""
     return None if _world is None else _world.substitutes.owner() or _world.scheduler.current
 
 

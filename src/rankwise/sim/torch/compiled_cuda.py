@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch.fx.node import map_aggregate
 
-from rankwise.sim.torch.cuda import CUDA, OnCpu, on_cpu
+from rankwise.sim.torch.cuda import CUDA, OnCpu, has_torch_function, on_cpu
 
 _METHOD = "call_method"
 _YES = True
@@ -34,9 +35,20 @@ def compile_for_cpu() -> Callable[[], None]:
     replace(modes.TorchFunctionModeVariable, "call_torch_function", _without_ours)
     graphs = import_module("torch._dynamo.output_graph").SubgraphTracer
     replace(graphs, "create_proxy", _for_cpu)
+    _follow_has_torch_function()
     tensors = import_module("torch._dynamo.variables.tensor").TensorVariable
     replace(tensors, "method_attr_is_cuda", _true_for_programs)
     return stack.close
+
+
+def _follow_has_torch_function() -> None:
+    """Have dynamo take ours for torch's, which it knows; that stays so, as it knows both then."""
+    kind = import_module("torch._dynamo.variables.torch").TorchInGraphFunctionVariable
+    handlers = kind._get_handlers()  # noqa: SLF001  # torch has no public way
+    for function in (has_torch_function, torch._C._has_torch_function):  # noqa: SLF001  # the same
+        handlers[function] = handlers[torch.overrides.has_torch_function_unary]
+    rules = import_module("torch._dynamo.trace_rules")
+    rules.get_torch_obj_rule_map()[has_torch_function] = kind
 
 
 def _but_for_ours(_original: Any) -> Callable[[Any], bool]:

@@ -13,6 +13,7 @@ Queries about memory tell what a prediction counts (`device_memory`).
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ _of_thread = threading.local()
 _CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 _KEY = "modelled cuda"
 _IS_CUDA = Tensor.is_cuda.__get__
+_has_torch_function = torch._C._has_torch_function  # noqa: SLF001  # `overrides` is changed
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001  # `functional` may be patched
 
 
@@ -53,11 +55,11 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         if func is Tensor.cuda:
             return args[0].clone()
         if func is Tensor.pin_memory:
-            return args[0]
+            return args[0] if _is_pinned(args[0]) else _pinned(args[0].clone())
         if func is torch.device:  # a program may ask for one, and what kind it is
             is_number = bool(args) and type(args[0]) is int
             return func("cuda", *args) if is_number else func(*args, **kwargs)
-        kwargs.pop("pin_memory", None)
+        is_pinned = kwargs.pop("pin_memory", None) is True
         if type(kwargs.get("device")) is int:
             kwargs["device"] = CUDA
         if func is Tensor.to and len(args) > 1 and type(args[1]) is int:
@@ -67,6 +69,8 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         is_moved = func is Tensor.cpu or (func is Tensor.to and is_to_cuda)
         with _fused_attention() if func is _ATTENTION else nullcontext():
             result = func(*moved[0], **moved[1])
+        if is_pinned and isinstance(result, Tensor):
+            _pinned(result)
         return result.clone() if is_moved and result is args[0] else result
 
 
@@ -79,6 +83,39 @@ def enter_for_good(make: "Callable[[], OnCpu]") -> None:
 def _mode_of_thread() -> OnCpu:
     make: Callable[[], OnCpu] = getattr(_of_thread, "make", OnCpu)
     return make()
+
+
+_pinned_storages: dict[int, Any] = {}
+"""By the identity of a storage that is said to be pinned: a reference that ends with it.
+
+Programs pin what is not: FSDP would keep another copy of its parameters than it has.
+"""
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    storage = tensor.untyped_storage()
+    identity = id(storage)
+    _pinned_storages[identity] = weakref.ref(storage, lambda _: _pinned_storages.pop(identity))
+    return tensor
+
+
+def _is_pinned(tensor: Tensor, _device: Any = None) -> bool:
+    return id(tensor.untyped_storage()) in _pinned_storages
+
+
+def has_torch_function(args: Any) -> bool:
+    """`torch.overrides.has_torch_function`, which does not count our mode.
+
+    Modules ask it before they call one kernel for many: encoder layers, attention in inference.
+    """
+    count = torch._C._len_torch_function_stack()  # noqa: SLF001  # torch has no public way
+    if not count or not isinstance(torch._C._get_function_stack_at(count - 1), OnCpu):  # noqa: SLF001  # the same
+        return bool(_has_torch_function(args))
+    ours = torch._C._pop_torch_function_stack()  # noqa: SLF001  # the same
+    try:
+        return bool(_has_torch_function(args))
+    finally:
+        torch._C._push_on_torch_function_stack(ours)  # noqa: SLF001  # the same
 
 
 @contextmanager
@@ -210,9 +247,7 @@ def _unless_torch_asks(name: str, original: Any, modelled: Callable[..., Any]) -
 def _initialised() -> None:
     """Torch's Python code may ask for CUDA; its C++ code, below a program's call, may not."""
     if not modelled_device.is_asked_by(sys._getframe(1), "torch"):  # noqa: SLF001  # no other way to the caller
-        raise RuntimeError(
-            "this would use a real GPU: the modelled one is known to the threads of ranks alone"
-        )
+        raise RuntimeError("this would use a real GPU: only threads of ranks find the modelled one")
 
 
 _YES, _NO = True, False
@@ -277,6 +312,7 @@ def model_cuda() -> Callable[[], None]:
         replace(torch.accelerator, name, told)
     for name in ("_record_memory_history", "_dump_snapshot"):
         replace(torch.cuda.memory, name, _answers())
+    replace(Tensor, "is_pinned", _is_pinned)
     replace(Tensor, "record_stream", _answers())  # C++ looks at the stream before any mode does
     replace(torch.version, "cuda", "13.0")  # it also tells torch.compile that this is no AMD device
     replace(torch.cuda.nccl, "version", _answers((2, 27, 7)))
@@ -288,6 +324,7 @@ def model_cuda() -> Callable[[], None]:
         stack.callback(delattr, torch._C, "_host_emptyCache")  # noqa: SLF001  # the same
     for kernel in KERNELS:
         replace(torch, kernel.__name__, kernel)
+    replace(torch.overrides, "has_torch_function", has_torch_function)
     replace(torch.nn.SyncBatchNorm, "forward", synchronising(torch.nn.SyncBatchNorm.forward))
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, name, _answers())
@@ -362,7 +399,13 @@ def shard_on_cpu() -> Callable[[], None]:
     def undo() -> None:
         FullyShardedDataParallel.__init__ = original
         FlatParamHandle.flat_param_to = move
+        if has_no_wait:
+            del torch.cpu.Stream.synchronize
 
+    # With parameters on the CPU, FSDP waits for the stream of its device; a stream of CUDA has it.
+    has_no_wait = not hasattr(torch.cpu.Stream, "synchronize")
+    if has_no_wait:
+        torch.cpu.Stream.synchronize = _answers()
     FullyShardedDataParallel.__init__ = make
     FlatParamHandle.flat_param_to = move_to
     return undo

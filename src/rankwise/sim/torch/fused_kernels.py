@@ -9,6 +9,7 @@ The same holds for attention with dropout, for which the CPU has no kernel. As o
 has none.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -57,9 +58,47 @@ def rms_norm(
     eps: float | None = None,
 ) -> Any:
     """Stand in for `torch.rms_norm`."""
+    if _are_distributed(input, weight):
+        return _rms_norm_of_locals(input, normalized_shape, weight, eps)
     if not _is_charged(input, weight):
         return _rms_norm(input, normalized_shape, weight, eps)
     return _RmsNorm.apply(input, weight, normalized_shape, eps)
+
+
+def _are_distributed(values: Any, weight: Any) -> bool:
+    """Whether they are DTensors, whose local parts are charged."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if kind is None or type(values) is not kind:
+        return False
+    locals_ = [each._local_tensor for each in (values, weight) if type(each) is kind]  # noqa: SLF001  # `to_local` is an operation
+    return _is_charged(*locals_) and (weight is None or len(locals_) == 2)
+
+
+def _rms_norm_of_locals(values: Any, shape: Any, weight: Any, eps: float | None) -> Any:
+    """The kernel of CUDA on each rank's part; what is normalised must lie on one rank, as there."""
+    from torch.distributed.tensor import (  # noqa: PLC0415  # it is imported: there are DTensors
+        DTensor,
+        Partial,
+        Replicate,
+    )
+
+    mesh = values.device_mesh
+    axis = values.dim() - (1 if isinstance(shape, int) else len(shape))
+    placements = [
+        Replicate() if each.is_partial() or (each.is_shard() and each.dim >= axis) else each
+        for each in values.placements
+    ]
+    values = values.redistribute(mesh, placements)
+    own = None
+    if weight is not None:
+        whole = weight.redistribute(mesh, [Replicate()] * mesh.ndim)
+        # A rank that has some of the rows has some of the sum that is the gradient.
+        of_gradient = [Partial() if each.is_shard() else each for each in placements]
+        own = whole.to_local(grad_placements=of_gradient)
+    normed = rms_norm(values.to_local(grad_placements=placements), shape, own, eps)
+    return DTensor.from_local(
+        normed, mesh, placements, run_check=False, shape=values.shape, stride=values.stride()
+    )
 
 
 def scaled_dot_product_attention(  # noqa: PLR0917  # torch's parameters

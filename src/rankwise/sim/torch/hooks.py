@@ -73,6 +73,7 @@ from rankwise.sim.torch.loads import makes_fake_tensors
 from rankwise.sim.torch.no_gpus import NoGpu, hide_gpus
 from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
+from rankwise.sim.torch.reads_in_flight import watch_methods
 from rankwise.sim.torch.recording import follow_steps, recorded
 from rankwise.sim.torch.settings import Settings, set_num_threads
 from rankwise.sim.torch.store import (
@@ -139,13 +140,13 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         from rankwise.sim.torch.operations import with_fakes, with_makers  # noqa: PLC0415  # the same
         from rankwise.sim.torch.storages import with_counting  # noqa: PLC0415  # the same
 
-        stack.callback(order_by_streams())
         if world.timing_only is None:
             stack.callback(fuse_kernels())
         else:
             from rankwise.sim.torch.without_data import compute_nothing  # noqa: PLC0415  # rare
 
             stack.callback(compute_nothing())
+        stack.callback(order_by_streams())
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)
         replace("__init__", with_makers, FakeTensorMode)
@@ -153,6 +154,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     if world.has_virtual_clock:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
+    stack.callback(watch_methods())
     operators = Operators()
     stack.callback(operators.close)
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text

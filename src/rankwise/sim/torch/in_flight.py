@@ -4,19 +4,20 @@ A direct write moves a tensor's version. One through a view of its base, `.data`
 memory that C++ shares does not, so the numbers themselves are compared: from the call to when the
 operation is carried out, and from then to the wait. Of large tensors it is a sample.
 
-A read cannot be seen so.
+A read leaves no trace; `reads_in_flight` looks at what torch does meanwhile.
 """
 
 import zlib
-from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from rankwise.sim.rehearsal.places import CallSite
 from rankwise.sim.torch.arithmetic import data_of, plainly
-from rankwise.sim.torch.loads import Loads, has_no_data
+from rankwise.sim.torch.loads import Loads, is_readable, tensors_in
+from rankwise.sim.torch.reads_in_flight import Filled, forget, look_for
 from rankwise.sim.torch.storages import is_hollow, mark_hollow
 from rankwise.sim.torch.words import told_shapes
 
@@ -31,19 +32,27 @@ class Watch:
 
     Args:
         load: what the rank has brought.
+        filled: what of it the operation fills, so that it must not even be read.
 
     Attributes:
         storages: the addresses of their memory.
         written: the shape of one that was written; empty if none was.
     """
 
-    def __init__(self, load: Any) -> None:
-        self._tensors = [each for each in _tensors_in(load) if _is_readable(each)]
+    def __init__(self, load: Any, filled: Any) -> None:
+        self._tensors = [each for each in tensors_in(load) if is_readable(each)]
         self._versions = [(each, _version(each)) for each in self._tensors if _has_version(each)]
         self.storages = {each.untyped_storage().data_ptr() for each in self._tensors}
         self.written = ""
+        self._read = ""
         self._sums = self._present()
         _open[self] = None
+        if memory := Filled(tensors_in(filled)):
+            look_for(self, memory)
+
+    def note_read(self, tensor: Tensor, place: CallSite | None) -> None:
+        """The program has read a tensor too early; it is told with the wait."""
+        self._read = f"read a tensor of {told_shapes([tensor])} at {place}"
 
     def look(self) -> None:
         """Compare the tensors with what they were."""
@@ -58,10 +67,11 @@ class Watch:
         self._sums = self._present()
 
     def close(self) -> str:
-        """The program has waited; returns the shape of a tensor that it has written before."""
+        """The program has waited; says what it has done to a tensor before, if anything."""
+        forget(self)
         self.look()
         _open.pop(self, None)
-        return self.written
+        return f"wrote to a tensor of {self.written}" if self.written else self._read
 
     def _present(self) -> list[int]:
         sums: list[int] = []
@@ -107,22 +117,9 @@ def _copy_of(load: Any) -> Any:
 
 
 def _watches_of(loads: Loads) -> list[Watch]:
-    tensors = [each for each in _tensors_in(loads) if _is_readable(each)]
+    tensors = [each for each in tensors_in(loads) if is_readable(each)]
     storages = {each.untyped_storage().data_ptr() for each in tensors}
     return [each for each in _open if not storages.isdisjoint(each.storages)]
-
-
-def _tensors_in(load: Any) -> Iterable[Tensor]:
-    if isinstance(load, Tensor):
-        yield load
-    elif isinstance(load, list | tuple):
-        for part in load:
-            yield from _tensors_in(part)
-
-
-def _is_readable(tensor: Tensor) -> bool:
-    is_plain = tensor.layout is torch.strided and not tensor.is_nested
-    return is_plain and not has_no_data(tensor) and not is_hollow(tensor)
 
 
 def _has_version(tensor: Tensor) -> bool:

@@ -1,8 +1,10 @@
 """Which layouts an operation of a backend takes, and which tensors that require gradients.
 
 gloo takes a tensor's memory as it is: of a view with gaps it reads and writes the neighbours, and
-says nothing. That is refused here, beside what gloo refuses itself. What it does is recorded in
-`tests/conformance/rehearsal/layouts_of_gloo.json`. NCCL's rules are torch's checks before it.
+says nothing. That is refused here, beside what gloo refuses itself. An expanded tensor has right
+numbers afterwards, if it is expanded on all ranks alike, and other numbers behind it have changed:
+that is warned of. What gloo does is recorded in `tests/conformance/rehearsal/layouts_of_gloo.json`.
+NCCL's rules are torch's checks before it.
 """
 
 import warnings
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankwise.sim.torch.loads import is_expanded, tensors_in
 from rankwise.sim.torch.words import told_shapes
 
 Rule = Callable[[Tensor], str]
@@ -28,19 +31,9 @@ def _without_gaps(tensor: Tensor) -> str:
 
 
 def _dense(tensor: Tensor) -> str:
-    is_expanded = any(
-        extent > 1 and not stride
-        for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    return (
+        "is expanded: its elements share memory" if is_expanded(tensor) else _without_gaps(tensor)
     )
-    return "is expanded: its numbers lie at one place" if is_expanded else _without_gaps(tensor)
-
-
-def _in_memory(tensor: Tensor) -> str:
-    """Gloo writes as many numbers as the tensor has, wherever they lie."""
-    held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
-    if held < tensor.numel():
-        return "is expanded: its memory has fewer numbers"
-    return _without_gaps(tensor)
 
 
 def _contiguous(tensor: Tensor) -> str:
@@ -88,11 +81,11 @@ def _any(_tensor: Tensor) -> str:
 
 
 _GLOO: dict[str, tuple[Rule, Rule]] = {
-    "all_reduce": (_in_memory, _any),
-    "all_reduce_coalesced": (_in_memory, _any),
-    "reduce": (_in_memory, _any),
-    "broadcast": (_dense, _any),
-    "broadcast from here": (_dense, _any),
+    "all_reduce": (_without_gaps, _any),
+    "all_reduce_coalesced": (_without_gaps, _any),
+    "reduce": (_without_gaps, _any),
+    "broadcast": (_without_gaps, _any),
+    "broadcast from here": (_without_gaps, _any),
     "send": (_contiguous, _any),
     "recv": (_contiguous, _any),
     "all_gather": (_writable, _any),
@@ -156,6 +149,22 @@ class LayoutRules:
         outputs, inputs = load[:2]
         self._check(name, "output", outputs, rules[0])
         self._check(name, "input", inputs, rules[1])
+
+    def told_expanded(self, load: Any) -> str:
+        """Say which tensor is expanded, where gloo goes beyond it; empty if none is."""
+        if self._rules is not _GLOO or isinstance(load, tuple):
+            return ""
+        strided = (each for each in tensors_in(load) if each.layout is torch.strided)
+        tensor = next(filter(is_expanded, strided), None)
+        if tensor is None:
+            return ""
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        beyond = tensor.numel() - 1 - sum((extent - 1) * stride for extent, stride in pairs)
+        return (
+            f"the tensor of rank {self._member} is expanded ({told_shapes([tensor])}, strides"
+            f" {tensor.stride()}): gloo also reads and overwrites the next {beyond} numbers in"
+            " memory. Hand over a copy (`x.contiguous()`)"
+        )
 
     def warn_of_message(self, tensors: Sequence[Tensor]) -> None:
         """Warn once, as torch does, of a message by NCCL that is not contiguous."""

@@ -1,12 +1,13 @@
 """What ranks bring to an operation, and how results get into their tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankwise.sim.torch.arithmetic import data_of, flat_of
+from rankwise.sim.torch.storages import is_hollow
 
 Loads = Sequence[Any]
 FAKE_TENSOR = "FakeTensor"
@@ -42,6 +43,21 @@ def has_no_data(load: Any) -> bool:
 
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001  # torch has no public way
+
+
+def tensors_in(load: Any) -> Iterable[Tensor]:
+    """All tensors of a load."""
+    if isinstance(load, Tensor):
+        yield load
+    elif isinstance(load, list | tuple):
+        for part in load:
+            yield from tensors_in(part)
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether its numbers lie in memory as its strides say."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested
+    return is_plain and not has_no_data(tensor) and not is_hollow(tensor)
 
 
 def fake_mode() -> Any:
@@ -118,14 +134,18 @@ def check_expanded(loads: Loads) -> None:
             )
 
 
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Write each source into its target, of equal size."""
+def copy_all(
+    targets: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    write: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
+) -> None:
+    """Write each source into its target, of equal size, by `write_all` unless told otherwise."""
     pairs = zip(targets, sources, strict=True)
     fitting = [
         source if source.shape == target.shape else source.reshape(target.shape)
         for target, source in pairs
     ]
-    write_all([data_of(target) for target in targets], fitting)
+    (write or write_all)([data_of(target) for target in targets], fitting)
 
 
 def write_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -10,8 +10,9 @@ forgotten it. What an operation uses inside of itself is not seen.
 
 Fake tensors are charged like those that they stand for, above the mode that computes their shapes:
 that mode has kernels and caches of its own, and what it calls says little of what a device would
-do. Meta tensors take no memory, and making or initialising them takes no time, since programs use
-them to put that off; what is computed from them takes the time of other tensors.
+do. Making and initialising meta tensors takes no time and no memory, since programs use them to put
+that off. What is computed from them takes the time of other tensors, and with that they take
+memory, too: they stand for tensors of the device.
 """
 
 import sys
@@ -23,7 +24,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankwise.sim.prediction.clocks import PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
@@ -31,6 +31,7 @@ from rankwise.sim.rehearsal.places import place_of
 from rankwise.sim.torch.flops import Flops, formula_of, is_of_matrices
 from rankwise.sim.torch.loads import FAKE_TENSOR, fake_mode
 from rankwise.sim.torch.storages import hold
+from rankwise.sim.torch.unseen_mode import MOVES_NOTHING, NOT_OF_DEVICES, PLAIN, UnseenMode
 
 _DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -40,16 +41,6 @@ _DTYPES = {
 _ITEM = "aten._local_scalar_dense"
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # no public way
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001  # no other name
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_FREE = frozenset({
-    "_local_scalar_dense", "_resize_output_", "_unsafe_view", "detach", "empty", "empty_like",
-    "empty_strided", "is_same_size", "lift", "lift_fresh", "new_empty", "new_empty_strided",
-    "record_stream", "resize_", "resize_as_", "set_",
-})  # fmt: skip
-"""Operations that move no data, besides views; what they make takes memory all the same."""
-
-_CHARGED_ELSEWHERE = frozenset({"c10d", "c10d_functional", "_c10d_functional", "prim", "profiler"})
-"""Libraries of collectives, which the process group charges, and of what takes no time."""
 
 
 class _Kind(NamedTuple):
@@ -79,10 +70,8 @@ class _Kind(NamedTuple):
     causal: int = sys.maxsize
 
 
-class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+class ChargingMode(UnseenMode):
     """Charges what a rank computes; belongs on the stack of the rank's own thread."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, clock: RankClock) -> None:
         super().__init__()
@@ -93,25 +82,11 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         self._flops: dict[Any, int] = {}
         self._priced: dict[Any, PricedWork] = {}
 
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """It changes nothing: torch.compile need not fall back because of it."""
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """The same."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or each operation would go through dynamo's wrapper
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry an operation out, and charge it."""
         if self._is_inside or _is_of_torch(fake_mode()):
             return func(*args, **kwargs or {})  # shapes are computed
-        if types and not _PLAIN.issuperset(types):
+        if types and not PLAIN.issuperset(types):
             if any(each.__name__ == FAKE_TENSOR for each in types):
                 return func(*args, **kwargs or {})  # of a mode that is left
             self.clock.note_subclass()
@@ -198,8 +173,13 @@ class ChargingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
             size += 2 * count if index in kind.written else count
             if count >= largest and tensors:
                 largest, widest = count, tensors
-        if not size or (widest[0].is_meta and kind.initialises):
+        if not size:
             return
+        if widest[0].is_meta:
+            if kind.initialises:
+                return
+            for tensor in tensors_in((*args, *(kwargs or {}).values(), result)):
+                self._hold(tensor)
         dtype = widest[0].dtype
         if kind.flops is not None:
             flops = self._flops_of(kind, args, kwargs, result)
@@ -245,7 +225,7 @@ def _kind_of(func: Any) -> _Kind:
         is_unknown=flops is None and is_of_matrices(name),
         # Of torch's own operators: `prim.device` has such a kernel, and none that can be called.
         is_composite=flops is None and library == "aten" and _has_kernel(func.name(), _COMPOSITE),
-        is_free=is_view or operation in _FREE or library in _CHARGED_ELSEWHERE,
+        is_free=is_view or operation in MOVES_NOTHING or library in NOT_OF_DEVICES,
         allocates=not is_view and any(each.alias_info is None for each in schema.returns),
         initialises=operation.endswith("_")
         or not any("Tensor" in str(argument.type) for argument in schema.arguments),
@@ -263,7 +243,7 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Those that lie on the device, those in lists too."""
     found = []
     for value in values:
-        if type(value) in _PLAIN or type(value).__name__ == FAKE_TENSOR:
+        if type(value) in PLAIN or type(value).__name__ == FAKE_TENSOR:
             if value.layout is torch.strided:
                 found.append(value)
         elif isinstance(value, list | tuple):

@@ -153,9 +153,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root = opts.rootRank
 
         def carry_out(loads: Loads) -> None:
+            check_expanded(loads)
             for index, load in enumerate(loads):
                 if index != root:
-                    copy_all(load, loads[root])
+                    copy_all(load, loads[root], write_reduced)
 
         call = f"broadcast #? from {self._told_root(root)}"
         return self._meet(call, tensors, tensors, carry_out, opts=opts, root=root)
@@ -444,6 +445,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
             )
         if not is_usual:
             self._layouts.check(call, load, is_root=root == self._rank_in_group)
+            if expanded := self._layouts.told_expanded(load):
+                self._meetings.note_layout(f"{call.partition(' ')[0]}: {expanded}")
         if (capture := present_capture()) is not None:
             again = partial(self._come, call, alike, load, carry_out, root, has_data=is_usual)
             capture.keep(load)
@@ -451,7 +454,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
         meeting, passages = self._come(call, alike, load, carry_out, root, has_data=is_usual)
         if getattr(opts, "asyncOp", True) or self._coalescing is not None:
             outputs = alike if outputs is None else outputs
-            return self._work(meeting, load, outputs, passages=passages)
+            filled = load[0] if isinstance(load, tuple) else load
+            if call.startswith("broadcast") and root == self._rank_in_group:
+                filled = None
+            return self._work(meeting, load, outputs, filled, passages=passages)
         self._wait(meeting, passages)
         return self._done
 
@@ -498,15 +504,18 @@ class RehearsedProcessGroup(NamedProcessGroup):
         gate: Meeting | Post,
         load: Any,
         outputs: Any,
+        filled: Any,
+        *,
         source: Callable[[], int] | None = None,
         passages: Sequence[Timed] = (),
     ) -> RehearsedWork:
+        """What the program gets; `filled` are the tensors that it must not read before the wait."""
         if self._coalescing is not None:
             work = RehearsedWork(self._meetings, [gate], outputs, source, passages=passages)
             self._coalescing.append(work)
             return work
         handle = self._meetings.open_handle(self._number, gate, _INTERFACE)
-        watch = None if handle is None else Watch(load)
+        watch = None if handle is None else Watch(load, filled)
         return RehearsedWork(
             self._meetings, [gate], outputs, source, handle=handle, watch=watch, passages=passages
         )
@@ -525,7 +534,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
         )  # fmt: skip
         passages = [] if clock is None or passage is None else [(clock, passage)]
         source = None if is_send else lambda: self._meetings.ranks.index(post.peer)
-        return self._work(post, tensors, tensors, source, passages)
+        filled = None if is_send else tensors
+        return self._work(post, tensors, tensors, filled, source=source, passages=passages)
 
     def _deal(
         self, name: str, sent: Sequence[Sequence[Tensor]], places: Sequence[Sequence[Tensor]]
@@ -537,7 +547,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 if part.numel() != place.numel():
                     raise CollectiveError(
                         f"{name}: {self._told(sender)} sends {part.numel()} elements to"
-                        f" {self._told(receiver)}, which has places for {place.numel()}"
+                        f" {self._told(receiver)}, which has room for {place.numel()}"
                     )
                 fill(place, part)
 

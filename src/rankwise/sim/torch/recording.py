@@ -154,11 +154,11 @@ class RecordedProcessGroup(NamedProcessGroup):
             inputs = []
         if name == "reduce" and args[1].rootRank != self.rank():
             outputs = []
-        self._recorder.note(f"{words}: what it takes", plains(inputs))
+        self._recorder.note(f"{words}: its input", plains(inputs))
         work = RecordedWork(
             getattr(self._group, name)(*args),
             [] if given is None else args[given],
-            lambda: self._recorder.note(f"{words}: what it gives", plains(outputs)),
+            lambda: self._recorder.note(f"{words}: its output", plains(outputs)),
         )
         if self._coalescing is not None:
             self._coalescing.append(work)

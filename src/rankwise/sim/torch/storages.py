@@ -7,13 +7,14 @@ storage lives, whichever tensors and views it has.
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rankwise.sim.prediction.clocks import RankClock
-from rankwise.sim.prediction.holders import Holder
+if TYPE_CHECKING:
+    from rankwise.sim.prediction.clocks import RankClock
+    from rankwise.sim.prediction.holders import Holder
 
 SMALL_BYTES = 1 << 20
 """Tensors up to this size have numbers on a run without data, if what they come from has."""
@@ -34,7 +35,7 @@ class Storage:
     __slots__ = ("clock", "holder", "is_known", "is_on_device", "reference", "size")
 
     def __init__(
-        self, size: int, clock: RankClock, holder: Holder | None, *, is_on_device: bool
+        self, size: int, clock: "RankClock", holder: "Holder | None", *, is_on_device: bool
     ) -> None:
         self.reference: Any = None
         self.size = size
@@ -79,7 +80,7 @@ def storage_of(tensor: Tensor) -> Storage | None:
 
 
 def hold(
-    tensor: Tensor, clock: RankClock, holder: Holder | None = None, *, is_on_device: bool = True
+    tensor: Tensor, clock: "RankClock", holder: "Holder | None" = None, *, is_on_device: bool = True
 ) -> Storage:
     """Count the storage of a tensor as memory of a rank, as long as it lives."""
     storage = tensor.untyped_storage()
@@ -111,7 +112,7 @@ def is_on_device(tensor: Tensor) -> bool:
     return held is not None and held.is_on_device
 
 
-def name_cuda(clock: RankClock) -> None:
+def name_cuda(clock: "RankClock") -> None:
     """The calling thread's program names CUDA: what it has made so far lies on the host."""
     if PLACEMENT.names_cuda:
         return

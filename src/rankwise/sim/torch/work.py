@@ -123,8 +123,8 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
     def _close(self) -> None:
         """Somebody waits for it: were its tensors left alone until now?"""
         if self._handle is not None:
-            written = "" if self._watch is None else self._watch.close()
-            self._group.close_handle(self._handle, written)
+            misuse = "" if self._watch is None else self._watch.close()
+            self._group.close_handle(self._handle, misuse)
             self._handle = self._watch = None
 
     def source_rank(self) -> int:

@@ -7,6 +7,7 @@ Triton does not know, an argument that is a descriptor) is not refused: a line s
 
 import importlib.util
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -53,7 +54,11 @@ def check_installed() -> None:
 def kernels_shown_to_triton(say: Callable[[str], object]) -> Iterator[None]:
     """Ask about each kernel that is launched in the block; `say` hears what cannot be asked."""
     command = [sys.executable, "-P", str(Path(front_end.__file__))]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # The front end is of the compiler: with Triton's own interpreter there would be none.
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
     asked: set[str] = set()
 
     def show(function: JITFunction, given: Mapping[str, Any]) -> None:

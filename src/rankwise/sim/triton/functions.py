@@ -254,6 +254,10 @@ def dot(
     return result
 
 
+_INNER_MIN = {8: 32, 16: 16, 32: 8, 64: 4}
+"""By the width of a number in bits: the smallest inner size of `dot`."""
+
+
 def _check_dot(left: tensor, right: tensor) -> None:
     shapes = f"{list(left.shape)} and {list(right.shape)}"
     if len(left.shape) not in (2, 3) or len(left.shape) != len(right.shape):
@@ -270,6 +274,13 @@ def _check_dot(left: tensor, right: tensor) -> None:
         )
     if left.dtype.is_int() and left.dtype != t.int8:
         raise KernelTypeError(f"{place()}: dot is for floats and int8, not {left.dtype}")
+    inner_min = _INNER_MIN[left.dtype.primitive_bitwidth]
+    if left.shape[-1] < inner_min:
+        raise KernelValueError(
+            f"{place()}: dot of {shapes}: the inner size {left.shape[-1]} has to be {inner_min} or"
+            f" more for {left.dtype}, as for Triton's compiler for CUDA",
+            hint="pad both blocks with zeros",
+        )
 
 
 def _dot_type(left: tensor, acc: tensor | None, asked: Any) -> t.dtype:

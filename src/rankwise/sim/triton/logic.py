@@ -9,9 +9,8 @@ Likewise `a < b < c` is a comparison of each element, `assert` is `device_assert
 list of the same sizes, as in Triton; Python's tuples and lists never are equal.
 
 Python decides by the truth of the left side, and a block has none. Triton means the operation of
-each element, and short-circuits compile-time values only. So a kernel that uses these words for
-values is compiled again with calls in their places. In the condition of an `if` or a `while` they
-stay as they are: what decides there is one number for each program.
+each element, also in the condition of an `if` or a `while`, and short-circuits compile-time values
+only. So a kernel that uses these words is compiled again with calls in their places.
 """
 
 import ast
@@ -33,7 +32,25 @@ from rankwise.sim.triton.tensor import tensor
 
 _AND, _OR, _NOT = "__rankwise_and", "__rankwise_or", "__rankwise_not"
 _EQUAL, _VALUE, _ASSERT = "__rankwise_equal", "__rankwise_value", "__rankwise_assert"
-_VARIABLE, _CHAIN = "__rankwise_variable", "__rankwise_chain"
+_VARIABLE, _CHAIN, _NO_SYNTAX = "__rankwise_variable", "__rankwise_chain", "__rankwise_no_syntax"
+_REFUSED: dict[type[ast.AST], str] = {
+    ast.Try: "`try`", ast.TryStar: "`try`", ast.Delete: "`del`", ast.Global: "`global`",
+    ast.Nonlocal: "`nonlocal`", ast.FunctionDef: "function inside of a kernel",
+    ast.ClassDef: "class inside of a kernel", ast.Lambda: "`lambda`", ast.Dict: "dictionary",
+    ast.DictComp: "dictionary", ast.Set: "set", ast.SetComp: "set", ast.GeneratorExp: "generator",
+}  # fmt: skip
+"""What Triton's front end refuses, where it comes by: not in a branch that no program takes."""
+
+
+def _refused(node: ast.AST) -> str | None:
+    if isinstance(node, ast.For | ast.While) and node.orelse:
+        return "`else` of a loop"
+    if isinstance(node, ast.Assign):
+        if len(node.targets) > 1:
+            return "assignment to several targets, as in `a = b = c`"
+        if any(isinstance(each, ast.Starred) for each in ast.walk(node.targets[0])):
+            return "`*` on the left of an assignment"
+    return _REFUSED.get(type(node))
 
 
 def _both(left: Any, right: Callable[[], Any]) -> Any:
@@ -113,7 +130,12 @@ def _variable(value: Any) -> Any:
     return value
 
 
+def _refuse(what: str) -> None:
+    raise KernelTypeError(f"{place()}: Triton's compiler takes no {what}")
+
+
 WORDS: dict[str, Any] = {
+    _NO_SYNTAX: _refuse,
     _AND: _both,
     _OR: _either,
     _NOT: _opposite,
@@ -132,6 +154,15 @@ class _Rewriting(ast.NodeTransformer):
         self.has_changed = False
         self._takes_words = takes_words
         self._constants: set[str] = set()
+
+    def visit(self, node: ast.AST) -> Any:
+        what = _refused(node)
+        if what is None:
+            return super().visit(node)
+        self.has_changed = True
+        refusal = _call(_NO_SYNTAX, ast.Constant(value=what))
+        stands_for = ast.Expr(value=refusal) if isinstance(node, ast.stmt) else refusal
+        return ast.copy_location(stands_for, node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
@@ -221,24 +252,6 @@ class _Rewriting(ast.NodeTransformer):
         self.has_changed = True
         given = [node.test] if node.msg is None else [node.test, node.msg]
         return ast.copy_location(ast.Expr(value=_call(_ASSERT, *given)), node)
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        if not isinstance(node, ast.If | ast.While | ast.IfExp):
-            return super().generic_visit(node)
-        condition, node.test = node.test, ast.Constant(value=None)
-        super().generic_visit(node)
-        node.test = _Comparing(self).visit(condition)
-        return node
-
-
-class _Comparing(ast.NodeTransformer):
-    """Rewrites the comparisons of a condition, and leaves its `and`, `or` and `not`."""
-
-    def __init__(self, rewriting: _Rewriting) -> None:
-        self._rewriting = rewriting
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        return self._rewriting.visit_Compare(node)
 
 
 def _call(word: str, *args: ast.expr) -> ast.expr:

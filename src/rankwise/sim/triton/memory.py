@@ -279,12 +279,11 @@ def resolve_scattered(target: Target, index: Array, mask: Array | None) -> Scatt
 
 def _refusal(target: Target, row: int, element: int, at: tuple[int, ...]) -> OutOfBounds:
     buffer = target.buffer
-    within = f", at {list(map(int, at))} of the block" if at else ""
+    within = f", at {list(map(int, at))} of the block," if at else ""
     limit = buffer.elements(target.element).size
     return OutOfBounds(
-        f"{place()}, {program_text(row)}: {target.action} of element {element} (address "
-        f"{buffer.address + element * target.element.itemsize:#x}{within}) is outside of buffer "
-        f'"{buffer.name}", which has {limit} elements of {target.element}',
+        f"{place()}, {program_text(row)}: {target.action} of element {element}{within} is outside "
+        f'of buffer "{buffer.name}", which has {limit} elements of {target.element}',
         hint="mask the elements beyond the end, or check the strides",
     )
 

@@ -33,7 +33,7 @@ from rankwise.sim.triton.jit import JITFunction
 from rankwise.sim.triton.memory import Buffer
 
 _LONGEST = 10_000
-"""Operations of one program; more than that may have no end."""
+"""Operations of one program; a longer one may have no end."""
 _KEPT = 16
 _OWN = "rankwise.sim.triton"
 

@@ -24,7 +24,7 @@ def refusing(module: str, reasons: Mapping[str, str]) -> Callable[[str], Any]:
             where = f"{place()}: " if ACTIVE.execution is not None else ""
             raise NameNotEmulated(
                 f"{where}{module}.{name} is not emulated: {reasons[name]}",
-                hint="docs/sim/kernels.md lists what is",
+                hint="docs/development/kernels.md lists refused names",
             )
         raise AttributeError(f"the emulated {module} has no name {name!r}")
 

@@ -147,7 +147,7 @@ def test_a_kill_tells_how_long_the_worker_had() -> None:
 
     _, killed = outcome_of(gang).failures
     assert killed.ended_by_us
-    assert killed.detail == "it did not end within 30 s of being told to stop"
+    assert killed.detail == "it did not end within 30 s of the request to stop"
 
 
 def test_a_worker_that_was_killed_before_its_grace_was_over_is_not_said_to_be_late() -> None:

@@ -222,7 +222,7 @@ def test_one_that_was_told_to_stop_and_never_came_up_is_named_as_such() -> None:
     assert gang.outcome is not None
     assert [failure.detail for failure in gang.outcome.failures] == [
         "no",
-        "it was told to stop before it had started",
+        "it was asked to stop before it had started",
     ]
 
 

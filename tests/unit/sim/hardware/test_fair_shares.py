@@ -31,7 +31,7 @@ def test_each_flow_has_a_full_link_on_which_no_level_is_higher(
     network: tuple[Uses, np.ndarray],
 ) -> None:
     uses, weights = network
-    speeds, full_at = fair_speeds(uses, weights)
+    speeds = fair_speeds(uses, weights)
 
     carried = np.bincount(uses.link, uses.share * speeds[uses.flow], uses.link_count)
     levels = speeds / weights
@@ -44,8 +44,6 @@ def test_each_flow_has_a_full_link_on_which_no_level_is_higher(
             levels[uses.flow[uses.link == each]].max() <= levels[number] * (1 + NEAR)
             for each in full
         )
-    for each in np.flatnonzero(np.isfinite(full_at)):
-        assert carried[each] > 1 - NEAR
 
 
 @given(networks(), st.randoms(use_true_random=False))
@@ -57,13 +55,11 @@ def test_speeds_do_not_depend_on_the_order_of_links(
     random.shuffle(names)
     other = uses._replace(link=np.array(names)[uses.link])
 
-    np.testing.assert_allclose(
-        fair_speeds(uses, weights)[0], fair_speeds(other, weights)[0], rtol=NEAR
-    )
+    np.testing.assert_allclose(fair_speeds(uses, weights), fair_speeds(other, weights), rtol=NEAR)
 
 
 def test_flow_over_many_links_gets_as_much_as_those_over_one() -> None:
     """The parking lot: one flow over three links, and one of its own on each."""
     uses = Uses(np.array([0, 0, 0, 1, 2, 3]), np.array([0, 1, 2, 0, 1, 2]), np.ones(6), 3)
 
-    assert fair_speeds(uses, np.ones(4))[0].tolist() == [0.5] * 4
+    assert fair_speeds(uses, np.ones(4)).tolist() == [0.5] * 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankwise.sim.hardware import fluids
 from rankwise.sim.hardware.fair_shares import Figures, Uses, fair_speeds
-from rankwise.sim.hardware.fluids import WHOLE, Fluid, RoundTrip, shares_of
+from rankwise.sim.hardware.fluids import WHOLE, Fluid, shares_of
 from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.quantities import Rate
 from rankwise.sim.kernel import Simulator
@@ -199,27 +199,13 @@ def test_latency_of_a_fluid_does_not_grow_with_others_on_its_links() -> None:
     assert ends[0][0] == pytest.approx(2 * ALONE + 5, rel=1e-4)
 
 
-def test_slots_under_way_do_not_count_at_the_link() -> None:
-    """A turn takes 40 ns: 16 of them at the wire, and as long on the way, are half of the slots."""
-    simulator = Simulator()
-    wire, chunk = link_of(simulator), 1_000
-    way = RoundTrip(latency=1 << 50, there=(wire,), back=())
-
-    near = begin_weighted(simulator, [wire], chunk)
-    far = begin_weighted(simulator, [wire], chunk, slot_chunks=16, round_trips=[way])
-    simulator.run()
-
-    assert near[0] == pytest.approx(ALONE, rel=1e-2)
-    assert far[0] == pytest.approx(2 * ALONE, rel=1e-2)
-
-
 def test_speeds_are_worked_out_once_for_all_that_begin_at_one_instant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     simulator = Simulator()
     wire, sizes = link_of(simulator), []
 
-    def counted(uses: Uses, weights: Figures) -> tuple[Figures, Figures]:
+    def counted(uses: Uses, weights: Figures) -> Figures:
         sizes.append(len(weights))
         return fair_speeds(uses, weights)
 

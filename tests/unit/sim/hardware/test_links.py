@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX, Link, start_flow
+from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX, Lane, Link, start_flow
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.kernel import Simulator
 
@@ -64,6 +64,47 @@ def test_a_short_message_does_not_wait_for_the_whole_of_a_long_one() -> None:
     simulator.run(short)
 
     assert simulator.now <= 2 * shared.rate.time_for((1 << 20) // CHUNKS_PER_FLOW_MAX)
+
+
+def test_flows_of_one_lane_have_one_turn_together() -> None:
+    simulator = Simulator()
+    shared, lane = link(simulator, 50, 0), Lane()
+    queued = [start_flow(simulator, [shared], 1 << 16, 1_024, lane=lane) for _ in range(3)]
+    other = start_flow(simulator, [shared], 1 << 16, 1_024)
+
+    simulator.run(other)
+
+    assert simulator.now == pytest.approx(2 * shared.rate.time_for(1 << 16), rel=0.02)
+    assert not any(each.is_done for each in queued)
+
+
+@pytest.mark.parametrize("between", [0, 2])
+def test_a_lane_that_waits_for_a_slow_link_leaves_the_rest_of_a_fast_one_to_others(
+    between: int,
+) -> None:
+    simulator = Simulator()
+    fast, slow = link(simulator, 50, 100), link(simulator, 10, 100)
+    # Pieces of 1,024 bytes reach the slow link at once: nothing is paced by it.
+    way = [fast, *(link(simulator, 50, 100) for _ in range(between)), slow]
+    held_up = [start_flow(simulator, way, 1 << 16, 1_024, lane=lane) for lane in [Lane()] * 8]
+    free = start_flow(simulator, [fast], 1 << 18, 1_024)
+
+    simulator.run(free)
+
+    assert not held_up[-1].is_done
+    assert simulator.now == pytest.approx(fast.rate.time_for((1 << 18) * 5 // 4), rel=0.05)
+
+
+def test_a_lane_alone_fills_the_buffer_in_front_of_a_slow_link() -> None:
+    simulator = Simulator()
+    fast, slow = link(simulator, 50, 0), link(simulator, 10, 0)
+    flows = [start_flow(simulator, [fast, slow], 1 << 16, 1_024) for _ in range(4)]
+
+    for flow in flows:
+        simulator.run(flow)
+
+    assert simulator.now == pytest.approx(slow.rate.time_for(1 << 18), rel=0.01)
+    assert fast.bytes_carried == slow.bytes_carried == 1 << 18
 
 
 def test_flows_from_two_links_into_one_have_half_of_it_each() -> None:

@@ -1,4 +1,4 @@
-"""Ranks as threads with a baton: who runs when, in which time, and how ranks end."""
+"""Ranks as threads with a run token: who runs when, in which time, and how ranks end."""
 
 import random
 import signal
@@ -278,7 +278,7 @@ def test_a_rank_that_a_signal_ends_counts_as_ended_by_it_when_it_is_given_up() -
     rank.thread.join(PATIENCE_S)
 
 
-def test_the_conductor_gets_the_baton_at_its_horizon() -> None:
+def test_the_conductor_gets_the_run_token_at_its_horizon() -> None:
     scheduler = scheduler_of(lambda: scheduler.sleep(100))
 
     scheduler.run(Instant(50), PATIENCE_S)

@@ -25,21 +25,18 @@ def test_a_load_beyond_the_end_names_kernel_line_program_address_and_buffer(bloc
         unmasked_copy[(3,)](x, np.zeros(3 * block, np.float32), B=block)
 
     message = str(caught.value)
-    address = x.ctypes.data + 4 * x.size
     assert 'kernel "unmasked_copy" (' in message
     line = unmasked_copy.fn.__code__.co_firstlineno + 3
     assert f"test_errors.py:{line})" in message
     assert "program (2, 0, 0)" in message
-    assert (
-        f"load of element {x.size} (address {address:#x}, at [{block - 3}] of the block)" in message
-    )
+    assert f"load of element {x.size}, at [{block - 3}] of the block, is outside of" in message
     assert f'"x", which has {x.size} elements of fp32' in message
 
 
 def test_a_store_beyond_the_end_is_refused_and_nothing_of_it_is_written() -> None:
     out = np.zeros(40, np.float32)
 
-    with pytest.raises(triton.OutOfBounds, match=r'store of element 40 .* outside of buffer "o"'):
+    with pytest.raises(triton.OutOfBounds, match=r'store of element 40.* outside of buffer "o"'):
         unmasked_copy[(3,)](np.ones(48, np.float32), out, B=16)
 
     assert not out[32:].any()
@@ -62,7 +59,7 @@ def test_an_out_of_bounds_gather_names_the_element() -> None:
 
     index = np.array([0, 3, 99, 1], np.int32)
 
-    with pytest.raises(triton.OutOfBounds, match=r"element 99 .*at \[2\] of the block"):
+    with pytest.raises(triton.OutOfBounds, match=r"element 99.*at \[2\] of the block"):
         kernel[(1,)](np.zeros(8, np.float32), index, np.zeros(4, np.float32), B=4)
 
 

@@ -120,6 +120,8 @@ class Connection:
         """Processes that were ordered, and neither made nor refused yet."""
         self.importing = ""
         """The module that a fork server imports, or has imported last, of those it was told."""
+        self.unfit = ""
+        """Why an automatic fork server leaves its work to another; empty if it does not."""
         self.on_silent: Callable[[str], None] = self._lose
         """Is told why the other side must be given up though it has not died."""
         self._is_ready = False
@@ -320,6 +322,8 @@ class Connection:
                 listener.on_swept(token, tuple(survivors), dict(killed))
             case ("importing", str(name)):
                 self.importing = name
+            case ("unfit", str(reason)):
+                self.unfit = reason
             case ("ready", int(), dict() as details):
                 self._is_ready = True
                 self._expect_answer()

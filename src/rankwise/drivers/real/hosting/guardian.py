@@ -36,20 +36,61 @@ _FILES_NEEDED = 8
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
+class CommandRunner:
+    """Makes workers of command lines, and nothing else: for a fork server that must not fork."""
+
+    def __init__(self, control: "_socket.socket") -> None:
+        self._maker = _WorkerMaker()
+        self._loop = SpawnLoop(
+            control,
+            become=self._maker.begin_worker,
+            orders={"environment": self._maker.take_environment},
+        )
+
+    def run(self) -> None:
+        """Serve until the agent ends."""
+        self._loop.tell(("ready", os.getpid(), {}))
+        self._loop.run()
+
+
+class _WorkerMaker:
+    """Becomes what an order says, in an environment that most workers share."""
+
+    def __init__(self) -> None:
+        self._environment: dict[str, str] = {}
+
+    def take_environment(self, environment: dict[str, str]) -> None:
+        """Take on what the next workers have in common."""
+        self._environment = environment
+
+    def begin_worker(self, order: "Order") -> None:
+        """Replace this process by the order's program."""
+        environment = self._environment
+        for name, value in order["env"].items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        for name, fd in order["descriptors"].items():
+            os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's signature
+            environment[name] = str(fd)
+        execute(order["argv"], environment)
+
+
 class GuardianProgram:
     """Makes and guards the workers of one agent."""
 
     def __init__(self, control: "_socket.socket") -> None:
-        self._environment: dict[str, str] = {}
+        maker = _WorkerMaker()
         self._guarded: list[str] = []
         self._released: set[int] = set()
         """Processes that live on, and the sessions of theirs, which have nobody else in them."""
         self._loop = SpawnLoop(
             control,
-            become=self._begin_worker,
+            become=maker.begin_worker,
             on_alarm=self._kill_workers,
             orders={
-                "environment": self._take_environment,
+                "environment": maker.take_environment,
                 "sweep": self._sweep,
                 "guard": self._guard,
                 "fence": self._fence,
@@ -64,21 +105,6 @@ class GuardianProgram:
         _reap_all()
         for path in self._guarded:
             remove_tree(path)
-
-    def _take_environment(self, environment: dict[str, str]) -> None:
-        self._environment = environment
-
-    def _begin_worker(self, order: "Order") -> None:
-        environment = self._environment
-        for name, value in order["env"].items():
-            if value is None:
-                environment.pop(name, None)
-            else:
-                environment[name] = value
-        for name, fd in order["descriptors"].items():
-            os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's signature
-            environment[name] = str(fd)
-        execute(order["argv"], environment)
 
     def _sweep(
         self, token: object, spared_trees: "Sequence[int]" = (), manner: str = "kill"

@@ -10,6 +10,8 @@ are paid for once. It serves one gang at a time, since a sweep leaves nobody ali
 - The fork server dies of imports that rankwise has guessed: another one is started, which imports
   nothing. A server reads no order before it is ready, and its end of the socket is kept here until
   then, so the second finds all orders that the first was given.
+- An automatic fork server finds that its forks would differ from interpreters: the same, and the
+  other one forks nothing but starts an interpreter for each order.
 """
 
 import os
@@ -55,6 +57,8 @@ class Hosting:
         mark: what finds stray processes of this hosting in the environments of all.
         preload: modules for a fork server to import; None makes no fork server.
         is_guess: whether nobody has asked for these modules, so that nothing may fail of them.
+        watched: of an automatic fork server, the variables that its imports must not read: those
+            that workers have and it has not. Its orders name a command line and a program.
         environment: the fork server's, which its workers' imports have seen.
         python: the fork server's interpreter.
     """
@@ -65,6 +69,7 @@ class Hosting:
         *,
         preload: Sequence[str] | None = None,
         is_guess: bool = False,
+        watched: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         python: str = "",
     ) -> None:
@@ -73,8 +78,12 @@ class Hosting:
         self._environment = {**(os.environ if environment is None else environment)}
         self._environment[MARK_VARIABLE] = mark
         self._preload = tuple(preload or ())
-        self._modules = (*(("--guessed",) if is_guess else ()), *self._preload)
+        self._is_automatic = bool(watched)
+        mode = f"--automatic={','.join(watched)}" if watched else "--guessed" if is_guess else ""
+        self._modules = (mode, *self._preload) if mode else self._preload
         self._is_guess = is_guess
+        self.on_unfit: Callable[[str], None] = lambda _: None
+        """Is told why ranks are not forked by an automatic fork server."""
         self._is_abandoned = False
         self._reactor: Reactor | None = None
         self._spare_end: socket.socket | None = None
@@ -246,8 +255,12 @@ class Hosting:
             # and whether it was ready and had taken orders.
             self.server.on_readable()
         if self._spare_end is not None and not self.loss:
-            self._preload = self._modules = ()
-            self._start_server()
+            if self._is_automatic and self.server is not None:
+                module = f" while it imported {self.importing}" if self.importing else ""
+                self.on_unfit(self.server.unfit or f"{reason}{module}")
+            self._preload = ()
+            self._modules = ("--exec",) if self._is_automatic else ()
+            self._start_server(*self._modules)
             self._close_spare_end()
             return
         if self.importing:

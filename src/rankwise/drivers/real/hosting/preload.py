@@ -19,7 +19,7 @@ import ast
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from importlib.util import decode_source
 from itertools import islice
@@ -102,13 +102,70 @@ def _names_in_source(source: bytes) -> Iterator[str]:
                     return
 
 
+def leading_imports(
+    source: bytes, path: Sequence[str], packages: Collection[str]
+) -> tuple[list[str], str]:
+    """Return the imports with which a source file begins, and what ends them.
+
+    They are those of some installed packages, where nothing that could matter to them comes before.
+    Imports of the standard library are skipped.
+
+    Args:
+        source: the file's content.
+        path: where its modules are found, its own folder included.
+        packages: names of the packages.
+
+    Returns:
+        Modules, and a sentence without its end; the latter is empty at the end of the file.
+    """
+    try:
+        tree = ast.parse(decode_source(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return [], "it is not a Python source file"
+    places = [entry or os.getcwd() for entry in path]
+    found: list[str] = []
+    for statement in tree.body:
+        match statement:
+            case ast.ImportFrom(module="__future__"):
+                continue
+            case ast.ImportFrom(level=int(level)) if level > 0:
+                return found, f"line {statement.lineno} imports a module of its own package"
+            case ast.Import(names=aliases):
+                names = [alias.name for alias in aliases]
+            case ast.ImportFrom(module=str(name)):
+                names = [name]
+            case ast.Try() if any(map(_is_import, ast.walk(statement))):
+                return found, f"line {statement.lineno} has imports that may fail"
+            case _ if not _is_inert(statement):
+                return found, f"line {statement.lineno} does something"
+            case _:
+                continue
+        for name in names:
+            if not _is_foreign(name, places):
+                return found, f"line {statement.lineno} imports {name}, which is not installed"
+            if name.partition(".")[0] in packages:
+                found.append(name)
+            elif name.partition(".")[0] not in sys.stdlib_module_names:
+                return found, f"line {statement.lineno} imports {name}"
+    return found, ""
+
+
+def _is_import(node: ast.AST) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def _is_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call | ast.Await | ast.NamedExpr)
+
+
 def _is_inert(statement: ast.stmt) -> bool:
     """Tell whether a statement can only bind names, so that imports after it mean the same."""
     match statement:
         case ast.Expr(value=ast.Constant()):
             return True
         case ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]):
-            return True
+            # Defaults and annotations are evaluated now, the body is not.
+            return not any(map(_is_call, ast.walk(statement.args)))
         case ast.Assign(targets=targets, value=value):
             return all(isinstance(target, ast.Name) for target in targets) and _is_literal(value)
         case ast.AnnAssign(target=ast.Name(), value=value):

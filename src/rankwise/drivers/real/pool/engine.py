@@ -570,6 +570,7 @@ class Engine:
             words += f"\n{death.stack.rstrip()}"
         return WorkerDied(
             words,
+            hint=None if death.stack else "with Pool(retries=N) it runs again, up to N times",
             exit_code=death.code,
             stack=death.stack,
             was_oom=death.was_oom,

@@ -58,6 +58,7 @@ _MESSAGE_CHARACTERS_MAX = 64 << 10
 _TRACEBACK_CHARACTERS_MAX = 1 << 20
 _OUTPUT_LOST = 120
 """The exit code of an interpreter that could not write at its end what was printed before."""
+_NEVER_S = 1e6
 _HARMLESS_AT_START = ("__main__", "_distutils_hack")
 """The second one is what setuptools loads in every environment: it holds nothing."""
 _OF_EVERY_MODULE = {
@@ -187,6 +188,11 @@ class Reporter:
         error.__traceback__ = without_our_frames(error.__traceback__)
         _end_at_the_call(error)
         _leave_out_entering(error)
+        if type(error).__name__ == "OutOfMemoryError":
+            try:  # noqa: SIM105 - `contextlib` takes longer than starting a worker
+                _worker_module("gpu_tensors").note_on_memory(error)
+            except Exception:  # noqa: BLE001, S110 - a torch that we do not know: the error counts
+                pass
         message = _cut(_text_of(error), _MESSAGE_CHARACTERS_MAX)
         traceback = _cut(_format(error), _TRACEBACK_CHARACTERS_MAX)
         if self._fd is not None:
@@ -453,15 +459,23 @@ def run_and_exit(program: "Program", descriptors: "Mapping[str, int]") -> "NoRet
     """Run a program as `run` does, and end the process almost as an interpreter ends.
 
     For forks, and for functions. Everything that a program can observe of an interpreter's end
-    happens here, but for the destruction of all modules, which would copy the memory that forks
-    share: threads are waited for, exit functions run, buffers are flushed.
+    happens here: threads are waited for, exit functions run, the program's modules are destroyed,
+    buffers are flushed. Modules that were there before stay, since forks share their memory.
     """
+    known = frozenset(sys.modules)
     code, uncaught = run_to_code(program, descriptors)
+    was_interrupted = isinstance(uncaught, KeyboardInterrupt)
+    del uncaught  # with its traceback, which has all that the program's functions held
     if not _finish():
         code = _OUTPUT_LOST
-    if isinstance(
-        uncaught, KeyboardInterrupt
-    ):  # the parent is to see that, as it would see it of an interpreter
+    if program[0] != "function":
+        try:
+            _destroy_modules(known)
+        except BaseException as error:  # noqa: BLE001 - the program is over: its code counts
+            _show(error)
+        if not _flush_streams():
+            code = _OUTPUT_LOST
+    if was_interrupted:  # the parent is to see that, as it would see it of an interpreter
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)
     os._exit(code)
@@ -853,6 +867,52 @@ def _finish() -> bool:
     is_written = _flush_streams()
     _flush_c_streams()
     return is_written
+
+
+def _destroy_modules(known: "frozenset[str]") -> None:
+    """Destroy what the program has made and loaded, in the order in which an interpreter does it.
+
+    Files that it has left open are written, and `__del__` is called. Threads that are left are
+    daemons, which an interpreter stops at this point.
+    """
+    import io  # noqa: PLC0415 - always in memory, but a cost to workers that end alone
+    import weakref  # noqa: PLC0415 - the same
+
+    sys.setswitchinterval(_NEVER_S)
+    gc.callbacks.clear()  # an interpreter calls none at its end; theirs may need what is gone
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading.excepthook = _ignore  # type: ignore[attr-defined]  # a daemon may fail now
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    # The collector may close a file before the text that waits for it is written.
+    for each in gc.get_objects():
+        # Its own type, and not its class: weak proxies and mocks have another's.
+        if issubclass(type(each), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+            _flushing_error(each)
+    left = []
+    for name in [name for name in sys.modules if name == "__main__" or name not in known]:
+        module: Any = sys.modules[name]
+        sys.modules[name] = None  # type: ignore[assignment]  # as an interpreter does
+        try:  # noqa: SIM105 - `contextlib` may not be in memory
+            left.append(weakref.ref(module))
+        except TypeError:
+            pass  # a program may have put anything there
+    module = None
+    gc.collect()
+    for reference in reversed(left):
+        module = reference()
+        names = getattr(module, "__dict__", None)
+        if isinstance(names, dict):
+            private = [name for name in names if name[:1] == "_" and name[:2] != "__"]
+            for name in [*private, *(name for name in names if name != "__builtins__")]:
+                names[name] = None
+    gc.collect()
+
+
+def _ignore(_: object) -> None:
+    """Do nothing."""
 
 
 def _flush_streams() -> bool:

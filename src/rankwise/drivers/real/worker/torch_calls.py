@@ -188,10 +188,13 @@ def recorded_groups(c10d: "ModuleType", generation: int, since_ns: int) -> str:
     if not groups:
         return "[]"
     c = sys.modules["torch._C._distributed_c10d"]
-    trace = json.loads(c._dump_fr_trace_json())  # noqa: SLF001 - no public name
+    entries = json.loads(c._dump_fr_trace_json()).get("entries", [])  # noqa: SLF001 - no public name
+    of_nccl = getattr(c, "_dump_nccl_trace_json", None)  # it has a recorder of its own
+    if of_nccl is not None:
+        entries += json.loads(of_nccl()).get("entries", [])
     calls: dict[str, dict[int, Any]] = {}
     sampled: dict[str, dict[int, Any]] = {}
-    for entry in trace["entries"]:
+    for entry in entries:
         name, number = entry["process_group"][0], entry["collective_seq_id"]
         if entry["is_p2p"] or name not in groups or entry["time_created_ns"] < since_ns:
             continue
@@ -259,7 +262,8 @@ def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
         "operation": operation,
         "of": of,
         "match": zlib.crc32("|".join(match).encode()),
-        "is_over": entry["retired"],
+        # NCCL's watchdog retires calls a while after the GPU has completed them.
+        "is_over": entry["retired"] or entry["state"] == "completed",
     }
 
 

@@ -83,7 +83,7 @@ def _of_other_devices(name: str) -> _dtypes.dtype:
     def refuse(_: Any) -> NoReturn:
         raise Unsupported(
             f"{place()}: tl.{name} is not emulated: a format of other devices' own",
-            hint="docs/sim/kernels.md lists what is",
+            hint="docs/development/kernels.md lists refused names",
         )
 
     type_ = _dtypes.dtype(name.replace("float", "fp"), "f", 8, np.uint8, np.float32)
