@@ -21,7 +21,7 @@ from rankwise.sim.prediction.clocks import Passage, Prediction, PricedWork
 from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines import MachineTopology, RealMachine
 from rankwise.sim.prediction.queued_clocks import Lane, QueuedClock
-from rankwise.sim.torch import operations
+from rankwise.sim.torch import operations, storages
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 
@@ -169,7 +169,7 @@ def record(words: str, ranks: int, like: MachineTopology) -> Record:
     clock.entries = entries
     _Streams(entries).install()
     torch.autograd.set_multithreading_enabled(False)
-    mode = operations.charge_thread(clock)
+    mode = operations.charge_thread(operations.ChargingMode(clock))
     _hook_fakes(entries)
     nn.parallel.DistributedDataParallel = lambda module, **_: _Ddp(module, entries)
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
@@ -200,7 +200,7 @@ def _hook_fakes(entries: list[tuple[Any, ...]]) -> None:
         return charged(self, func, types, args, kwargs)
 
     FakeTensorMode.__torch_dispatch__ = dispatch
-    torch.UntypedStorage.resize_ = operations.with_counting(torch.UntypedStorage.resize_)
+    torch.UntypedStorage.resize_ = storages.with_counting(torch.UntypedStorage.resize_)
 
 
 def _note_collective(func: Any, args: Any, entries: list[tuple[Any, ...]]) -> None:
