@@ -5,6 +5,8 @@ EXIT_CODE_OF_A_TIMEOUT = 124
 EXIT_CODE_OF_ANOTHER_JOB = 2
 EXIT_CODE_OF_A_LATECOMER = 75
 """EX_TEMPFAIL of sysexits.h: nothing was run here, and a later run may well have a seat."""
+EXIT_CODE_OF_A_FULL_DEVICE = 77
+"""Of `--timing-only`; the rank's error has it, see `sim.torch.out_of_memory`."""
 
 EXIT_CODES_OF_RUN = {
     "0": "every rank succeeded",
@@ -13,6 +15,8 @@ EXIT_CODES_OF_RUN = {
     f"{EXIT_CODE_OF_ANOTHER_JOB}": "no rank was started: the command line is invalid, or other"
     " nodes have another job or token under the same run id",
     f"{EXIT_CODE_OF_A_LATECOMER}": "the job succeeded on other nodes without this one",
+    f"{EXIT_CODE_OF_A_FULL_DEVICE}": "the memory of a modelled device is full, with"
+    " `--timing-only`",
     f"{EXIT_CODE_OF_A_TIMEOUT}": "a hang longer than `--hang-timeout`, or a run longer than"
     " `--timeout`",
     "128 + signal": "a signal ended the run, or killed the rank that failed first: 130 after"

@@ -117,13 +117,24 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         packages=options.import_per_rank,
         keeps_log=(options.trace, options.report) != (None, None),
         has_virtual_clock=options.virtual_clock,
+        timing_only=options.timing_only,
+        every_rank=options.every_rank,
+        values=options.values,
+        records_values=options.record_values is not None,
         faults=faults,
         chip_faults=chip_faults,
     )
+    _check_timing_only(options, machine)
     _check_one_order(options)
     _check_packages(options)
     order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
     outcome, rehearsal, is_shown, again = run_in_order(make, order, partial(_again, words), _say)
+    if difference := rehearsal.difference:
+        _say(f"ranks are not equal: {difference}; all {rehearsal.size:,} are run")
+        make = partial(make, every_rank=True)
+        outcome, rehearsal, is_shown, again = run_in_order(
+            make, order, partial(_again, words), _say
+        )
     leftovers.are_told = job.console and outcome.status is OutcomeStatus.SUCCEEDED
     if not is_shown:
         return outcome
@@ -181,6 +192,21 @@ def _check_one_order(options: "RunOptions") -> None:
         raise ConfigError(f"{labels} exclude each other: each decides the order of ranks")
 
 
+def _check_timing_only(options: "RunOptions", machine: str | None) -> None:
+    for name in ("timing_only", "prediction", "record_values"):
+        if name in options.origins and machine is None:
+            raise ConfigError(
+                f"{options.label(name)} needs a machine, which says how long things take: "
+                f"{_MACHINE_EXPECTED}"
+            )
+    for name in ("every_rank", "values"):
+        if name in options.origins and not options.timing_only:
+            raise ConfigError(f"{options.label(name)} has no meaning without --timing-only")
+    for name, why in (("record_values", "it computes no values"), ("explore", "it has one order")):
+        if name in options.origins and options.timing_only:
+            raise ConfigError(f"{options.label(name)} has no meaning with --timing-only: {why}")
+
+
 def _check_packages(options: "RunOptions") -> None:
     from rankwise.sim.rehearsal.modules import PACKAGES_OF_PROCESSES  # noqa: PLC0415  # see above
 
@@ -234,12 +260,21 @@ def _tell_prediction(
 ) -> None:
     """Show the figures on stderr, and write the files that were asked for."""
     from rankwise.cli.run_files import tell_file  # noqa: PLC0415  # only there
-    from rankwise.sim.prediction.summary import summary, write_files  # noqa: PLC0415  # the same
+    from rankwise.sim.prediction import summary as told  # noqa: PLC0415  # the same
 
-    write_files(prediction, options.training_script, options.trace, options.report)
+    told.write_files(prediction, options.training_script, options.trace, options.report)
+    if options.prediction is not None:
+        told.write_document(prediction, options.prediction)
+    if options.record_values is not None and prediction.record is not None:
+        prediction.record.write(options.record_values)
     if not job.console:
         return
-    print(summary(prediction, has_failed=has_failed), file=sys.stderr)
-    for name, path in (("trace", options.trace), ("report", options.report)):
+    print(told.summary(prediction, has_failed=has_failed), file=sys.stderr)
+    for name, path in (
+        ("trace", options.trace),
+        ("report", options.report),
+        ("prediction", options.prediction),
+        ("values", options.record_values),
+    ):
         if path is not None:
             print(tell_file(name, path, ""), file=sys.stderr)

@@ -139,6 +139,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     health_host: str | None
     on: str | None
     virtual_clock: bool
+    timing_only: bool
+    every_rank: bool
+    values: str
+    prediction: str | None
+    record_values: str | None
     import_per_rank: tuple[str, ...]
     trace: str | None
     report: str | None

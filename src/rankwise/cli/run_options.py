@@ -478,6 +478,33 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             "Python's time functions and CUDA events show virtual time only.",
         ),
         _ours(
+            "--timing-only",
+            "Compute nothing: tensors have no data, each rank has a modelled CUDA device, and the "
+            "time and the memory are those of the machine. See docs/howto/predict.md.",
+        ),
+        _ours(
+            "--every-rank",
+            "Run each rank of --timing-only. Otherwise rank 0 and another one stand for all, as "
+            "long as they do the same.",
+        ),
+        _ours(
+            "--values POLICY",
+            "What a program gets with --timing-only that asks for a number: constant=NUMBER, "
+            "seeded, or a file of --record-values. Without it: 1.0 and false, and an error where "
+            "the number may decide a shape.",
+            default="",
+            default_shown="1.0 and false",
+        ),
+        _ours(
+            "--record-values FILE",
+            "File for the numbers that rank 0 asks for, such as loss.item(), on a small run with "
+            "real tensors; --values reads it. Needs --on sim:MACHINE.",
+        ),
+        _ours(
+            "--prediction FILE",
+            "File for the predicted figures, as JSON; needs --on sim:MACHINE.",
+        ),
+        _ours(
             "--schedule",
             "Order of ranks and messages: as they become ready, or random from --seed.",
             type=click.Choice(["queue", "random"]),

@@ -53,6 +53,9 @@ class RunOptions(TypedDict, total=False):
     replay: str | os.PathLike[str] | None
     faults: str | Sequence[str]
     device: DeviceName
+    timing_only: bool
+    values: str
+    prediction: str | os.PathLike[str] | None
 
 
 @overload
@@ -129,6 +132,9 @@ def run(
     replay: str | os.PathLike[str] | None = None,
     faults: str | Sequence[str] = (),
     device: DeviceName = "cpu",
+    timing_only: bool = False,
+    values: str = "",
+    prediction: str | os.PathLike[str] | None = None,
     **_others: Any,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` once on each of `nprocs` ranks and return the results, by rank.
@@ -181,6 +187,11 @@ def run(
         faults: of simulated ranks, such as `"kill:rank=3@collective=9"`, or the name of a YAML
             file; one or several (docs/howto/faults.md).
         device: `cuda` models a CUDA device for each simulated rank, for programs of PyTorch.
+        timing_only: compute nothing on `sim:MACHINE`: tensors have no data, each rank has a
+            modelled CUDA device, and its time and memory are predicted (docs/howto/predict.md).
+        values: what a program gets then that asks for a number: `"constant=NUMBER"`, `"seeded"`, or
+            a file.
+        prediction: file for the predicted figures, as JSON.
         _others: any further name is refused.
 
     Returns:
@@ -208,6 +219,9 @@ def run(
         "replay": replay,
         "faults": faults,
         "device": device,
+        "timing_only": timing_only,
+        "values": values,
+        "prediction": prediction,
     }
     kind, _, machine = on.partition(":") if isinstance(on, str) else (on, "", "")
     if kind not in (None, "sim"):

@@ -26,6 +26,9 @@ class Simulation(NamedTuple):
     replay: str | os.PathLike[str] | None
     faults: str | Sequence[str]
     device: str
+    timing_only: bool
+    values: str
+    prediction: str | os.PathLike[str] | None
 
     def run(self, job: Job, machine: str | None) -> Rehearsal:
         """Run a job on simulated ranks, and return its last run when that has succeeded.
@@ -40,6 +43,11 @@ class Simulation(NamedTuple):
         """
         __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
         self._check()
+        for name in ("timing_only", "prediction"):
+            if getattr(self, name) and machine is None:
+                raise ConfigError(f"{name} needs a machine: on='sim:MACHINE', a preset or a file")
+        if self.values and not self.timing_only:
+            raise ConfigError("values has no meaning without timing_only=True")
         words = [self.faults] if isinstance(self.faults, str) else self.faults
         faults, chip_faults = read_faults_of_run(
             words, job.gang.size, "faults:", has_machine=machine is not None
@@ -53,10 +61,17 @@ class Simulation(NamedTuple):
             chip_faults=chip_faults,
             device=self.device,
             has_virtual_clock=self.virtual_clock,
+            timing_only=self.timing_only,
+            every_rank=True,  # each of them returns a result
+            values=self.values,
         )
         replay = None if self.replay is None else os.fspath(self.replay)
         order = Order(self.schedule == "random", self.seed, self.explore, replay)
         done = run_in_order(make, order, _again, partial(_say, job))
+        if self.prediction is not None and done.run.prediction is not None:
+            from rankwise.sim.prediction.summary import write_document  # noqa: PLC0415  # only there
+
+            write_document(done.run.prediction, os.fspath(self.prediction))
         try:
             raise_unless_succeeded(done.outcome, done.run)
         except WorkersFailed as failed:

@@ -58,6 +58,7 @@ from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
 from rankwise.launch.search_path import search_path
 from rankwise.sim.rehearsal.belongings import RankProcess
+from rankwise.sim.rehearsal.meetings import NotEqual
 from rankwise.sim.rehearsal.scheduler import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, SimulatedWorld
 
@@ -399,7 +400,9 @@ class SimulatedRanks:
     def _run(
         program: "bootstrap.Program", descriptors: Mapping[str, int], reporter: "_Reporter"
     ) -> int:
-        code, uncaught = bootstrap.run_to_code(program, descriptors, reporter, (RankEnded,))
+        code, uncaught = bootstrap.run_to_code(
+            program, descriptors, reporter, (RankEnded, NotEqual)
+        )
         return -SIGINT if isinstance(uncaught, KeyboardInterrupt) else code
 
 

@@ -7,6 +7,7 @@ the run.
 
 import faulthandler
 import os
+import random
 import signal
 import socket
 import sys
@@ -61,6 +62,7 @@ from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
 from rankwise.sim.rehearsal.descriptors import STANDARD
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.first_import import FirstImport
+from rankwise.sim.rehearsal.meetings import Equals
 from rankwise.sim.rehearsal.names_of_ranks import NAMES, NamesOfRanks
 from rankwise.sim.rehearsal.places import place_of, places_of
 from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
@@ -79,6 +81,7 @@ _STOPS_MAX = 2
 _STDERR_LINES = 60
 _STDOUT_LINES = 10
 _DESCRIPTORS_PER_RANK = 2
+_SIMULATED_OF_EQUALS = 2
 _OTHER_DESCRIPTORS = 64
 
 
@@ -102,6 +105,10 @@ class Rehearsal:
         packages: installed packages that each rank imports for itself.
         keeps_log: keep what each rank does when, for `write_files` of the prediction.
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
+        timing_only: let tensors have no data. Then ranks that do the same are simulated once.
+        every_rank: simulate all ranks, even if they do the same.
+        records_values: keep the numbers that rank 0 asks for.
+        values: what programs get then that ask for numbers; see `sim.prediction.values`.
 
     Attributes:
         prediction: how long the ranks take on the machine, if one is given.
@@ -131,6 +138,10 @@ class Rehearsal:
         packages: Sequence[str] = (),
         keeps_log: bool = False,
         has_virtual_clock: bool = False,
+        timing_only: bool = False,
+        every_rank: bool = False,
+        records_values: bool = False,
+        values: str = "",
     ) -> None:
         if isinstance(job.program, Executable):
             raise ConfigError(
@@ -151,6 +162,18 @@ class Rehearsal:
                 keeps_log=keeps_log,
             )
         self._has_virtual_clock = has_virtual_clock
+        self.equals: Equals | None = None
+        if records_values and self.prediction is not None:
+            from rankwise.sim.prediction.values import ValueRecord  # noqa: PLC0415  # only there
+
+            self.prediction.record = ValueRecord()
+        if timing_only and self.prediction is not None:
+            from rankwise.sim.prediction.values import ValuePolicy  # noqa: PLC0415  # only there
+
+            self.prediction.values = ValuePolicy(values, seed)
+            device = "cuda"
+            if not every_rank and self.size > _SIMULATED_OF_EQUALS:
+                self.equals = self.prediction.equals = equal_ranks(self.size, seed)
         self.failure_command = failure_command_of(job)
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
@@ -178,6 +201,13 @@ class Rehearsal:
         self._passing_told: dict[int, tuple[list[int], list[int]]] = {}
         self._stuck = ""
         self._standstill: tuple[str, tuple[Stood, ...]] = ("", ())
+
+    @property
+    def difference(self) -> str:
+        """What shows that ranks are not equal which were taken as equal; empty if nothing does."""
+        if self.equals is None or self.prediction is None:
+            return ""
+        return self.equals.difference or self.prediction.difference()
 
     @property
     def elapsed(self) -> Duration:
@@ -234,6 +264,7 @@ class Rehearsal:
                     "torch": partial(_follow_torch, self._device),
                     "torch._dynamo.trace_rules": _follow_dynamo,
                     "torch._dynamo.convert_frame": partial(_follow_compilation, self._device),
+                    "torch.distributed.checkpoint": _follow_checkpoint,
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                     **{module: partial(names.follow, module) for module in NAMES},
@@ -242,6 +273,8 @@ class Rehearsal:
                 prediction=self.prediction,
                 packages=self._packages,
                 has_virtual_clock=self._has_virtual_clock,
+                equals=self.equals,
+                timing_only=None if self.prediction is None else self.prediction.values,
                 standard=STANDARD.union(self._console_fds),
             )
         )
@@ -533,6 +566,12 @@ class Rehearsal:
                 self._output.write_raw(Streams.ERR, line)
 
 
+def equal_ranks(size: int, seed: int) -> Equals:
+    """Rank 0, and another one to compare with, stand for all ranks."""
+    other = random.Random(f"{seed}/equal ranks").randrange(1, size)  # noqa: S311  # simulation, no secret
+    return Equals(frozenset({0, other}))
+
+
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:
     """Whether a signal would end the rank with the run token at once, as it ends a process."""
     rank = world.scheduler.current
@@ -601,12 +640,26 @@ def _follow_compilation(device: str, _world: SimulatedWorld) -> Callable[[], Non
     return compile_for_cpu()
 
 
-def _follow_fsdp(device: str, _world: SimulatedWorld) -> Callable[[], None]:
+def _follow_checkpoint(world: SimulatedWorld) -> Callable[[], None]:
+    if world.timing_only is None:
+        return _nothing
+    from rankwise.sim.torch.without_data import leave_checkpoints  # noqa: PLC0415  # rare
+
+    return leave_checkpoints()
+
+
+def _follow_fsdp(device: str, world: SimulatedWorld) -> Callable[[], None]:
     if device != "cuda":
         return _nothing
     from rankwise.sim.torch import shard_on_cpu  # noqa: PLC0415  # the same
 
-    return shard_on_cpu()
+    stack = ExitStack()
+    stack.callback(shard_on_cpu())
+    if world.timing_only is not None:
+        from rankwise.sim.torch.without_data import shard_on_device  # noqa: PLC0415  # rare
+
+        stack.callback(shard_on_device())
+    return stack.close
 
 
 def _nothing() -> None:

@@ -18,7 +18,8 @@ The time of a rank is one of five: it computes; it waits for an operation that i
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
@@ -29,10 +30,15 @@ from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.device import DevicePrices
 from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
-from rankwise.sim.rehearsal.meetings import Group
+from rankwise.sim.rehearsal.meetings import Equals, Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
+if TYPE_CHECKING:
+    from rankwise.sim.prediction.values import ValuePolicy, ValueRecord
+
 PICOSECONDS_PER_NANOSECOND = 1_000
+CONTEXT_BYTES = 600 << 20
+"""What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
 _KEY = "prediction"
 
 
@@ -90,6 +96,8 @@ class RankClock:
         time: its time, in picoseconds.
         steps: its account at the end of each of its steps.
         memory: of its device.
+        record: keeps the numbers that the program asks for, if that is wanted.
+        trail: what it has computed, and the bytes of what it has communicated, if that is compared.
         carry_out, deliver: those of the prediction.
     """
 
@@ -98,6 +106,8 @@ class RankClock:
         self.time = begun_at
         self.steps: list[Account] = []
         self.memory = DeviceMemory()
+        self.record = prediction.record
+        self.trail: list[PricedWork | int] | None = None if prediction.equals is None else []
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
         self._times = prediction.costs.times(number)
@@ -133,6 +143,8 @@ class RankClock:
         """Let the time of an operation pass, which `price` has priced."""
         begun, duration = self.time, priced.duration
         priced.count += 1
+        if self.trail is not None:
+            self.trail.append(priced)
         self._computing += duration
         self.time = begun + duration
         if self._prediction.keeps_log:
@@ -151,6 +163,8 @@ class RankClock:
 
     def come(self, load: Any, size: int) -> Passage:
         """Come to an operation now, with so many bytes."""
+        if self.trail is not None:
+            self.trail.append(size)
         return Passage(load, size, self.time)
 
     def wait(self, passage: Passage) -> None:
@@ -226,6 +240,10 @@ class Prediction:
         unknown: those of them that are too cheap, since their flops are not known.
         keeps_log: see the arguments.
         size: how many ranks the last attempt has.
+        equals: which ranks are simulated, if the others do the same.
+        record: keeps the numbers that programs ask for, if that is wanted.
+        remarks: what the run has left out.
+        values: of a run without data, what programs get that ask for numbers; otherwise None.
 
     Raises:
         ConfigError: the machine has fewer devices.
@@ -246,6 +264,10 @@ class Prediction:
         self.works: list[PricedWork] = []
         self.unknown: dict[DeviceOperation, PricedWork] = {}
         self.keeps_log = keeps_log
+        self.values: ValuePolicy | None = None
+        self.equals: Equals | None = None
+        self.record: ValueRecord | None = None
+        self.remarks: list[str] = []
         self._begun_at = 0
         self._prices: dict[DeviceOperation, PricedWork] = {}
         self._bounds: dict[DeviceOperation, PricedWork] = {}
@@ -259,9 +281,30 @@ class Prediction:
         return machine.sip.cubes.count * machine.cube.hbm.capacity
 
     @property
+    def memory_limit(self) -> int:
+        """How many bytes a program can have: CUDA's context takes some of them."""
+        return self.capacity - min(CONTEXT_BYTES, self.capacity // 100)
+
+    @property
     def now(self) -> int:
         """The latest time of any rank."""
         return max((clock.latest for clock in self.clocks.values()), default=self._begun_at)
+
+    @property
+    def simulated_count(self) -> int:
+        """How many of the ranks have run the program."""
+        return self.size if self.equals is None else len(self.equals.simulated)
+
+    def difference(self) -> str:
+        """What a simulated rank does that another does not, of ranks that were taken as equal."""
+        if self.equals is None:
+            return ""
+        first, *others = (self.clocks[each] for each in sorted(self.clocks))
+        for other in others:
+            for mine, its in zip_longest(first.trail or (), other.trail or ()):
+                if mine is not its and mine != its:
+                    return f"rank {first.number} {_told(mine)}, rank {other.number} {_told(its)}"
+        return ""
 
     def begin_attempt(self, size: int) -> None:
         """New ranks begin where the latest of the old ones was."""
@@ -283,7 +326,9 @@ class Prediction:
         clock: RankClock | None = rank.belongings.get(_KEY)
         if clock is None:
             clock = self._make_clock(self, rank.number, self._begun_at)
-            rank.belongings[_KEY] = self.clocks[rank.number] = clock
+            rank.belongings[_KEY] = clock
+            if self.equals is None or rank.number in self.equals.simulated:
+                self.clocks[rank.number] = clock
         return clock
 
     def delay(self, rank: Rank, nanoseconds: int, load: Any) -> None:
@@ -312,7 +357,8 @@ class Prediction:
         duration = self.network.time(kind, max(each.size for each in passages), members, begin)
         self._group_free[group.name] = begin + duration
         for rank, passage in zip(group.ranks, passages, strict=True):
-            self._pass(rank, passage, kind, begin, duration)
+            if self.equals is None or rank in self.equals.simulated:
+                self._pass(rank, passage, kind, begin, duration)
 
     def deliver(self, source: int, target: int, sent: Passage, received: Passage) -> None:
         """Say when a message begins and ends for which both ends are there."""
@@ -373,6 +419,16 @@ class Prediction:
             self.op_log.append(
                 "collective", name, f"sip{rank}", begin, begin + duration, size=passage.size
             )
+
+
+def _told(done: "PricedWork | int | None") -> str:
+    """What a rank has done, for a difference between two."""
+    if done is None:
+        return "has ended"
+    if isinstance(done, int):
+        return f"communicates {done:,} bytes"
+    shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
+    return f"computes {done.work.name} of {shapes}" if shapes else f"computes {done.work.name}"
 
 
 def _models_of(

@@ -85,6 +85,8 @@ class QueuedClock(RankClock):
     def compute(self, priced: PricedWork) -> None:
         """Launch an operation."""
         priced.count += 1
+        if self.trail is not None:
+            self.trail.append(priced)
         self._launch(self._launches.of(priced.work))
         lane, duration = self.lane, priced.duration
         begun = self._begin(lane)
@@ -107,6 +109,8 @@ class QueuedClock(RankClock):
 
     def come(self, load: object, size: int) -> Passage:
         """Come to an operation when the present lane has got there."""
+        if self.trail is not None:
+            self.trail.append(size)
         self._launch(self._launches.collective)
         return Passage(load, size, max(self.time, self.lane.ends_at))
 

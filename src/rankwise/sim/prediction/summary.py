@@ -4,12 +4,15 @@ Where a program steps an optimiser at least twice, the figures are per step, fro
 first step to that of the last: the first one has more to do. Otherwise they are of the whole run.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+import json
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.base.units import format_bytes
 from rankwise.sim.benches.holding import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
+from rankwise.sim.prediction.holders import Held
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.trust import interval_in_words, interval_of
 from rankwise.sim.reporting.page import Table, write_page
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 OPERATIONS_SHOWN = 20
 RANKS_SHOWN = 64
 UNKNOWN_SHOWN = 3
+HOLDERS_SHOWN = 3
+PICOSECONDS_PER_SECOND = 1_000_000_000_000
+VALUES_SHOWN = 3
 LAUNCH = "launch"
 
 
@@ -84,7 +90,7 @@ def figures_of(prediction: Prediction) -> Figures:
     steps = max(0, min((len(clock.steps) for clock in clocks), default=0) - 1)
     spent = [_spent(clock, steps) for clock in clocks]
     whole = max((each.time for each in spent), default=0)
-    size = prediction.size
+    size = prediction.simulated_count
     fullest = max(clocks, key=lambda clock: clock.memory.peak_of_run, default=None)
 
     def share(name: str) -> float:
@@ -195,6 +201,8 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
             "Triton, called a collective or slept"
         )
     devices = f"{prediction.size} of {topology.sip_count} devices"
+    if prediction.equals is not None:
+        devices += f"; checked {prediction.simulated_count} of {prediction.size} ranks"
     until = ", until it failed" if has_failed else ""
     name_width = max(len(name) for name, _, _ in rows)
     width = max(len(value) for _, value, _ in rows)
@@ -205,7 +213,38 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
             for name, value, note in rows
         ),
     ]
+    lines += [f"  {line}" for line in holder_lines(prediction)]
+    lines += [f"  {line}" for line in value_lines(prediction)]
+    lines += [f"  {line}" for line in prediction.remarks]
     return "\n".join(lines)
+
+
+def holder_lines(prediction: Prediction) -> list[str]:
+    """Who holds the memory of the fullest device at the peak of a step, after a head."""
+    clock = prediction.clocks.get(figures_of(prediction).memory_rank)
+    book = None if clock is None else clock.memory.book
+    if clock is None or book is None:
+        return []
+    rows, at = book.at_peak, f"at the peak of a step, {format_bytes(book.peak)}"
+    if not rows:
+        rows, at = book.present(), f"at the end, {format_bytes(clock.memory.used)}"
+    return [f"memory of rank {clock.number} {at}:", *(f"  {line}" for line in held_in_words(rows))]
+
+
+def value_lines(prediction: Prediction) -> list[str]:
+    """What the program asked for that was not computed, after a head."""
+    policy = prediction.values
+    if policy is None or not policy.answers:
+        return []
+    return [
+        "numbers that the program asked for, and got without computing:",
+        *(
+            f"  {PurePath(asked.place).name}  {asked.what}, {count:,} time{'s' * (count > 1)}: "
+            + ", ".join(f"{each:g}" for each in first[:VALUES_SHOWN])
+            + (", ..." if count > VALUES_SHOWN else "")
+            for asked, (count, first) in sorted(policy.answers.items())
+        ),
+    ]
 
 
 def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
@@ -276,6 +315,56 @@ class PredictedRun:
         }
 
 
+def document(prediction: Prediction) -> dict[str, Any]:
+    """The figures of a run, for other programs; times in seconds, sizes in bytes."""
+    figures = figures_of(prediction)
+    clocks = [prediction.clocks[each] for each in sorted(prediction.clocks)]
+    fullest = prediction.clocks.get(figures.memory_rank)
+    book = None if fullest is None else fullest.memory.book
+    step = figures.time / PICOSECONDS_PER_SECOND
+    return {
+        "machine": prediction.topology.name,
+        "ranks": prediction.size,
+        "checked_ranks": prediction.simulated_count,
+        "steps": figures.steps,
+        "step_time_s": step,
+        "interval": _interval_fields(prediction, figures),
+        "computing_s": figures.computing * step,
+        "communication_s": figures.communicating / PICOSECONDS_PER_SECOND,
+        "exposed_communication_s": figures.exposed * step,
+        "waiting_s": figures.waiting * step,
+        "peak_active_bytes": figures.memory_peak,
+        "peak_reserved_bytes": max((clock.memory.reserved_peak for clock in clocks), default=0),
+        "context_bytes": prediction.capacity - prediction.memory_limit,
+        "capacity_bytes": prediction.capacity,
+        "peak_rank": figures.memory_rank,
+        "peak_of_steps_bytes": 0 if book is None else book.peak,
+        "holders": [] if book is None else [row._asdict() for row in book.at_peak],
+        "memory_over_step": [] if book is None else book.curve,
+        "values": [] if prediction.values is None else prediction.values.told(),
+        "remarks": prediction.remarks,
+        "too_cheap": sorted({work.name for work in prediction.unknown}),
+    }
+
+
+def _interval_fields(prediction: Prediction, figures: Figures) -> dict[str, Any] | None:
+    """What a step may take; None on a topology, which is checked against nothing."""
+    interval = interval_of(prediction, figures.time)
+    if interval is None:
+        return None
+    return {
+        "low_s": interval.low / PICOSECONDS_PER_SECOND,
+        "high_s": interval.high / PICOSECONDS_PER_SECOND,
+        "extrapolated": list(interval.extrapolated),
+        "against": interval.against,
+    }
+
+
+def write_document(prediction: Prediction, path: str) -> None:
+    """Write the figures of a run to a file of JSON."""
+    Path(path).write_text(json.dumps(document(prediction), indent=1) + "\n")
+
+
 def write_files(
     prediction: Prediction, program: str, trace: str | None, report: str | None
 ) -> None:
@@ -289,6 +378,30 @@ def write_files(
             ("Ranks", rank_rows(prediction)),
         ]
         write_page(report, program, run, results_of(prediction, program), tables)
+
+
+def gibibytes(size: int) -> str:
+    """A size in GiB, for messages that compare several; small ones get more digits."""
+    size_gib = size / 2**30
+    return f"{size_gib:.1f}" if size_gib >= 1 else f"{size_gib:.3g}"
+
+
+def held_in_words(rows: list[Held]) -> list[str]:
+    """Who holds memory: each kind with its share, then the largest holders of each."""
+    kinds: dict[str, int] = {}
+    for row in rows:
+        kinds[row.kind] = kinds.get(row.kind, 0) + row.size
+    lines = []
+    for kind, size in sorted(kinds.items(), key=lambda item: -item[1]):
+        largest = [row for row in rows if row.kind == kind][:HOLDERS_SHOWN]
+        told = ", ".join(_holder_in_words(row) for row in largest if row.module or row.place)
+        lines.append(f"{kind:<22} {format_bytes(size):>11}  {told}".rstrip())
+    return lines
+
+
+def _holder_in_words(row: Held) -> str:
+    where = f"{row.module} ({row.place})" if row.module and row.place else row.module or row.place
+    return f"{where} {format_bytes(row.size)}"
 
 
 def _percent(share: float) -> str:

@@ -70,6 +70,13 @@ class Conditions:
         self.groups: dict[str, Group] = {}
         self._overlaps: dict[tuple[str, int], tuple[Group, ...]] = {}
         self.calls = 0
+        self.equals: Equals | None = None
+
+    def present_of(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the ranks that are simulated."""
+        if self.equals is None:
+            return ranks
+        return tuple(rank for rank in ranks if rank in self.equals.simulated)
 
     def begin_attempt(self) -> None:
         """Forget what belongs to ranks that are no more."""
@@ -97,6 +104,49 @@ class Conditions:
         return found
 
 
+class NotEqual(BaseException):  # a program's `except Exception` must not catch it
+    """Ranks differ of which one was to stand for others: all of them have to be simulated."""
+
+
+class Equals:
+    """Ranks that do the same, of which a few are simulated.
+
+    A collective is complete when the simulated members have come: each of the others brings what
+    the first of these has brought, at the same time.
+
+    Args:
+        simulated: the numbers of those that run the program.
+
+    Attributes:
+        difference: what shows that ranks are not equal; empty until something does.
+    """
+
+    def __init__(self, simulated: frozenset[int]) -> None:
+        self.simulated = simulated
+        self.difference = ""
+
+    def differ(self, difference: str) -> None:
+        """Note a difference, the first one alone."""
+        self.difference = self.difference or difference
+
+    def check(self) -> None:
+        """Let a rank stop, if ranks are not equal.
+
+        Raises:
+            NotEqual: they are not.
+        """
+        if self.difference:
+            raise NotEqual(self.difference)
+
+    def check_peer(self, rank: int, peer: int, call: str) -> None:
+        """The same, before a message: a peer that is not simulated will not answer."""
+        if peer not in self.simulated:
+            where = place_here()
+            at = "" if where is None else f" ({where})"
+            self.differ(f"rank {rank} calls {call.partition(' of ')[0]} with rank {peer}{at}")
+        self.check()
+
+
 class Came(msgspec.Struct, frozen=True):
     """A member's call, as it is remembered."""
 
@@ -114,6 +164,7 @@ class Group:
         name: stands for it; equal on all members.
         label: how people call it; empty for the group of all ranks.
         ranks: the members' numbers in the world, in the order of their ranks in the group.
+        present: those of them that are simulated; see `Equals`.
         compares_sizes: whether tensors of equal size and other shape fit, as in gloo.
         has_other_shapes: whether the operation that is carried out has such tensors.
         is_of_threads: whether a rank has called an operation in a thread that it has started: such
@@ -137,6 +188,8 @@ class Group:
         self.name = name
         self.label = f"[{', '.join(map(str, ranks[:_NAMED]))}{', ...' * (len(ranks) > _NAMED)}]"
         self.ranks = ranks
+        self._conditions = conditions or Conditions()
+        self.present = self._conditions.present_of(ranks)
         self._scheduler = scheduler
         self._begun = dict.fromkeys(ranks, 0)
         self._meetings: dict[int, Meeting] = {}
@@ -145,14 +198,13 @@ class Group:
         self._posts: list[Post] = []
         self._latest_posts: dict[int, Post] = {}
         self._posted = dict.fromkeys(ranks, 0)
-        self._conditions = conditions or Conditions()
         self._creation = _Creation(self)
 
     def wait_for_creation(self, rank: int) -> None:
         """A member has made the group: wait until all have. No operation, and takes no time."""
         creation = self._creation
         creation.makers.add(rank)
-        if len(creation.makers) == len(self.ranks):
+        if len(creation.makers) == len(self.present):
             self._creation = _Creation(self)  # they may make it anew
             creation.open()
         else:
@@ -169,6 +221,8 @@ class Group:
                 raises, all members raise.
         """
         conditions = self._conditions
+        if conditions.equals is not None:
+            conditions.equals.check()
         if (faults := conditions.faults) is not None:
             # A rank that a fault delays has not come yet: others wait for it, and reports say so.
             faults.strike(self._scheduler.ranks[rank], self.name, self._begun[rank] + 1, load)
@@ -190,7 +244,7 @@ class Group:
             meeting.miss(*next(iter(self._gone.items())))  # which names what has been called
         if len(conditions.groups) > 1 and (overlapping := conditions.overlapping(self, rank)):
             conditions.alarms.compare_order(meeting, rank, overlapping)
-        if len(meeting.arrivals) == len(self.ranks):
+        if len(meeting.arrivals) == len(self.present):
             del self._meetings[number]
             meeting.complete(carry_out)
         return meeting
@@ -281,6 +335,16 @@ class Group:
             if rank not in meeting.arrivals:
                 meeting.miss(rank, error)
 
+    def fail_all(self, error: BaseException) -> None:
+        """Let everything fail that members wait for."""
+        for meeting in list(self._meetings.values()):
+            meeting.fail(error)
+        if not self._creation.is_open:
+            self._creation.open()
+        for post in self._posts:
+            post.error = error
+            post.open()
+
     def post(
         self, rank: int, peer: int, tag: int, call: str, load: Any, *, is_send: bool,
         deliver: Callable[["Post", "Post"], None],
@@ -296,6 +360,8 @@ class Group:
             is_send: which end this is.
             deliver: moves the load of a send to that of a receive; what it raises, both raise.
         """
+        if (equals := self._conditions.equals) is not None:
+            equals.check_peer(rank, peer, call)
         self._posted[rank] += 1
         self._conditions.calls += 1
         came = Came(self._posted[rank], call, place_here(), self._conditions.calls)
@@ -360,7 +426,7 @@ class _Creation(Gate):
 
     def told(self) -> str:
         """Say what is waited for, and for whom."""
-        missing = [rank for rank in self._group.ranks if rank not in self.makers]
+        missing = [rank for rank in self._group.present if rank not in self.makers]
         members = ranks_in_words(self._group.ranks)
         text = f"the group of {members}, not made by {ranks_in_words(missing)}"
         return text + "".join(f"; {error.message}" for error in self._group.ended(missing))
@@ -390,7 +456,7 @@ class Meeting(Gate):
         self.arrivals: dict[int, Came] = {}
         self.loads: dict[int, Any] = {}
         self.order: dict[str, tuple[int, int]] = {}
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def complete(self, carry_out: CarryOut) -> None:
         """All have come: do it, or say how they disagree."""
@@ -410,7 +476,8 @@ class Meeting(Gate):
 
     def _carry_out(self, carry_out: CarryOut) -> None:
         try:
-            carry_out([self.loads[rank] for rank in self.group.ranks])
+            first = next(iter(self.loads.values()))  # stands for a rank that is not simulated
+            carry_out([self.loads.get(rank, first) for rank in self.group.ranks])
         except Exception as error:  # noqa: BLE001  # every member raises it
             self.error = _without_frames(error)
 
@@ -420,7 +487,7 @@ class Meeting(Gate):
         text = f"{self._named()} cannot be completed: {error.message}"
         self.fail(type(error)(text, hint=error.hint))
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Let all members that come raise this."""
         self.error = error
         self.loads = {}
@@ -436,7 +503,7 @@ class Meeting(Gate):
 
     def missing(self) -> list[int]:
         """The members that have not come."""
-        return [rank for rank in self.group.ranks if rank not in self.arrivals]
+        return [rank for rank in self.group.present if rank not in self.arrivals]
 
     def lacks(self) -> str:
         """Say why it is open."""
@@ -516,7 +583,7 @@ class Post(Gate):
         self.tag = tag
         self.load = load
         self.is_send = is_send
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.came = came
 
     def fits(self, other: "Post") -> bool:
@@ -570,7 +637,7 @@ def _without_frames(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def _own(error: Exception) -> Exception:
+def _own(error: BaseException) -> BaseException:
     """The same error for one of the ranks that raise it: a traceback belongs to one thread."""
     try:
         return copy.copy(error)

@@ -23,7 +23,7 @@ from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.changes import Changes
 from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
 from rankwise.sim.rehearsal.faults import FaultInjector
-from rankwise.sim.rehearsal.meetings import Conditions, Group
+from rankwise.sim.rehearsal.meetings import Conditions, Equals, Group, NotEqual
 from rankwise.sim.rehearsal.rank_time import RankTime
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, not_for_threads
 from rankwise.sim.rehearsal.schedules import Schedule
@@ -54,6 +54,9 @@ class SimulatedWorld:
         packages: installed packages that each rank imports for itself, beside
             `modules.PACKAGES_OF_RANKS`.
         has_virtual_clock: whether the functions of `time` tell a rank nothing but virtual time.
+        timing_only: a `sim.prediction.values.ValuePolicy`: tensors have no data, and it answers for
+            them; None computes.
+        equals: which ranks run the program, if the others do the same; None runs all.
         standard: the numbers of the descriptors that a rank may replace for itself.
 
     Attributes:
@@ -83,6 +86,8 @@ class SimulatedWorld:
         prediction: Any = None,
         packages: Sequence[str] = (),
         has_virtual_clock: bool = False,
+        timing_only: Any = None,
+        equals: Equals | None = None,
         standard: frozenset[int] = STANDARD,
     ) -> None:
         cpus = os.sched_getaffinity(0)
@@ -102,11 +107,13 @@ class SimulatedWorld:
         )
         self.prediction = prediction
         self.has_virtual_clock = has_virtual_clock
+        self.timing_only = timing_only
         time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
         self.descriptors = RankDescriptors(self.belongings, standard)
         self.substitutes = Substitutes(self.scheduler, self.belongings, seed, cpus, time)
         self.substitutes.is_own = self.descriptors.is_own
         self._conditions = Conditions(schedule, faults)
+        self.equals = self._conditions.equals = equals
         if faults is not None:
             faults.prediction = prediction
         self.size = 0
@@ -155,10 +162,16 @@ class SimulatedWorld:
         """Make a rank; see `Scheduler.spawn`."""
 
         def live() -> int:
+            if self.equals is not None and number not in self.equals.simulated:
+                return 0  # its time is that of another rank
             try:
                 if (faults := self._conditions.faults) is not None:
                     faults.begin(rank)
-                code = program()
+                try:
+                    code = program()
+                except NotEqual:  # the run begins anew, with all ranks
+                    self._let_all_stop()
+                    return 0
                 self.substitutes.join_threads(rank)
                 self.substitutes.run_exit_functions(rank)
             finally:
@@ -168,6 +181,12 @@ class SimulatedWorld:
 
         rank = self.scheduler.spawn(number, process, live)
         return rank
+
+    def _let_all_stop(self) -> None:
+        """Let ranks that wait find out that they are not equal."""
+        assert self.equals is not None, "a rank has found a difference"
+        for group in self.groups.values():
+            group.fail_all(NotEqual(self.equals.difference))
 
     def _end_rank(self, rank: Rank) -> None:
         for function in self._at_end_of_ranks:

@@ -12,6 +12,7 @@ Queries about memory tell what a prediction counts (`device_memory`).
 
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -32,6 +33,7 @@ from rankwise.sim.torch.device_memory import capacity, memory_names
 from rankwise.sim.torch.streams import LaneEvent, LaneStream
 from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 
+_of_thread = threading.local()
 _CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 _KEY = "modelled cuda"
 _IS_CUDA = Tensor.is_cuda.__get__
@@ -70,6 +72,17 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         if is_pinned and isinstance(result, Tensor):
             _pinned(result)
         return result.clone() if is_moved and result is args[0] else result
+
+
+def enter_for_good(make: "Callable[[], OnCpu]") -> None:
+    """Have the calling thread be in such a mode as long as it lives, in backward as well."""
+    _of_thread.make = make
+    make().__enter__()
+
+
+def _mode_of_thread() -> OnCpu:
+    make: Callable[[], OnCpu] = getattr(_of_thread, "make", OnCpu)
+    return make()
 
 
 _pinned_storages: dict[int, Any] = {}
@@ -135,7 +148,7 @@ class Stream(LaneStream):
 
     def __init__(self, _device: Any = None, priority: int = 0, **_: Any) -> None:
         super().__init__(priority=priority)
-        self.device = torch.device("cuda", _current())
+        self.device = torch.device("cuda", present_device())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
@@ -160,18 +173,19 @@ def _on_device(find: Callable[[], LaneStream]) -> Callable[..., Stream]:
     return stream_of
 
 
-def _current() -> int:
+def present_device() -> int:
+    """The number of the device that the calling rank has chosen on its node."""
     rank = running_rank()
     return 0 if rank is None else rank.belongings.get(_KEY, 0)
 
 
 def _index(device: Any) -> int:
     if device is None:
-        return _current()
+        return present_device()
     if isinstance(device, int):
         return device
     index = torch.device(device).index
-    return _current() if index is None else index
+    return present_device() if index is None else index
 
 
 def _set_device(device: Any) -> None:
@@ -195,7 +209,7 @@ class Device:
         self.prev_idx = -1
 
     def __enter__(self) -> None:
-        self.prev_idx = _current()
+        self.prev_idx = present_device()
         _set_device(self.idx)
 
     def __exit__(self, *_: object) -> None:
@@ -237,9 +251,9 @@ def _initialised() -> None:
 
 
 _YES, _NO = True, False
-_MEMORY = memory_names(lambda device: _index(device) == _current())
+_MEMORY = memory_names(lambda device: _index(device) == present_device())
 _NAMES: dict[str, Any] = {
-    "device_count": _count, "current_device": _current, "set_device": _set_device,
+    "device_count": _count, "current_device": present_device, "set_device": _set_device,
     "_lazy_init": _initialised, "device": Device, "get_device_properties": _properties,
     "get_device_name": _answers(modelled_device.NAME),
     "get_device_capability": _answers(modelled_device.CAPABILITY),
@@ -263,8 +277,9 @@ _NAMES: dict[str, Any] = {
 }  # fmt: skip
 """What of `torch.cuda` is replaced. There is no random state but the CPU's."""
 _OF_ACCELERATOR: dict[str, Any] = {
-    "current_accelerator": _answers(CUDA), "current_device_index": _current,
-    "current_device_idx": _current, "set_device_index": _set_device, "set_device_idx": _set_device,
+    "current_accelerator": _answers(CUDA), "current_device_index": present_device,
+    "current_device_idx": present_device,
+    "set_device_index": _set_device, "set_device_idx": _set_device,
     "get_memory_info": _NAMES["mem_get_info"],
     **{
         name: _NAMES[name]
@@ -331,7 +346,7 @@ def model_cuda() -> Callable[[], None]:
     engine = torch.autograd._engine_run_backward  # noqa: SLF001  # no mode is entered below it
 
     def run_backward(*args: Any, **options: Any) -> Any:
-        with OnCpu():
+        with _mode_of_thread():
             return engine(*args, **options)
 
     replace(torch.autograd, "_engine_run_backward", run_backward)

@@ -137,13 +137,15 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         stack.callback(model_cuda())
     if world.prediction is not None:
         from rankwise.sim.torch.fused_kernels import fuse_kernels  # noqa: PLC0415  # for machines
-        from rankwise.sim.torch.operations import (  # noqa: PLC0415  # the same
-            with_counting,
-            with_fakes,
-            with_makers,
-        )
+        from rankwise.sim.torch.operations import with_fakes, with_makers  # noqa: PLC0415  # the same
+        from rankwise.sim.torch.storages import with_counting  # noqa: PLC0415  # the same
 
-        stack.callback(fuse_kernels())
+        if world.timing_only is None:
+            stack.callback(fuse_kernels())
+        else:
+            from rankwise.sim.torch.without_data import compute_nothing  # noqa: PLC0415  # rare
+
+            stack.callback(compute_nothing())
         stack.callback(order_by_streams())
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)
@@ -245,15 +247,20 @@ class TorchState:
     def _first(self, rank: Rank) -> "_Mine":
         set_num_threads(1)  # of this thread: as OMP_NUM_THREADS=1 of a real rank
         torch.autograd.set_multithreading_enabled(False)
+        generator = torch.Generator().manual_seed(self._world.seed_of(rank))
+        if self._world.timing_only is not None:
+            from rankwise.sim.torch.without_data import begin_rank  # noqa: PLC0415  # rare
+
+            begin_rank(self._world, rank)
+            return _Mine(generator.get_state(), self._dtype)
         if self._device == "cuda":
             OnCpu().__enter__()  # of this thread, for as long as it lives
         elif self._is_gpu_in_use:
             NoGpu().__enter__()  # the same
-        generator = torch.Generator().manual_seed(self._world.seed_of(rank))
         if self._world.prediction is not None:
-            from rankwise.sim.torch.operations import charge_thread  # noqa: PLC0415  # for machines
+            from rankwise.sim.torch.operations import ChargingMode, charge_thread  # noqa: PLC0415  # for machines
 
-            mode = charge_thread(self._world.prediction.clock_of(rank))
+            mode = charge_thread(ChargingMode(self._world.prediction.clock_of(rank)))
             torch._C._push_on_torch_dispatch_stack(mode)  # noqa: SLF001  # see the module's text
         return _Mine(generator.get_state(), self._dtype)
 
@@ -563,6 +570,10 @@ def _end_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     rank = running_rank()
     if rank is not None and rank.belongings[_KEY].is_stepped_by(optimizer):
         present_world().prediction.clock_of(rank).end_step()
+        if present_world().timing_only is not None:
+            from rankwise.sim.torch.without_data import end_step  # noqa: PLC0415  # rare
+
+            end_step(rank)
 
 
 def _synchronized(original: Callable[..., None]) -> Callable[..., None]:

@@ -18,6 +18,7 @@ from rankwise.sim.rehearsal.places import CallSite
 from rankwise.sim.torch.arithmetic import data_of, plainly
 from rankwise.sim.torch.loads import Loads, is_readable, tensors_in
 from rankwise.sim.torch.reads_in_flight import Filled, forget, look_for
+from rankwise.sim.torch.storages import is_hollow, mark_hollow
 from rankwise.sim.torch.words import told_shapes
 
 _WHOLE_BYTES_MAX = 1 << 20
@@ -84,12 +85,35 @@ _open: WeakKeyDictionary[Watch, None] = WeakKeyDictionary()
 
 def carry(carry_out: Any, *loads: Any) -> None:
     """Carry an operation out, and look whether tensors in flight were left alone until now."""
+    if is_hollow(loads):  # of a run without data: what is filled has no numbers either
+        mark_hollow(loads)
+        return
+    if len(loads) == 1 and len(set(map(id, loads[0]))) < len(loads[0]):
+        loads = (_with_copies(loads[0]),)  # of equal ranks, of which a few are simulated
     watches = _watches_of(loads) if _open else []
     for watch in watches:
         watch.look()
     plainly(carry_out, *loads)
     for watch in watches:
         watch.renew()
+
+
+def _with_copies(loads: Loads) -> Loads:
+    """The same, where a load that stands for several ranks has tensors for each."""
+    seen: set[int] = set()
+    copied = []
+    for load in loads:
+        copied.append(_copy_of(load) if id(load) in seen else load)
+        seen.add(id(load))
+    return tuple(copied)
+
+
+def _copy_of(load: Any) -> Any:
+    if isinstance(load, Tensor):
+        copies: list[Tensor] = []
+        plainly(lambda: copies.append(load.detach().clone()))
+        return copies[0]
+    return type(load)(map(_copy_of, load)) if isinstance(load, list | tuple) else load
 
 
 def _watches_of(loads: Loads) -> list[Watch]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rankwise.sim.torch.arithmetic import data_of, flat_of
+from rankwise.sim.torch.storages import is_hollow
 
 Loads = Sequence[Any]
 FAKE_TENSOR = "FakeTensor"
@@ -41,6 +42,9 @@ def has_no_data(load: Any) -> bool:
     return isinstance(load, list | tuple) and any(map(has_no_data, load))
 
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001  # torch has no public way
+
+
 def tensors_in(load: Any) -> Iterable[Tensor]:
     """All tensors of a load."""
     if isinstance(load, Tensor):
@@ -52,13 +56,18 @@ def tensors_in(load: Any) -> Iterable[Tensor]:
 
 def is_readable(tensor: Tensor) -> bool:
     """Whether its numbers lie in memory as its strides say."""
-    return tensor.layout is torch.strided and not has_no_data(tensor) and not tensor.is_nested
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested
+    return is_plain and not has_no_data(tensor) and not is_hollow(tensor)
+
+
+def fake_mode() -> Any:
+    """The `FakeTensorMode` that the calling thread is in, if it is in one."""
+    return torch._C._get_dispatch_mode(_FAKE)  # noqa: SLF001  # the same
 
 
 def makes_fake_tensors() -> bool:
     """Whether the calling thread is in a `FakeTensorMode`."""
-    mode = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001  # torch has no public way
-    return torch._C._get_dispatch_mode(mode) is not None  # noqa: SLF001  # the same
+    return fake_mode() is not None
 
 
 def in_memory_order(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -17,7 +17,6 @@ memory, too: they stand for tensors of the device.
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from pathlib import Path
@@ -28,8 +27,10 @@ from torch import Tensor
 
 from rankwise.sim.prediction.clocks import PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
+from rankwise.sim.rehearsal.places import place_of
 from rankwise.sim.torch.flops import Flops, formula_of, is_of_matrices
-from rankwise.sim.torch.loads import FAKE_TENSOR
+from rankwise.sim.torch.loads import FAKE_TENSOR, fake_mode
+from rankwise.sim.torch.storages import hold
 from rankwise.sim.torch.unseen_mode import MOVES_NOTHING, NOT_OF_DEVICES, PLAIN, UnseenMode
 
 _DTYPES = {
@@ -37,6 +38,7 @@ _DTYPES = {
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.uint8: "u8", torch.bool: "bool", torch.float8_e4m3fn: "f8e4", torch.float8_e5m2: "f8e5",
 }  # fmt: skip
+_ITEM = "aten._local_scalar_dense"
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # no public way
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001  # no other name
 
@@ -73,7 +75,8 @@ class ChargingMode(UnseenMode):
 
     def __init__(self, clock: RankClock) -> None:
         super().__init__()
-        self._clock = clock
+        self.clock = clock
+        self._record = clock.record
         self._is_inside = False
         self._kinds: dict[Any, _Kind] = {}
         self._flops: dict[Any, int] = {}
@@ -81,20 +84,28 @@ class ChargingMode(UnseenMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry an operation out, and charge it."""
-        if self._is_inside:
-            return func(*args, **kwargs or {})  # its shapes are computed
+        if self._is_inside or _is_of_torch(fake_mode()):
+            return func(*args, **kwargs or {})  # shapes are computed
         if types and not PLAIN.issuperset(types):
             if any(each.__name__ == FAKE_TENSOR for each in types):
                 return func(*args, **kwargs or {})  # of a mode that is left
-            self._clock.note_subclass()
+            self.clock.note_subclass()
             return NotImplemented  # of a subclass, such as DTensor: what it calls comes by here
         if self._kind_of(func).is_composite:  # in inference mode: elsewhere autograd takes it apart
             with self:
                 # Not `decompose`: it prefers Python's versions, which call other operations.
                 return func._op_dk(_COMPOSITE, *args, **kwargs or {})  # noqa: SLF001  # no public way
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        result = self._compute(func, args, kwargs)
         self._note(func, args, kwargs, result)
         return result
+
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Carry an operation out."""
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _hold(self, tensor: Tensor) -> None:
+        """Count what an operation has made."""
+        hold(tensor, self.clock)
 
     def compute_fake(
         self, compute: Callable[[], Any], func: Any, args: Any, kwargs: Any, *, is_charged: bool
@@ -130,16 +141,22 @@ class ChargingMode(UnseenMode):
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         kind = self._kind_of(func)
+        if self._record is not None and kind.name == _ITEM and self.clock.number == 0:
+            self._record.note(told_place(sys._getframe(2)), result)  # noqa: SLF001  # the only way that costs no stack
         if not kind.is_free:
             self._charge(func, kind, args, kwargs, result)
         elif kind.is_query:
-            self._clock.synchronize()
+            self._wait_for_value()
         else:
-            self._clock.note_free()
+            self.clock.note_free()
         if kind.allocates:
-            for tensor in _tensors_in((result,)):
+            for tensor in tensors_in((result,)):
                 if not tensor.is_meta:
-                    hold_memory(tensor, self._clock)
+                    self._hold(tensor)
+
+    def _wait_for_value(self) -> None:
+        """The program reads a value: the host waits for its device."""
+        self.clock.synchronize()
 
     def _charge(self, func: Any, kind: _Kind, args: Any, kwargs: Any, result: Any) -> None:
         size = largest = 0
@@ -149,7 +166,7 @@ class ChargingMode(UnseenMode):
         for index, value in enumerate((*args, *(kwargs or {}).values(), result)):
             if not isinstance(value, Tensor | list | tuple):
                 continue
-            tensors = _tensors_in((value,))
+            tensors = tensors_in((value,))
             if index < last:
                 taken += [() if tensor.is_nested else tensor.shape for tensor in tensors]
             count = sum([tensor.nbytes for tensor in tensors])
@@ -161,8 +178,8 @@ class ChargingMode(UnseenMode):
         if widest[0].is_meta:
             if kind.initialises:
                 return
-            for tensor in _tensors_in((*args, *(kwargs or {}).values(), result)):
-                hold_memory(tensor, self._clock)
+            for tensor in tensors_in((*args, *(kwargs or {}).values(), result)):
+                self._hold(tensor)
         dtype = widest[0].dtype
         if kind.flops is not None:
             flops = self._flops_of(kind, args, kwargs, result)
@@ -177,10 +194,10 @@ class ChargingMode(UnseenMode):
                 kind.name, engine, flops, size, _DTYPES.get(dtype, ""),
                 shapes=tuple(map(tuple, shapes)), is_causal=is_causal,
             )  # fmt: skip
-            priced = self._priced[key] = self._clock.price(work)
+            priced = self._priced[key] = self.clock.price(work)
             if kind.is_unknown:
-                self._clock.note_unknown(priced)
-        self._clock.compute(priced)
+                self.clock.note_unknown(priced)
+        self.clock.compute(priced)
 
     def _flops_of(self, kind: _Kind, args: Any, kwargs: Any, result: Any) -> int:
         assert kind.flops is not None, "asked of matrix operations only"
@@ -222,7 +239,7 @@ def _kind_of(func: Any) -> _Kind:
     )
 
 
-def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Those that lie on the device, those in lists too."""
     found = []
     for value in values:
@@ -230,19 +247,32 @@ def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
             if value.layout is torch.strided:
                 found.append(value)
         elif isinstance(value, list | tuple):
-            found += _tensors_in(value)
+            found += tensors_in(value)
     return found
 
 
+def told_place(frame: Any) -> str:
+    """The program's line among these frames, as `file:line`."""
+    site = place_of(frame)
+    return "" if site is None else f"{site.code.co_filename}:{site.line}"
+
+
 _OF_PROGRAM = "is_of_program"
+
+
+def _is_of_torch(mode: Any) -> bool:
+    """Whether torch has entered a `FakeTensorMode` itself, such as DTensor for its layouts."""
+    return mode is not None and not getattr(mode, _OF_PROGRAM, False)
+
+
 _TORCH = f"{Path(torch.__file__).parent}/"
 _modes = threading.local()
 """The mode of the rank whose thread it is."""
 
 
-def charge_thread(clock: RankClock) -> ChargingMode:
-    """The mode that charges what the rank computes whose thread calls this."""
-    mode = _modes.mode = ChargingMode(clock)
+def charge_thread(mode: ChargingMode) -> ChargingMode:
+    """Have a mode charge what the rank computes whose thread calls this."""
+    _modes.mode = mode
     return mode
 
 
@@ -275,38 +305,3 @@ def with_makers(original: Callable[..., None]) -> Callable[..., None]:
         setattr(self, _OF_PROGRAM, not maker.startswith(_TORCH))
 
     return init
-
-
-_held: dict[int, tuple[Any, int, RankClock]] = {}
-"""By the identity of a storage: a reference that ends with it, its bytes, and whose it is."""
-
-
-def hold_memory(tensor: Tensor, clock: RankClock) -> None:
-    """Count the storage of a tensor as memory of a rank, as long as it lives."""
-    storage = tensor.untyped_storage()
-    identity = id(storage)
-    if identity in _held:
-        return
-    size = storage.nbytes()
-
-    def release(_: Any) -> None:
-        _, held, owner = _held.pop(identity)
-        owner.memory.take(-held)
-
-    _held[identity] = (weakref.ref(storage, release), size, clock)
-    clock.memory.take(size)
-
-
-def with_counting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`UntypedStorage.resize_`, which frees and takes memory without an operation (FSDP)."""
-
-    def resize_(storage: Any, size: int) -> Any:
-        result = original(storage, size)
-        held = _held.get(id(storage))
-        if held is not None:
-            reference, before, clock = held
-            _held[id(storage)] = (reference, size, clock)
-            clock.memory.take(size - before)
-        return result
-
-    return resize_

@@ -185,9 +185,13 @@ def synchronize(_device: Any = None) -> None:
 
 def order_by_streams() -> Callable[[], None]:
     """Let `torch.cpu`, which FSDP uses, have such streams and events; returns what undoes it."""
+
+    def wait_for_device(device: Any = None) -> None:  # dynamo wants others than CUDA's
+        synchronize(device)
+
     names = {
         "Stream": LaneStream, "Event": LaneEvent, "stream": InStream, "StreamContext": InStream,
-        "current_stream": current_stream, "synchronize": synchronize,
+        "current_stream": current_stream, "synchronize": wait_for_device,
     }  # fmt: skip
     before = {name: getattr(torch.cpu, name) for name in names}
     for name, value in names.items():

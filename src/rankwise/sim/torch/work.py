@@ -95,7 +95,8 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
 
     def exception(self) -> Exception | None:
         """Why it has failed, if it has."""
-        return next((gate.error for gate in self._gates if gate.error is not None), None)
+        errors = (gate.error for gate in self._gates)
+        return next((error for error in errors if isinstance(error, Exception)), None)
 
     def result(self) -> Any:
         """The tensors that were filled."""

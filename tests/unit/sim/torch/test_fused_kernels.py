@@ -14,7 +14,7 @@ from rankwise.sim.torch.fused_kernels import (  # noqa: E402  # the same
     rms_norm,
     scaled_dot_product_attention,
 )
-from rankwise.sim.torch.operations import charge_thread  # noqa: E402  # the same
+from rankwise.sim.torch.operations import ChargingMode, charge_thread  # noqa: E402  # the same
 
 pytestmark = pytest.mark.torch
 SHAPE = (4, 64)
@@ -32,7 +32,7 @@ def charged(compute: Any) -> tuple[Any, Prediction]:
     rank.number, rank.belongings = 0, {}
 
     def live() -> Any:
-        with charge_thread(prediction.clock_of(rank)):
+        with charge_thread(ChargingMode(prediction.clock_of(rank))):
             return compute()
 
     with ThreadPoolExecutor(1) as pool:

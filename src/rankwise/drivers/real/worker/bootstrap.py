@@ -519,7 +519,8 @@ def run_to_code(
     except SystemExit as ending:
         code = _exit_code(ending)
     except BaseException as error:  # noqa: BLE001 - this is the bottom of the process
-        code, uncaught = 1, error
+        # What rankwise raises in a simulated rank may have an exit code of its own.
+        code, uncaught = getattr(error, "rankwise_exit_code", 1), error
     if uncaught is not None:  # shown here, and not above, or it would become the context of another
         _show(uncaught)
     return code, uncaught
