@@ -1,18 +1,20 @@
 """Published training runs and collectives, beside what is predicted of them.
 
-- **runs**: step times of published runs, predicted by pricing one rank of `programs/transformer.py`
-  with the flags of each framework. The toy is 6 N tokens / one efficiency, the same for all runs of
-  a kind of device. `--fit` prints the figures that fit best, and the errors with each source left
-  out of the fit. Rows with a gate are shown, not counted.
-- **collectives**: curves of NCCL; half of those of a fabric that a machine describes were fitted,
-  the others are predicted.
+- **runs**: step times and memory of published runs, predicted with `rankwise run --timing-only` of
+  `programs/transformer.py` with the flags of each framework. The toy is 6 N tokens / one
+  efficiency, the same for all runs. Rows with a gate are shown, not counted.
+- **fit**: the figures of devices that fit best, and the errors with each source left out of the
+  fit. It takes three predictions of each run.
+- **collectives**: curves of NCCL; of each fabric one was fitted, the others are predicted.
 
-Recording a run takes 15 to 60 s of CPU; records are kept in `build/foresight`.
+A prediction takes half a minute to two minutes of CPU; answers are kept in `build/foresight` by the
+figures of the machine.
 """
 
+import hashlib
 import json
 import math
-import pickle
+import shlex
 import statistics
 import subprocess
 import sys
@@ -22,14 +24,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from measuring import Table, arguments
+from measuring import PROGRAMS, RANKWISE, Table, arguments
 
+import rankwise
+from rankwise.sim.prediction.machines.calibration import machine_text
 from rankwise.sim.prediction.machines.catalogue import named_machine
 from rankwise.sim.prediction.machines.description import Figure, RealMachine
 from rankwise.sim.prediction.machines.fabric import FabricPrices
 
 HERE = Path(__file__).parent
-RECORDS = HERE.parent / "build" / "foresight"
+ANSWERS = HERE.parent / "build" / "foresight"
 STEPS = 2
 POWER_OF_500_W = (500 / 700) ** (1 / 3)
 FITTED = {"hopper": (0.5, 0.8), "ampere": (0.6, 0.9)}
@@ -37,7 +41,8 @@ FIGURES = ("matrix", "memory")
 BEST = {"hopper": 0.803, "ampere": 0.869}
 """The best published product, as a share of the peak: what a device without a run of its own is
 fitted by, in proportion to the other kind."""
-KINDS = {"bf16": {989.0: "hopper", 312.0: "ampere"}}
+KINDS = {989.0: "hopper", 312.0: "ampere"}
+"""By the peak in bf16."""
 _COLLECTIVES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "alltoall": "all_to_all"}
 MEMORY_TRIED = (0.75, 0.80, 0.85, 0.90)
 
@@ -46,44 +51,55 @@ class Row(NamedTuple):
     """A published run that is predicted."""
 
     published: Mapping[str, Any]
-    record: Any
     flops: float
+
+    @property
+    def real(self) -> RealMachine:
+        """The machine that it ran on."""
+        return named_machine(self.published["machine"])
 
     @property
     def kind(self) -> str:
         """The kind of device."""
-        return kind_of(named_machine(self.published["machine"]))
+        return KINDS[self.real.device.peak_tflops["bf16"].value]
 
 
-def kind_of(real: RealMachine) -> str:
-    return KINDS["bf16"][real.device.peak_tflops["bf16"].value]
+def published_runs() -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads((HERE / "foresight_runs.json").read_text("utf-8"))
+    return runs
 
 
-def records(quick: bool) -> list[Row]:
-    """Record what is not recorded yet, each run in a process of its own."""
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    for run in json.loads((HERE / "foresight_runs.json").read_text("utf-8")):
-        if "words" not in run or (quick and rows):
-            continue
-        path = RECORDS / f"{run['id']}.pickle"
-        if not path.exists():
-            command = [sys.executable, __file__, "--record", run["id"]]
-            subprocess.run(command, check=True)
-        made = pickle.loads(path.read_bytes())
-        rows.append(Row(run, made, toy_flops(run["words"]) * run["tokens"]))
-    return rows
+def rows_of_runs() -> list[Row]:
+    return [
+        Row(run, toy_flops(run["words"]) * run["tokens"])
+        for run in published_runs()
+        if "words" in run
+    ]
 
 
-def record_one(name: str) -> None:
-    """Record a run in this process."""
-    from foresight_recording import record, topology_of  # noqa: PLC0415  # it patches torch
-
-    runs = json.loads((HERE / "foresight_runs.json").read_text("utf-8"))
-    run = next(each for each in runs if each["id"] == name)
-    like = topology_of(named_machine(run["machine"]), run["devices"])
-    made = record(f"{run['words']} --steps {STEPS}", run["devices"], like)
-    (RECORDS / f"{name}.pickle").write_bytes(pickle.dumps(made))
+def predict(row: Row, real: RealMachine) -> dict[str, Any]:
+    """What is predicted of a run on a machine."""
+    text = machine_text(real)
+    key = hashlib.sha256(f"{rankwise.__version__} {row.published['words']} {text}".encode())
+    answer = ANSWERS / f"{row.published['id']}-{key.hexdigest()[:12]}.json"
+    if not answer.exists():
+        ANSWERS.mkdir(parents=True, exist_ok=True)
+        machine = answer.with_suffix(".yaml")
+        machine.write_text(text, "utf-8")
+        ranks = row.published["devices"]
+        per_node = min(ranks, real.node_size)
+        command = [
+            *RANKWISE, "run", "--on", f"sim:{machine}", f"--nnodes={ranks // per_node}",
+            f"--nproc-per-node={per_node}", "--timing-only", "--no-prefix",
+            "--prediction", str(answer), str(PROGRAMS / "transformer.py"),
+            *row.published["words"].split(), f"--steps={STEPS}",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            answer.unlink(missing_ok=True)
+            sys.exit(f"{shlex.join(command)}\n{done.stderr}")
+    found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
+    return found
 
 
 def toy_flops(words: str) -> float:
@@ -110,15 +126,8 @@ def machine_with(real: RealMachine, figures: Mapping[str, float]) -> RealMachine
 
 def predicted_ms(row: Row, figures: Mapping[str, float] | None = None) -> float:
     """Milliseconds of a step; with the figures that ship if none are given."""
-    from foresight_recording import priced, topology_of  # noqa: PLC0415  # see above
-
-    from rankwise.sim.prediction.summary import figures_of  # noqa: PLC0415  # the same
-
-    real = named_machine(row.published["machine"])
-    real = real if figures is None else machine_with(real, figures)
-    prediction = priced(row.record, topology_of(real, row.published["devices"]))
-    prediction.size = 1
-    return figures_of(prediction).time / 1e9
+    real = row.real if figures is None else machine_with(row.real, figures)
+    return float(predict(row, real)["step_time_s"]) * 1e3
 
 
 def error(predicted: float, row: Row) -> float:
@@ -151,7 +160,7 @@ def show_runs(rows: Sequence[Row], table: Table) -> None:
             f"{row.published['id']}: {row.published['model']}, {row.published['devices']} x"
             f" {row.published['machine']}" + (" (gate)" if is_gated else ""),
             f"{published:,.0f} ms", f"{ours:,.0f} ms", f"{100 * error(ours, row):+.1f} %",
-            f"{100 * error(toy, row):+.1f} %",
+            f"{100 * error(toy, row):+.1f} %", memory_of(row),
         )  # fmt: skip
         if not is_gated:
             errors.append(abs(error(ours, row)))
@@ -161,15 +170,24 @@ def show_runs(rows: Sequence[Row], table: Table) -> None:
         ("median of counted rows", statistics.median(errors), statistics.median(toys)),
         ("90th percentile of counted rows", percentile(errors), percentile(toys)),
     ):
-        table.row(name, "", "", f"{100 * ours:.1f} %", f"{100 * toy:.1f} %")
-    table.row(
-        "measured / predicted, counted", "", "", f"{min(ratios):.2f} to {max(ratios):.2f}", ""
-    )
-    for run in json.loads((HERE / "foresight_runs.json").read_text("utf-8")):
+        table.row(name, "", "", f"{100 * ours:.1f} %", f"{100 * toy:.1f} %", "")
+    ends = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    table.row("measured / predicted, counted", "", "", ends, "", "")
+    for run in published_runs():
         if "not_run" in run:
             name = f"{run['id']}: {run['model']}, {run['devices']} x {run['gpu']}"
             step = f"{run['step_ms']:,.0f} ms"
-            table.row(name, step, "not predicted", run["not_run"], "")
+            table.row(name, step, "not predicted", run["not_run"], "", "")
+
+
+def memory_of(row: Row) -> str:
+    """What a device holds at its peak, and what was published of it."""
+    answer = predict(row, row.real)
+    ours = f"{answer['peak_active_bytes'] / 2**30:.1f} GiB active"
+    if "memory_GiB" not in row.published:
+        return ours
+    kind = row.published["memory_kind"] or "unknown kind"
+    return f"{ours}; {row.published['memory_GiB']:.1f} {kind}"
 
 
 def percentile(values: Sequence[float], share: float = 0.9) -> float:
@@ -300,27 +318,20 @@ def show_collectives(table: Table) -> None:
         )  # fmt: skip
 
 
+PARTS = ("runs", "fit", "collectives")
+CURVES = ("curve", "was", "points", "median error", "from 64 MiB on", "note")
+RUNS = ("run", "published", "predicted", "error", "toy", "memory")
+
+
 def main() -> None:
-    if sys.argv[1:2] == ["--record"]:
-        record_one(sys.argv[2])
-        return
-    options = arguments(
-        __doc__, repetitions=1, parts=("runs", "fit", "collectives"), quick_parts=("collectives",)
-    )
+    options = arguments(__doc__, repetitions=1, parts=PARTS, quick_parts=("collectives",))
     if "collectives" in options.only:
-        show_collectives(
-            Table(
-                "Collectives", ("curve", "was", "points", "median error", "from 64 MiB on", "note")
-            )
-        )
-    if {"runs", "fit"} & set(options.only):
-        rows = records(options.quick)
-        if "runs" in options.only:
-            show_runs(
-                rows, Table("Published runs", ("run", "published", "predicted", "error", "toy"))
-            )
-        if "fit" in options.only:
-            show_fit(rows, Table("Fit", ("what", "published", "predicted", "error", "")))
+        show_collectives(Table("Collectives", CURVES, options.json))
+    rows = rows_of_runs()
+    if "runs" in options.only:
+        show_runs(rows, Table("Published runs", RUNS, options.json))
+    if "fit" in options.only:
+        show_fit(rows, Table("Fit", ("what", "published", "predicted", "error", ""), options.json))
 
 
 if __name__ == "__main__":

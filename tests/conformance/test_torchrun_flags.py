@@ -23,7 +23,7 @@ from rankwise.cli.run_options import OPTIONS
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-NEW_DEFAULTS = {"start_method": "subprocess"}
+NEW_DEFAULTS = {"start_method": "auto"}
 """Where a default differs from torch's on purpose."""
 
 

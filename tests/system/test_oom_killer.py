@@ -29,6 +29,24 @@ print("status:", status)
 verdict = watch.verdict()
 print("after:", verdict.was_oom, verdict.evidence)
 """
+POOL = """
+import os, sys
+import rankwise
+
+def hungry():
+    open("/proc/self/oom_score_adj", "w").write("1000")
+    eaten = []
+    while True:
+        eaten.append(b"x" * 1_000_000)
+
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+with rankwise.Pool(1) as pool:
+    failed = pool.submit(hungry)
+    following = pool.submit(abs, -3)
+    print(str(failed.exception()).replace(chr(10), " "))
+    print(type(failed.exception()).__name__, failed.exception().was_oom, following.result())
+"""
+POOL_LIMIT_BYTES = 256 * 1024 * 1024
 
 
 @pytest.fixture
@@ -82,3 +100,22 @@ def test_a_kill_by_the_real_oom_killer_is_told_from_any_other(small_group: Path)
     assert after.startswith("after: True memory.")
     assert f"of /{small_group.name}" in after or f"/{small_group.name}:" in after
     assert after.endswith("oom_kill 0 -> 1, limit 64 MiB")
+
+
+def test_task_that_the_oom_killer_ends_says_so_and_the_pool_goes_on(small_group: Path) -> None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        if (small_group / name).exists():
+            (small_group / name).write_text(f"{POOL_LIMIT_BYTES}\n", encoding="ascii")
+
+    told = subprocess.run(
+        [sys.executable, "-c", POOL, str(small_group)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+    message, rest = told.stdout.splitlines()
+    assert "out of memory" in message
+    assert "limit 256 MiB" in message
+    assert rest == "WorkerDied True 3"

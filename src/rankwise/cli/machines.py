@@ -52,7 +52,7 @@ def _row(real: "RealMachine") -> tuple[str, ...]:
     if real.status == "calibrated":
         told = "calibrated"
     elif checked is not None:
-        told = f"validated by {checked.own} of {checked.runs} runs, up to {checked.devices} devices"
+        told = f"validated by {checked.own} of {checked.runs} runs"
         if not checked.own:
             told = "as its relatives, no run of its own"
     return (

@@ -104,10 +104,9 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
         _torchruns(
             "--start-method",
             "How workers start. subprocess: an interpreter each. forkserver: one process imports "
-            "and forks the workers, which is fastest. auto: forkserver if SCRIPT begins with "
-            "imports of torch or numpy and cannot tell the difference, else subprocess. fork "
-            "means forkserver, because forking a process with threads is unsafe. spawn means "
-            "subprocess for scripts.",
+            "and forks the workers; fastest. auto: forkserver if SCRIPT begins with imports of "
+            "torch or numpy and works the same, else subprocess. fork means forkserver, because "
+            "forking a process with threads is unsafe. spawn means subprocess for scripts.",
             type=click.Choice(START_METHODS),
             default="auto",
         ),

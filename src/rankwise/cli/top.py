@@ -124,5 +124,6 @@ def _rows(
                 "gpu_busy": shown.gpu_busy,
                 "gpu_celsius": shown.gpu_celsius,
                 "gpu_slow": shown.gpu_slow,
+                "gpu_errors": shown.gpu_errors,
             }
         yield row | status

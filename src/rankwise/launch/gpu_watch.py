@@ -32,7 +32,7 @@ from rankwise.drivers.real.reactor import Reactor
 from rankwise.launch.notices import Say
 from rankwise.ports.clock import Clock
 
-PATIENCE = Duration(300 * MILLISECOND)
+PATIENCE = Duration(2 * SECOND)
 FIRST_LOOK, LOOK_PAUSE = Duration(5 * SECOND), Duration(60 * SECOND)
 """When it is seen which rank is on which GPU: once they have begun, and then every minute."""
 XID_RECENT = Duration(60 * SECOND)
@@ -72,6 +72,9 @@ class GpuWatch:
         clock: tells how long ago something was.
         say: tells the user of XID errors at once.
         leaders: the ranks' processes, by rank.
+
+    Attributes:
+        on_xid: are told of each XID error, in words.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class GpuWatch:
         self._clock = clock
         self._say = say
         self._leaders = leaders
+        self.on_xid: list[Callable[[str], None]] = []
         self._first: dict[int, GpuReading] = {}
         self._latest: dict[int, GpuReading] = {}
         self._gpus_of: dict[int, frozenset[int]] = {}
@@ -106,6 +110,10 @@ class GpuWatch:
     def ranks_on(self, index: int) -> tuple[int, ...]:
         """The ranks that were seen on a GPU last; empty where that is not known."""
         return tuple(rank for rank, gpus in sorted(self._gpus_of.items()) if index in gpus)
+
+    def told_xids(self) -> list[str]:
+        """The latest XID errors of this run, in words: `GPU 3 (rank 3) reported XID 79 …`."""
+        return [f"{self._named(xid.gpu)} reported {_name(xid.number)}" for xid in self._xids]
 
     def xid_counts(self) -> dict[int, int]:
         """How many XID errors each GPU has reported in this run."""
@@ -155,10 +163,12 @@ class GpuWatch:
         gpus = open_gpus()
         if gpus is None:
             return
-        self._stop_listening = listen_for_xids(gpus, self._hear_xid)
         while (deliver := self._wanted.get()) is not None:
             deliver(gpus.read())
-        self._stop_listening()
+            if self._stop_listening is None:  # the first reading is what later ones are compared to
+                self._stop_listening = listen_for_xids(gpus, self._hear_xid)
+        if self._stop_listening is not None:
+            self._stop_listening()
 
     def _hear_xid(self, xid: Xid) -> None:
         """In the thread of events."""
@@ -168,6 +178,8 @@ class GpuWatch:
         self._xids = [*self._xids[-_XIDS_MAX + 1 :], xid]
         self._xid_counts[xid.gpu] += 1
         self._read_now()  # its ranks may be about to end
+        for on_xid in self.on_xid:
+            on_xid(f"{self._named(xid.gpu)} reported {_name(xid.number)}")
         self._say(f"{self._named(xid.gpu)} reported {_name(xid.number)}", "gpu-xid",
                   gpu=xid.gpu, xid=xid.number, ranks=self.ranks_on(xid.gpu))  # fmt: skip
 

@@ -35,6 +35,7 @@ from rankwise.observe.records import (
     RECORDER,
     CallsSampled,
     CallsSeen,
+    GpuErrorReported,
     GpuSample,
     GpusSampled,
     RanksSampled,
@@ -100,6 +101,8 @@ class RunRecorder:
         gpus: "GpuWatch | None" = None,
     ) -> None:
         self._gpus = gpus
+        if gpus is not None:
+            gpus.on_xid.append(self._on_xid)
         self._name = name
         self._is_described = False
         self._journal = journal
@@ -225,6 +228,9 @@ class RunRecorder:
         ]
         return RanksSampled(attempt=self._attempt, samples=tuple(samples))
 
+    def _on_xid(self, text: str) -> None:
+        self._write([GpuErrorReported(text=text)])
+
     def _on_gpus_read(self, readings: list["GpuReading"]) -> None:
         assert self._gpus is not None, "it has read them"
         samples = tuple(
@@ -235,6 +241,7 @@ class RunRecorder:
                 each.utilisation,
                 each.temperature_c,
                 each.throttled_by,
+                each.ecc_errors,
             )
             for each in readings
         )

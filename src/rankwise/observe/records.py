@@ -77,6 +77,7 @@ class GpuSample(msgspec.Struct, frozen=True, array_like=True):
         utilisation: 0 to 1.
         celsius: its temperature.
         throttled_by: why its clocks are slow.
+        errors: uncorrectable errors of its memory since the driver was loaded.
     """
 
     gpu: int
@@ -85,6 +86,7 @@ class GpuSample(msgspec.Struct, frozen=True, array_like=True):
     utilisation: float | None
     celsius: int | None
     throttled_by: tuple[str, ...]
+    errors: int | None = None
 
 
 class GpusSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -92,6 +94,12 @@ class GpusSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     attempt: int
     samples: tuple[GpuSample, ...]
+
+
+class GpuErrorReported(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The driver has reported an XID error, in words: `GPU 3 (rank 3) reported XID 79 …`."""
+
+    text: str
 
 
 class RecordedGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -183,4 +191,12 @@ class SectionsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sections: tuple[RecordedSection, ...]
 
 
-Record = RunDescribed | RanksSampled | GpusSampled | CallsSeen | CallsSampled | SectionsSeen
+Record = (
+    RunDescribed
+    | RanksSampled
+    | GpusSampled
+    | GpuErrorReported
+    | CallsSeen
+    | CallsSampled
+    | SectionsSeen
+)

@@ -41,6 +41,7 @@ from rankwise.observe.records import (
     RECORDER,
     CallsSampled,
     CallsSeen,
+    GpuErrorReported,
     GpuSample,
     GpusSampled,
     RanksSampled,
@@ -99,7 +100,7 @@ class RankLife:
 
 
 class Moment(NamedTuple):
-    """Something that was decided: a restart, a round that ended."""
+    """Something that was decided or reported: a restart, the end of a round, an error of a GPU."""
 
     at: int
     text: str
@@ -260,6 +261,8 @@ class _Reader:
             case RanksSampled():
                 for sample in entry.samples:
                     self.story.samples.setdefault(sample.rank, []).append((self._at, sample))
+            case GpuErrorReported(text=text):
+                self.story.moments.append(Moment(self._at, text))
             case GpusSampled():
                 for gpu in entry.samples:
                     self.story.gpus.setdefault(gpu.gpu, []).append((self._at, gpu))

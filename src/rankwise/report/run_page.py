@@ -23,7 +23,7 @@ from rankwise.launch.failure_report.composing import blocks_of_standing
 from rankwise.launch.failure_report.hints import is_peer_gone
 from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames
 from rankwise.launch.failure_report.words import headline
-from rankwise.observe.records import BEGUN_BY_CPP
+from rankwise.observe.records import BEGUN_BY_CPP, GpuSample
 from rankwise.observe.story import NodeStory
 from rankwise.observe.timeline import PlacedCall, RunTimeline, clocks_in_words
 from rankwise.report.charts import RANKS_SHOWN, gpu_chart, ranks_chart, resource_chart
@@ -389,8 +389,14 @@ def _gpus(timeline: RunTimeline) -> Iterable[str]:
     for what in ("% busy", "memory", "°C"):
         if chart := gpu_chart(timeline, what):
             yield f'<div class="scroll">{chart}</div><p></p>'
-    yield table([["GPU", "ranks", "busy on average", "most memory", "hottest", "slow clocks"],
+    yield table([["GPU", "ranks", "busy on average", "most memory", "hottest", "slow clocks",
+                  "memory errors"],
                  *_rows_of_gpus(timeline)])  # fmt: skip
+
+
+def _errors_between(samples: Sequence[GpuSample]) -> str:
+    counts = [each.errors for each in samples if each.errors is not None]
+    return f"{counts[-1] - counts[0]}" if counts else ""
 
 
 def _rows_of_gpus(timeline: RunTimeline) -> Iterable[list[str]]:
@@ -409,6 +415,7 @@ def _rows_of_gpus(timeline: RunTimeline) -> Iterable[list[str]]:
             "" if memory is None else format_bytes(memory),
             "" if hottest is None else f"{hottest} °C",
             ", ".join(f"{why} {count / len(samples):.0%}" for why, count in slow.items()),
+            _errors_between(samples),
         ]
 
 

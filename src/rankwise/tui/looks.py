@@ -45,6 +45,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     round: int | None = None
     failures: Mapping[str, int] = {}
     latest_failure: str = ""
+    xids: tuple[str, ...] = ()
     workers: tuple[RankStatus, ...] = ()
 
 

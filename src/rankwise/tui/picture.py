@@ -82,6 +82,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         gpu_busy, gpu_celsius: the share of time in which kernels ran, and the temperature, of its
             busiest and of its hottest GPU.
         gpu_slow: why their clocks are slow.
+        gpu_errors: uncorrectable errors of their memory since the driver was loaded.
         is_folded: whether it stands for ranks that have no rows of their own.
         depth: 1 for a rank below the row of its state.
         why: how it failed.
@@ -100,6 +101,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gpu_busy: float | None = None
     gpu_celsius: int | None = None
     gpu_slow: tuple[str, ...] = ()
+    gpu_errors: int | None = None
     is_folded: bool = False
     depth: int = 0
     why: str = ""
@@ -261,6 +263,7 @@ def _row(
         gpu_busy=None if gpus is None else gpus.utilisation,
         gpu_celsius=None if gpus is None else gpus.temperature_c,
         gpu_slow=() if gpus is None else gpus.throttled_by,
+        gpu_errors=None if gpus is None else gpus.ecc_errors,
         why=worker.why,
     )
 

@@ -14,6 +14,7 @@ from rankwise.tui.picture import NOTABLE_S, Row, RunPicture, State, arranged
 
 WIDTH = 80
 CALL_WIDTH_MAX = 40
+XIDS_SHOWN = 4
 
 _SHARE_SHOWN = 0.01
 
@@ -86,6 +87,10 @@ def head(picture: RunPicture, width: int = WIDTH) -> list[str]:
         lines += _wrapped([f"failed so far: {counts}", printable(status.latest_failure)], width)
     if told := _who_waits(picture.rows):
         lines += _wrapped([told], width)
+    for told in dict.fromkeys(status.xids[-XIDS_SHOWN:]):
+        lines += _wrapped([told], width)
+    if told := _whose_gpus_are_flawed(picture.rows):
+        lines += _wrapped([told], width)
     if told := _whose_gpus_are_slow(picture.rows):
         lines += _wrapped([told], width)
     if picture.lacks_gpus:
@@ -153,6 +158,16 @@ def _who_waits(rows: Iterable[Row]) -> str:
     verb = "waits" if len(waiting) == 1 else "wait"
     told = f"{ranks_in_words(waiting)} {verb} for {ranks_in_words(awaited)}"
     return f"{told}, for {_time(longest)} (see rankwise why)"
+
+
+def _whose_gpus_are_flawed(rows: Iterable[Row]) -> str:
+    errors = {row.ranks[0]: row.gpu_errors for row in rows if row.gpu_errors}
+    if not errors:
+        return ""
+    has = "has" if len(errors) == 1 else "have"
+    gpus = "the GPU" if len(errors) == 1 else "the GPUs"
+    told = counted(sum(errors.values()), "uncorrectable memory error")
+    return f"{gpus} of {ranks_in_words([*errors])} {has} had {told} since the driver was loaded"
 
 
 def _whose_gpus_are_slow(rows: Iterable[Row]) -> str:

@@ -119,6 +119,8 @@ def test_journal_and_report_have_samples_of_gpus(
         pids = pids_in(run)
         gpus.set([FakeGpu(processes=((pids[rank], 100),)) for rank in range(2)])
         wait_for_sample(log_dir, '"GpusSampled"')
+        gpus.report_xid(1, 13)
+        wait_for_sample(log_dir, '"GpuErrorReported"')
         go(program)
         run.finish()
 
@@ -126,6 +128,7 @@ def test_journal_and_report_have_samples_of_gpus(
     assert "<h2>GPUs</h2>" in html
     assert "87%" in html
     assert "64 °C" in html
+    assert "GPU 1 (rank 1) reported XID 13 (graphics engine exception)" in html
 
 
 def wait_for_sample(log_dir: Path, word: str) -> None:
@@ -141,7 +144,10 @@ def test_top_shows_memory_load_and_temperature(gpus: FakeGpus, program: tuple[st
                  environment=gpus.environment) as run:  # fmt: skip
         pids = pids_in(run)
         gpus.set(
-            [FakeGpu(processes=((pids[0], 100),)), FakeGpu(reasons=0x20, processes=((pids[1], 7),))]
+            [
+                FakeGpu(processes=((pids[0], 100),)),
+                FakeGpu(reasons=0x20, ecc=2, processes=((pids[1], 7),)),
+            ]
         )
         names = (f"gpus-{os.getpid()}",)
         with Running(*RANKWISE, "top", "--once", *names, environment=gpus.environment) as top:
@@ -154,6 +160,7 @@ def test_top_shows_memory_load_and_temperature(gpus: FakeGpus, program: tuple[st
 
     assert "GPU BUSY TEMP" in shown
     assert "the GPU of rank 1 is throttled (thermal)" in shown
+    assert "the GPU of rank 1 has had 2 uncorrectable memory errors" in shown
     assert [rank["gpu_bytes"] >> 20 for rank in ranks] == [100, 7]
     assert [rank["gpu_celsius"] for rank in ranks] == [64, 64]
 

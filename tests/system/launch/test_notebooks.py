@@ -23,6 +23,37 @@ def stay():
     time.sleep(1000)
 rankwise.run(stay, nprocs=2)
 """
+POOL_MADE = """
+import rankwise
+pool = rankwise.Pool(2)
+step = 1
+def moved(x):
+    return x + step
+list(pool.map(moved, range(3)))
+"""
+POOL_STAYS = """
+import time
+def stay():
+    print("begun", flush=True)
+    time.sleep(1000)
+pool.submit(stay).result()
+"""
+POOL_GOES_ON = """
+step = 10
+list(pool.map(moved, range(3)))
+"""
+POOL_IN_LOOP = """
+import asyncio
+import threading
+def in_thread():
+    global from_thread
+    from_thread = pool.submit(moved, 5).result()
+thread = threading.Thread(target=in_thread)
+thread.start()
+awaited = await asyncio.wrap_future(pool.submit(moved, 1))
+thread.join()
+awaited, from_thread
+"""
 NEXT = """
 rankwise.run(rankwise.rank, nprocs=2)
 """
@@ -100,3 +131,19 @@ def test_each_cell_of_the_example_runs_and_shows_its_result(kernel: tuple[Any, A
     assert "every rank got {2016}" in total
     assert " operations in " in simulated
     assert timeline.count("#") >= 20
+
+
+def test_pool_of_one_cell_serves_the_next_ones_also_after_an_interrupt(
+    kernel: tuple[Any, Any],
+) -> None:
+    made, client = kernel
+    assert result_of(client, POOL_MADE) == "[1, 2, 3]"
+    cell = client.execute(POOL_STAYS, stop_on_error=False)
+    wait_for_output(client, "begun", 1)
+
+    made.interrupt_kernel()
+
+    reply = reply_to(client, cell)
+    assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
+    assert result_of(client, POOL_GOES_ON) == "[10, 11, 12]"
+    assert result_of(client, POOL_IN_LOOP) == "(11, 15)"

@@ -286,8 +286,8 @@ class KernelTimes:
             why, _, _ = text.partition("\n")
             machine = self._prediction.topology.name
             self._say(
-                f"kernel {name} cannot run on {machine}; its time is estimated from its bytes,"
-                f" operations and waits: {why}"
+                f"kernel {name} cannot be simulated alone on {machine}; its time is estimated from"
+                f" its bytes, operations and waits: {why}"
             )
         return None
 

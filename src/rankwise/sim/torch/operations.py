@@ -146,13 +146,17 @@ class ChargingMode(UnseenMode):
         if not kind.is_free:
             self._charge(func, kind, args, kwargs, result)
         elif kind.is_query:
-            self.clock.synchronize()
+            self._wait_for_value()
         else:
             self.clock.note_free()
         if kind.allocates:
             for tensor in tensors_in((result,)):
                 if not tensor.is_meta:
                     self._hold(tensor)
+
+    def _wait_for_value(self) -> None:
+        """The program reads a value: the host waits for its device."""
+        self.clock.synchronize()
 
     def _charge(self, func: Any, kind: _Kind, args: Any, kwargs: Any, result: Any) -> None:
         size = largest = 0

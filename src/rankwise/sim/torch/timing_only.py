@@ -332,8 +332,14 @@ class TimingMode(ChargingMode):
             return
         super()._note(func, args, kwargs, result)
 
+    def _wait_for_value(self) -> None:
+        # A value of the host, such as an optimiser's count of steps, waits for nothing.
+        if self._is_on_device:
+            super()._wait_for_value()
+
     def _charge(self, func: Any, kind: Any, args: Any, kwargs: Any, result: Any) -> None:
         if not self._is_on_device:
+            self.clock.note_free()
             return
         trail = self.clock.trail
         if self._is_known:  # what one rank logs, say: it makes no rank another one

@@ -250,7 +250,7 @@ def test_what_waits_for_others_takes_what_it_moves_here_and_over_the_links(
     )[1]
     assert x.tolist() == [2.0] * 64
     assert launches.trials == 1, "it cannot be tried"
-    assert "kernel pull cannot be tried on pod64" in launches.said[0]
+    assert "kernel pull cannot be simulated alone on pod64" in launches.said[0]
     assert took == pytest.approx([command + (over_links if rank else here)] * 2, rel=0.1)
     assert over_links > 10 * here
 
