@@ -36,10 +36,8 @@ from rankwise.sim.torch.timing_only import TimingMode
 _DEVICE, _IS_CUDA = Tensor.device.__get__, Tensor.is_cuda.__get__
 _IS_CPU = Tensor.is_cpu.__get__
 _GET_DEVICE = Tensor.get_device
-_READS = frozenset({
-    Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__reduce_ex__,
-})  # fmt: skip
-"""What reads memory past all operations."""
+_READS = frozenset({"tolist", "numpy", "__array__", "__repr__", "__reduce_ex__"})
+"""Names of methods that read memory past all operations; others wrap some of them, too."""
 _MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu})
 _MAKERS = frozenset(_device._device_constructors())  # noqa: SLF001  # what a default device is for
 _FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
@@ -60,7 +58,7 @@ class Placing(OnCpu):
         if func in _ABOUT_DEVICES:
             return _answer(func, args, is_torch=is_torch)
         kwargs = dict(kwargs or {})
-        if func in _READS and isinstance(args[0], Tensor):
+        if args and getattr(func, "__name__", "") in _READS and isinstance(args[0], Tensor):
             self._give_numbers(args[0])
             return func(*args, **kwargs)
         if func is torch.device and args and not is_torch and on_cpu(args[0]) is not args[0]:
