@@ -9,15 +9,15 @@ import argparse
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
 
 WIDTH, HEADS, KEY_HEADS, HIDDEN, WORDS = 4096, 32, 8, 14336, 128256
 HEAD = WIDTH // HEADS
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Attention and a gated network, each after a norm."""
 
     def __init__(self) -> None:
@@ -34,10 +34,12 @@ class Block(nn.Module):
             [WIDTH, KEY_HEADS * HEAD, KEY_HEADS * HEAD], dim=-1
         )
         query, key, value = (part.unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in parts)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        seen = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
         values = values + self.out(seen.transpose(1, 2).flatten(2))
         gate, up = self.gate_and_up(self.norm(values)).chunk(2, dim=-1)
-        return values + self.down(F.silu(gate) * up)
+        return values + self.down(functional.silu(gate) * up)
 
 
 def main() -> None:
@@ -67,7 +69,7 @@ def main() -> None:
     for _ in range(3):
         tokens = torch.randint(WORDS, (arguments.batch, arguments.sequence), device="cuda")
         logits = model(tokens).flatten(0, 1).float()
-        F.cross_entropy(logits, tokens.flatten()).backward()
+        functional.cross_entropy(logits, tokens.flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
     dist.destroy_process_group()

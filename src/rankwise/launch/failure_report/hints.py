@@ -137,8 +137,8 @@ _CATALOGUE: Sequence[_Hint] = (
         lambda failure: (
             failure.cause is FailureCause.OUT_OF_STEP and bool(_MISSES.match(failure.detail))
         ),
-        "if this rank is only slow, give a longer limit; else look for a branch, or a loop, that it "
-        "takes differently",
+        "if this rank is only slow, give a longer limit; else look for a branch, or a loop, that"
+        " it takes differently",
     ),
     _Hint(
         lambda failure: failure.cause is FailureCause.OUT_OF_STEP,

@@ -213,7 +213,11 @@ def test_two_groups_each_wait_for_the_slow_rank_of_their_own() -> None:
 
     reduce_time = max(times_of(exchange, 2))
     for first, slow in ((0, 1), (2, 2)):
-        (slowest,) = times_of(lambda _r, torch, a, _x, n=steps[slow]: compute(torch, a, n), 1)
+
+        def alone(_rank: int, torch: Any, a: Any, _x: Any, count: int = steps[slow]) -> None:
+            compute(torch, a, count)
+
+        (slowest,) = times_of(alone, 1)
         group = ends[first : first + 2]
         assert group == pytest.approx([2 * (slowest + reduce_time)] * 2, rel=0.03)
 
