@@ -124,5 +124,8 @@ def _what_they_do(group: "Sequence[dict[str, Any]]") -> str:
     period = format_duration(duration_from_seconds(longest))
     if doing == "waits":
         return f"in a collective call for {period}"
+    if (awaited_s := group[0].get("awaited_s")) is not None:
+        period = format_duration(duration_from_seconds(awaited_s))
+        return f"awaited for {period}"
     # Without a hang timeout, the first question begins the measurement.
     return f"no progress in the last {period}"

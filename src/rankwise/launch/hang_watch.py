@@ -162,6 +162,7 @@ class HangWatch:
         if not alive:
             reply.send({"error": "none of its ranks is running now"})
         reply.send(header)
+        awaited_s = self._awaited_s()
         for local_rank, pid in sorted(alive.items()):
             line = self._what_it_does(local_rank)
             reply.send(
@@ -169,11 +170,24 @@ class HangWatch:
                 | line
                 | {
                     "waits_for": waits.get(local_rank, ""),
+                    "awaited_s": awaited_s.get(local_rank),
                     "is_stopped": is_stopped(pid),
                     "frames": innermost_frames(stacks.get(local_rank, "")),
                 }
             )
         reply.finish()
+
+    def _awaited_s(self) -> dict[int, float]:
+        """For how long ranks of this node have waited in calls for each one, in seconds."""
+        from rankwise.drivers.real.last_calls import awaited, last_call  # noqa: PLC0415  # rarely asked
+
+        segment, now = self._planner.segment, self._clock.now()
+        if segment is None:
+            return {}
+        calls = {link.local_rank: last_call(segment, link.local_rank) for link in self._alive()}
+        known = {rank: call for rank, call in calls.items() if call is not None}
+        found = awaited(segment, known, now)
+        return {rank: between(since, now) / SECOND for rank, (_, since) in found.items()}
 
     def _what_it_does(self, local_rank: int) -> dict[str, Any]:
         known = self._watch.ranks.get(local_rank)

@@ -397,7 +397,7 @@ print("done", rank)
 
     finished = ranks(program, "--on=sim:pod64", "--device=cuda", run=preloaded.run)
 
-    assert sorted(finished.lines) == ["done 0", "done 1"]
+    assert sorted(finished.lines) == ["done 0", "done 1"], finished.stderr
 
 
 @pytest.mark.torch

@@ -295,6 +295,14 @@ STUCK = {
 }  # fmt: skip
 
 
+def test_why_tells_for_how_long_a_rank_is_awaited() -> None:
+    stuck = STUCK | {"rank": 2, "pid": 9, "still_s": 0.6, "awaited_s": 41.0}
+
+    told = why.render({"verdict": "rank 2 has not come to barrier #2"}, [stuck]).splitlines()
+
+    assert told[1] == "rank 2 (pid 9), awaited for 41 s, innermost call first:"
+
+
 def test_why_tells_the_verdict_and_where_each_rank_stands() -> None:
     verdict = "rank 2 has not come to barrier #2 (a.py:6), in which ranks 0-1 wait"
     ranks: list[dict[str, Any]] = [

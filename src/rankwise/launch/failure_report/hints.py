@@ -104,6 +104,7 @@ def _calls_of_circle(failure: Failure) -> list[str]:
     return _STANDS.findall(failure.detail) if failure.is_shared else []
 
 
+_MISSES = re.compile(r"rank \d+ has not come to ")
 _MISFIT = re.compile(r"rank \d+ sends \d+ elements?\b.*, rank \d+ takes \d+")
 
 _CATALOGUE: Sequence[_Hint] = (
@@ -131,6 +132,13 @@ _CATALOGUE: Sequence[_Hint] = (
     _Hint(
         lambda failure: failure.is_shared,
         _SAME_CALLS.format("one of these ranks"),
+    ),
+    _Hint(
+        lambda failure: (
+            failure.cause is FailureCause.OUT_OF_STEP and bool(_MISSES.match(failure.detail))
+        ),
+        "if this rank is only slow, give a longer limit; else look for a branch, or a loop, that it "
+        "takes differently",
     ),
     _Hint(
         lambda failure: failure.cause is FailureCause.OUT_OF_STEP,

@@ -98,6 +98,8 @@ class Link:
     @property
     def bytes_carried(self) -> int:
         """What has gone over it, or is on its way."""
+        if not self._expresses and self.sharing is None:
+            return self._bytes  # most links, most of the time: each launch asks all of a device
         now = self._simulator.now
         fluid = 0 if self.sharing is None else self.sharing.bytes_so_far(self)
         return (

@@ -6,6 +6,7 @@ and the devices of each node that it puts into a graph are turned into the CPU i
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -27,28 +28,47 @@ def compile_for_cpu() -> Callable[[], None]:
 
     def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
+        raw = vars(owner).get(name, original)  # which may be static
         setattr(owner, name, make(original))
-        stack.callback(setattr, owner, name, original)
+        stack.callback(setattr, owner, name, raw)
 
     modes = import_module("torch._dynamo.variables.torch_function")
     replace(modes.SymbolicTorchFunctionState, "in_torch_function_mode", _but_for_ours)
     replace(modes.TorchFunctionModeVariable, "call_torch_function", _without_ours)
     graphs = import_module("torch._dynamo.output_graph").SubgraphTracer
     replace(graphs, "create_proxy", _for_cpu)
-    _follow_has_torch_function()
+    functions = import_module("torch._dynamo.variables.torch").TorchInGraphFunctionVariable
+    replace(functions, "_get_handlers", _with_ours)
+    rules = import_module("torch._dynamo.trace_rules")
+    replace(rules, "get_torch_obj_rule_map", partial(_knowing_ours, functions))
     tensors = import_module("torch._dynamo.variables.tensor").TensorVariable
     replace(tensors, "method_attr_is_cuda", _true_for_programs)
     return stack.close
 
 
-def _follow_has_torch_function() -> None:
-    """Have dynamo take ours for torch's, which it knows; that stays so, as it knows both then."""
-    kind = import_module("torch._dynamo.variables.torch").TorchInGraphFunctionVariable
-    handlers = kind._get_handlers()  # noqa: SLF001  # torch has no public way
-    for function in (has_torch_function, torch._C._has_torch_function):  # noqa: SLF001  # the same
-        handlers[function] = handlers[torch.overrides.has_torch_function_unary]
-    rules = import_module("torch._dynamo.trace_rules")
-    rules.get_torch_obj_rule_map()[has_torch_function] = kind
+def _with_ours(original: Callable[[], dict[Any, Any]]) -> Any:
+    """What dynamo does with calls of functions: it takes our `has_torch_function` for torch's."""
+
+    def get_handlers() -> dict[Any, Any]:
+        handlers = original()
+        known = handlers[torch.overrides.has_torch_function_unary]
+        for function in (has_torch_function, torch._C._has_torch_function):  # noqa: SLF001  # torch has no public way
+            handlers[function] = known
+        return handlers
+
+    return staticmethod(get_handlers)
+
+
+def _knowing_ours(kind: type, original: Callable[[], dict[Any, type]]) -> Any:
+    """What dynamo knows, and ours: looked up when something is compiled, as it takes long."""
+
+    def get_torch_obj_rule_map() -> dict[Any, type]:
+        known = original()
+        known[has_torch_function] = kind
+        return known
+
+    get_torch_obj_rule_map.cache_clear = original.cache_clear  # type: ignore[attr-defined]  # torch empties it
+    return get_torch_obj_rule_map
 
 
 def _but_for_ours(_original: Any) -> Callable[[Any], bool]:

@@ -196,6 +196,47 @@ def test_rank_that_only_communicates_is_not_held_up_by_ranks_that_compute(
     assert ends[2] == ends[3] == pytest.approx(5 * times_of_three(kernel_time), rel=0.03)
 
 
+def test_two_groups_each_wait_for_the_slow_rank_of_their_own() -> None:
+    """{0, 1} and {2, 3} compute and all-reduce side by side; rank 1 and rank 2 are slow."""
+    steps = {0: STEPS, 1: 4 * STEPS, 2: 5 * STEPS, 3: STEPS}
+
+    def program(rank: int, torch: Any, a: Any, x: list[Any]) -> None:
+        groups = [torch.distributed.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+        for _ in range(2):
+            compute(torch, a, steps[rank])
+            torch.distributed.all_reduce(x[0], group=groups[rank // 2])
+
+    def exchange(_rank: int, torch: Any, _a: Any, x: list[Any]) -> None:
+        torch.distributed.all_reduce(x[0])
+
+    ends = times_of(program, 4)
+
+    reduce_time = max(times_of(exchange, 2))
+    for first, slow in ((0, 1), (2, 2)):
+        (slowest,) = times_of(lambda _r, torch, a, _x, n=steps[slow]: compute(torch, a, n), 1)
+        group = ends[first : first + 2]
+        assert group == pytest.approx([2 * (slowest + reduce_time)] * 2, rel=0.03)
+
+
+def test_ring_exchange_goes_at_the_pace_of_its_straggler(
+    kernel_time: int, message_time: int
+) -> None:
+    steps = 4
+
+    def program(rank: int, torch: Any, a: Any, x: list[Any]) -> None:
+        distributed = torch.distributed
+        for _ in range(steps):
+            compute(torch, a, STEPS * 6 // 5 if rank == 1 else STEPS)
+            sent = distributed.isend(x[0], (rank + 1) % 4)
+            distributed.recv(x[1], (rank - 1) % 4)
+            sent.wait()
+
+    ends = times_of(program, 4)
+
+    # Two messages are waited for: the others are under the computing of the straggler.
+    assert max(ends) == pytest.approx(steps * 1.2 * kernel_time + 2 * message_time, rel=0.03)
+
+
 def times_of_three(kernel_time: int) -> int:
     """How long a kernel of three times the steps takes: its loads and its start count once."""
     (three,) = times_of(lambda _rank, torch, a, _x: compute(torch, a, 3 * STEPS), 1)
