@@ -33,7 +33,7 @@ _ONLY_IF_KNOWN = ("NODE", "ROUND")
 @click.command("ps", context_settings=CONTEXT_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
 def ps(*, as_json: bool) -> None:
-    """List your runs on this machine; for root, the runs of all users.
+    """List your runs and pools (rankwise.Pool) on this machine; for root, the runs of all users.
 
     Each line is an agent. On several nodes it has the rank of the node, the round and its ranks,
     and the members of the round below. CPU is the average of the ranks and their children (200% is
@@ -63,12 +63,13 @@ def _statuses() -> list[dict[str, Any]]:
         RunSuspended,
         RunUnreachable,
         ask_all,
+        list_pools,
         list_runs,
     )
 
     deadline = deadline_after(PATIENCE)
     rows = []
-    for heard in ask_all(list_runs(), "status", deadline):
+    for heard in ask_all(list_runs() + list_pools(), "status", deadline):
         row: dict[str, Any] = {"run_id": heard.run.run_id, "pid": heard.run.pid}
         try:
             for line in heard.lines():
@@ -136,6 +137,8 @@ def _restarts(row: dict[str, Any]) -> str:
 
 def _ranks(row: dict[str, Any]) -> str:
     """The ranks on this node, and how many the job has; how many it may have, while it has none."""
+    if "pool" in row:
+        return f"{len(row['workers'])} of {row['nproc']} workers"
     if "first_rank" not in row:
         return f"0 of {row['nproc']}" if "nproc" in row else "-"
     first, last = row["first_rank"], row["first_rank"] + row["nproc"] - 1

@@ -44,11 +44,11 @@ INTERVAL_MIN = duration_from_seconds(0.1)
 def top(run: str | None, *, once: bool, as_json: bool, interval: Duration) -> None:
     """Show the state, steps, last collective, lateness, CPU and memory of each rank.
 
-    Without RUN, it shows all your runs on this machine. Ranks are folded by state, problems first:
-    failed, hung, awaited (others wait for it), late, still (no progress for 10 s), suspended (by
-    SIGSTOP, Ctrl-Z or a debugger). Keys: q quit, enter unfold or fold, o order, f fold all, ? help.
-    In a terminal it is live, which needs pip install 'rankwise[tui]'; into a pipe it is printed
-    once.
+    Without RUN, it shows all your runs and pools (rankwise.Pool) on this machine. Ranks are folded
+    by state, problems first: failed, hung, awaited (others wait for it), late, still (no progress
+    for 10 s), suspended (by SIGSTOP, Ctrl-Z or a debugger). Keys: q quit, enter unfold or fold, o
+    order, f fold all, ? help. In a terminal it is live, which needs pip install 'rankwise[tui]';
+    into a pipe it is printed once.
 
     RUN is a name that `rankwise ps` shows, the beginning of one, or the pid of an agent.
     On several nodes, it shows the ranks on this machine.
@@ -76,9 +76,9 @@ def _is_on_terminal() -> bool:
 
 
 def _chosen(name: str | None) -> "list[RunSummary]":
-    from rankwise.launch.control.client import list_runs, names_of  # noqa: PLC0415  # not for --help
+    from rankwise.launch.control.client import list_pools, list_runs, names_of  # noqa: PLC0415  # not for --help
 
-    runs = list_runs()
+    runs = list_runs() + list_pools()
     if name is None:
         return runs
     return choose_agents(runs, name, names_of(runs, deadline_after(NAMES_PATIENCE)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from importlib import import_module
-from itertools import islice
+from itertools import count, islice
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -27,6 +27,7 @@ from rankwise.drivers.real.pool.messages import Kind
 from rankwise.drivers.real.pool.progress import show_progress
 from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.arguments import more_than_nothing
+from rankwise.launch.pool_answers import answer_questions
 
 T = TypeVar("T")
 WORKERS_MAX = 4096
@@ -67,6 +68,7 @@ class Pool(Executor):
         env: variables to add to the workers' environment.
         start_timeout: seconds that these imports may take.
         progress: whether to show a line of progress, if stderr is a terminal.
+        name: what `rankwise top` and `rankwise ps` call it; by default `pool-1` and so on.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -86,6 +88,7 @@ class Pool(Executor):
         env: Mapping[str, str] | None = None,
         start_timeout: float = 600.0,
         progress: bool = False,
+        name: str | None = None,
     ) -> None:
         size = usable_cpu_count() if max_workers is None else max_workers
         _check_count("max_workers", size, 1, WORKERS_MAX)
@@ -96,6 +99,10 @@ class Pool(Executor):
             raise ConfigError(f"initializer is {initializer!r:.60}, expected a function")
         if isinstance(preload, str):
             raise ConfigError(f"preload is {preload!r:.60}, expected a list of modules' names")
+        if name is not None and not (name and str(name).isprintable()):
+            raise ConfigError(
+                f"name is {name!r:.60}, expected a printable string that is not empty"
+            )
         check_proc()
         self._size = size
         self._attempts = retries + 1
@@ -110,6 +117,7 @@ class Pool(Executor):
             )
         )
         _open.add(engine)
+        answer_questions(engine, str(name or f"pool-{next(_numbers)}"), size)
         if progress:
             show_progress(engine)
         # The tasks of a pool that nobody holds any more go on; its workers then end.
@@ -290,13 +298,13 @@ class _Chunks:
             return self._size
         return max(1, min(self._size, self._left // (2 * self._pool.size)))
 
-    def _on_done(self, future: "Future[Any]", count: int) -> None:
+    def _on_done(self, future: "Future[Any]", call_count: int) -> None:
         assert isinstance(future, PoolFuture), "it is one of `submit_chunk`"
         with self._lock:
             self._unfinished -= 1
             if self._fixed_size is None and future.took_ns:
-                fitting = count * _CHUNK_NS // future.took_ns
-                self._size = max(1, min(fitting, count * _GROWTH))
+                fitting = call_count * _CHUNK_NS // future.took_ns
+                self._size = max(1, min(fitting, call_count * _GROWTH))
         if self._left is not None and not self._is_over:
             # The pool may be shut down meanwhile: whoever takes the values is told.
             try:
@@ -329,6 +337,7 @@ class _Chunks:
                 future.cancel()
 
 
+_numbers = count(1)
 _open: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 

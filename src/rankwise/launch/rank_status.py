@@ -20,7 +20,8 @@ from rankwise.drivers.real.last_calls import LastCall, awaited, last_call
 from rankwise.drivers.real.segments import Segment
 from rankwise.launch.node_ranks import NodeRanks
 
-RankState = Literal["starting", "running", "hung", "failed", "stopped", "ended"]
+RankState = Literal["starting", "running", "hung", "failed", "stopped", "ended", "idle"]
+"""Only workers of pools are idle."""
 
 
 class CallStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
         came_last: the share of the collectives to which it came last; None where none was judged,
             as of groups with members on other nodes.
         waited_for_s: how long the others have waited for it alone, up to now, while they wait, too.
+        task: of a pool's worker: what it calls.
+        task_s: for how long it has.
     """
 
     rank: int
@@ -74,6 +77,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     awaited_s: float = 0.0
     came_last: float | None = None
     waited_for_s: float = 0.0
+    task: str = ""
+    task_s: float | None = None
 
 
 class WaitedSoFar:

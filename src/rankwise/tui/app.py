@@ -151,7 +151,7 @@ class RunPanel(Vertical):
         lines = head(picture, width)
         self._head.update(Text("\n").join([Text(lines[0], "bold"), *map(Text, lines[1:])]))
         columns = columns_for(picture.rows, width)
-        names = heading(columns)
+        names = heading(columns, is_pool=picture.run.is_pool)
         keys = [*names, *(row.key for row in rows)]
         drawn = [cells(row, columns) for row in rows]
         if keys == self._keys:

@@ -27,6 +27,14 @@ from rankwise.launch.rank_status import RankStatus
 PATIENCE = Duration(2 * SECOND)
 
 
+class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tasks of a pool no worker runs yet, and how many calls have ended and failed."""
+
+    queued: int
+    done: int
+    failed: int
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent says of its run: see `rankwise.launch.control`."""
 
@@ -47,6 +55,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     latest_failure: str = ""
     xids: tuple[str, ...] = ()
     workers: tuple[RankStatus, ...] = ()
+    pool: PoolStatus | None = None
 
 
 class RunLook(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,6 +58,7 @@ class State(StrEnum):
     STARTING = "starting"
     STOPPED = "stopped"
     RUNNING = "running"
+    IDLE = "idle"
     ENDED = "ended"
 
 
@@ -254,7 +255,7 @@ def _row(
         state=state,
         for_s=for_s,
         step_rate=_step_rate(worker, earlier, look, before),
-        call="" if worker.call is None else _call_in_words(worker),
+        call=worker.task if worker.call is None else _call_in_words(worker),
         late_share=_late_share(worker, look),
         waited_for_s=worker.waited_for_s,
         cpu_percent=_cpu_percent(worker, look, before),
@@ -272,6 +273,8 @@ def _state(worker: RankStatus, still_s: float, *, is_late: bool) -> tuple[State,
     told = State(worker.state)
     if told is not State.RUNNING:
         return told, None
+    if worker.task_s is not None:  # a task may sleep for as long as it likes
+        return told, worker.task_s if worker.task_s >= NOTABLE_S else None
     if worker.awaited_s >= NOTABLE_S:
         return State.AWAITED, worker.awaited_s
     in_s = None if worker.call is None else worker.call.in_s

@@ -40,6 +40,7 @@ RANKS, STATE, STEPS, CALL, LATE, CPU, MEMORY, GPU, BUSY, HEAT = COLUMNS = (
     Column("TEMP", 4, is_number=True),
 )
 """With the gaps between them, and without the GPU's three, these fit into 80 columns."""
+_HEADS_OF_POOL = {RANKS.head: "WORKERS", STEPS.head: "CALLS/S", CALL.head: "TASK"}
 _OF_GPUS = (GPU, BUSY, HEAT)
 
 
@@ -58,9 +59,10 @@ def cells(row: Row, columns: Sequence[Column]) -> list[str]:
     return [_fitted(_cell(row, column.head), column) for column in columns]
 
 
-def heading(columns: Sequence[Column]) -> list[str]:
+def heading(columns: Sequence[Column], *, is_pool: bool = False) -> list[str]:
     """The heads of the columns, as wide as these."""
-    return [_fitted(column.head, column) for column in columns]
+    names = _HEADS_OF_POOL if is_pool else {}
+    return [_fitted(names.get(column.head, column.head), column) for column in columns]
 
 
 def head(picture: RunPicture, width: int = WIDTH) -> list[str]:
@@ -71,6 +73,17 @@ def head(picture: RunPicture, width: int = WIDTH) -> list[str]:
         return _wrapped([name, f"pid {picture.run.pid}", picture.end or picture.problem], width)
     state = "silent" if picture.problem else status.state
     facts = [name, f"pid {picture.run.pid}", picture.end or state]
+    if status.pool is not None:
+        pool = status.pool
+        facts += [
+            f"pool of {counted(status.nproc, 'worker')}",
+            f"{pool.queued} queued",
+            f"{pool.done} done",
+            f"{pool.failed} failed" if pool.failed else "",
+            f"age {_time(status.age_s)}",
+            printable(status.program),
+        ]
+        return _wrapped(facts, width)
     if status.round is not None:
         facts += [f"node {status.node_rank} of {status.nodes}", f"round {status.round}"]
     facts += [
@@ -98,10 +111,10 @@ def head(picture: RunPicture, width: int = WIDTH) -> list[str]:
     return lines
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[Row], *, is_pool: bool = False) -> list[str]:
     """Rows as lines, below the heads of the columns; a line more for the reason of a failure."""
     columns = columns_for(rows)
-    lines = [" ".join(heading(columns)).rstrip()]
+    lines = [" ".join(heading(columns, is_pool=is_pool)).rstrip()]
     for row in rows:
         lines.append(" ".join(cells(row, columns)).rstrip())
         if row.why and row.state in (State.FAILED, State.HUNG):
@@ -113,10 +126,12 @@ def page(pictures: Sequence[RunPicture]) -> str:
     """All runs, as text."""
     if not pictures:
         return "no runs"
-    return "\n\n".join(
-        "\n".join([*head(picture), *(table(arranged(picture.rows)) if picture.rows else ())])
-        for picture in pictures
-    )
+    return "\n\n".join("\n".join([*head(picture), *_table_of(picture)]) for picture in pictures)
+
+
+def _table_of(picture: RunPicture) -> list[str]:
+    is_pool = picture.run.is_pool
+    return table(arranged(picture.rows), is_pool=is_pool) if picture.rows else []
 
 
 def _cell(row: Row, name: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import itertools
+import json
 import operator
 import os
 import signal
@@ -13,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pool_tasks
 import pytest
+from running import run
 
 import rankwise
+from rankwise.launch.control.client import list_pools
 
 pytestmark = pytest.mark.system
 PATIENCE_S = 120
@@ -209,6 +212,42 @@ def test_idle_worker_takes_over_what_was_sent_to_a_busy_one(
     assert len([future.result(PATIENCE_S) for future in futures]) == 400
     (tmp_path / "end").write_text("done")
     assert blocked.result(PATIENCE_S) == "done"
+
+
+def test_other_terminal_sees_what_a_pool_does(tmp_path: Path) -> None:
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    for fifo in (begun, end):
+        os.mkfifo(fifo)
+    name = f"folds of {os.getpid()}"
+    with rankwise.Pool(1, name=name) as pool:
+        pid = pool.submit(os.getpid).result(PATIENCE_S)
+        blocked = pool.submit(pool_tasks.begin_and_wait, str(begun), str(end))
+        assert begun.read_text() == "begun"
+        queued = [pool.submit(abs, -1) for _ in range(100)]
+        shown = run("top", "--json", name)
+        page = run("top", "--once", name)
+        listed = run("ps")
+        stopped = run("stop", name)
+        end.write_text("")
+        concurrent.futures.wait([blocked, *queued], PATIENCE_S)
+
+    told = json.loads(shown.stdout)
+    (worker,) = told["workers"]
+    assert (told["run_id"], told["pid"], told["pool"]["queued"]) == (name, os.getpid(), 100)
+    assert (worker["pid"], worker["task"], worker["steps"]) == (pid, "begin_and_wait", 1)
+    assert worker["task_s"] > 0
+    assert "pool of 1 worker  100 queued  1 done" in page.stdout
+    assert "1 of 1 workers" in next(line for line in listed.lines if line.startswith(name))
+    assert stopped.code == 2  # a pool is no run
+    assert name not in [each.run_id for each in list_pools()]
+
+
+def test_pools_of_one_name_are_told_apart() -> None:
+    name = f"twin of {os.getpid()}"
+    with rankwise.Pool(1, name=name), rankwise.Pool(1, name=name):
+        named = [each.run_id for each in list_pools() if each.run_id.startswith(name)]
+
+    assert named == [name, f"{name}-2"]
 
 
 def test_queued_task_can_be_cancelled_and_its_dependent_is(

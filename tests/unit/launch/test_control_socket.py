@@ -24,6 +24,7 @@ from rankwise.launch.control.client import (
     RunUnreachable,
     ask_all,
     expect_over,
+    list_pools,
     list_runs,
     listen,
     listen_to_all,
@@ -336,6 +337,25 @@ def test_a_name_leads_back_to_the_run(run_id: str, pid: int, uid: int) -> None:
     assert socket_name(*parsed) == name
     if len(run_id.encode()) <= 20:
         assert parsed[0] == run_id
+
+
+def test_name_that_a_fork_keeps_after_the_death_of_its_pools_process_is_no_pool(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "unix"
+    uid, own, dead = os.geteuid(), os.getpid(), 4_194_305
+    lines = [
+        f"0: 00000002 00000000 00010000 0001 01 1 @{family}/{uid}/{name}/{pid}"
+        for family, name, pid in (
+            ("rankwise-pool", "folds", own),
+            ("rankwise-pool", "forked", dead),
+            ("rankwise", "nightly", own),
+        )
+    ]
+    table.write_text("\n".join(["head", *lines]))
+
+    assert list_pools(uid, table) == [RunSummary("folds", own, uid, is_pool=True)]
+    assert list_runs(uid, table) == [RunSummary("nightly", own, uid)]
 
 
 def test_who_reads_logs_makes_room_and_is_told_that_the_run_goes_on(run_id: str) -> None:

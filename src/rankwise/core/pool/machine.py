@@ -43,6 +43,7 @@ from rankwise.core.pool.vocabulary import (
     PoolStimulus,
     PoolStopRequested,
     PoolWorkerRefused,
+    PoolWorkerView,
     RecallTasks,
     ReleasePool,
     SendTask,
@@ -156,6 +157,19 @@ class PoolMachine:
         """How many tasks wait or are queued, how many are sent, and how many workers there are."""
         sent = sum(len(worker.tasks) for worker in self._workers.values())
         return len(self._tasks) - sent, sent, len(self._workers)
+
+    @property
+    def workers(self) -> list[PoolWorkerView]:
+        """How each worker is."""
+        return [
+            PoolWorkerView(
+                worker=worker.number,
+                is_ready=worker.is_ready,
+                task=worker.tasks[0] if worker.is_ready and worker.tasks else None,
+                since=worker.since,
+            )
+            for worker in self._workers.values()
+        ]
 
     def handle(self, stimulus: PoolStimulus, now: Instant) -> list[PoolEffect]:
         """Take in a fact; return what is to be done, in this order."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rankwise.base.units import MILLISECOND, SECOND, Duration
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 
 
 class TaskEnd(StrEnum):
@@ -162,6 +162,22 @@ PoolStimulus = (
     | PoolStopRequested
     | HostLost
 )
+
+
+class PoolWorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker of a pool is.
+
+    Attributes:
+        worker: its number.
+        is_ready: whether it has taken, or could take, a task.
+        task: the one that it runs.
+        since: when it got this task, or answered the one before.
+    """
+
+    worker: int
+    is_ready: bool
+    task: int | None
+    since: Instant
 
 
 # Effects

@@ -116,6 +116,11 @@ def cpu_wait_of(pid: int) -> Duration | None:
     return Duration(int(counted[1])) if counted else None
 
 
+def is_present(pid: int) -> bool:
+    """Whether there is a process of that number, a zombie at least."""
+    return bool(_fields_after_name(_read(f"/proc/{pid}/stat")))
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process stands still for a signal, such as SIGSTOP, or for a debugger."""
     return _fields_after_name(_read(f"/proc/{pid}/stat"))[:1] in ([state] for state in _STOPPED)

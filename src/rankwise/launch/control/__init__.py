@@ -19,4 +19,6 @@ anything), and of several nodes the `others`, and those that are `silent`; then 
 rank: `rank`, `pid`, `doing`, for how long where it makes no progress (`still_s`), `waits_for`, for
 how long ranks of its node have waited for it (`awaited_s`), whether it `is_stopped` by a signal,
 and `frames`, the innermost first.
+
+A `rankwise.Pool` answers `status` in the same form, see `launch.pool_answers`.
 """

@@ -1,11 +1,12 @@
-"""The names under which agents can be reached, and who is at the other end.
+"""The names under which agents and pools can be reached, and who is at the other end.
 
-An agent's name is `rankwise/<uid>/<run id>/<pid>` in the abstract namespace of unix sockets, with a
-digest for the id where that is what nodes know each other by: all users see these names. Such a
-name lives in the kernel only: it is gone with the process, there is no file to leave behind, and
-`/proc/net/unix` lists all of them, which is how runs are found without a registry. Abstract names
-have no permissions, so both ends check the other's user (SO_PEERCRED): an agent answers its own
-user and root; a client believes only a process that has the user and the pid of the name.
+An agent's name is `rankwise/<uid>/<run id>/<pid>`, a pool's `rankwise-pool/<uid>/<name>/<pid>`, in
+the abstract namespace of unix sockets, with a digest for the id where that is what nodes know each
+other by: all users see these names. Such a name lives in the kernel only: it is gone with the
+process, there is no file to leave behind, and `/proc/net/unix` lists all of them, which is how runs
+are found without a registry. Abstract names have no permissions, so both ends check the other's
+user (SO_PEERCRED): an agent answers its own user and root; a client believes only a process that
+has the user and the pid of the name.
 """
 
 import os
@@ -32,21 +33,22 @@ def may_hide_id(shown: str) -> bool:
     return _DIGEST.fullmatch(shown) is not None
 
 
-def socket_name(run_id: str, pid: int, uid: int | None = None) -> bytes:
-    """The abstract name under which the agent `pid` of a run can be reached."""
+def socket_name(run_id: str, pid: int, uid: int | None = None, *, is_pool: bool = False) -> bytes:
+    """The abstract name under which the agent `pid` of a run, or a pool, can be reached."""
     quoted = re.sub(rb"[^A-Za-z0-9._-]", lambda byte: b"%%%02X" % byte[0][0], os.fsencode(run_id))
     # Cut between escapes, so that what a reader makes of the name leads back to the same name.
     shortened = re.sub(rb"%[0-9A-F]?\Z", b"", quoted[:_RUN_ID_BYTES_MAX])
-    return b"\0rankwise/%d/%s/%d" % (os.geteuid() if uid is None else uid, shortened, pid)
+    family = b"rankwise-pool" if is_pool else b"rankwise"
+    return b"\0%s/%d/%s/%d" % (family, os.geteuid() if uid is None else uid, shortened, pid)
 
 
-def parse_name(shown: str) -> tuple[str, int, int] | None:
+def parse_name(shown: str, *, is_pool: bool = False) -> tuple[str, int, int] | None:
     """Read run id, pid and uid from a name as /proc/net/unix shows it, with `@` for the zero byte.
 
     None when the name is not one of ours.
     """
     parts = shown.split("/")
-    if len(parts) != 4 or parts[0] != "@rankwise":
+    if len(parts) != 4 or parts[0] != ("@rankwise-pool" if is_pool else "@rankwise"):
         return None
     _, uid, quoted, pid = parts
     if not (uid.isdecimal() and pid.isdecimal()):

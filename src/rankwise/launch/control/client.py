@@ -16,7 +16,7 @@ import msgspec
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Instant
 from rankwise.drivers.real.proc import check_proc
-from rankwise.drivers.real.process_work import is_stopped
+from rankwise.drivers.real.process_work import is_present, is_stopped
 from rankwise.launch.control.addresses import may_hide_id, parse_name, peer, socket_name
 from rankwise.launch.control.server import Question, Request
 
@@ -47,15 +47,27 @@ class RunSummary(msgspec.Struct, frozen=True, order=True):
         run_id: the run's name; the first 60 bytes of a very long one.
         pid: of its agent.
         uid: of its agent.
+        is_pool: whether it is a `rankwise.Pool`, which has workers in place of ranks.
     """
 
     run_id: str
     pid: int
     uid: int
+    is_pool: bool = False
 
 
 def list_runs(uid: int | None = None, table: Path = Path("/proc/net/unix")) -> list[RunSummary]:
     """The runs of a user (root: of everybody) in this network namespace, ordered by name."""
+    return _listed(uid, table, is_pool=False)
+
+
+def list_pools(uid: int | None = None, table: Path = Path("/proc/net/unix")) -> list[RunSummary]:
+    """The pools, in the same manner."""
+    # A fork of the program keeps the name while it lives, and answers to it as little as the dead.
+    return [pool for pool in _listed(uid, table, is_pool=True) if is_present(pool.pid)]
+
+
+def _listed(uid: int | None, table: Path, *, is_pool: bool) -> list[RunSummary]:
     own = os.geteuid() if uid is None else uid
     try:
         lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -67,9 +79,9 @@ def list_runs(uid: int | None = None, table: Path = Path("/proc/net/unix")) -> l
         columns = line.split(maxsplit=7)
         if len(columns) < 8 or not int(columns[3], 16) & _ACCEPTS_CONNECTIONS:
             continue
-        named = parse_name(columns[7])
+        named = parse_name(columns[7], is_pool=is_pool)
         if named is not None and own in (named[2], 0):
-            runs.append(RunSummary(*named))
+            runs.append(RunSummary(*named, is_pool))
     return sorted(runs)
 
 
@@ -237,7 +249,7 @@ def _put(run: RunSummary, connection: socket.socket, request: Request, deadline:
         raise _late(run)  # it hears nothing until it is resumed
     try:
         _limit_sending(connection, deadline)
-        connection.connect(socket_name(run.run_id, run.pid, run.uid))
+        connection.connect(socket_name(run.run_id, run.pid, run.uid, is_pool=run.is_pool))
         is_genuine = peer(connection) == (run.pid, run.uid)
         connection.sendall(msgspec.json.encode(request) + b"\n")
     except BlockingIOError:

@@ -154,13 +154,19 @@ class ControlServer:
     """
 
     def __init__(
-        self, run_id: str, on_request: Callable[[Request, Reply], None], *, pid: int | None = None
+        self,
+        run_id: str,
+        on_request: Callable[[Request, Reply], None],
+        *,
+        pid: int | None = None,
+        is_pool: bool = False,
     ) -> None:
         self._on_request = on_request
         self._conversations: dict[int, _Conversation] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            self._listener.bind(socket_name(run_id, os.getpid() if pid is None else pid))
+            own = os.getpid() if pid is None else pid
+            self._listener.bind(socket_name(run_id, own, is_pool=is_pool))
             self._listener.listen(_CONVERSATIONS_MAX)
             self._watcher = epoll()
         except BaseException:

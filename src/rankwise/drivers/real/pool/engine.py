@@ -34,7 +34,7 @@ from socket import (
     socketpair,
 )
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -59,6 +59,7 @@ from rankwise.core.pool.vocabulary import (
     PoolStimulus,
     PoolStopRequested,
     PoolWorkerRefused,
+    PoolWorkerView,
     RecallTasks,
     ReleasePool,
     SendTask,
@@ -127,6 +128,61 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout: Duration = Duration(600 * SECOND)
 
 
+class WorkerLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker does.
+
+    Attributes:
+        worker: its number.
+        pid: its process; 0 while that is not known.
+        is_ready: whether it has started.
+        task: the name of the function that it calls; empty while it has nothing to do.
+        call_count: how many calls the task is.
+        for_ns: for how long it has run it.
+        done_count: how many calls it has answered.
+    """
+
+    worker: int
+    pid: int
+    is_ready: bool
+    task: str
+    call_count: int
+    for_ns: int
+    done_count: int
+
+
+class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pool does.
+
+    Attributes:
+        phase: how far it has come.
+        queued: how many tasks no worker runs yet.
+        done, failed: how many calls have ended, and how many of these with an error.
+        workers: what each does.
+    """
+
+    phase: PoolPhase
+    queued: int
+    done: int
+    failed: int
+    workers: tuple[WorkerLook, ...]
+
+
+class ControlSocket(Protocol):
+    """Answers questions about a pool; never blocks."""
+
+    def fileno(self) -> int:
+        """The descriptor to watch for readability."""
+        ...
+
+    def on_readable(self) -> None:
+        """Serve whatever is ready."""
+        ...
+
+    def close(self) -> None:
+        """Give the name up."""
+        ...
+
+
 class PoolFuture(Future[Any]):
     """The future of a task; cancelling it takes the task out of the queue."""
 
@@ -148,14 +204,15 @@ class _Task:
     """What a task calls, and where its answer goes."""
 
     __slots__ = (
-        "answer", "arguments", "body", "buffers", "call", "failure", "future", "has_begun",
-        "is_notified", "kind", "sent", "sources_at",
+        "answer", "arguments", "body", "buffers", "call", "call_count", "failure", "future",
+        "has_begun", "is_notified", "kind", "sent", "sources_at",
     )  # fmt: skip
 
     def __init__(self, future: PoolFuture, kind: int, call: Callable[..., Any]) -> None:
         self.future = future
         self.kind = kind
         self.call = call
+        self.call_count = 1
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         """Of a task that is pickled only when the futures among them are done."""
         self.sent: SentFunction = WITH_CALL
@@ -199,6 +256,8 @@ class _Link:
         self.functions = [0] * SLOT_COUNT
         """Which generation of each function the worker remembers."""
         self.pid = 0
+        self.done_count = 0
+        """How many calls it has answered."""
 
     @property
     def has_work(self) -> bool:
@@ -255,6 +314,7 @@ class Engine:
         self._is_released = False
         self._is_finished = False
         self._oom = OomWatch()
+        self._control: ControlSocket | None = None
         self.on_change: Callable[[], None] | None = None
         self.done_count = self.failed_count = 0
         self.has_ended = False
@@ -300,6 +360,8 @@ class Engine:
         self.check_open()
         future = PoolFuture()
         task = _Task(future, kind, call)
+        if kind == Kind.CHUNK:
+            task.call_count = len(args)
         number = next(self._numbers)
         needs: list[Future[Any]] = [each for each in args if isinstance(each, Future)]
         if kwargs:
@@ -376,6 +438,42 @@ class Engine:
     def counts(self) -> tuple[int, int, int]:
         """How many tasks wait, how many are sent, and how many workers there are."""
         return self._machine.counts
+
+    def look(self) -> PoolLook:
+        """What each worker does; for the reader's thread."""
+        now = _now()
+        with self._lock:
+            views = self._machine.workers
+            workers = tuple(self._look_at(view, now) for view in views)
+            # What is in the inbox is queued, too.
+            queued = len(self._tasks) - sum(bool(worker.task) for worker in workers)
+            return PoolLook(
+                phase=self._machine.phase,
+                queued=max(queued, 0),
+                done=self.done_count,
+                failed=self.failed_count,
+                workers=workers,
+            )
+
+    def _look_at(self, view: PoolWorkerView, now: int) -> WorkerLook:
+        link = self._links.get(view.worker)
+        task = None if view.task is None else self._tasks.get(view.task)
+        return WorkerLook(
+            worker=view.worker,
+            pid=0 if link is None else link.pid,
+            is_ready=view.is_ready,
+            task="" if task is None else name_of(task.call),
+            call_count=0 if task is None else task.call_count,
+            for_ns=0 if task is None else max(0, now - view.since),
+            done_count=0 if link is None else link.done_count,
+        )
+
+    def answer_through(self, control: ControlSocket) -> None:
+        """Let the reader serve a socket, and close it when the pool has ended."""
+        self._control = control
+        self._reactor.post(
+            partial(self._reactor.watch_readable, control.fileno(), control.on_readable)
+        )
 
     # Between the machine and the rest
 
@@ -605,6 +703,8 @@ class Engine:
             self._fail_all(error)
             raise
         finally:
+            if self._control is not None:
+                self._control.close()
             self._hosting.detach()
             self._hosting.close()
             self._reactor.close()
@@ -716,6 +816,7 @@ class Engine:
         link.sent.remove(message.task)
         task = self._tasks.get(message.task)
         if task is not None:
+            link.done_count += task.call_count
             task.future.took_ns = message.extra
             task.answer = self._answer_of(task, message)
             self._inbox.append(TaskAnswered(link.number, message.task, message.extra))
