@@ -23,7 +23,7 @@ from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.interrupts import unheard
 from rankwise.drivers.real.pool.engine import Engine, PoolFuture, PoolOptions, rebuilt_error
 from rankwise.drivers.real.pool.memory import new_shared
-from rankwise.drivers.real.pool.messages import Kind
+from rankwise.drivers.real.pool.messages import CHUNK_CALLS_MAX, Kind
 from rankwise.drivers.real.pool.progress import show_progress
 from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.arguments import more_than_nothing
@@ -37,6 +37,8 @@ _CHUNKS_PER_WORKER = 3
 """Chunks in flight: one runs, one lies in the worker's socket, one is queued."""
 _GROWTH = 8
 """A chunk is at most so many times as long as the one that was measured."""
+_SHRINKAGE = 20
+"""The last chunks of a `map` take at least this part of a long one's time: half a millisecond."""
 
 
 class Pool(Executor):
@@ -207,9 +209,18 @@ class Pool(Executor):
         array = np.frombuffer(new_shared(_product(extents) * kind.itemsize), np.uint8)
         return array.view(kind).reshape(extents)
 
-    def submit_chunk(self, fn: Callable[..., Any], items: list[tuple[Any, ...]]) -> PoolFuture:
-        """Have a worker call `fn` for each element; a future of the values and the first error."""
-        return self._engine.submit(Kind.CHUNK, fn, tuple(items), {}, self._attempts)
+    def submit_chunk(
+        self, fn: Callable[..., Any], items: list[Any], *, starred: bool = False
+    ) -> PoolFuture:
+        """Have a worker call `fn` for each element; a future of the values and the first error.
+
+        Args:
+            fn: what is called.
+            items: an argument for each call.
+            starred: whether these are tuples of arguments.
+        """
+        kind = Kind.STARRED_CHUNK if starred else Kind.CHUNK
+        return self._engine.submit(kind, fn, (items,), {}, self._attempts)
 
     def stop(self) -> None:
         """Interrupt the tasks that run, cancel the others, and take no more.
@@ -244,13 +255,16 @@ class _Chunks:
         self._pool = pool
         self._fn = fn
         self._left: int | None = None
+        # A tuple around each single argument would take as long as all the rest.
+        self._is_starred = len(iterables) != 1
+        self._items: Iterator[Any] = (
+            zip(*iterables, strict=False) if self._is_starred else iter(iterables[0])
+        )
         if all(hasattr(each, "__len__") for each in iterables):
-            items = list(zip(*iterables, strict=False))
+            items = list(self._items)
             self._left = len(items)
-            self._items: Iterator[tuple[Any, ...]] = iter(items)
-        else:
-            self._items = zip(*iterables, strict=False)
-        self._fixed_size = chunksize
+            self._items = iter(items)
+        self._fixed_size = None if chunksize is None else min(chunksize, CHUNK_CALLS_MAX)
         self._size = chunksize or 1
         self._futures: deque[PoolFuture] = deque()
         self._unfinished = 0
@@ -284,19 +298,21 @@ class _Chunks:
         ahead = len(self._futures) if self._left is None else self._unfinished
         return not self._is_over and ahead < self._window
 
-    def _submit(self, items: list[tuple[Any, ...]]) -> None:
+    def _submit(self, items: list[Any]) -> None:
         if self._left is not None:
             self._left -= len(items)
         with self._lock:
             self._unfinished += 1
-        future = self._pool.submit_chunk(self._fn, items)
+        future = self._pool.submit_chunk(self._fn, items, starred=self._is_starred)
         self._futures.append(future)
         future.add_done_callback(lambda done: self._on_done(done, len(items)))
 
     def _next_size(self) -> int:
         if self._fixed_size is not None or self._left is None:
             return self._size
-        return max(1, min(self._size, self._left // (2 * self._pool.size)))
+        # Ever smaller ones to the end, but not so small that to send them takes as long.
+        fitting = max(self._left // (2 * self._pool.size), self._size // _SHRINKAGE)
+        return max(1, min(self._size, fitting))
 
     def _on_done(self, future: "Future[Any]", call_count: int) -> None:
         assert isinstance(future, PoolFuture), "it is one of `submit_chunk`"
@@ -330,7 +346,7 @@ class _Chunks:
                 while values:
                     yield values.pop()
                 if error is not None:
-                    raise rebuilt_error(*error)
+                    raise error if isinstance(error, BaseException) else rebuilt_error(*error)
         finally:
             self._is_over = True
             for future in self._futures:

@@ -46,6 +46,39 @@ def die_or_return(number: int) -> int:
     return number
 
 
+def die_at(number: int, count: int, value: Any = None) -> Any:
+    if number == count:
+        die()
+    return number if value is None else value
+
+
+def die_once_at(number: int, path: str) -> int:
+    """Note each call in a folder; die in the first one of a few numbers."""
+    fd = os.open(f"{path}/{number}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    os.write(fd, b"x")
+    first = os.fstat(fd).st_size == 1
+    os.close(fd)
+    if first and number in (5, 20, 62):
+        die()
+    return number
+
+
+def array_or_die(number: int) -> Any:
+    if number == 3:
+        die()
+    return np.full(1 << 18, number)
+
+
+def lock_at(number: int) -> Any:
+    return threading.Lock() if number == 3 else number
+
+
+def stop_at(number: int) -> int:
+    if number == 300:
+        raise StopIteration
+    return number
+
+
 def wait_for(path: str) -> str:
     """Return when a fifo is written to."""
     return Path(path).read_text()

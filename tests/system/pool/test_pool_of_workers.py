@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pool_tasks
@@ -199,6 +200,73 @@ def test_task_with_retries_runs_again_after_a_death(tmp_path: Path) -> None:
         assert pool.submit(pool_tasks.die_once, str(tmp_path / "x")).result(PATIENCE_S) == "second"
         with pytest.raises(rankwise.WorkerDied):
             pool.submit(pool_tasks.die).result(PATIENCE_S)
+
+
+def taken(values: Iterator[Any]) -> tuple[list[Any], BaseException | None]:
+    """The values of a `map`, and the exception that ended them."""
+    found: list[Any] = []
+    try:
+        found.extend(values)
+    except Exception as error:  # noqa: BLE001  # the test looks at it
+        return found, error
+    return found, None
+
+
+@pytest.mark.parametrize("value", [None, "x" * 1000, b"y" * 100_000])
+def test_death_in_a_chunk_loses_no_result_of_the_calls_before(
+    mortal_pool: rankwise.Pool, value: Any
+) -> None:
+    calls = range(64), itertools.repeat(62), itertools.repeat(value)
+
+    found, error = taken(mortal_pool.map(pool_tasks.die_at, *calls, chunksize=64))
+
+    assert found == (list(range(62)) if value is None else [value] * 62)
+    assert isinstance(error, rankwise.WorkerDied)
+
+
+def test_death_in_a_long_chunk_of_short_calls_loses_few_results(
+    mortal_pool: rankwise.Pool,
+) -> None:
+    calls = range(20_000), itertools.repeat(15_000)
+
+    found, error = taken(mortal_pool.map(pool_tasks.die_at, *calls, chunksize=20_000))
+
+    assert found == list(range(len(found)))
+    assert 15_000 - 64 <= len(found) <= 15_000
+    assert isinstance(error, rankwise.WorkerDied)
+
+
+def test_death_in_a_chunk_of_arrays_loses_no_array(mortal_pool: rankwise.Pool) -> None:
+    found, error = taken(mortal_pool.map(pool_tasks.array_or_die, range(5), chunksize=5))
+
+    assert [(int(array[0]), array.size) for array in found] == [(n, 1 << 18) for n in range(3)]
+    assert isinstance(error, rankwise.WorkerDied)
+
+
+def test_retries_repeat_only_the_calls_of_a_chunk_that_are_left(tmp_path: Path) -> None:
+    with rankwise.Pool(1, retries=1) as pool:
+        calls = range(64), itertools.repeat(str(tmp_path))
+        values = list(pool.map(pool_tasks.die_once_at, *calls, chunksize=64))
+
+    assert values == list(range(64))
+    runs = {int(path.name): path.stat().st_size for path in tmp_path.iterdir()}
+    assert runs == {number: 2 if number in (5, 20, 62) else 1 for number in range(64)}
+
+
+def test_result_of_a_chunk_that_cannot_be_pickled_is_the_only_one_lost(
+    pool: rankwise.Pool,
+) -> None:
+    found, error = taken(pool.map(pool_tasks.lock_at, range(5), chunksize=5))
+
+    assert found == [0, 1, 2]
+    assert "the result, a _thread.lock, cannot be sent to the caller" in str(error)
+
+
+def test_stop_iteration_ends_no_chunk_silently(pool: rankwise.Pool) -> None:
+    found, error = taken(pool.map(pool_tasks.stop_at, range(1000), chunksize=1000))
+
+    assert found == list(range(300))
+    assert error is not None
 
 
 def test_idle_worker_takes_over_what_was_sent_to_a_busy_one(

@@ -12,7 +12,8 @@ lies behind a task that takes long goes before what is queued. The kernel decide
 who gets it, the worker or we: a task is run once.
 
 **Deaths.** The driver tells which tasks a dead worker had begun: one, usually. It fails, or is
-queued again while it has attempts left. The others are queued again, at the front. Workers are
+queued again while it has attempts left. Attempts are those of a call: if a chunk has advanced, they
+count anew. The others are queued again, at the front. Workers are
 replaced on demand, since as many are wanted as there are tasks, up to the pool's size.
 Some in a row that end before they are ready (a broken import, an initializer that crashes) break
 the pool if no other worker is left; else the pool goes on with fewer.
@@ -75,12 +76,12 @@ class PoolPhase(StrEnum):
 
 
 class _Task:
-    __slots__ = ("attempts", "needs", "number", "worker")
+    __slots__ = ("attempts", "attempts_max", "needs", "number", "worker")
 
     def __init__(self, number: int, needs: int, attempts: int) -> None:
         self.number = number
         self.needs = needs
-        self.attempts = attempts
+        self.attempts = self.attempts_max = attempts
         self.worker: int | None = None
 
 
@@ -178,23 +179,26 @@ class PoolMachine:
         match stimulus:
             case TaskSubmitted():
                 self._on_submitted(stimulus, effects)
-            case TaskAnswered(worker=worker, task=task, took=took):
+            case TaskAnswered(worker=worker, task=number, took=took):
                 self._note_duration(took)
-                self._on_answered(worker, task, TaskEnd.ANSWERED, effects)
-            case NeedMet(task=task):
-                self._on_need_met(task, effects)
-            case NeedFailed(task=task, was_cancelled=was_cancelled):
+                self._on_answered(worker, number, TaskEnd.ANSWERED, effects)
+            case NeedMet(task=number):
+                self._on_need_met(number, effects)
+            case NeedFailed(task=number, was_cancelled=was_cancelled):
                 end = TaskEnd.CANCELLED if was_cancelled else TaskEnd.SKIPPED
-                self._end_unsent(task, end, effects)
-            case TaskCancelled(task=task):
-                self._end_unsent(task, TaskEnd.CANCELLED, effects)
-            case TaskWithdrawn(worker=worker, task=task):
-                self._on_answered(worker, task, TaskEnd.CANCELLED, effects)
+                self._end_unsent(number, end, effects)
+            case TaskCancelled(task=number):
+                self._end_unsent(number, TaskEnd.CANCELLED, effects)
+            case TaskWithdrawn(worker=worker, task=number):
+                self._on_answered(worker, number, TaskEnd.CANCELLED, effects)
             case WorkerReady(worker=number):
                 self._on_ready(number, effects)
             case PoolWorkerRefused(worker=number, reason=reason):
                 self._on_worker_gone(number, (), reason, effects)
-            case WorkerEnded(worker=number, begun=begun, reason=reason):
+            case WorkerEnded(worker=number, begun=begun, reason=reason, advanced=advanced):
+                for advanced_task in advanced:
+                    if (task := self._tasks.get(advanced_task)) is not None:
+                        task.attempts = task.attempts_max
                 self._on_worker_gone(number, begun, reason, effects)
             case InitializerFailed(reason=reason):
                 self._break(reason, effects)

@@ -109,11 +109,16 @@ class PoolWorkerRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, tag=True):
-    """A worker's process has ended. It had taken the tasks in `begun`, and not answered."""
+    """A worker's process has ended. It had taken the tasks in `begun`, and not answered.
+
+    Those in `advanced` are chunks of which it had done a part: the call that ran is another one
+    than in the attempt before.
+    """
 
     worker: int
     reason: str
     begun: tuple[int, ...] = ()
+    advanced: tuple[int, ...] = ()
 
 
 class InitializerFailed(msgspec.Struct, frozen=True, tag=True):

@@ -178,6 +178,20 @@ def test_task_with_attempts_left_runs_again_after_a_death() -> None:
     assert effects == [EndTask(1, TaskEnd.DIED, "killed again", 2)]
 
 
+def test_attempts_of_a_chunk_that_has_advanced_count_anew() -> None:
+    machine = pool_of(1)
+    fed(machine, TaskSubmitted(1, attempts=2))
+
+    for worker in (1, 2, 3):
+        died = WorkerEnded(worker, "killed", begun=(1,), advanced=(1,))
+        assert fed(machine, died) == [StartWorker(worker + 1)]
+        assert fed(machine, WorkerReady(worker + 1)) == [SendTask(worker + 1, 1)]
+
+    # The same call as in the attempt before.
+    effects = fed(machine, WorkerEnded(4, "killed", begun=(1,)))
+    assert effects == [EndTask(1, TaskEnd.DIED, "killed", 4)]
+
+
 def test_worker_ends_after_its_tasks_and_is_replaced_on_demand() -> None:
     machine = PoolMachine(PoolSpec(size=1, tasks_max=2))
     fed(machine, *map(TaskSubmitted, (1, 2, 3)), WorkerReady(1), TaskAnswered(1, 1, LONG))

@@ -84,7 +84,9 @@ from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.pool.errors import BrokenPool
 from rankwise.drivers.real.pool.functions import WITH_CALL, FunctionTable, SentFunction
 from rankwise.drivers.real.pool.messages import (
+    CHUNKS,
     DONT_WAIT,
+    FIRST_SHIFT,
     NO_SLOT,
     SLOT_COUNT,
     Kind,
@@ -94,8 +96,9 @@ from rankwise.drivers.real.pool.messages import (
     send_small,
     task_of_unread,
 )
+from rankwise.drivers.real.pool.notes import new_notes, pieces, read_notes
 from rankwise.drivers.real.pool.pickles import dumps_call
-from rankwise.drivers.real.pool.worker import SOCKET_VARIABLE, serve
+from rankwise.drivers.real.pool.worker import NOTES_VARIABLE, SOCKET_VARIABLE, serve
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.report_pipe import ReportPipe
 from rankwise.drivers.real.this_process import mark
@@ -205,7 +208,7 @@ class _Task:
 
     __slots__ = (
         "answer", "arguments", "body", "buffers", "call", "call_count", "failure", "future",
-        "has_begun", "is_notified", "kind", "sent", "sources_at",
+        "has_begun", "is_notified", "kind", "sent", "sent_from", "sources_at", "values",
     )  # fmt: skip
 
     def __init__(self, future: PoolFuture, kind: int, call: Callable[..., Any]) -> None:
@@ -225,6 +228,10 @@ class _Task:
         """Whether those that wait for the future know that it was cancelled."""
         self.failure: BaseException | None = None
         self.answer: tuple[Any, BaseException | None] = None, None
+        self.values: list[Any] = []
+        """Of a chunk: what is done so far."""
+        self.sent_from = 0
+        """How many of them there were when it was sent last."""
 
     def pack(self, functions: FunctionTable, args: Any, kwargs: Any) -> None:
         """Pickle the call; large arrays are copied only when it is sent."""
@@ -241,7 +248,13 @@ class _Link:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.ours, self.theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        self.notes = new_notes()
+        """What the worker has done of a chunk."""
+        try:
+            self.ours, self.theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        except BaseException:
+            os.close(self.notes)
+            raise
         self.report = -1
         self.process: WorkerProcess | None = None
         self.outbox: deque[int] = deque()
@@ -272,6 +285,9 @@ class _Link:
         self.theirs.close()
         if self.stuck is not None:
             self.stuck.close()
+        if self.notes >= 0:
+            os.close(self.notes)
+            self.notes = -1
         if self.report >= 0:
             os.close(self.report)
             self.report = -1
@@ -360,8 +376,8 @@ class Engine:
         self.check_open()
         future = PoolFuture()
         task = _Task(future, kind, call)
-        if kind == Kind.CHUNK:
-            task.call_count = len(args)
+        if kind in CHUNKS:
+            task.call_count = len(args[0])
         number = next(self._numbers)
         needs: list[Future[Any]] = [each for each in args if isinstance(each, Future)]
         if kwargs:
@@ -373,7 +389,7 @@ class Engine:
                 task.pack(self._functions, args, kwargs)
             except Exception as error:  # noqa: BLE001  # the future tells it
                 future.set_running_or_notify_cancel()
-                future.set_exception(_unsendable(call, args, kwargs, error))
+                future.set_exception(_unsendable(call, args, kwargs, error, kind))
                 return future
         future.task, future.engine = number, self
         self._tasks[number] = task
@@ -598,14 +614,16 @@ class Engine:
             if sent.slot != NO_SLOT and link.functions[sent.slot] != sent.generation:
                 function = sent.pickled
                 link.functions[sent.slot] = sent.generation
-            rest = sent.slot, task.sources_at, function
+            task.sent_from = len(task.values)
+            extra = task.sources_at | task.sent_from << FIRST_SHIFT
+            rest = sent.slot, extra, function
             if task.buffers.found or not send_small(
                 link.ours, task.kind, number, task.body, *rest, DONT_WAIT
             ):
                 packed = Packed(task.kind, number, task.body, task.buffers.described(), *rest)
                 packed.send(link.ours, DONT_WAIT)
         except BlockingIOError:
-            rest = task.sent.slot, task.sources_at, function
+            rest = task.sent.slot, extra, function
             link.stuck = packed or Packed(task.kind, number, task.body, (), *rest)
             raise
         except Exception as error:  # noqa: BLE001  # its future tells it
@@ -650,8 +668,16 @@ class Engine:
     def _conclude_with(self, task: _Task, value: Any, error: BaseException | None) -> None:
         future = task.future
         future.engine = None
-        self.done_count += len(value[0]) if task.kind == Kind.CHUNK and error is None else 1
-        self.failed_count += error is not None
+        if error is not None and task.values:
+            # What a chunk has done is not lost with the call that failed.
+            value, error = (task.values, error), None
+        if error is None and task.kind in CHUNKS:
+            has_failed = value[1] is not None
+            self.done_count += len(value[0]) + has_failed
+            self.failed_count += has_failed
+        else:
+            self.done_count += 1
+            self.failed_count += error is not None
         try:
             if error is None:
                 future.set_result(value)
@@ -751,6 +777,7 @@ class Engine:
         descriptors = {
             0: self._null,
             SOCKET_VARIABLE: link.theirs.fileno(),
+            NOTES_VARIABLE: link.notes,
             "RANKWISE_REPORT_FD": end_of_report.fileno(),
             "RANKWISE_PAYLOAD_FD": self._payload,
         }
@@ -813,11 +840,18 @@ class Engine:
                 InitializerFailed(link.number, f"the initializer raised {line}\n{text}")
             )
             return
-        link.sent.remove(message.task)
         task = self._tasks.get(message.task)
+        if message.kind == Kind.PART:
+            if task is not None:
+                task.failure = task.failure or self._add_values(task, message)
+            return
+        try:
+            link.sent.remove(message.task)
+        except ValueError:
+            return  # an interrupt came just after its answer
         if task is not None:
-            link.done_count += task.call_count
-            task.future.took_ns = message.extra
+            link.done_count += task.call_count - task.sent_from
+            task.future.took_ns = 0 if task.sent_from else message.extra
             task.answer = self._answer_of(task, message)
             self._inbox.append(TaskAnswered(link.number, message.task, message.extra))
 
@@ -827,19 +861,42 @@ class Engine:
                 "the result cannot be received: this process may open no more files"
                 " (raise `ulimit -n`)"
             )
+        if task.kind in CHUNKS and message.kind == Kind.VALUE:
+            failure = task.failure or self._add_values(task, message)
+            if failure is not None:
+                return None, failure
+            end = task.values.pop()
+            return (task.values, end), None
         try:
             loaded = pickle.loads(message.body, buffers=message.buffers)  # noqa: S301  # ours
         except Exception as error:  # noqa: BLE001  # whatever a foreign class does
-            failure = TaskFailed(
-                f"the result of {name_of(task.call)} cannot be unpickled: "
-                f"{type(error).__name__}: {error}",
-                hint="return plain data, or objects whose class the caller can import",
-            )
-            failure.__cause__ = error
-            return None, failure
+            return None, _unreadable(task, error)
         if message.kind == Kind.ERROR:
             return None, rebuilt_error(*loaded)
         return loaded, None
+
+    def _add_values(self, task: _Task, message: Message) -> BaseException | None:
+        """Note results of a chunk; the reason why they cannot be read, if there is one."""
+        if message.is_cut:
+            return self._answer_of(task, message)[1]
+        buffers = iter(message.buffers)
+        try:
+            for each in pieces(message.body):
+                task.values += pickle.loads(each, buffers=buffers)  # noqa: S301  # ours
+        except Exception as error:  # noqa: BLE001  # whatever a foreign class does
+            return _unreadable(task, error)
+        return None
+
+    def _add_noted(self, link: _Link, number: int) -> bool:
+        """Take over what a dead worker has done of a chunk; whether it had done anything."""
+        task = self._tasks.get(number)
+        if task is None or task.kind not in CHUNKS:
+            return False
+        # A process that has damaged its memory may have damaged these.
+        with suppress(Exception):
+            for each in pieces(read_notes(link.notes, number, len(task.values))):
+                task.values += pickle.loads(each)  # noqa: S301  # of a worker of ours
+        return len(task.values) > task.sent_from
 
     # What the processes' host tells
 
@@ -873,7 +930,8 @@ class Engine:
             with self._lock:
                 self._take_back(link)
                 begun = tuple(link.sent)
-        self.tell(WorkerEnded(link.number, death.words, begun))
+        advanced = tuple(number for number in begun if self._add_noted(link, number))
+        self.tell(WorkerEnded(link.number, death.words, begun, advanced))
         del self._deaths[link.number]
         self._drop(link)
 
@@ -979,10 +1037,26 @@ def _payload(options: PoolOptions) -> int:
     return fd
 
 
+def _unreadable(task: _Task, error: Exception) -> TaskFailed:
+    failure = TaskFailed(
+        f"the result of {name_of(task.call)} cannot be unpickled: {type(error).__name__}: {error}",
+        hint="return plain data, or objects whose class the caller can import",
+    )
+    failure.__cause__ = error
+    return failure
+
+
 def _unsendable(
-    call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], error: Exception
+    call: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any],
+    error: Exception,
+    kind: int = Kind.CALL,
 ) -> ConfigError:
-    positional = ((f"argument {place}", value) for place, value in enumerate(args))
+    if kind in CHUNKS:
+        positional = (("an input", value) for value in args[0])
+    else:
+        positional = ((f"argument {place}", value) for place, value in enumerate(args))
     named = ((f"argument {name!r}", value) for name, value in kwargs.items())
     parts = iter([*positional, *named])
     culprit, reason = find_culprit(call, parts, dumps_call) or (

@@ -54,11 +54,21 @@ class Kind:
 
     CALL = 1
     CHUNK = 2
-    """Call the function once for each element of a list."""
+    """Call the function once for each element of a list, from a place on; see `FIRST_SHIFT`."""
     READY = 3
     VALUE = 4
     ERROR = 5
     INITIALIZER_FAILED = 6
+    STARRED_CHUNK = 7
+    """The same, and each element is a tuple of arguments."""
+    PART = 8
+    """Results of a chunk that goes on."""
+
+
+CHUNKS = (Kind.CHUNK, Kind.STARRED_CHUNK)
+FIRST_SHIFT = 40
+"""Above that many bits, `extra` of a chunk has the place at which to begin."""
+CHUNK_CALLS_MAX = 1 << 24
 
 
 class Message(NamedTuple):

@@ -9,11 +9,14 @@ import os
 import pickle
 import time
 from contextlib import suppress
+from itertools import islice, starmap
 from socket import AF_UNIX, SOCK_SEQPACKET, socket
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rankwise.drivers.real.pool.messages import (
+    CHUNKS,
+    FIRST_SHIFT,
     NO_SLOT,
     SLOT_COUNT,
     Kind,
@@ -22,6 +25,7 @@ from rankwise.drivers.real.pool.messages import (
     Receiver,
     send_small,
 )
+from rankwise.drivers.real.pool.notes import NotesWriter, piece
 from rankwise.drivers.real.pool.pickles import dumps_result
 
 if TYPE_CHECKING:
@@ -29,6 +33,14 @@ if TYPE_CHECKING:
 
 SOCKET_VARIABLE = "RANKWISE_POOL_FD"
 """Names the descriptor of a worker's socket."""
+NOTES_VARIABLE = "RANKWISE_POOL_NOTES_FD"
+"""Names the descriptor of the memory in which it notes what it has done of a chunk."""
+_NOTED_ONE_BY_ONE_MAX = 128
+"""Of a longer chunk, results of short calls are noted in groups: a note takes a microsecond."""
+_GROUP_MAX = 64
+_GROUP_NS = 20_000
+"""How long the calls of a group take: the next group is of one call if they take longer."""
+_PLAIN = frozenset({int, float, str, bool, type(None)})
 _now = time.monotonic_ns
 
 
@@ -42,17 +54,19 @@ def serve(initializer: bytes, sources: dict[str, Any], *, is_writable: bool) -> 
     """
     fd = int(os.environ.pop(SOCKET_VARIABLE))
     os.set_inheritable(fd, False)  # noqa: FBT003  # the standard library's signature
+    notes = NotesWriter(int(os.environ.pop(NOTES_VARIABLE)))
     with socket(AF_UNIX, SOCK_SEQPACKET, 0, fd) as ours:
         _add_sources(sources)
-        worker = _Worker(ours, Receiver(is_writable=is_writable))
+        worker = _Worker(ours, Receiver(is_writable=is_writable), notes)
         if worker.initialize(initializer):
             with suppress(KeyboardInterrupt):
                 worker.serve()
 
 
 class _Worker:
-    def __init__(self, ours: socket, receiver: Receiver) -> None:
+    def __init__(self, ours: socket, receiver: Receiver, notes: NotesWriter) -> None:
         self._socket = ours
+        self._notes = notes
         self._receiver = receiver
         self._functions: list[Any] = [None] * SLOT_COUNT
 
@@ -72,13 +86,17 @@ class _Worker:
         while (message := receive(ours)) is not None:
             began = _now()
             task = message.task
+            if message.kind in CHUNKS:
+                try:
+                    self._serve_chunk(message, began)
+                except BaseException as error:  # noqa: BLE001  # the same
+                    self._send_error(Kind.ERROR, task, error, _now() - began)
+                message = None
+                continue
             try:
-                if message.kind == Kind.CHUNK:
-                    value: Any = self._answer_chunk(message)
-                else:
-                    function, arguments, keywords = self._call_of(message)
-                    value = function(*arguments, **keywords)
-                    function = arguments = keywords = None
+                function, arguments, keywords = self._call_of(message)
+                value: Any = function(*arguments, **keywords)
+                function = arguments = keywords = None
             except BaseException as error:  # noqa: BLE001  # the caller gets whatever it is
                 self._send_error(Kind.ERROR, task, error, _now() - began)
                 message = function = arguments = keywords = None
@@ -104,16 +122,100 @@ class _Worker:
                     packed.close()
                     self._send_error(Kind.ERROR, task, error, 0)
 
-    def _answer_chunk(self, message: Message) -> Any:
-        """The values up to the first failure, and that failure."""
-        function, items, _ = self._call_of(message)
-        values = []
-        for item in items:
+    def _serve_chunk(self, message: Message, began: int) -> None:
+        """Answer the values up to the first failure, and that failure."""
+        function, (items,), _ = self._call_of(message)
+        task, first = message.task, message.extra >> FIRST_SHIFT
+        left = len(items) - first
+        items = islice(items, first, None) if first else iter(items)
+        results = (map if message.kind == Kind.CHUNK else starmap)(function, items)
+        self._notes.begin(task, first)
+        noted, error = first, None
+        group, group_max = 1, _GROUP_MAX if left > _NOTED_ONE_BY_ONE_MAX else 1
+        looked_at = began
+        values: list[Any] = []
+        while left:
             try:
-                values.append(function(*item))
-            except BaseException as error:  # noqa: BLE001  # the caller gets whatever it is
-                return values, _packed_error(error)
-        return values, None
+                # Not a list of them: what is done when one fails must be there.
+                values.extend(islice(results, group))
+            except BaseException as failure:  # noqa: BLE001  # the caller gets whatever it is
+                error = failure
+                break
+            if len(values) < min(group, left):
+                error = _stopped()
+                break
+            left -= len(values)
+            if not left:
+                break  # what follows is the answer
+            error = self._noted(task, noted, values)
+            if error is not None:
+                break
+            noted += len(values)
+            values = []
+            if group_max > 1:
+                now = _now()
+                group = min(2 * group, group_max) if now - looked_at < _GROUP_NS else 1
+                looked_at = now
+        self._answer_chunk(task, noted, values, error, began)
+
+    def _noted(self, task: int, first: int, values: list[Any]) -> BaseException | None:
+        """Note results so that they survive this process; what is left of `values` could not be.
+
+        Returns the reason, if there is one.
+        """
+        try:
+            self._note(task, first, values)
+        except Exception as error:  # noqa: BLE001  # one of them cannot be pickled
+            if len(values) == 1:
+                return _unsendable(values.pop(), error)
+        except BaseException as error:  # noqa: BLE001  # an interrupt: it may have been noted
+            values.clear()
+            return error
+        else:
+            return None
+        ones, values[:] = values[:], []
+        for number, value in enumerate(ones):
+            if (reason := self._noted(task, first + number, [value])) is not None:
+                return reason
+        return None
+
+    def _note(self, task: int, first: int, values: list[Any]) -> None:
+        is_plain = len(values) == 1 and type(values[0]) in _PLAIN
+        if is_plain and self._notes.add(piece(pickle.dumps(values))):
+            return  # in a quarter of the time
+        body, buffers = dumps_result(values)
+        noted = piece(body)
+        if not buffers.found and self._notes.add(noted):
+            return
+        content = self._notes.content + noted
+        self._send(Kind.PART, task, content, buffers, 0)
+        self._notes.begin(task, first + len(values))
+
+    def _answer_chunk(
+        self,
+        task: int,
+        first: int,
+        values: list[Any],
+        error: BaseException | None,
+        began: int,
+    ) -> None:
+        try:
+            body, buffers = dumps_result(values)
+        except Exception:  # noqa: BLE001  # the good ones are noted one by one
+            error = self._noted(task, first, values) or error
+            body, buffers = dumps_result(values)
+        end = pickle.dumps([None if error is None else _packed_error(error)])
+        content = self._notes.content + piece(body) + piece(end)
+        self._send(Kind.VALUE, task, content, buffers, _now() - began)
+
+    def _send(self, kind: int, task: int, body: bytes, buffers: "Buffers", took: int) -> None:
+        if buffers.found or not send_small(self._socket, kind, task, body, extra=took):
+            packed = Packed(kind, task, body, buffers.described(), extra=took)
+            try:
+                packed.send(self._socket)
+            except OSError:  # too many descriptors are on their way
+                packed.close()
+                raise
 
     def _call_of(self, message: Message) -> Any:
         if message.is_cut:
@@ -122,8 +224,9 @@ class _Worker:
                 " (raise `ulimit -n`)"
             )
         body = message.body
-        if message.extra:
-            _add_sources(pickle.loads(body[message.extra :]))  # noqa: S301  # the caller's own
+        sources_at = message.extra & _SOURCES_MASK
+        if sources_at:
+            _add_sources(pickle.loads(body[sources_at:]))  # noqa: S301  # the caller's own
         slot = message.slot
         if slot == NO_SLOT:
             return pickle.loads(body, buffers=message.buffers)  # noqa: S301  # the same
@@ -137,6 +240,16 @@ class _Worker:
     def _send_error(self, kind: int, task: int, error: BaseException, took: int) -> None:
         body = pickle.dumps(_packed_error(error))
         Packed(kind, task, body, extra=took).send(self._socket)
+
+
+_SOURCES_MASK = (1 << FIRST_SHIFT) - 1
+
+
+def _stopped() -> BaseException:
+    """What stands for a StopIteration that a function raised, as `map` takes it for its own end."""
+    error = StopIteration()
+    error.add_note("The function of a `map` raised it.")
+    return error
 
 
 class _Unreadable:
