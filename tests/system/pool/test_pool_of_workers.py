@@ -337,6 +337,35 @@ def test_queued_task_can_be_cancelled_and_its_dependent_is(
     assert [each.result(PATIENCE_S) for each in ahead] == [1] * 100
 
 
+def test_interrupt_in_a_callback_keeps_no_future_from_its_end(
+    mortal_pool: rankwise.Pool, tmp_path: Path
+) -> None:
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    for fifo in (begun, end):
+        os.mkfifo(fifo)
+    waiting = [
+        mortal_pool.submit(pool_tasks.begin_and_wait, str(begun), str(end)) for _ in range(2)
+    ]
+    assert begun.read_text()
+    queued = [mortal_pool.submit(abs, -1) for _ in range(100)]
+
+    def interrupt(_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+
+    for future in queued:
+        future.add_done_callback(interrupt)
+
+    for future in (queued[50], queued[60]):
+        with pytest.raises(KeyboardInterrupt):
+            future.cancel()
+    with pytest.raises(KeyboardInterrupt):
+        mortal_pool.stop()
+
+    done, left = concurrent.futures.wait([*queued, *waiting], PATIENCE_S)
+    assert (len(done), left) == (102, set())
+
+
 def test_futures_work_with_as_completed_and_asyncio(pool: rankwise.Pool) -> None:
     futures = {pool.submit(abs, -number) for number in range(10)}
     assert set(concurrent.futures.as_completed(futures, PATIENCE_S)) == futures

@@ -233,6 +233,11 @@ class _Task:
         self.sent_from = 0
         """How many of them there were when it was sent last."""
 
+    @property
+    def is_concluded(self) -> bool:
+        """Whether those that wait for the future know how it ended."""
+        return self.future.done() and (self.is_notified or not self.future.cancelled())
+
     def pack(self, functions: FunctionTable, args: Any, kwargs: Any) -> None:
         """Pickle the call; large arrays are copied only when it is sent."""
         self.sent = sent = functions.sent(self.call)
@@ -325,6 +330,8 @@ class Engine:
         self._link_of_order: dict[int, _Link] = {}
         self._deaths: dict[int, _Death] = {}
         self._inbox: deque[PoolStimulus] = deque()
+        self._unconcluded: list[tuple[_Task, EndTask]] = []
+        """Tasks that are over, and whose futures an interrupt kept from being told."""
         self._lock = Lock()
         self._is_closed = self._is_start_limited = False
         self._is_released = False
@@ -496,20 +503,28 @@ class Engine:
     def _pump(self) -> None:
         """Tell the machine what is in the inbox, and carry out what it orders."""
         over: list[tuple[_Task, EndTask]] = []
-        with for_an_instant():
-            touched: list[_Link] = []
-            with self._lock:
-                inbox, tell, now = self._inbox, self._tell_machine, Instant(_now())
-                while inbox:
-                    for effect in tell(inbox.popleft(), now):
-                        self._carry_out(effect, touched, over)
-            for link in touched:
-                self._flush(link)
-        for task, end in over:
-            if end.end is TaskEnd.ANSWERED:
-                self._conclude_with(task, *task.answer)
-            else:
-                self._conclude(task, end)
+        try:
+            with for_an_instant():
+                touched: list[_Link] = []
+                with self._lock:
+                    if self._unconcluded:
+                        over, self._unconcluded = self._unconcluded, []
+                    inbox, tell, now = self._inbox, self._tell_machine, Instant(_now())
+                    while inbox:
+                        for effect in tell(inbox.popleft(), now):
+                            self._carry_out(effect, touched, over)
+                for link in touched:
+                    self._flush(link)
+            for task, end in over:
+                if end.end is TaskEnd.ANSWERED:
+                    self._conclude_with(task, *task.answer)
+                else:
+                    self._conclude(task, end)
+        except BaseException:
+            # An interrupt: the machine does not know these tasks any more, but their users do.
+            self._unconcluded += [pair for pair in over if not pair[0].is_concluded]
+            self._reactor.post(self._pump)
+            raise
         if self._inbox:  # what could not be sent
             self._pump()
 
@@ -662,6 +677,7 @@ class Engine:
                     future.engine = None
                     if not task.is_notified and future.cancel():
                         future.set_running_or_notify_cancel()
+                        task.is_notified = True
                     return
         self._conclude_with(task, None, error)
 
