@@ -4,8 +4,10 @@
 when thousands are submitted and then awaited. `map`: a list of small calls; rankwise chooses its
 chunks itself, the others have the best of several chunk sizes. `arrays`: `a + 1` for 64 MiB, there
 and back; `empty` is rankwise with arrays that travel without a copy. `ideal`: 10,000 tasks of one
-millisecond on two workers, as a multiple of the five seconds that they need at least. `deaths`: a
-worker is killed every 50th task; what is lost and what is left.
+millisecond on two workers, as a multiple of the five seconds that they need at least. `cpu`: 10,000
+tasks that use the CPU for one millisecond; the CPU time of the caller and its workers as a multiple
+of ten seconds. Unlike `ideal`, it can be measured on a busy machine. `deaths`: a worker is killed
+every 50th task; what is lost and what is left.
 """
 
 import os
@@ -24,8 +26,10 @@ import numpy as np
 from measuring import Table, arguments, describe_machine, ratio, take_turns
 
 import rankwise
+from rankwise.base.units import SECOND
+from rankwise.drivers.real.process_work import usage_of
 
-PARTS = ("noop", "submit", "map", "arrays", "ideal", "deaths")
+PARTS = ("noop", "submit", "map", "arrays", "ideal", "cpu", "deaths")
 WORKERS = 2
 ARRAY_BYTES = 64 << 20
 CHUNK_SIZES = (1, 16, 128, 1024)
@@ -56,6 +60,17 @@ def spin(seconds: float) -> None:
         """Use the CPU, as a task does."""
 
 
+def use_cpu(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        """Use the CPU for so long, however many share it."""
+
+
+def pid_after(seconds: float) -> int:
+    spin(seconds)
+    return os.getpid()
+
+
 def die_or_return(number: int) -> int:
     if number % 50 == 49:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -73,6 +88,8 @@ class Peer:
         self.submit = submit
         self.result = result
         self.map = map_
+        self.pids: set[int] = set()
+        """Of the workers."""
 
 
 @contextmanager
@@ -115,8 +132,8 @@ def peers(*, quick: bool) -> Iterator[dict[str, Peer]]:
             remote = ray.remote(lambda f, *args: f(*args))
             found["Ray"] = Peer(remote.remote, ray.get, None)
         for peer in found.values():
-            for handle in [peer.submit(spin, 0.1) for _ in range(2 * WORKERS)]:
-                peer.result(handle)
+            handles = [peer.submit(pid_after, 0.1) for _ in range(2 * WORKERS)]
+            peer.pids = {peer.result(handle) for handle in handles}
         yield found
         if "joblib (loky)" in found:
             loky.shutdown(wait=True)
@@ -137,7 +154,8 @@ def main() -> None:
             samples: dict[str, Callable[[], float]] = {
                 name: partial(measure, peer, quick=quick)
                 for name, peer in found.items()
-                if part != "map" or peer.map is not None
+                # Ray has more processes than these.
+                if part not in ("map", "cpu") or peer.map is not None
             }
             if part == "arrays":
                 shared = rankwise.Pool.empty(ARRAY_BYTES // 8)
@@ -148,7 +166,9 @@ def main() -> None:
             medians = take_turns(samples, options.repetitions)
             table = Table(title, ("pool", unit, f"of {REFERENCE}"), options.json)
             for name, value in medians.items():
-                scale = 1.0 if part == "ideal" else 1e6 if part in ("noop", "submit") else 1e3
+                scale = (
+                    1.0 if part in ("ideal", "cpu") else 1e6 if part in ("noop", "submit") else 1e3
+                )
                 table.row(name, f"{value * scale:.2f}", ratio(value, medians[REFERENCE]))
     if "deaths" in options.only:
         _show_deaths(200 if quick else 2000, options)
@@ -202,6 +222,19 @@ def measure_ideal(peer: Peer, *, quick: bool) -> float:
     return (time.perf_counter() - begun) / (count * 0.001 / WORKERS)
 
 
+def measure_cpu(peer: Peer, *, quick: bool) -> float:
+    count = 200 if quick else 10_000
+    begun = _cpu_seconds(peer)
+    for handle in [peer.submit(use_cpu, 0.001) for _ in range(count)]:
+        peer.result(handle)
+    return (_cpu_seconds(peer) - begun) / (count * 0.001)
+
+
+def _cpu_seconds(peer: Peer) -> float:
+    of_workers = (usage_of(pid) for pid in peer.pids)
+    return time.process_time() + sum(usage[0] / SECOND for usage in of_workers if usage)
+
+
 def _show_deaths(count: int, options: Any) -> None:
     with rankwise.Pool(WORKERS) as pool:
         futures = [pool.submit(die_or_return, number) for number in range(count)]
@@ -219,6 +252,7 @@ MEASURES = {
     "map": (measure_map, "`map` of small calls", "ms"),
     "arrays": (measure_arrays, "`a + 1` for 64 MiB, there and back", "ms"),
     "ideal": (measure_ideal, "Tasks of 1 ms, as a multiple of the ideal", "times"),
+    "cpu": (measure_cpu, "Tasks of 1 ms of CPU: CPU time, as a multiple of theirs", "times"),
 }
 
 if __name__ == "__main__":
