@@ -51,7 +51,7 @@ class SentFunction:
     def is_current(self) -> bool:
         """Whether what the function has captured is what it was."""
         captured = self._captured
-        # Most functions are known by name; a generator that yields nothing takes half a microsecond.
+        # Most have captured nothing, and a generator takes half a microsecond.
         return not captured or all(found() is value for found, value in captured)
 
 
