@@ -439,7 +439,7 @@ def test_ranks_that_expect_other_parts_than_they_are_sent_are_told_which(tmp_pat
     finished = simulate(UNEVEN, tmp_path, "--nproc-per-node=2")
 
     assert finished.code == 1
-    told = "all_to_all_single: rank 1 sends 12 elements to rank 0, which has places for 8"
+    told = "all_to_all_single: rank 1 sends 12 elements to rank 0, which has room for 8"
     assert told in finished.stderr
 
 
