@@ -52,6 +52,24 @@ def test_a_failure_on_a_simulated_rank_is_shown_without_our_frames(tmp_path: Pat
     assert "raise_unless_succeeded" not in done.stdout
 
 
+def test_a_fault_that_never_occurs_is_a_warning_of_pytest(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(
+        "def test_mine(rankwise_ranks):\n"
+        "    rankwise_ranks(lambda: 1, nprocs=2, faults='kill:rank=1@collective=20')\n"
+    )
+    plugin = "rankwise.testing.simulator_fixtures"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", "."],
+        cwd=tmp_path, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout
+    missed = "UserWarning: the fault never occurred: rank 1 gets SIGKILL at operation #20"
+    assert missed in done.stdout
+
+
 def test_the_plugin_brings_no_general_names_into_other_peoples_tests() -> None:
     fixtures = [name for name, it in vars(simulator_fixtures).items() if is_fixture(it)]
 

@@ -1,6 +1,7 @@
 """Functions on simulated ranks: what `rankwise.run(…, on="sim")` is told about its simulation."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -72,6 +73,8 @@ class Simulation(NamedTuple):
             from rankwise.sim.prediction.summary import write_document  # noqa: PLC0415  # only there
 
             write_document(done.run.prediction, os.fspath(self.prediction))
+        for missed in done.run.missed_faults:
+            warnings.warn(missed, stacklevel=3)  # at the call of `rankwise.run`; pytest lists it
         try:
             raise_unless_succeeded(done.outcome, done.run)
         except WorkersFailed as failed:
