@@ -229,7 +229,7 @@ def test_failures_without_traceback_are_folded_by_how_they_ended() -> None:
 def test_an_exception_that_came_before_the_root_cause_says_so() -> None:
     text = report_of(replace(raised(0), at=Instant(5_000_000)), raised(1, "other"))
 
-    assert "5 ms before the root cause: rank 1 failed: ValueError: other" in text
+    assert "5 ms before the root cause, rank 1 failed: ValueError: other" in text
 
 
 def test_nanoseconds_between_failures_are_no_matter_of_people() -> None:

@@ -218,7 +218,7 @@ def _distance(root: Failure, other: Failure) -> str:
     if abs(nanoseconds) < MICROSECOND:
         return ""
     text = format_duration(Duration(abs(nanoseconds)))
-    return f"{text} {'after' if nanoseconds > 0 else 'before'} the root cause: "
+    return f"{text} {'after' if nanoseconds > 0 else 'before'} the root cause, "
 
 
 def _signal_of_ranks(outcome: Outcome) -> int:
