@@ -207,7 +207,7 @@ class Pool(Executor):
         `first` is the position of the chunk in the input.
         """
         places = range(first, first + len(items))
-        return self._engine.submit(Kind.CHUNK, fn, tuple(items), {}, self._attempts, places)
+        return self._engine.submit(Kind.CHUNK, fn, tuple(items), {}, self._attempts, items=places)
 
     def stop(self) -> None:
         """Interrupt the tasks that run, cancel the others, and take no more.

@@ -313,6 +313,7 @@ class Engine:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         attempts: int,
+        *,
         items: range | None = None,
     ) -> PoolFuture:
         """Hand in a task; `items` are the positions of a chunk in the input of its `map`."""
