@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import rankwise
 from rankwise.testing import simulator_fixtures
 
 
@@ -68,6 +71,18 @@ def test_a_fault_that_never_occurs_is_a_warning_of_pytest(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout
     missed = "UserWarning: the fault never occurred: rank 1 gets SIGKILL at operation #20"
     assert missed in done.stdout
+
+
+def test_a_fault_that_never_occurred_before_a_failure_is_a_note_of_the_failure() -> None:
+    with pytest.raises(rankwise.WorkersFailed) as caught:
+        rankwise.run(_divide, nprocs=2, on="sim", faults="kill:rank=1@collective=20")
+
+    missed = "the fault never occurred: rank 1 gets SIGKILL at operation #20"
+    assert any(note.startswith(missed) for note in caught.value.__notes__)
+
+
+def _divide() -> None:
+    _ = 1 / 0
 
 
 def test_the_plugin_brings_no_general_names_into_other_peoples_tests() -> None:

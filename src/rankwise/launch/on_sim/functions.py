@@ -73,14 +73,16 @@ class Simulation(NamedTuple):
             from rankwise.sim.prediction.summary import write_document  # noqa: PLC0415  # only there
 
             write_document(done.run.prediction, os.fspath(self.prediction))
-        for missed in done.run.missed_faults:
-            warnings.warn(missed, stacklevel=3)  # at the call of `rankwise.run`; pytest lists it
         try:
             raise_unless_succeeded(done.outcome, done.run)
         except WorkersFailed as failed:
             if done.again:
                 failed.add_note(f"the same order again: {done.again}")
+            for missed in done.run.missed_faults:
+                failed.add_note(missed)
             raise
+        for missed in done.run.missed_faults:
+            warnings.warn(missed, stacklevel=3)  # at the call of `rankwise.run`; pytest lists it
         return done.run
 
     def _check(self) -> None:
