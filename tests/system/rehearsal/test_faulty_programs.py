@@ -598,7 +598,7 @@ def test_notice_of_a_long_turn_without_data_says_that_large_models_take_minutes(
 
     told = capfd.readouterr().err
     assert "rank 0 has run for " in told
-    assert " in block (large models take minutes; if it blocks, --hang-timeout" in told
+    assert " (large models take minutes; if it blocks, --hang-timeout" in told
 
 
 def test_a_mismatch_can_be_expected_in_a_test() -> None:

@@ -543,8 +543,8 @@ class Rehearsal:
         """Who can have killed a simulated rank: nobody but a fault, or the program."""
         if failure.cause is not FailureCause.SIGNALED:
             return ""
-        is_of_fault = self._faults is not None and failure.rank in self._faults.killed
-        return "a fault (--faults)" if is_of_fault else "the program itself"
+        when = None if self._faults is None else self._faults.killed.get(failure.rank)
+        return "the program itself" if when is None else f"a fault (--faults) {when}"
 
     def _tell_who_holds(self, world: SimulatedWorld, rank: Rank) -> None:
         where = "".join(f": it is at {place}" for place in places_of(rank.stack())[:1])
