@@ -23,7 +23,7 @@ struct gpu {
   long long bytes[PROCESSES_MAX];
   unsigned processes;
 };
-static struct gpu gpus[GPUS_MAX];
+static _Thread_local struct gpu gpus[GPUS_MAX]; /* NVML may be called by any thread */
 static int fifo = -1;
 
 static unsigned load(void) {

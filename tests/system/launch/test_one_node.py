@@ -55,7 +55,7 @@ def test_a_node_check_that_fails_keeps_the_ranks_from_starting(tmp_path: Path) -
     passed = run("run", "--node-check=true", script)
 
     assert (refused.code, plain(refused.lines)) == (1, [])
-    assert "the node check 'echo no GPU here; false' ended with 1" in refused.stderr
+    assert "the node check 'echo no GPU here; false' ended with exit code 1" in refused.stderr
     assert "no GPU here" in refused.stderr
     assert (passed.code, plain(passed.lines)) == (0, ["began"])
 

@@ -28,6 +28,9 @@ from rankwise.sim.kernel import Future, Steps
 
 _KEPT = 16
 """Originals that are remembered, the latest ones; each has a list of its operations."""
+_IN_VAIN_MAX = 16
+"""After so many originals without an image, a launch is one only if another device does the same:
+to write down what it does costs a fifth of a small launch."""
 
 
 class Candidate(Protocol):
@@ -63,15 +66,8 @@ class _Account(NamedTuple):
     busy: int
     size: int
 
-    @classmethod
-    def of(cls, part: Part) -> "_Account":
-        return cls(part.busy, part.amount)
 
-    def since(self, before: "_Account") -> "_Account":
-        return _Account(self.busy - before.busy, self.size - before.size)
-
-
-_NOTHING = _Account(0, 0)
+_NOTHING = 0, 0
 
 
 class Original(Generic[Member]):
@@ -102,7 +98,8 @@ class Original(Generic[Member]):
         self.later: dict[int, list[Image[Member]]] = {}
         """The images that began after it, by the instant; one process follows it for all of one."""
         self.grown = machine.simulator.future(f"an operation of the launch on sip{sip}")
-        self._before = {place: _Account.of(part) for place, part in self._parts().items()}
+        # Plain pairs: every launch that may have images asks all parts of its SIP, twice.
+        self._before = {place: (part.busy, part.amount) for place, part in self._parts().items()}
         self._turns_before = self._turns_now()
         self._done: list[tuple[PartPlace, _Account]] = []
         self._turns: list[tuple[int, int, int]] = []
@@ -129,10 +126,12 @@ class Original(Generic[Member]):
         """It has ended, and nothing has touched its SIP: images know all of what it did."""
         self.member = None
         self.duration = self._machine.simulator.now - self.began
+        before = self._before
         for place, part in self._parts().items():
-            done = _Account.of(part).since(self._before.get(place, _NOTHING))
+            busy, size = before.get(place, _NOTHING)
+            done = part.busy - busy, part.amount - size
             if done != _NOTHING:
-                self._done.append((place, done))
+                self._done.append((place, _Account(*done)))
         for (cube, number), turn in self._turns_now().items():
             # Of another PE, the image's own turn counts: it may have done more before.
             if turn != self._turns_before.get((cube, number), number):
@@ -272,6 +271,8 @@ class Images(Generic[Member]):
         self._roles: dict[int, Original[Member] | Image[Member]] = {}
         """By SIP, of the launches that go on."""
         self._originals: dict[Hashable, Original[Member]] = {}
+        self._in_vain = 0
+        """How many originals there have been since the last image."""
         self._seen: dict[Hashable, int] = {}
         """By likeness, the SIP that the latest launch was on that nobody has rehearsed."""
         self._commands: dict[int, int] = {}
@@ -342,10 +343,16 @@ class Images(Generic[Member]):
         self, sip: int, likeness: Hashable, member: Member, *, has_data: bool, alike: int
     ) -> Original[Member] | Image[Member] | None:
         original = self._originals.get(likeness)
+        needs_another = has_data or self._in_vain >= _IN_VAIN_MAX
+        if (
+            needs_another
+            and original is None
+            and alike < 2
+            and self._seen.get(likeness, sip) == sip
+        ):
+            self._remember(self._seen, likeness, sip)
+            return None  # as far as we know, no other device does the same
         if has_data:
-            if original is None and alike < 2 and self._seen.get(likeness, sip) == sip:
-                self._remember(self._seen, likeness, sip)
-                return None  # as far as we know, no other device does the same
             going_on = [each.member for each in self._roles.values() if each.member is not None]
             rehearsed = member.rehearse() if member.is_apart_from(going_on) else None
             if rehearsed is None:
@@ -355,8 +362,10 @@ class Images(Generic[Member]):
         decides, take_back = rehearsed
         if original is not None and original.decides == decides:
             self.count += 1
+            self._in_vain = 0
             return Image(self, original, sip, member, take_back)
         take_back()
+        self._in_vain += 1
         original = Original(self._machine, sip, member, decides)
         self._originals.pop(likeness, None)
         self._remember(self._originals, likeness, original)

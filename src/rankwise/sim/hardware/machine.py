@@ -212,6 +212,11 @@ class Cube:
         """The PEs that have been used."""
         return iter(self._pes.values())
 
+    @property
+    def used_count(self) -> int:
+        """How many of its channels and PEs have been used."""
+        return len(self._channels) + len(self._pes)
+
     def parts(self) -> Iterator[tuple[PartPlace, Part]]:
         """What has been used of it, wires to other cubes not included."""
         for channel, memory in self._channels.items():
@@ -252,6 +257,8 @@ class Sip:
         self.cube_count = machine.topology.machine.sip.cubes.count
         self.seats = Seats()
         self._cubes: dict[int, Cube] = {}
+        self._parts: dict[PartPlace, Part] = {}
+        self._parts_count = 0
 
     def cube(self, number: int) -> Cube:
         """The cube of that number."""
@@ -266,11 +273,15 @@ class Sip:
         return self.cube(cube).pe(number)
 
     def parts(self) -> dict[PartPlace, Part]:
-        """What has been used of it: links inside of it, and engines."""
-        parts: dict[PartPlace, Part] = {}
-        for cube in self._cubes.values():
-            parts.update(cube.parts())
-        return parts | self.machine.wires_inside(self.number)
+        """What has been used of it: links inside of it, and engines; not to be changed."""
+        wires = self.machine.wires_inside(self.number)
+        count = len(wires) + sum(cube.used_count for cube in self._cubes.values())
+        if count != self._parts_count:  # each launch asks, and few use something for the first time
+            self._parts_count, self._parts = count, {}
+            for cube in self._cubes.values():
+                self._parts.update(cube.parts())
+            self._parts.update(wires)
+        return self._parts
 
     def part(self, place: PartPlace) -> Part:
         """The part at a place."""

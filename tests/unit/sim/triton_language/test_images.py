@@ -31,8 +31,8 @@ def scale(x: Any, o: Any, n: Any, B: tl.constexpr) -> None:
 
 def by_columns(x: Any, o: Any, n: Any, B: tl.constexpr) -> None:
     """Touches many channels with each access, a few bytes of each."""
-    i = tl.arange(0, B)[:, None] * 128 + tl.arange(0, 4)[None, :] + tl.program_id(0) * 4
-    total = tl.dot(tl.load(x + i), tl.load(x + tl.arange(0, 4)[:, None] * 4 + tl.arange(0, 4)))
+    i = tl.arange(0, B)[:, None] * 128 + tl.arange(0, 8)[None, :] + tl.program_id(0) * 8
+    total = tl.dot(tl.load(x + i), tl.load(x + tl.arange(0, 8)[:, None] * 8 + tl.arange(0, 8)))
     tl.store(o + i, total + n)
 
 
