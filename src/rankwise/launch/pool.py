@@ -199,9 +199,15 @@ class Pool(Executor):
         array = np.frombuffer(new_shared(_product(extents) * kind.itemsize), np.uint8)
         return array.view(kind).reshape(extents)
 
-    def submit_chunk(self, fn: Callable[..., Any], items: list[tuple[Any, ...]]) -> PoolFuture:
-        """Have a worker call `fn` for each element; a future of the values and the first error."""
-        return self._engine.submit(Kind.CHUNK, fn, tuple(items), {}, self._attempts)
+    def submit_chunk(
+        self, fn: Callable[..., Any], items: list[tuple[Any, ...]], first: int
+    ) -> PoolFuture:
+        """Have a worker call `fn` for each element; a future of the values and the first error.
+
+        `first` is the position of the chunk in the input.
+        """
+        places = range(first, first + len(items))
+        return self._engine.submit(Kind.CHUNK, fn, tuple(items), {}, self._attempts, items=places)
 
     def stop(self) -> None:
         """Interrupt the tasks that run, cancel the others, and take no more.
@@ -246,6 +252,8 @@ class _Chunks:
         self._size = chunksize or 1
         self._futures: deque[PoolFuture] = deque()
         self._unfinished = 0
+        self._begun = 0
+        """How many calls were submitted."""
         self._window = _CHUNKS_PER_WORKER * pool.size
         self._is_over = False
         self._lock = Lock()
@@ -281,7 +289,8 @@ class _Chunks:
             self._left -= len(items)
         with self._lock:
             self._unfinished += 1
-        future = self._pool.submit_chunk(self._fn, items)
+        future = self._pool.submit_chunk(self._fn, items, self._begun)
+        self._begun += len(items)
         self._futures.append(future)
         future.add_done_callback(lambda done: self._on_done(done, len(items)))
 
