@@ -29,7 +29,8 @@ def journal_at(path: str, command: str) -> str:
     if len(found) > 1:
         raise ConfigError(
             f"{path} holds {len(found)} journals, of several runs or nodes, expected one",
-            hint=f"the newest: rankwise {command} {shlex.quote(str(found[-1]))}",
+            hint=f"choose a folder of {path}; the newest: rankwise {command}"
+            f" {shlex.quote(str(found[-1].parent))}",
         )
     return str(found[0])
 

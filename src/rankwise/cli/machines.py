@@ -54,7 +54,7 @@ def _row(real: "RealMachine") -> tuple[str, ...]:
     elif checked is not None:
         told = f"validated by {checked.own} of {checked.runs} runs"
         if not checked.own:
-            told = "as its relatives, no run of its own"
+            told = "not checked; efficiencies of similar devices"
     return (
         real.name,
         f"{device.peak_tflops.get('bf16', device.peak_tflops['f32']).value:,.5g} TFLOPS",

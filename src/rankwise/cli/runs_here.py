@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rankwise.launch.control.client import RunAnswer, RunSummary, RunUnreachable
 
 
+_ENDED = "of an ended run, `rankwise report DIR/NAME_*` reads its folder in --log-dir"
+
 NAMES_PATIENCE = Duration(500 * MILLISECOND)
 """How long runs may take to tell what they are called; all are asked at once."""
 PLACE_PATIENCE = Duration(2 * SECOND)
@@ -136,14 +138,14 @@ def choose_agents(
     if not runs:
         raise RunNotFound(
             "no run of yours is active on this machine",
-            hint="of an ended run, `rankwise report` reads the --log-dir",
+            hint=_ENDED,
         )
     if name == "":
         raise click.UsageError(f"the name of the run is empty, expected one of: {shown}")
     exact = [run for run in runs if name and (is_called(run, name) or name == str(run.pid))]
     fitting = exact or [run for run in runs if names[run].startswith(name or "")]
     if not fitting:
-        raise RunNotFound(f"no active run is called {name!r}; active: {shown}")
+        raise RunNotFound(f"no active run is called {name!r}; active: {shown}", hint=_ENDED)
     if not exact and len({names[run] for run in fitting}) > 1:
         if name is None:
             raise click.UsageError(f"there are several runs, name one of them: {shown}")

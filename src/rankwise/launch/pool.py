@@ -210,17 +210,19 @@ class Pool(Executor):
         return array.view(kind).reshape(extents)
 
     def submit_chunk(
-        self, fn: Callable[..., Any], items: list[Any], *, starred: bool = False
+        self, fn: Callable[..., Any], items: list[Any], first: int = 0, *, starred: bool = False
     ) -> PoolFuture:
         """Have a worker call `fn` for each element; a future of the values and the first error.
 
         Args:
             fn: what is called.
             items: an argument for each call.
-            starred: whether these are tuples of arguments.
+            first: the position of the chunk in the input.
+            starred: whether the items are tuples of arguments.
         """
         kind = Kind.STARRED_CHUNK if starred else Kind.CHUNK
-        return self._engine.submit(kind, fn, (items,), {}, self._attempts)
+        places = range(first, first + len(items))
+        return self._engine.submit(kind, fn, (items,), {}, self._attempts, items=places)
 
     def stop(self) -> None:
         """Interrupt the tasks that run, cancel the others, and take no more.
@@ -268,6 +270,8 @@ class _Chunks:
         self._size = chunksize or 1
         self._futures: deque[PoolFuture] = deque()
         self._unfinished = 0
+        self._begun = 0
+        """How many calls were submitted."""
         self._window = _CHUNKS_PER_WORKER * pool.size
         self._is_over = False
         self._lock = Lock()
@@ -303,7 +307,8 @@ class _Chunks:
             self._left -= len(items)
         with self._lock:
             self._unfinished += 1
-        future = self._pool.submit_chunk(self._fn, items, starred=self._is_starred)
+        future = self._pool.submit_chunk(self._fn, items, self._begun, starred=self._is_starred)
+        self._begun += len(items)
         self._futures.append(future)
         future.add_done_callback(lambda done: self._on_done(done, len(items)))
 

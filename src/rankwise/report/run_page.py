@@ -261,7 +261,7 @@ def _lateness(timeline: RunTimeline) -> Iterable[str]:
     yield (
         f'<p class="note">How long the other ranks waited in {which} for one rank alone, on '
         "average: as a share of the time since the first call, and in seconds. The last column "
-        "is the share of the calls to which the rank came last; some rank always does. "
+        "is the share of the calls to which the rank came last; one rank always does. "
         f"{_who_is_late(timeline)} The first call of each group is not counted.{seen}</p>"
     )
     yield table([["rank", "of the time", "others waited", "came last in"], *rows])

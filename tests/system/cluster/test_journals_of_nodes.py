@@ -41,3 +41,5 @@ def test_the_journals_of_two_nodes_tell_the_same_rounds_and_the_same_root_cause(
     assert sorted(" leads " in "".join(done.lines[1:]) for done in each) == [False, True]
     assert both.code == 2
     assert f"{logs} holds 2 journals, of several runs or nodes, expected one" in both.stderr
+    told = f"choose a folder of {logs}; the newest: rankwise replay "
+    assert any(f"{told}{each.parent})" in both.stderr for each in journals)

@@ -42,7 +42,7 @@ def test_a_run_that_is_stopped_before_its_next_attempt_tells_the_last_one_once()
     assert "restarting all ranks in 30 s (restart 2 of 3)" in done.stderr
     report = done.stderr.partition("failed after")[2]
     assert "in attempt 2 of 4" in report
-    assert "  attempt 1, until" in report
+    assert "  attempt 1, ended" in report
     assert report.count("exited with code 3") == 2
 
 

@@ -179,8 +179,23 @@ def test_death_of_a_fatal_signal_shows_the_stack(mortal_pool: rankwise.Pool) -> 
 
 
 def test_worker_that_exits_is_told_with_its_code(mortal_pool: rankwise.Pool) -> None:
-    with pytest.raises(rankwise.WorkerDied, match="ended with exit code 3 while it ran _exit"):
+    with pytest.raises(rankwise.WorkerDied, match="ended with exit code 3 while it ran _exit on 3"):
         mortal_pool.submit(os._exit, 3).result(PATIENCE_S)
+
+
+def test_worker_that_dies_in_a_map_is_told_with_the_items_of_its_chunk(
+    mortal_pool: rankwise.Pool,
+) -> None:
+    values = mortal_pool.map(os._exit, [3] * 5, chunksize=2)
+
+    with pytest.raises(rankwise.WorkerDied, match="_exit on items 0 to 1 of a map"):
+        list(values)
+
+
+def test_long_argument_of_a_task_whose_worker_dies_is_cut(mortal_pool: rankwise.Pool) -> None:
+    error = mortal_pool.submit(pool_tasks.die_of, "x" * 100).exception(PATIENCE_S)
+
+    assert f"while it ran die_of on '{'x' * 39}… " in str(error)
 
 
 def test_worker_killed_every_fiftieth_task_loses_nothing(mortal_pool: rankwise.Pool) -> None:
@@ -222,6 +237,7 @@ def test_death_in_a_chunk_loses_no_result_of_the_calls_before(
 
     assert found == (list(range(62)) if value is None else [value] * 62)
     assert isinstance(error, rankwise.WorkerDied)
+    assert "on items 62 to 63 of a map" in str(error)
 
 
 def test_death_in_a_long_chunk_of_short_calls_loses_few_results(

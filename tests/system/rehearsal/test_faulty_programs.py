@@ -439,7 +439,7 @@ def test_ranks_that_expect_other_parts_than_they_are_sent_are_told_which(tmp_pat
     finished = simulate(UNEVEN, tmp_path, "--nproc-per-node=2")
 
     assert finished.code == 1
-    told = "all_to_all_single: rank 1 sends 12 elements to rank 0, which has places for 8"
+    told = "all_to_all_single: rank 1 sends 12 elements to rank 0, which has room for 8"
     assert told in finished.stderr
 
 
@@ -571,6 +571,34 @@ def test_a_rank_that_really_blocks_is_told_of_without_any_timeout(
     told = capfd.readouterr().err
     assert "rank 0 has let no other rank run for " in told
     assert " in block (simulated ranks take turns" in told
+
+
+def test_a_rank_that_keeps_no_other_waiting_gets_no_notice(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.1)
+
+    def block() -> None:
+        threading.Event().wait(0.5)
+
+    rankwise.run(block, nprocs=1, on="sim")
+
+    assert "let no other rank run" not in capfd.readouterr().err
+
+
+def test_notice_of_a_long_turn_without_data_says_that_large_models_take_minutes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.2)
+
+    def block() -> None:
+        threading.Event().wait(1.0)
+
+    rankwise.run(block, nprocs=2, on="sim:switch8", timing_only=True)
+
+    told = capfd.readouterr().err
+    assert "rank 0 has run for " in told
+    assert " (large models take minutes; if it blocks, --hang-timeout" in told
 
 
 def test_a_mismatch_can_be_expected_in_a_test() -> None:

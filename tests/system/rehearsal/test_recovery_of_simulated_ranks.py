@@ -94,7 +94,8 @@ def test_who_lives_is_called_again_and_keeps_what_it_has(tmp_path: Path) -> None
 
     assert run.values == {0: (0, 3, 1, 2), 1: (1, 3, 1, 1), 2: (2, 3, 1, 2)}
     assert (
-        "rank 1 was killed by SIGKILL, sent by a fault (--faults); calling 2 ranks again and"
+        "rank 1 was killed by SIGKILL, sent by a fault (--faults) at operation #3 of group"
+        " rankwise.collectives; calling 2 ranks again and"
         " restarting the rest (restart 1 of 1)\n" in run.told
     )
     assert (run.outcome.status, run.outcome.attempts) == (OutcomeStatus.SUCCEEDED, 2)

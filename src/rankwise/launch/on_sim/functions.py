@@ -1,6 +1,7 @@
 """Functions on simulated ranks: what `rankwise.run(…, on="sim")` is told about its simulation."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -77,7 +78,11 @@ class Simulation(NamedTuple):
         except WorkersFailed as failed:
             if done.again:
                 failed.add_note(f"the same order again: {done.again}")
+            for missed in done.run.missed_faults:
+                failed.add_note(missed)
             raise
+        for missed in done.run.missed_faults:
+            warnings.warn(missed, stacklevel=3)  # at the call of `rankwise.run`; pytest lists it
         return done.run
 
     def _check(self) -> None:

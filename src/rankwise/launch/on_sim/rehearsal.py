@@ -44,7 +44,7 @@ from rankwise.launch.announcements import as_sigterm_line, passed_on_line, time_
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.failure_report.tracebacks import error_of_thread
-from rankwise.launch.job import Executable, Job, Streams
+from rankwise.launch.job import Executable, Function, Job, Streams
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
 from rankwise.launch.notices import notice
@@ -178,6 +178,7 @@ class Rehearsal:
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
         self.results: Mapping[int, bytes] = {}
+        self.missed_faults: list[str] = []
         self.caught_signal: int | None = None
         self._node_count = node_count + (0 if rendezvous is None else rendezvous.spares)
         self._rendezvous = rendezvous
@@ -281,7 +282,7 @@ class Rehearsal:
         world.substitutes.pipes_for_children = output.pipes_for_children
         self._watch_for_triton(world, stack)
         clock = VirtualClock(world, self._clock.wall_ns)
-        world.scheduler.on_held = self._tell_who_holds
+        world.scheduler.on_held = partial(self._tell_who_holds, world)
         hang_timeout = self.job.gang.hang_timeout
         patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
         watch = RunTokenWatch(patience, self._clock, lambda: output.byte_count)
@@ -337,6 +338,9 @@ class Rehearsal:
             awaited, stood = self._standstill
             outcome = msgspec.structs.replace(outcome, stood=stood, awaited=awaited)
         self.results = records.results
+        self.missed_faults = [] if self._faults is None else self._faults.remarks()
+        for remark in [] if isinstance(self.job.program, Function) else self.missed_faults:
+            self._say(remark)  # to a caller in Python it is a warning: see `Simulation.run`
         for remark in world.remarks(is_success=outcome.status is OutcomeStatus.SUCCEEDED):
             self._say(remark)
         return msgspec.structs.replace(
@@ -539,10 +543,10 @@ class Rehearsal:
         """Who can have killed a simulated rank: nobody but a fault, or the program."""
         if failure.cause is not FailureCause.SIGNALED:
             return ""
-        is_of_fault = self._faults is not None and failure.rank in self._faults.killed
-        return "a fault (--faults)" if is_of_fault else "the program itself"
+        when = None if self._faults is None else self._faults.killed.get(failure.rank)
+        return "the program itself" if when is None else f"a fault (--faults) {when}"
 
-    def _tell_who_holds(self, rank: Rank) -> None:
+    def _tell_who_holds(self, world: SimulatedWorld, rank: Rank) -> None:
         where = "".join(f": it is at {place}" for place in places_of(rank.stack())[:1])
         if self.caught_signal is not None:
             name = SIGNAL_NAMES.get(self.caught_signal, "a signal")
@@ -550,6 +554,14 @@ class Rehearsal:
             self._say(
                 f"{name}: rank {rank.number} has not let the run stop{where}; it is killed after"
                 f" {format_duration(self.job.gang.grace)}, or at once by another signal"
+            )
+            return
+        if all(each is rank or each.is_over for each in world.scheduler.ranks.values()):
+            return  # no other rank waits
+        if world.timing_only is not None:
+            self._say(
+                f"rank {rank.number} has run for {NOTICE_S:.0f} s without a stop{where} (large"
+                " models take minutes; if it blocks, --hang-timeout ends the run)"
             )
             return
         self._say(

@@ -188,7 +188,7 @@ def _interval_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, 
 def _in_words(prediction: Prediction, cause: str) -> str:
     """What costs most; of a machine whose hosts have clocks of their own, what that means."""
     if cause == LAUNCH and isinstance(prediction.topology, MachineTopology):
-        return "launches: the job is bound by its host"
+        return "launches of kernels: the device waits for its host; counted as computing"
     return cause
 
 

@@ -47,7 +47,7 @@ class FaultInjector:
         say: tells the user of each.
 
     Attributes:
-        killed: the ranks that a fault has sent a signal to in the present attempt.
+        killed: the ranks that a fault has sent a signal to in the present attempt, and when.
         nodes: where ranks run; None while nothing happens to nodes.
         prediction: has each rank's own time on a modelled machine, if there is one.
     """
@@ -56,7 +56,7 @@ class FaultInjector:
         self._waiting: list[Fault] = list(faults)
         self._slow: dict[int, Duration] = {}
         self._say = say
-        self.killed: set[int] = set()
+        self.killed: dict[int, str] = {}
         self.nodes: Nodes | None = None
         self.prediction: Any = None
 
@@ -133,7 +133,7 @@ class FaultInjector:
         self._say(f"fault: {fault.told()} {when}")
         match fault:
             case Kill():
-                self.killed.add(rank.number)
+                self.killed[rank.number] = when
                 rank.signal(fault.signal)
                 rank.take_signals()
             case Raise():

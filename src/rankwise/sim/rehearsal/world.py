@@ -213,10 +213,13 @@ class SimulatedWorld:
         return self._conditions.calls, self.sections, sum(self.steps.values()), over, len(ranks)
 
     def remarks(self, *, is_success: bool) -> list[str]:
-        """What the user should know at the end of a run, each in a line."""
+        """What the user should know at the end of a run, each in a line.
+
+        Faults that never occurred are left out: see `FaultInjector.remarks`.
+        """
         remarks = self._conditions.alarms.remarks(is_success=is_success)
-        if (faults := self._conditions.faults) is not None:
-            remarks += [*faults.remarks(), *self._conditions.waits.remarks()]
+        if self._conditions.faults is not None:
+            remarks += self._conditions.waits.remarks()
         return remarks
 
     def _match_messages(self) -> bool:

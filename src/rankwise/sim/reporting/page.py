@@ -102,7 +102,10 @@ def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program:
     shown = [each for each in columns if tells(each[0], each[1:])]
     rows = table([*zip(*shown[first:], strict=True)])
     if is_program:
-        note = "The longest operations, summed over all ranks and steps, the start included."
+        note = (
+            "The longest operations, summed over all simulated ranks and steps, the start included,"
+            " without collectives: these are in the timeline."
+        )
     elif all(result.is_checked for result in results):
         note = "All numbers were compared with numpy's."
     else:

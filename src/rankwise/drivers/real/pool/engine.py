@@ -207,8 +207,8 @@ class _Task:
     """What a task calls, and where its answer goes."""
 
     __slots__ = (
-        "answer", "arguments", "body", "buffers", "call", "call_count", "failure", "future",
-        "has_begun", "is_notified", "kind", "sent", "sent_from", "sources_at", "values",
+        "about", "answer", "arguments", "body", "buffers", "call", "call_count", "failure",
+        "future", "has_begun", "is_notified", "kind", "sent", "sent_from", "sources_at", "values",
     )  # fmt: skip
 
     def __init__(self, future: PoolFuture, kind: int, call: Callable[..., Any]) -> None:
@@ -216,6 +216,8 @@ class _Task:
         self.kind = kind
         self.call = call
         self.call_count = 1
+        self.about: Any = None
+        """What tells it from others: its first argument if plain, or the items of a chunk."""
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         """Of a task that is pickled only when the futures among them are done."""
         self.sent: SentFunction = WITH_CALL
@@ -246,6 +248,22 @@ class _Task:
         if sources:
             self.sources_at = len(self.body)
             self.body += pickle.dumps(sources)
+
+
+_PLAIN = (int, float, str, bytes)
+"""Types of arguments that a task may keep to be named by: they cannot change."""
+_SHOWN_MAX = 40
+
+
+def _about_in_words(about: Any) -> str:
+    if isinstance(about, range):
+        several = len(about) > 1
+        last = f" to {about[-1]}" if several else ""
+        return f" on item{'s' * several} {about[0]}{last} of a map (counted from 0)"
+    if about is None or (isinstance(about, int) and about.bit_length() > _SHOWN_MAX * 3):
+        return ""  # of large integers, Python refuses to make text
+    text = repr(about[: _SHOWN_MAX + 1] if isinstance(about, str | bytes) else about)
+    return f" on {text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + '…'}"
 
 
 class _Link:
@@ -378,13 +396,18 @@ class Engine:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         attempts: int,
+        *,
+        items: range | None = None,
     ) -> PoolFuture:
-        """Hand in a task."""
+        """Hand in a task; `items` are the positions of a chunk in the input of its `map`."""
         self.check_open()
         future = PoolFuture()
         task = _Task(future, kind, call)
-        if kind in CHUNKS:
-            task.call_count = len(args[0])
+        if items is not None:
+            task.about = items
+            task.call_count = len(items)
+        elif args and type(args[0]) in _PLAIN:  # others may be large, or change
+            task.about = args[0]
         number = next(self._numbers)
         needs: list[Future[Any]] = [each for each in args if isinstance(each, Future)]
         if kwargs:
@@ -705,7 +728,10 @@ class Engine:
 
     def _death_of(self, task: _Task, end: EndTask) -> WorkerDied:
         death = self._deaths[end.worker or 0]
-        words = f"{death.words} while it ran {name_of(task.call)}"
+        about = task.about
+        if isinstance(about, range):
+            about = about[len(task.values) :]  # what was done before is not to blame
+        words = f"{death.words} while it ran {name_of(task.call)}{_about_in_words(about)}"
         if death.stack:
             words += f"\n{death.stack.rstrip()}"
         return WorkerDied(
