@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
+from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import MACHINES
 
@@ -52,7 +53,7 @@ def _row(real: "RealMachine") -> tuple[str, ...]:
     if real.status == "calibrated":
         told = "calibrated"
     elif checked is not None:
-        told = f"validated by {checked.own} of {checked.runs} runs"
+        told = f"checked against {counted(checked.own, 'run')}"
         if not checked.own:
             told = "not checked; efficiencies of similar devices"
     return (

@@ -129,7 +129,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     _check_packages(options)
     order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
     outcome, rehearsal, is_shown, again = run_in_order(make, order, partial(_again, words), _say)
-    if difference := rehearsal.difference:
+    if difference := rehearsal.difference(outcome):
         _say(f"ranks are not equal: {difference}; all {rehearsal.size:,} are run")
         make = partial(make, every_rank=True)
         outcome, rehearsal, is_shown, again = run_in_order(

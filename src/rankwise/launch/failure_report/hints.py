@@ -169,6 +169,10 @@ _CATALOGUE: Sequence[_Hint] = (
         "rankwise did not send this SIGTERM: look for a scheduler, or a kill in the program",
     ),
     _Hint(
+        _says(r"out of memory on rank \d+: "),  # a modelled device is full
+        "use a smaller batch, shard or recompute more, or choose a machine with more memory",
+    ),
+    _Hint(
         _says(
             "CUDA out of memory", r"torch\.(?:cuda\.)?OutOfMemoryError", "CUDA error: out of mem"
         ),

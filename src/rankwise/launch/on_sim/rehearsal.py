@@ -203,12 +203,13 @@ class Rehearsal:
         self._stuck = ""
         self._standstill: tuple[str, tuple[Stood, ...]] = ("", ())
 
-    @property
-    def difference(self) -> str:
+    def difference(self, outcome: Outcome) -> str:
         """What shows that ranks are not equal which were taken as equal; empty if nothing does."""
         if self.equals is None or self.prediction is None:
             return ""
-        return self.equals.difference or self.prediction.difference()
+        if outcome.status is OutcomeStatus.SUCCEEDED:
+            return self.equals.difference or self.prediction.difference()
+        return self.equals.difference  # a rank that fails ends before the others
 
     @property
     def elapsed(self) -> Duration:
