@@ -29,7 +29,7 @@ class Shuffling(Simulator):
 
 def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N803
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x, y = (tl.load(each + places, mask=places < n) for each in (x_ptr, y_ptr))
+    x, y = tl.load(x_ptr + places, mask=places < n), tl.load(y_ptr + places, mask=places < n)
     tl.store(y_ptr + places, x * y + x, mask=places < n)
 
 
