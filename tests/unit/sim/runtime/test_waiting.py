@@ -212,7 +212,7 @@ def test_launching_waits_through_the_context(
 
     monkeypatch.setattr(ctx, "wait", noting)
 
-    def kernel(x: Any) -> None:  # noqa: ARG001  # a kernel takes an array
+    def kernel(x: Any) -> None:  # a kernel takes an array
         pass
 
     handle = ctx.launch(kernel, 1, ctx.zeros(4))
@@ -331,7 +331,7 @@ def test_a_host_read_in_a_rank_does_not_wait_for_a_collective_of_others(
 def test_a_kernel_is_never_the_child_of_the_rank_that_launched_it(ctx: RuntimeContext) -> None:
     parents: list[Any] = []
 
-    def kernel(x: Any) -> None:  # noqa: ARG001  # a kernel takes an array
+    def kernel(x: Any) -> None:  # a kernel takes an array
         parents.append(getcurrent().parent)
 
     def worker(_rank: int) -> None:
