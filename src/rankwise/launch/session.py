@@ -109,6 +109,7 @@ class Session:
         check_proc()  # first of all: whatever reads there would fail in a way of its own
         job = _with_own_loopback(job)
         self.caught_signal: int | None = None
+        self._caught_as = 0
         self.late_signals: list[int] = []
         self._job = job
         self._places = places
@@ -230,7 +231,8 @@ class Session:
         if outcome.status is OutcomeStatus.SUCCEEDED and self.caught_signal is not None:
             # It came when all ranks had ended, before the gang knew that it had succeeded.
             self._is_interrupted = True
-            self.late_signals.append(self.caught_signal)
+            # As it was sent: the program may handle SIGALRM, of which SIGTERM is only our reading.
+            self.late_signals.append(self._caught_as)
         if outcome.status is OutcomeStatus.SUCCEEDED and self._host.left_behind:
             from rankwise.launch.announcements import left_behind_line  # noqa: PLC0415  # rare
 
@@ -371,7 +373,8 @@ class Session:
             if signum is None:
                 continue
             if self._dispatch.outcome is None:
-                self.caught_signal = self.caught_signal or signum
+                if self.caught_signal is None:
+                    self.caught_signal, self._caught_as = signum, number
                 self._signals_caught += 1
                 # An agent among others says itself what follows.
                 if self._signals_caught == 1 and self._plan.is_alone:
@@ -379,7 +382,7 @@ class Session:
                     self.reactor.call_at(notice_at, partial(self._tell_who_is_awaited, signum))
             else:
                 self._is_interrupted = True
-                self.late_signals.append(signum)
+                self.late_signals.append(number)
             # That ranks got it too, and were heard of first, does not make it the second request.
             if not self._is_asked_by_ranks or self._signals_caught != 1:
                 self.request_stop(signum)
