@@ -118,7 +118,8 @@ def check_files(options: "RunOptions") -> None:
     """
     from rankwise.sim.reporting.files import check_writable  # noqa: PLC0415  # not for --help
 
-    for name, path in (("trace", options.trace), ("report", options.report)):
+    for name in ("trace", "report", "prediction", "record_values"):
+        path: str | None = getattr(options, name)
         if path is not None:
             try:
                 check_writable(path)

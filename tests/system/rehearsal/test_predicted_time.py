@@ -445,6 +445,8 @@ def test_a_page_about_a_run_without_a_machine_tells_why_it_failed(tmp_path: Path
         ("--on sim --report r.html --explore 2", "several schedules needs a machine"),
         ("--on sim:nowhere.yaml", "there is no topology file 'nowhere.yaml'"),
         ("--on sim:switch8 --report no/r.html", "there is no directory 'no'"),
+        ("--on sim:switch8 --prediction no/p.json", "there is no directory 'no'"),
+        ("--on sim:switch8 --record-values no/v.json", "there is no directory 'no'"),
         ("--on sim --faults jitter:percent=5", "these ranks have no machine (--on sim:MACHINE has"),
         ("--on sim:switch8 --faults slow:link=sip0-sip1,times=2", "has no link 'sip0->sip1'"),
         ("--on ray:x", "'ray:x' is not 'ray', 'sim' or 'sim:MACHINE'"),

@@ -189,10 +189,11 @@ class Reporter:
         _end_at_the_call(error)
         _leave_out_entering(error)
         if type(error).__name__ == "OutOfMemoryError":
-            try:  # noqa: SIM105 - `contextlib` takes longer than starting a worker
+            try:
                 _worker_module("gpu_tensors").note_on_memory(error)
-            except Exception:  # noqa: BLE001, S110 - a torch that we do not know: the error counts
-                pass
+            except Exception as problem:  # noqa: BLE001 - a torch that we do not know: the error counts
+                if hasattr(error, "add_note"):
+                    error.add_note(f"rankwise cannot tell what holds the memory: {problem!r}")
         message = _cut(_text_of(error), _MESSAGE_CHARACTERS_MAX)
         traceback = _cut(_format(error), _TRACEBACK_CHARACTERS_MAX)
         if self._fd is not None:
