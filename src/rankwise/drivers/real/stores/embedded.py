@@ -16,6 +16,7 @@ while, are survived. For more, use etcd.
 
 import errno
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from select import POLLIN, poll
 from threading import Event, Lock
@@ -93,12 +94,10 @@ def open_embedded(config: EmbeddedConfig, clock: Clock) -> "EmbeddedStore":
     """
     config = with_encryption(config)
     is_taken, server = _serve_if_due(config, clock)
-    if server is None:
-        return EmbeddedStore(config, config.host, config.port, is_taken=is_taken)
-    host, port = server.address
-    # A server on all addresses is reached on the one that never leaves the machine.
-    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared only
-    return EmbeddedStore(config, near, port, server)
+    if server is not None:
+        return EmbeddedStore(config, *_near_address(server), server)
+    serve = (lambda: _serve_if_due(config, clock)[1]) if is_taken else None
+    return EmbeddedStore(config, config.host, config.port, serve=serve)
 
 
 def with_encryption(config: EmbeddedConfig) -> EmbeddedConfig:
@@ -120,8 +119,12 @@ def with_encryption(config: EmbeddedConfig) -> EmbeddedConfig:
 class EmbeddedStore(Store):
     """A client of an embedded store; a `rankwise.ports.store.Store`.
 
-    Attributes:
+    Args:
+        config: see `EmbeddedConfig`.
+        host, port: the address of the server.
         server: the server, if it lives in this process. It ends with this client.
+        serve: starts the server in this process, where the port was taken at first; None if the
+            port is still taken.
     """
 
     def __init__(
@@ -131,9 +134,11 @@ class EmbeddedStore(Store):
         port: int,
         server: EmbeddedServer | None = None,
         *,
-        is_taken: bool = False,
+        serve: Callable[[], EmbeddedServer | None] | None = None,
     ) -> None:
         self.server = server
+        self._serve = serve
+        self._serving = Lock()
         self._config = config
         self._address = (host, port)
         self._who = f"the embedded store at {endpoint_text(host, port)}"
@@ -145,7 +150,7 @@ class EmbeddedStore(Store):
         self._watches: set[EmbeddedWatch] = set()
         self._life: bytes | None = None
         self._has_server_ended = False
-        self._stranger_from = monotonic() + STRANGER_PATIENCE_S if is_taken else None
+        self._stranger_from = None if serve is None else monotonic() + STRANGER_PATIENCE_S
         """From when on one who has not greeted is a stranger, where we would serve ourselves."""
         self._tls: ssl.SSLContext | None = None
         if config.encrypts:
@@ -197,9 +202,10 @@ class EmbeddedStore(Store):
         self._names.close()
         for watch in watches:
             watch.close()
-        if self.server is not None:
-            self.server.close(linger)
-            self.server = None
+        with self._lock:
+            server, self.server = self.server, None
+        if server is not None:
+            server.close(linger)
 
     def __exit__(self, *exc_info: object) -> None:
         self._close(self._config.linger if not any(exc_info) else ZERO)
@@ -226,6 +232,9 @@ class EmbeddedStore(Store):
         for _ in patience.attempts():
             try:
                 return self._connect_once(patience)
+            except ConnectionRefusedError as error:
+                last_error = error
+                self._serve_instead()
             except OSError as error:
                 last_error = error
             except (RemoteProtocolError, StoreRefused):
@@ -233,6 +242,26 @@ class EmbeddedStore(Store):
                 raise
         self._refuse_stranger()
         raise patience.exhausted(last_error, HINT) from last_error
+
+    def _serve_instead(self) -> None:
+        """Serve here if the process that had the port does not listen any more.
+
+        Two agents that call `listen` at the same moment get EADDRINUSE both: Linux marks both
+        sockets as listening before it looks for conflicts.
+        """
+        with self._serving:
+            if self._serve is None or self._life is not None or self._closed.is_set():
+                return  # a server that was known has taken what the nodes had agreed on with it
+            server = self._serve()
+            if server is None:
+                return
+            self._serve = self._stranger_from = None
+            with self._lock:
+                self._address = _near_address(server)
+                self.server = server
+                is_late = self._closed.is_set()
+        if is_late:
+            server.close(ZERO)
 
     def _refuse_stranger(self, *, has_spoken: bool = False) -> None:
         """End the run if a process of this machine holds the port that is no agent.
@@ -553,6 +582,12 @@ def _expected(answer: protocol.Answer, kind: type[AnswerT], who: str) -> AnswerT
     if isinstance(answer, protocol.Misunderstood):
         raise LocalProtocolError(f"{who} says: {answer.reason}")
     raise RemoteProtocolError(f"{who} answers {type(answer).__name__}, expected {kind.__name__}")
+
+
+def _near_address(server: EmbeddedServer) -> tuple[str, int]:
+    host, port = server.address
+    # A server on all addresses is reached on the one that never leaves the machine.
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port  # noqa: S104 -- compared only
 
 
 def _serve_if_due(config: EmbeddedConfig, clock: Clock) -> tuple[bool, EmbeddedServer | None]:

@@ -4,13 +4,12 @@ It runs in a rank that dies of that, so it allocates nothing there, and imports 
 """
 
 import gc
+import os
 import sys
 from types import ModuleType
 from typing import Any
 
 _TENSORS_SHOWN = 3
-_SIMULATED = "rankwise.sim.rehearsal.world"
-"""A module of simulated ranks: it is loaded in the process where they are threads."""
 
 
 def note_on_memory(error: BaseException, device_type: str = "cuda") -> None:
@@ -18,7 +17,7 @@ def note_on_memory(error: BaseException, device_type: str = "cuda") -> None:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(error, "add_note"):
         return
-    if _SIMULATED in sys.modules:
+    if "RANKWISE_SIMULATED" in os.environ:
         return  # the tensors of all ranks are in this process, and the prediction tells more
     if type(error) is getattr(torch, "OutOfMemoryError", None):
         text = held_in_words(torch, device_type)

@@ -1,5 +1,6 @@
 """From names and texts to a store: what is understood, and what is said of the rest."""
 
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,19 @@ def test_a_store_is_served_here_if_the_endpoint_is(backend: str) -> None:
         assert isinstance(store, EmbeddedStore)
         assert store.server is not None
         assert store.read("").entries == ()
+
+
+def test_store_is_served_here_once_the_process_that_had_the_port_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"127.0.0.1:{other.getsockname()[1]}"
+        store = open_store("embedded", endpoint, {}, run_id="run")
+
+    with store:
+        assert isinstance(store, EmbeddedStore)
+        assert store.read("").entries == ()
+        assert store.server is not None
+        with open_store("embedded", endpoint, {}, run_id="run") as client:
+            assert client.read("").entries == ()
 
 
 @pytest.mark.skipif(encryption_lack() is None, reason="this Python can encrypt")
