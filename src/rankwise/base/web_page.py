@@ -44,21 +44,38 @@ pre { font: 12px/1.45 ui-monospace, monospace; margin: 0 0 12px; }
   th, td { padding: 4px 7px; } .bar-cell { width: 25%; } }
 """
 
+# Colours of the notebook's own theme: it may be dark where the system is light.
+_SCOPED = """
+.rankwise { --line: #8fa3bf66; --soft: inherit; --card: transparent; max-width: 1140px; }
+.rankwise table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.rankwise th, .rankwise td { padding: 3px 10px; border-bottom: 1px solid var(--line);
+  text-align: left; white-space: nowrap; }
+.rankwise td.wrap { white-space: normal; }
+.rankwise .scroll { overflow-x: auto; } .rankwise svg { max-width: 100%; height: auto; }
+.rankwise svg text:not([fill]) { fill: currentColor; }
+"""
+
 LEFT, WIDTH, ROW = 130, 880, 15
 """Of a chart: where its strips begin, how long they are, and how far apart."""
 BINS = 160
 """How many parts of the time a strip shows."""
 
 
-def document(title: str, sections: Iterable[str]) -> str:
-    """The whole page; `title` is that of its tab, and `sections` are HTML."""
+def document(title: str, sections: Iterable[str], head: str = "") -> str:
+    """The whole page; `title` is that of its tab, `sections` are HTML, and so is more `head`."""
     body = "\n".join(sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n{head}</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def fragment(sections: Iterable[str]) -> str:
+    """The same style for a cell of a notebook, where it must not reach the rest of the page."""
+    body = "\n".join(sections)
+    return f'<div class="rankwise"><style>{_SCOPED}</style>\n{body}\n</div>'
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -1,7 +1,7 @@
 """How ranks, counts and kinds of values are said: the same in reports, notices and errors."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 BY_SIGNAL = "stopped by a signal (SIGSTOP) or a debugger"
 """What a process is that stands still."""
@@ -48,3 +48,15 @@ def counted(count: int, noun: str = "rank") -> str:
 def kinds_in_words(problem: str) -> str:
     """What msgspec says of a value, with `a number` for `float` and the like."""
     return _KIND.sub(lambda found: _KINDS.get(found[1], found[0]), problem)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, texts: int) -> list[str]:
+    """Rows of cells as lines; the first `texts` columns begin below each other, the others end."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index < texts else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

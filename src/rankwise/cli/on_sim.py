@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
     from rankwise.core.rendezvous.configuration import RendezvousConfig
     from rankwise.launch.job import Job
+    from rankwise.launch.on_sim.rehearsal import Rehearsal
     from rankwise.sim.prediction import Prediction
     from rankwise.sim.rehearsal.faults import Fault
 
@@ -145,6 +146,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     if rehearsal.prediction is not None:
         has_failed = outcome.status is not OutcomeStatus.SUCCEEDED
         _tell_prediction(options, rehearsal.prediction, job, has_failed=has_failed)
+        _keep_prediction(options, rehearsal)
     if files is not None:
         files.write(rehearsal.places)
     if command := rehearsal.failure_command or failure_command_of(job):
@@ -255,6 +257,18 @@ def _check_one_run(options: "RunOptions", *, has_nodes: bool) -> None:
         raise ConfigError(f"{options.label('report')} of {of} needs a machine: {_MACHINE_EXPECTED}")
 
 
+def _keep_prediction(options: "RunOptions", rehearsal: "Rehearsal") -> None:
+    """Leave the figures beside the journal, which tells nothing of a model's time."""
+    from rankwise.launch.on_sim.compared import PREDICTION_FILE  # noqa: PLC0415  # only here
+    from rankwise.sim.prediction import summary as told  # noqa: PLC0415  # only here
+
+    directory = None if rehearsal.places is None else rehearsal.places.directory
+    if directory is None or rehearsal.prediction is None:
+        return
+    path = os.path.join(directory, PREDICTION_FILE)  # noqa: PTH118  # pathlib costs ms
+    told.write_document(rehearsal.prediction, path, options.training_script)
+
+
 def _tell_prediction(
     options: "RunOptions", prediction: "Prediction", job: "Job", *, has_failed: bool
 ) -> None:
@@ -264,7 +278,7 @@ def _tell_prediction(
 
     told.write_files(prediction, options.training_script, options.trace, options.report)
     if options.prediction is not None:
-        told.write_document(prediction, options.prediction)
+        told.write_document(prediction, options.prediction, options.training_script)
     if options.record_values is not None and prediction.record is not None:
         prediction.record.write(options.record_values)
     if not job.console:

@@ -26,6 +26,7 @@ from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import PRESETS_IN_WORDS
 from rankwise.cli.sim_cluster import cluster
+from rankwise.cli.sim_compare import compare
 from rankwise.cli.sim_options import (
     assignments,
     complete_benches,
@@ -52,6 +53,7 @@ def sim() -> None:
 
 
 sim.add_command(cluster)
+sim.add_command(compare)
 
 
 class _BenchCommand(click.Command):
@@ -418,9 +420,11 @@ def _write_files(
         write_trace(trace, engine)
         click.echo(f"trace: {trace} (open it at https://ui.perfetto.dev)", err=True)
     if report is not None:
+        from rankwise.sim.benches.spending import breakdown_of  # noqa: PLC0415  # the same
         from rankwise.sim.reporting.page import write_page  # noqa: PLC0415  # the same
 
-        write_page(report, program, engine, results, failure=failure)
+        breakdown = breakdown_of(engine, program)
+        write_page(report, program, engine, results, failure=failure, breakdown=breakdown)
         click.echo(f"report: {report}", err=True)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import pairwise
-from math import floor, log10
 
+from rankwise.base.plots import COLOURS, level, polyline, round_up
 from rankwise.base.units import Duration, format_duration
 from rankwise.base.web_page import BINS, LEFT, ROW, WIDTH, busy_shares, strip, svg, time_axis
 from rankwise.observe.records import BEGUN_BY_CPP, GpuSample
@@ -14,7 +14,6 @@ RANKS_SHOWN = 16
 _SECTIONS, _CALLS, _WAITING = "#2f6fb5", "#c77d2e", "#8a63b8"
 _WELL, _FAILED, _UNKNOWN = "#2b9a8b", "#c2453f", "#8fa3bf"
 _SAMPLED = "#b08a1e"
-_LINES = ("#2f6fb5", "#c77d2e", "#2b9a8b", "#c2453f", "#8a63b8", "#b08a1e", "#7a8699", "#4f8f3a")
 _PLOT_HEIGHT = 110
 _PLOT_TOP = 14
 
@@ -135,15 +134,10 @@ def _curves_chart(timeline: RunTimeline, curves: Sequence[Curve], what: str, tit
     highest = size * round_up(highest / size)
     lines = _frame(highest, unit, size)
     for index, (name, points) in enumerate(curves):
-        colour = _LINES[index % len(_LINES)]
+        colour = COLOURS[index % len(COLOURS)]
         if points:
-            path = " ".join(
-                f"{_x(at, timeline.end):.1f},{_height(value, highest):.1f}" for at, value in points
-            )
-            lines.append(
-                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5">'
-                f"<title>{name}</title></polyline>"
-            )
+            places = [(_x(at, timeline.end), _height(value, highest)) for at, value in points]
+            lines.append(polyline(places, colour, name))
         x, row = index % 8, index // 8
         lines.append(
             f'<text x="{LEFT + 110 * x}" y="{_PLOT_TOP + _PLOT_HEIGHT + 38 + 14 * row}" '
@@ -154,28 +148,10 @@ def _curves_chart(timeline: RunTimeline, curves: Sequence[Curve], what: str, tit
     return svg(LEFT + WIDTH + 20, height, lines, title)
 
 
-def round_up(value: float) -> float:
-    """The next figure that people read at a glance, as does its half: 1, 2, 4, 10, 20, ..."""
-    if value <= 0:
-        return 0.0
-    scale = 10.0 ** floor(log10(value))
-    return scale * next(step for step in (1, 2, 4, 10, 20) if step * scale >= value)
-
-
 def _frame(highest: float, unit: str, size: int) -> list[str]:
     lines = []
     for value in (0.0, highest / 2, highest):
-        y = _height(value, highest)
-        lines += [
-            (
-                f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + WIDTH}" y2="{y:.1f}" '
-                'stroke="#8fa3bf" opacity="0.3"/>'
-            ),
-            (
-                f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
-                f"{value / size:.4g} {unit}</text>"
-            ),
-        ]
+        lines += level(_height(value, highest), f"{value / size:.4g} {unit}")
     return lines
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rankwise.base.errors import ConfigError, WorkersFailed
-from rankwise.launch.job import Job
+from rankwise.launch.job import Function, Job
 from rankwise.launch.limits import shown
 from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.exploration import Order, run_in_order
@@ -72,7 +72,8 @@ class Simulation(NamedTuple):
         if self.prediction is not None and done.run.prediction is not None:
             from rankwise.sim.prediction.summary import write_document  # noqa: PLC0415  # only there
 
-            write_document(done.run.prediction, os.fspath(self.prediction))
+            program = job.program.name if isinstance(job.program, Function) else ""
+            write_document(done.run.prediction, os.fspath(self.prediction), program)
         try:
             raise_unless_succeeded(done.outcome, done.run)
         except WorkersFailed as failed:

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from rankwise.base.sorting import by_numbers
 from rankwise.sim.benches.holding import (
     BUBBLE,
     ENGINES,
@@ -43,12 +44,22 @@ from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.op_log import Operation
 from rankwise.sim.hardware.quantities import picoseconds
+from rankwise.sim.reporting.breakdown import (
+    COMPUTE,
+    EXPOSED,
+    HOST,
+    WAITING,
+    Breakdown,
+    RankParts,
+    parts_of,
+)
 
 _MAPPINGS = frozenset({"MmuMap", "MmuUnmap"})
 _COPIES = frozenset({"MemoryWrite", "MemoryRead", "Copy"})
 _KERNEL, _LINKS, _COPYING, _WAITING = range(4)
 """Of what goes on at one time, the first counts."""
 _WORK, _MOVING = "work", "moving"
+_WORK_IN_WORDS = "GEMM engines"
 """The second one is no cause: in DMA, whatever else goes on."""
 
 
@@ -84,6 +95,18 @@ class _Span(NamedTuple):
     """Of waiting: for whom."""
 
 
+class _Devices(NamedTuple):
+    """What each device has spent its time with, in picoseconds, and what is left at its end.
+
+    The keys of `lost` are devices; of what they are divided into, where it was lost and the cause.
+    """
+
+    first: int
+    last: int
+    lost: dict[str, Counter[tuple[str, str]]]
+    late: dict[str, int]
+
+
 def spending_of(run: Any, *, begun: int = 0) -> Spending:
     """What the devices of a run have spent their time with so far.
 
@@ -91,35 +114,75 @@ def spending_of(run: Any, *, begun: int = 0) -> Spending:
         run: a `RuntimeContext`, or its engine.
         begun: the operations of the log before this number do not count.
     """
-    engine: GraphEngine = getattr(run, "engine", run)
+    devices = _devices(getattr(run, "engine", run), begun)
+    if devices is None:
+        return Spending(0.0, {})
+    lost: Counter[str] = Counter()
+    for of_one in devices.lost.values():
+        for (_, cause), amount in of_one.items():
+            lost[cause] += amount
+    late, waited = sum(devices.late.values()), lost[IMBALANCE] + lost[BUBBLE]
+    for_peers = round(late * lost[BUBBLE] / waited) if waited else 0
+    lost[BUBBLE] += for_peers
+    lost[IMBALANCE] += late - for_peers
+    whole = max(1, (devices.last - devices.first) * len(devices.lost))
+    shares = {cause: amount / whole for cause, amount in lost.items() if amount > 0}
+    return Spending(shares.pop(_WORK, 0.0), shares)
+
+
+def breakdown_of(engine: GraphEngine, program: str) -> Breakdown | None:
+    """Where the time of each device went, to its end; None if nothing has run."""
+    devices = _devices(engine, 0)
+    if devices is None:
+        return None
+    start = devices.first
+    return Breakdown(
+        program=program,
+        machine=engine.topology.name,
+        size=len(devices.lost),
+        whole_ps=engine.now,
+        steps=0,
+        ranks=tuple(
+            RankParts(
+                int(place.removeprefix("sip")),
+                parts_of(
+                    {
+                        **{
+                            (where, _WORK_IN_WORDS if cause == _WORK else cause, ""): time
+                            for (where, cause), time in of_one.items()
+                        },
+                        (HOST, "until the first kernel or collective", ""): start,
+                    },
+                    engine.now,
+                ),
+            )
+            for place, of_one in sorted(devices.lost.items(), key=lambda item: by_numbers(item[0]))
+        ),
+    )
+
+
+def _devices(engine: GraphEngine, begun: int) -> _Devices | None:
     log = list(engine.op_log)[begun:]
     commands = [each for each in log if "." not in each.place and each.place.startswith("sip")]
     spans = _spans(commands, picoseconds(engine.topology.machine.system.host.command_ns))
     used = [each for of_one in spans.values() for each in of_one if each.what in {_KERNEL, _LINKS}]
     if not used:
-        return Spending(0.0, {})
+        return None
     first, last = min(each.start for each in used), max(each.end for each in used)
     kernels = _in_kernels(engine, log, spans)
     collectives = _Collectives(engine.machine, commands)
-    lost: Counter[str] = Counter()
-    late = 0
+    devices = _Devices(first, last, {}, {})
     for place, of_one in spans.items():
-        found, left = _by_cause(of_one, first, last)
-        late += left
+        lost = devices.lost[place] = Counter()
+        found, devices.late[place] = _by_cause(of_one, first, last)
         for cause, amount in kernels.get(place, {}).items():
-            lost[cause] += round(amount * found.get(str(_KERNEL), 0))
+            lost[COMPUTE, cause] += round(amount * found.get(str(_KERNEL), 0))
         for cause, amount in collectives.divided(place, found.get(str(_LINKS), 0)).items():
-            lost[cause] += amount
-        lost["copies"] += found.get(str(_COPYING), 0)
-        for cause in (IMBALANCE, BUBBLE, LAUNCH):
-            lost[cause] += found.get(cause, 0)
-    waited = lost[IMBALANCE] + lost[BUBBLE]
-    for_peers = round(late * lost[BUBBLE] / waited) if waited else 0
-    lost[BUBBLE] += for_peers
-    lost[IMBALANCE] += late - for_peers
-    whole = max(1, (last - first) * len(spans))
-    shares = {cause: amount / whole for cause, amount in lost.items() if amount > 0}
-    return Spending(shares.pop(_WORK, 0.0), shares)
+            lost[EXPOSED, cause] += amount
+        lost[HOST, "copies"] += found.get(str(_COPYING), 0)
+        for where, cause in ((WAITING, IMBALANCE), (WAITING, BUBBLE), (HOST, LAUNCH)):
+            lost[where, cause] += found.get(cause, 0)
+    return devices
 
 
 def held_back_by(run: Any) -> tuple[str, float]:

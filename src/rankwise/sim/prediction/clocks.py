@@ -25,6 +25,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
+from rankwise.sim.prediction.bill import Bill
 from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.device import DevicePrices
@@ -32,6 +33,7 @@ from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.rehearsal.meetings import Equals, Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.reporting.breakdown import ASLEEP, EXPOSED, MESSAGES, WAITING
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction.values import ValuePolicy, ValueRecord
@@ -51,9 +53,10 @@ class Passage:
         came_at: when it came.
         begins_at, ends_at: when the operation begins and ends; 0 until everybody has come.
         is_message: whether it is one, as far as is known: not before both ends have come.
+        kind: of the collective; not known before all have come.
     """
 
-    __slots__ = ("begins_at", "came_at", "ends_at", "is_message", "load", "size")
+    __slots__ = ("begins_at", "came_at", "ends_at", "is_message", "kind", "load", "size")
 
     def __init__(self, load: Any, size: int, came_at: int) -> None:
         self.load = load
@@ -61,6 +64,7 @@ class Passage:
         self.came_at = came_at
         self.begins_at = self.ends_at = 0
         self.is_message = False
+        self.kind = MESSAGES
 
 
 class Account(NamedTuple):
@@ -94,7 +98,10 @@ class RankClock:
         number: of the rank.
         device: that it has; it keeps it if it lives on as another number.
         time: its time, in picoseconds.
-        steps: its account at the end of each of its steps.
+        steps: its account at the end of each of its steps; `bills` are its bills at these ends.
+        bill: what it has spent its time with, by kind of operation.
+        phase: says which phase of the training it is in.
+        is_updating: whether an optimiser is making a step.
         memory: of its device.
         record: keeps the numbers that the program asks for, if that is wanted.
         trail: what it has computed, and the bytes of what it has communicated, if that is compared.
@@ -105,6 +112,10 @@ class RankClock:
         self.number = self.device = number
         self.time = begun_at
         self.steps: list[Account] = []
+        self.bill = Bill()
+        self.bills: list[Bill] = []
+        self.phase: Callable[[], str] = str  # of what knows no phases: no name
+        self.is_updating = False
         self.memory = DeviceMemory()
         self.record = prediction.record
         self.trail: list[PricedWork | int] | None = None if prediction.equals is None else []
@@ -146,6 +157,7 @@ class RankClock:
         if self.trail is not None:
             self.trail.append(priced)
         self._computing += duration
+        self.bill.add_work(priced, self.phase())
         self.time = begun + duration
         if self._prediction.keeps_log:
             self._prediction.log(
@@ -177,6 +189,9 @@ class RankClock:
         if passage.is_message:
             self._for_peers += under_way - begun
         self._exposed += passage.ends_at - under_way
+        phase = self.phase()
+        self.bill.add(WAITING, passage.kind, phase, under_way - begun)
+        self.bill.add(EXPOSED, passage.kind, phase, passage.ends_at - under_way)
         self.time = passage.ends_at
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)
         self._prediction.log(self, "Wait", "waits for the transfer", under_way, self.time)
@@ -184,6 +199,7 @@ class RankClock:
     def wait_until(self, time: int) -> None:
         """Go on at an instant, if it is to come."""
         self._waiting += max(time - self.time, 0)
+        self.bill.add(WAITING, "restarts", "", max(time - self.time, 0))
         self.time = max(time, self.time)
 
     def sleep(self, scheduler: Scheduler, nanoseconds: int) -> None:
@@ -196,6 +212,7 @@ class RankClock:
         duration = max(nanoseconds, 0) * PICOSECONDS_PER_NANOSECOND
         self._prediction.log(self, "Wait", "sleeps", self.time, self.time + duration)
         self._asleep += duration
+        self.bill.add(ASLEEP, "sleep", self.phase(), duration)
         self.time += duration
 
     def message_arrives(self, target: int, size: int) -> int:
@@ -211,6 +228,7 @@ class RankClock:
     def end_step(self) -> None:
         """A step of the training is over."""
         self.steps.append(self.account)
+        self.bills.append(self.bill.copy())
 
 
 class PricedWork:
@@ -358,6 +376,7 @@ class Prediction:
         self._group_free[group.name] = begin + duration
         for rank, passage in zip(group.ranks, passages, strict=True):
             if self.equals is None or rank in self.equals.simulated:
+                passage.kind = kind
                 self._pass(rank, passage, kind, begin, duration)
 
     def deliver(self, source: int, target: int, sent: Passage, received: Passage) -> None:

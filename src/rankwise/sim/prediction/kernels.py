@@ -180,6 +180,7 @@ class Meter:
             network += self._prediction.network.message_time(owner, self.clock.number, size, begun)
         passage = Passage(None, sum(self._moved.values()), begun)
         passage.begins_at, passage.ends_at = begun, begun + network
+        passage.kind = "accesses of kernels to other devices"
         self.clock.communicate(network)
         self.clock.wait(passage)
         self._begin_again()

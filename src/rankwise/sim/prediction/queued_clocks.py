@@ -20,13 +20,17 @@ Kernels on other lanes are taken to run beside it, at no cost for either.
 
 from collections import deque
 
+from rankwise.sim.prediction.bill import LAUNCHES
 from rankwise.sim.prediction.clocks import Account, Passage, Prediction, PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.description import Figure, LaunchSpec
 from rankwise.sim.prediction.machines.device import is_attention
+from rankwise.sim.reporting.breakdown import EXPOSED, HOST, WAITING
 
 _PICOSECONDS_PER_MICROSECOND = 1_000_000
+OTHER_STREAMS = "other streams"
+"""What a lane waits for on another one, as long as that has waited for no transfer."""
 _FOREACH = ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad")
 
 
@@ -36,13 +40,15 @@ class Lane:
     Attributes:
         ends_at: when all that it has been given is done.
         waits_from: when the last transfer that it waited for began; until then it waited for ranks.
+        kind: of that transfer.
     """
 
-    __slots__ = ("ends_at", "waits_from")
+    __slots__ = ("ends_at", "kind", "waits_from")
 
     def __init__(self, ends_at: int = 0, waits_from: int = 0) -> None:
         self.ends_at = ends_at
         self.waits_from = waits_from
+        self.kind = OTHER_STREAMS
 
 
 class QueuedClock(RankClock):
@@ -94,6 +100,7 @@ class QueuedClock(RankClock):
         self._pending.append(lane.ends_at)
         if lane is self.default_lane:
             self._computing += duration
+            self.bill.add_work(priced, self.phase())
         if self._prediction.keeps_log:
             self._prediction.log(
                 self, "KernelLaunch", priced.work.name, begun, lane.ends_at, priced.work
@@ -116,15 +123,18 @@ class QueuedClock(RankClock):
 
     def wait(self, passage: Passage) -> None:
         """Let the present lane go on when an operation is over; the host goes on at once."""
-        self._let_wait(self.lane, passage.ends_at, passage.begins_at, passage.is_message)
+        self._let_wait(
+            self.lane, passage.ends_at, passage.begins_at, passage.kind,
+            is_message=passage.is_message,
+        )  # fmt: skip
 
     def wait_for_lane(self, lane: Lane) -> None:
         """Let the present lane go on when another has done what it has been given until now."""
-        self.let_wait(self.lane, lane.ends_at, lane.waits_from)
+        self.let_wait(self.lane, lane.ends_at, lane.waits_from, lane.kind)
 
-    def let_wait(self, lane: Lane, ends_at: int, waits_from: int) -> None:
+    def let_wait(self, lane: Lane, ends_at: int, waits_from: int, kind: str) -> None:
         """Let a lane go on at an instant at which an event of another happens."""
-        self._let_wait(lane, ends_at, waits_from)
+        self._let_wait(lane, ends_at, waits_from, kind)
 
     def synchronize(self, until: int | None = None) -> None:
         """Let the host wait for an instant of its device; for the end of all lanes if not given."""
@@ -141,15 +151,16 @@ class QueuedClock(RankClock):
         begun = max(lane.ends_at, self.time)
         if lane is self.default_lane:
             self._behind += begun - lane.ends_at
+            self.bill.add(HOST, LAUNCHES, self.phase(), begun - lane.ends_at)
         return begun
 
     def _let_wait(
-        self, lane: Lane, ends_at: int, waits_from: int, is_message: bool = False
+        self, lane: Lane, ends_at: int, waits_from: int, kind: str, *, is_message: bool = False
     ) -> None:
         begun = lane.ends_at
         if ends_at <= begun:
             return
-        lane.ends_at, lane.waits_from = ends_at, waits_from
+        lane.ends_at, lane.waits_from, lane.kind = ends_at, waits_from, kind
         if lane is not self.default_lane:
             return
         under_way = min(max(waits_from, begun), ends_at)
@@ -157,6 +168,9 @@ class QueuedClock(RankClock):
         if is_message:
             self._for_peers += under_way - begun
         self._exposed += ends_at - under_way
+        phase = self.phase()
+        self.bill.add(WAITING, kind, phase, under_way - begun)
+        self.bill.add(EXPOSED, kind, phase, ends_at - under_way)
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)
         self._prediction.log(self, "Wait", "waits for the transfer", under_way, ends_at)
 

@@ -5,16 +5,21 @@ first step to that of the last: the first one has more to do. Otherwise they are
 """
 
 import json
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from rankwise.base.units import format_bytes
 from rankwise.sim.benches.holding import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
+from rankwise.sim.prediction.bill import Key, difference
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
 from rankwise.sim.prediction.holders import Held
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.trust import interval_in_words, interval_of
+from rankwise.sim.reporting.breakdown import Breakdown, RankParts, parts_of
+from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.page import Table, write_page
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.reporting.trace import write_trace
@@ -130,6 +135,36 @@ def _spent(clock: RankClock, steps: int) -> Account:
     if not steps:
         return clock.account
     return clock.steps[steps].since(clock.steps[0])
+
+
+def breakdown_of(prediction: Prediction, program: str) -> Breakdown:
+    """Where the time of each simulated rank went, in the steps that `figures_of` tells of."""
+    figures = figures_of(prediction)
+    clocks = [clock for _, clock in sorted(prediction.clocks.items())]
+    whole = max((_spent(clock, figures.steps).time for clock in clocks), default=0)
+    remarks = [*prediction.remarks]
+    if prediction.equals is not None:
+        remarks.append(f"{prediction.simulated_count} of {prediction.size} ranks stand for all")
+    return Breakdown(
+        program=program,
+        machine=prediction.topology.name,
+        size=prediction.size,
+        whole_ps=whole,
+        steps=figures.steps,
+        ranks=tuple(
+            RankParts(clock.number, parts_of(_bill_of(prediction, clock, figures.steps), whole))
+            for clock in clocks
+        ),
+        peak_memory=figures.memory_peak,
+        remarks=tuple(remarks),
+    )
+
+
+def _bill_of(prediction: Prediction, clock: RankClock, steps: int) -> dict[Key, int]:
+    costs = prediction.costs
+    if not steps:
+        return clock.bill.spent(costs)
+    return difference(clock.bills[steps].spent(costs), clock.bills[0].spent(costs))
 
 
 def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
@@ -315,7 +350,7 @@ class PredictedRun:
         }
 
 
-def document(prediction: Prediction) -> dict[str, Any]:
+def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
     """The figures of a run, for other programs; times in seconds, sizes in bytes."""
     figures = figures_of(prediction)
     clocks = [prediction.clocks[each] for each in sorted(prediction.clocks)]
@@ -344,6 +379,7 @@ def document(prediction: Prediction) -> dict[str, Any]:
         "values": [] if prediction.values is None else prediction.values.told(),
         "remarks": prediction.remarks,
         "too_cheap": sorted({work.name for work in prediction.unknown}),
+        "breakdown": msgspec.to_builtins(breakdown_of(prediction, program)),
     }
 
 
@@ -360,9 +396,9 @@ def _interval_fields(prediction: Prediction, figures: Figures) -> dict[str, Any]
     }
 
 
-def write_document(prediction: Prediction, path: str) -> None:
+def write_document(prediction: Prediction, path: str, program: str = "") -> None:
     """Write the figures of a run to a file of JSON."""
-    Path(path).write_text(json.dumps(document(prediction), indent=1) + "\n")
+    write_text(path, json.dumps(document(prediction, program), indent=1) + "\n")
 
 
 def write_files(
@@ -377,7 +413,10 @@ def write_files(
             ("Prediction", [("figure", "value", ""), *figure_rows(prediction)]),
             ("Ranks", rank_rows(prediction)),
         ]
-        write_page(report, program, run, results_of(prediction, program), tables)
+        breakdown = breakdown_of(prediction, program)
+        write_page(
+            report, program, run, results_of(prediction, program), tables, breakdown=breakdown
+        )
 
 
 def gibibytes(size: int) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rankwise.base.sorting import by_numbers
 from rankwise.base.web_page import document, facts_table, table
 from rankwise.sim.hardware.quantities import format_picoseconds
+from rankwise.sim.reporting.breakdown import Breakdown, as_meta
 from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
 from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.machine_drawing import as_svg, facts
@@ -32,9 +33,11 @@ def write_page(
     tables: Sequence[Table] = (),
     *,
     failure: str = "",
+    breakdown: Breakdown | None = None,
 ) -> None:
     """Write the page; packed if the name ends in .gz."""
-    write_text(path, page(title, engine, results, tables, failure=failure))
+    text = page(title, engine, results, tables, failure=failure, breakdown=breakdown)
+    write_text(path, text)
 
 
 def page(
@@ -44,10 +47,11 @@ def page(
     tables: Sequence[Table] = (),
     *,
     failure: str = "",
+    breakdown: Breakdown | None = None,
 ) -> str:
     """The page as HTML; `tables` come first, and mean that the numbers are those of a program.
 
-    `failure` is what the run failed with.
+    `failure` is what the run failed with; `breakdown` is kept where `sim compare` finds it.
     """
     topology = engine.topology
     sections = [
@@ -92,7 +96,8 @@ def page(
         f'<div class="scroll">{as_svg(topology)}</div>',
         "<p></p>" + facts_table(facts(engine.topology)),
     ]
-    return document(f"{title}: simulated run", sections)
+    head = "" if breakdown is None else as_meta(breakdown)
+    return document(f"{title}: simulated run", sections, head)
 
 
 def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program: bool) -> str:

@@ -28,6 +28,7 @@ What is touched:
   charged above it.
 - `torch.distributed._symmetric_memory`: the class of C++ behind it, and `torch.ops.symm_mem` for
   tensors on the CPU (`symmetric_memory`, `symmetric_operations`).
+- `torch._C._current_graph_task_id`: whether a thread is in backward (`operations`).
 - `torch.autograd._engine_run_backward`: what a program's own functions do in backward is meant for
   CUDA as well (`cuda`).
 - `torch.cuda.graphs`, its `CUDAGraph` and `torch._C._host_emptyCache`; `SyncBatchNorm.forward` and
@@ -61,7 +62,10 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import Backend, DeviceMesh, ProcessGroup, ProcessGroupGloo
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
@@ -150,6 +154,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)
         replace("__init__", with_makers, FakeTensorMode)
+        stack.callback(register_optimizer_step_pre_hook(_begin_update).remove)
         stack.callback(register_optimizer_step_post_hook(_end_step).remove)
     if world.has_virtual_clock:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
@@ -565,11 +570,22 @@ def _of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     return begin
 
 
+def _begin_update(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """What is computed from now on is the update of an optimiser."""
+    rank = running_rank()
+    if rank is not None:
+        present_world().prediction.clock_of(rank).is_updating = True
+
+
 def _end_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     """A step of the training ends with one of the first optimiser that the rank has stepped."""
     rank = running_rank()
-    if rank is not None and rank.belongings[_KEY].is_stepped_by(optimizer):
-        present_world().prediction.clock_of(rank).end_step()
+    if rank is None:
+        return
+    clock = present_world().prediction.clock_of(rank)
+    clock.is_updating = False
+    if rank.belongings[_KEY].is_stepped_by(optimizer):
+        clock.end_step()
         if present_world().timing_only is not None:
             from rankwise.sim.torch.without_data import end_step  # noqa: PLC0415  # rare
 

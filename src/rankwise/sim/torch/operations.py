@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rankwise.sim.prediction.bill import BACKWARD, FORWARD, OPTIMIZER
 from rankwise.sim.prediction.clocks import PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
 from rankwise.sim.rehearsal.places import place_of
@@ -76,6 +77,7 @@ class ChargingMode(UnseenMode):
     def __init__(self, clock: RankClock) -> None:
         super().__init__()
         self.clock = clock
+        clock.phase = self._phase
         self._record = clock.record
         self._is_inside = False
         self._kinds: dict[Any, _Kind] = {}
@@ -98,6 +100,12 @@ class ChargingMode(UnseenMode):
         result = self._compute(func, args, kwargs)
         self._note(func, args, kwargs, result)
         return result
+
+    def _phase(self) -> str:
+        """The phase of the training that the rank is in; all but two count as forward."""
+        if self.clock.is_updating:
+            return OPTIMIZER
+        return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD  # noqa: SLF001  # see `hooks`
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Carry an operation out."""
