@@ -73,10 +73,10 @@ class TightLogScale:
 
 
 class LinearScale:
-    """From nought and a largest value to coordinates."""
+    """From nought and a largest value, best a round one, to coordinates."""
 
     def __init__(self, highest: float, start: float, end: float) -> None:
-        self._highest = round_up(highest) or 1.0
+        self._highest = highest or 1.0
         self._start, self._span = start, end - start
 
     def __call__(self, value: float) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankwise.base.errors import ConfigError
+from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.cli.nodes import NodeCounts, node_counts, parse_settings
 from rankwise.cli.run_job import job_from
 from rankwise.drivers.real.early_signals import leave_alone
@@ -263,10 +263,13 @@ def _keep_prediction(options: "RunOptions", rehearsal: "Rehearsal") -> None:
     from rankwise.sim.prediction import summary as told  # noqa: PLC0415  # only here
 
     directory = None if rehearsal.places is None else rehearsal.places.directory
-    if directory is None or rehearsal.prediction is None:
+    if directory is None or options.log_dir in {None, os.devnull} or rehearsal.prediction is None:
         return
-    path = os.path.join(directory, PREDICTION_FILE)  # noqa: PTH118  # pathlib costs ms
-    told.write_document(rehearsal.prediction, path, options.training_script)
+    path = os.path.join(directory, PREDICTION_FILE)  # pathlib costs ms
+    try:
+        told.write_document(rehearsal.prediction, path, options.training_script)
+    except RankwiseError as error:
+        _say(f"prediction: {error}")
 
 
 def _tell_prediction(

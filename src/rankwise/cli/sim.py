@@ -197,7 +197,8 @@ def _given(ctx: click.Context, options: Iterable[str]) -> list[str]:
 
 def _check_options_of_triton(given: Sequence[str]) -> None:
     """Refuse options that would do nothing."""
-    for name, option in (("sweep", "--sweep"), ("timing_only", "--timing-only")):
+    of_programs = {"sweep": "--sweep", "results": "--results", "timing_only": "--timing-only"}
+    for name, option in of_programs.items():
         if name in given:
             raise ConfigError(f"{option} has no meaning with --triton")
     of_machines = {
@@ -283,6 +284,7 @@ def _simulate(
     trace: str | None,
     chakra: str | None,
     report: str | None,
+    results: str | None,
     **options: Any,
 ) -> int:
     settings = _settings(program, is_file=is_file, arguments=arguments, **options)
@@ -290,16 +292,18 @@ def _simulate(
     for each in swept:
         if each.key in settings.fields:
             raise ConfigError(f"{each.key} is given by --set and by --sweep")
-    if swept and (trace, chakra, report) != (None, None, None):
+    if swept and (trace, chakra) != (None, None):
         raise ConfigError(
-            "--trace, --chakra and --report are for one run, and --sweep makes several",
+            "--trace and --chakra are for one run, and --sweep makes several",
             hint="run one point alone, with --set",
         )
+    if results is not None and not swept:
+        raise ConfigError("--results has no meaning without --sweep")
     with _failures_told(program) as end:
         if swept:
-            from rankwise.cli.sim_sweep import run_sweep  # noqa: PLC0415  # only here
+            from rankwise.cli.sim_sweep import Shown, run_sweep  # noqa: PLC0415  # only here
 
-            end.code = run_sweep(settings, points_of(swept), style)
+            end.code = run_sweep(settings, points_of(swept), Shown(style, report, results))
         else:
             end.code = _run_one(settings, style, trace, chakra, report)
     return end.code

@@ -1,6 +1,5 @@
 """The options that `rankwise sim bench` and `rankwise sim run` share, and what they mean."""
 
-import itertools
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -70,11 +69,9 @@ def assignments(option: str, texts: tuple[str, ...], *, is_list: bool) -> list[A
 
 def points_of(swept: list[Assignment]) -> list[dict[str, str]]:
     """Every combination of the values, the last key varying fastest."""
-    keys = [each.key for each in swept]
-    return [
-        dict(zip(keys, values, strict=True))
-        for values in itertools.product(*(each.values for each in swept))
-    ]
+    from rankwise.launch.on_sim.sweeps import points_of as combinations  # noqa: PLC0415  # not for --help
+
+    return combinations({each.key: each.values for each in swept})
 
 
 def simulation_options(command: Command) -> Command:
@@ -131,6 +128,12 @@ _OPTIONS = (
         help="Run once per value, on all cores; several sweeps give every combination.",
     ),
     click.option(
+        "--results",
+        metavar="FILE",
+        shell_complete=complete_files,
+        help="With --sweep: keep each result in FILE, and run only what it lacks.",
+    ),
+    click.option(
         "--faults",
         multiple=True,
         metavar="FAULT",
@@ -179,6 +182,6 @@ _OPTIONS = (
         "--report",
         metavar="FILE",
         shell_complete=complete_files,
-        help="Write an HTML page about the run.",
+        help="Write an HTML page about the run, or about the sweep, with plots.",
     ),
 )

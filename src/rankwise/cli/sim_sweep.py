@@ -1,37 +1,78 @@
 """`--sweep`: one simulation per combination of values, each in a process of its own, on all cores.
 
 Results are shown in the order of the combinations, however they came. A combination that fails is
-told in a line of its own, and does not take the others with it.
+told in a line of its own, and does not take the others with it. Ctrl-C shows what is done.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import click
 import msgspec
 
 from rankwise.cli.sim_failures import tell_error
 from rankwise.cli.sim_progress import counted, terminal_width
-from rankwise.cli.sim_workers import simulate_all
-from rankwise.sim.benches.session import Outcome, Settings, check_keys
+from rankwise.launch.on_sim.sweeps import Swept, sweep_settings
+from rankwise.sim.benches.session import Settings, check_keys
 from rankwise.sim.hardware.quantities import format_picoseconds
-from rankwise.sim.reporting.results import BenchResult, as_csv, time_row, times_as_csv
+from rankwise.sim.reporting.files import check_writable, write_text
+from rankwise.sim.reporting.results import time_row, times_as_csv
+from rankwise.sim.reporting.sweep_page import result_of, sweep_page, table_rows
+from rankwise.sim.reporting.sweep_table import BENCH, TIME, SweepTable
 from rankwise.sim.reporting.table import result_table
 
 Point = Mapping[str, str]
+_INTERRUPTED = 130
 
 
-def run_sweep(settings: Settings, points: Sequence[Point], style: str) -> int:
+class Shown(NamedTuple):
+    """Where the table of a sweep goes.
+
+    Attributes:
+        style: `table`, `csv` or `json`, for standard output.
+        report: the file of the page.
+        results: the file that keeps what is done.
+    """
+
+    style: str
+    report: str | None
+    results: str | None
+
+
+def run_sweep(settings: Settings, points: Sequence[Point], shown: Shown) -> int:
     """Run every point and print the results; 1 if any failed."""
     check_keys(settings, points[0])
-    outcomes = list(zip(points, _outcomes(settings, points), strict=True))
-    _tell_failures(outcomes)
-    rows = [(point, result) for point, outcome in outcomes for result in outcome.results]
-    times = [(point, outcome.time_ps) for point, outcome in outcomes if not outcome.failure]
-    if rows or (style != "table" and not times):
-        _show(points[0], rows, style)
-    else:
-        show_times(times, style)
-    return int(any(outcome.failure for _, outcome in outcomes))
+    if shown.report is not None:
+        check_writable(shown.report)
+    with counted(len(points)) as one_more:
+        swept = sweep_settings(settings, points, shown.results, one_more)
+    return show(swept, shown)
+
+
+def show(swept: Swept, shown: Shown) -> int:
+    """Tell how a sweep has ended, print its table, and write its page; returns the exit code."""
+    table = swept.table
+    _tell_failures(table)
+    if swept.reused:
+        click.echo(
+            f"results: {swept.reused:,} of {table.total:,} are from {shown.results}", err=True
+        )
+    if swept.is_interrupted:
+        rest = "; the same command runs the rest" if shown.results else ""
+        told = f"{len(table.cases):,} of {table.total:,} cases are done"
+        click.echo(f"rankwise: interrupted: {told}{rest}", err=True)
+    if swept.problem:
+        tell_error(swept.problem)
+    if len(table) or shown.style == "csv":
+        _print(table, shown.style)
+    elif shown.style == "json":
+        click.echo("[]")
+    if shown.report is not None and table.cases:
+        write_text(shown.report, sweep_page(table))
+        click.echo(f"report: {shown.report}", err=True)
+    if swept.is_interrupted:
+        return _INTERRUPTED
+    return int(bool(table.failures or swept.problem))
 
 
 def show_times(times: Sequence[tuple[Point, int]], style: str) -> None:
@@ -47,33 +88,32 @@ def show_times(times: Sequence[tuple[Point, int]], style: str) -> None:
             click.echo(f"{shown}  simulated time: {format_picoseconds(time_ps)}")
 
 
-def _tell_failures(outcomes: Sequence[tuple[Point, Outcome]]) -> None:
+def _tell_failures(table: SweepTable) -> None:
     """Tell what points failed with; what many have in common is told once."""
     places: dict[str, list[str]] = {}
-    for point, outcome in outcomes:
-        if outcome.failure:
-            shown = " ".join(f"{key}={value}" for key, value in point.items())
-            places.setdefault(outcome.failure, []).append(shown)
+    for point, failure in table.failures:
+        shown = " ".join(f"{key}={value}" for key, value in point.items())
+        places.setdefault(failure, []).append(shown)
     for failure, shown_points in places.items():
         more = f" and {len(shown_points) - 1} more points" if len(shown_points) > 1 else ""
         tell_error(f"at {shown_points[0]}{more}: {failure}")
 
 
-def _outcomes(settings: Settings, points: Sequence[Point]) -> list[Outcome]:
-    wanted = [
-        msgspec.structs.replace(settings, fields={**settings.fields, **point}) for point in points
-    ]
-    with counted(len(points)) as tell_one_more:
-        return simulate_all(wanted, tell_one_more)
-
-
-def _show(first: Point, rows: list[tuple[Point, BenchResult]], style: str) -> None:
-    results = [result for _, result in rows]
-    labels = [(key, [point[key] for point, _ in rows]) for key in first]
+def _print(table: SweepTable, style: str) -> None:
     if style == "json":
-        dicts = [{**point, **result.as_row()} for point, result in rows]
-        click.echo(msgspec.json.format(msgspec.json.encode(dicts)).decode())
+        click.echo(table.to_json())
     elif style == "csv":
-        click.echo(as_csv(results, labels))
+        click.echo(table.to_csv())
+    elif table.kind == BENCH:
+        pairs = [(case.point, result_of(row)) for case in table.cases for row in case.rows]
+        labels = [(key, [point[key] for point, _ in pairs]) for key in table.keys]
+        click.echo(result_table([result for _, result in pairs], labels, terminal_width()))
+    elif table.kind == TIME:
+        pairs_of_times = [
+            (case.point, int(row["time_ps"] or 0)) for case in table.cases for row in case.rows
+        ]
+        show_times(pairs_of_times, style)
     else:
-        click.echo(result_table(results, labels, terminal_width()))
+        from rankwise.base.wording import aligned  # noqa: PLC0415  # predictions alone
+
+        click.echo("\n".join(aligned(table_rows(table), texts=len(table.keys))))

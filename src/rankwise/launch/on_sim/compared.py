@@ -158,8 +158,10 @@ def _of_command(word: str, tell: Callable[[str], None]) -> Breakdown:
         )
     with tempfile.TemporaryDirectory(prefix="rankwise-compare-") as folder:
         path = str(Path(folder, "result"))
-        place = len(form)
-        command = [*words[:place], _FORMS[form], path, *words[place:]]
+        place, option = len(form), _FORMS[form]
+        if form == ("run",) and not any(word.startswith(("--on", "sim:")) for word in words):
+            option = "--log-dir"
+        command = [*words[:place], option, path, *words[place:]]
         tell(shlex.join(["rankwise", *words]))
         done = subprocess.run(
             [sys.executable, "-m", "rankwise", *command],

@@ -93,11 +93,13 @@ class Outcome(NamedTuple):
         results: what it measured.
         time_ps: the simulated time at its end.
         failure: what it failed with; empty if it did not.
+        devices: how many the machine has.
     """
 
     results: list[BenchResult]
     time_ps: int
     failure: str
+    devices: int = 0
 
 
 class Session:
@@ -201,7 +203,8 @@ def measure_or_tell(settings: Settings) -> Outcome:
         line = line_of(error)
         place = f", at {line}" if line and line.file not in what else ""
         return Outcome([], 0, what + place)
-    return Outcome(finished.results, finished.engine.now, "")
+    engine = finished.engine
+    return Outcome(finished.results, engine.now, "", engine.topology.sip_count)
 
 
 def _sorted_fields(

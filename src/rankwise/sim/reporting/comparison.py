@@ -108,8 +108,8 @@ class Comparison(NamedTuple):
         changed = sorted(self.by_kind(), key=lambda row: -abs(row.difference))
         told = [row for row in changed if abs(self.share(row.difference)) >= _NOTABLE][:_NAMED]
         whats = [
-            f"{percent(abs(self.share(row.difference)))} {'more' if row.difference > 0 else 'less'} "
-            f"{kind_in_words(row.cause, row.kind)}"
+            f"{percent(abs(self.share(row.difference)))} "
+            f"{'more' if row.difference > 0 else 'less'} {kind_in_words(row.cause, row.kind)}"
             for row in told
         ]
         return f"{begin}{': ' if whats else ''}{', '.join(whats)}"
@@ -222,7 +222,8 @@ def _notes(first: Breakdown, second: Breakdown, names: tuple[str, str]) -> Itera
     mine, its = ({each.rank for each in run.ranks} for run in (first, second))
     if mine != its:
         both = counted(len(mine & its))
-        yield f"{both} can be compared by number; {names[0]} has {ranks_in_words(mine)}, " + (
+        yield (
+            f"{both} can be compared by number; {names[0]} has {ranks_in_words(mine)}, "
             f"{names[1]} {ranks_in_words(its)}"
         )
     for name, run in zip(names, (first, second), strict=True):

@@ -13,7 +13,7 @@ RANKS_SHOWN = 16
 _LEAST = 0.0005
 """Rows below this share of the time in both runs are told together."""
 _NOTABLE = 0.005
-_LEAST_SHOWN = Fraction(1, 2)
+_LEAST_SHOWN = Fraction(1)
 """Of a picosecond: means over ranks may differ by less."""
 _INDENT = "  "
 

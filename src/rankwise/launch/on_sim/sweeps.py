@@ -1,0 +1,315 @@
+"""A sweep: one simulation per combination of values, each in a process of its own, on all cores.
+
+A combination that fails is told, and does not take the others with it. With a file of results
+(`results_file`), combinations that it has are not run again. Their keys hold all that decides the
+outcome: the program's own bytes, its arguments, the machine, and the versions. What the program
+imports from files of its own is not in it.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from rankwise.base.errors import ConfigError
+from rankwise.launch.on_sim.cores import deal, run_commands
+from rankwise.launch.on_sim.results_file import ResultsFile
+from rankwise.sim.reporting.files import NotWritten
+from rankwise.sim.reporting.sweep_table import BENCH, PREDICTION, TIME, SweepTable, SweptCase
+
+if TYPE_CHECKING:
+    from rankwise.sim.benches.session import Settings
+
+Point = Mapping[str, str]
+_DEVICE_FULL = 77
+"""The exit code of a rank whose device is full: that is an answer, and no failure."""
+
+
+class Swept(NamedTuple):
+    """How a sweep ended.
+
+    Attributes:
+        table: what has been done.
+        reused: how many of its combinations a file of results had.
+        is_interrupted: whether Ctrl-C has ended it.
+        problem: why the file of results could not be written; empty if it could.
+    """
+
+    table: SweepTable
+    reused: int
+    is_interrupted: bool
+    problem: str
+
+
+def points_of(over: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Every combination of the values, the last key varying fastest."""
+    return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
+
+
+def sweep(
+    program: str | os.PathLike[str],
+    over: Mapping[str, Sequence[object]],
+    *,
+    topology: str = "default",
+    fields: Mapping[str, object] | None = None,
+    ccl: str | None = None,
+    seed: int = 0,
+    timing_only: bool = False,
+    results: str | os.PathLike[str] | None = None,
+) -> SweepTable:
+    """Simulate a program for every combination of values, on all cores.
+
+    Args:
+        program: the name of a bench, or the path of a program (`NAME.py`, `NAME.et`).
+        over: for each key the values that it takes: parameters of the program, fields of the
+            machine (`system.sips.count`) or of the collectives, as for `--set`.
+        topology: a preset or a file.
+        fields: values that stay.
+        ccl: configuration of the collectives, a file.
+        seed: of random tensors.
+        timing_only: compute times only, without numbers.
+        results: a file that keeps what is done: what it has is not run again.
+
+    Raises:
+        ConfigError: a key or value cannot be used, or another sweep has the file.
+        KeyboardInterrupt: by Ctrl-C; what is done is in the file.
+        NotWritten: the file could not be written.
+    """
+    from rankwise.sim.benches.session import Settings, check_keys  # noqa: PLC0415  # it brings numpy
+
+    name = os.fspath(program)
+    texts = {key: [str(value) for value in values] for key, values in over.items()}
+    if not texts or not all(texts.values()):
+        raise ConfigError("over has no values, expected at least one key with values")
+    settings = Settings(
+        program=name,
+        is_file=name.endswith((".py", ".et")),
+        topology=topology,
+        ccl=ccl,
+        fields={key: str(value) for key, value in (fields or {}).items()},
+        seed=seed,
+        has_data=not timing_only,
+    )
+    check_keys(settings, texts)
+    done = sweep_settings(
+        settings, points_of(texts), None if results is None else os.fspath(results)
+    )
+    if done.problem:
+        raise NotWritten(done.problem)
+    if done.is_interrupted:
+        raise KeyboardInterrupt
+    return done.table
+
+
+def sweep_settings(
+    settings: "Settings",
+    points: Sequence[Point],
+    results: str | None,
+    one_more: Callable[[], None] = lambda: None,
+) -> Swept:
+    """Simulate settings with every point."""
+    wanted = [
+        msgspec.structs.replace(settings, fields={**settings.fields, **point}) for point in points
+    ]
+    keys = [_key_of_settings(each) for each in wanted] if results is not None else []
+
+    def run(numbers: Sequence[int], keep: Callable[[int, SweptCase], None]) -> None:
+        deal(
+            "rankwise.launch.on_sim.sweeps:measure",
+            {number: wanted[number] for number in numbers},
+            lambda number, case: keep(
+                number, msgspec.structs.replace(case, point=dict(points[number]))
+            ),
+            lambda number, death: keep(
+                number, SweptCase(point=dict(points[number]), failure=death)
+            ),
+        )
+
+    return _sweep(points, keys, results, run, one_more, settings.program)
+
+
+def measure(settings: "Settings") -> SweptCase:
+    """Simulate one combination; what runs in a worker."""
+    from rankwise.sim.benches.session import measure_or_tell  # noqa: PLC0415  # it brings numpy
+    from rankwise.sim.reporting.results import time_row  # noqa: PLC0415  # the same
+
+    outcome = measure_or_tell(settings)
+    if outcome.failure:
+        return SweptCase(point={}, failure=outcome.failure)
+    rows: list[dict[str, Any]] = [result.as_row() for result in outcome.results]
+    rows = rows or [dict(time_row(outcome.time_ps))]
+    return SweptCase(point={}, rows=rows, devices=outcome.devices)
+
+
+def sweep_commands(
+    commands: Sequence[Sequence[str]],
+    points: Sequence[Point],
+    files: Sequence[str],
+    results: str | None,
+    one_more: Callable[[], None],
+    title: str,
+) -> Swept:
+    """Predict with each of these command lines, which are without their `--prediction`.
+
+    Args:
+        commands: their words behind `rankwise`; the first is `run`.
+        files: what the outcome depends on besides.
+    """
+    digests = [_digest_of_file(path) for path in files]
+    keys = [_digest([_versions(), digests, list(command)]) for command in commands]
+
+    def run(numbers: Sequence[int], keep: Callable[[int, SweptCase], None]) -> None:
+        with tempfile.TemporaryDirectory(prefix="rankwise-sweep-") as folder:
+
+            def path_of(number: int) -> str:
+                return str(Path(folder, f"{number}.json"))
+
+            run_commands(
+                {
+                    number: ("run", f"--prediction={path_of(number)}", *commands[number][1:])
+                    for number in numbers
+                },
+                lambda number, code, tail: keep(
+                    number, _predicted(dict(points[number]), path_of(number), code, tail)
+                ),
+            )
+
+    return _sweep(points, keys, results, run, one_more, title, kind=PREDICTION)
+
+
+def _predicted(point: dict[str, str], path: str, code: int, tail: str) -> SweptCase:
+    reason = _reason(tail) if code else ""
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        document = None
+    if document is None or code not in {0, _DEVICE_FULL}:
+        return SweptCase(point=point, failure=f"exit code {code}: {reason}" if code else reason)
+    is_full = code == _DEVICE_FULL
+    fits = not is_full and document["peak_active_bytes"] <= document["capacity_bytes"]
+    times = {
+        name: None if is_full else document[name]
+        for name in (
+            "step_time_s", "computing_s", "exposed_communication_s", "waiting_s", "communication_s",
+        )
+    }  # fmt: skip
+    row = {
+        "machine": document["machine"],
+        "ranks": document["ranks"],
+        "steps": document["steps"],
+        **times,
+        "peak_active_bytes": document["peak_active_bytes"],
+        "capacity_bytes": document["capacity_bytes"],
+        "fits": fits,
+        "reason": "" if fits else reason or "the peak is more than a device has",
+    }
+    return SweptCase(point=point, rows=[row], devices=document["ranks"])
+
+
+def _reason(tail: str) -> str:
+    """The line of stderr that says why a run failed."""
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    for mark in ("root cause: ", "error: "):
+        for line in lines:
+            if mark in line:
+                return line.partition(mark)[2]
+    return lines[-1] if lines else "nothing was written to stderr"
+
+
+def _sweep(
+    points: Sequence[Point],
+    keys: Sequence[str],
+    results: str | None,
+    run: Callable[[Sequence[int], Callable[[int, SweptCase], None]], None],
+    one_more: Callable[[], None],
+    title: str,
+    kind: str = "",
+) -> Swept:
+    cases: dict[int, SweptCase] = {}
+    problem, is_interrupted, reused = "", False, 0
+    with ExitStack() as stack:
+        file = None if results is None else stack.enter_context(ResultsFile(results))
+        if file is not None:
+            for number, key in enumerate(keys):
+                if key in file.done:
+                    cases[number] = msgspec.convert(
+                        {**file.done[key], "point": dict(points[number])}, SweptCase
+                    )
+                    one_more()
+            reused = len(cases)
+
+        def keep(number: int, case: SweptCase) -> None:
+            cases[number] = case
+            if file is not None and not case.failure:  # what failed is tried again
+                file.keep(keys[number], msgspec.to_builtins(case))
+            one_more()
+
+        try:
+            run([number for number in range(len(points)) if number not in cases], keep)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        except NotWritten as error:
+            problem = error.message
+    done = [cases[number] for number in sorted(cases)]
+    has_results = any("bench" in row for case in done for row in case.rows)
+    if not kind:
+        kind = BENCH if has_results else TIME
+    if kind == BENCH:  # a program may measure something at some points only
+        done = [
+            msgspec.structs.replace(case, rows=[row for row in case.rows if "bench" in row])
+            for case in done
+        ]
+    table = SweepTable(list(points[0]), done, kind, title, len(points))
+    return Swept(table, reused, is_interrupted, problem)
+
+
+def _key_of_settings(settings: "Settings") -> str:
+    """All that decides what a simulation gives, as a digest."""
+    from rankwise.sim.ccl.configuration import FILE_NAME  # noqa: PLC0415  # it brings numpy
+    from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
+
+    files = [settings.ccl or FILE_NAME]
+    if settings.is_file:
+        program = Path(settings.program)
+        is_trace = program.suffix == ".et"
+        files += (
+            map(str, sorted(program.parent.glob(f"{program.stem}.*.et")))
+            if is_trace
+            else [settings.program]
+        )
+    fields = {key: settings.fields[key] for key in sorted(settings.fields)}
+    told = msgspec.to_builtins(msgspec.structs.replace(settings, fields=fields))
+    return _digest([
+        _versions(), told, load_topology(settings.topology).spec, [_digest_of_file(each) for each in files],
+    ])  # fmt: skip
+
+
+def _digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _digest_of_file(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _versions() -> list[str]:
+    """Of what computes: other ones may give other times."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # only here
+
+    found = []
+    for package in ("rankwise", "numpy", "torch", "triton"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return found
