@@ -50,12 +50,18 @@ def kinds_in_words(problem: str) -> str:
     return _KIND.sub(lambda found: _KINDS.get(found[1], found[0]), problem)
 
 
-def aligned(rows: Sequence[Sequence[str]], *, texts: int) -> list[str]:
-    """Rows of cells as lines; the first `texts` columns begin below each other, the others end."""
+def aligned(rows: Sequence[Sequence[str]], *, texts: int, is_last_text: bool = False) -> list[str]:
+    """Rows of cells as lines.
+
+    The first `texts` columns begin below each other, perhaps the last one too; the others end.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    last = len(widths) - 1
     return [
         "  ".join(
-            cell.ljust(width) if index < texts else cell.rjust(width)
+            cell.ljust(width)
+            if index < texts or (is_last_text and index == last)
+            else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

@@ -8,9 +8,10 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -88,6 +89,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         os.putenv(name, "")
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
+    from rankwise.cli.sim_progress import predicted  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.exploration import Order, run_in_order  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
     from rankwise.launch.run_history import failure_command_of  # noqa: PLC0415  # the same
@@ -129,13 +131,23 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     _check_one_order(options)
     _check_packages(options)
     order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
-    outcome, rehearsal, is_shown, again = run_in_order(make, order, partial(_again, words), _say)
-    if difference := rehearsal.difference(outcome):
-        _say(f"ranks are not equal: {difference}; all {rehearsal.size:,} are run")
-        make = partial(make, every_rank=True)
+    with predicted(options.training_script) if machine and job.console else nullcontext() as watch:
+
+        def watched(**how: Any) -> "Rehearsal":
+            made = make(**how)
+            if watch is not None:
+                watch(made)
+            return made
+
         outcome, rehearsal, is_shown, again = run_in_order(
-            make, order, partial(_again, words), _say
+            watched, order, partial(_again, words), _say
         )
+        if difference := rehearsal.difference(outcome):
+            _say(f"ranks are not equal: {difference}; all {rehearsal.size:,} are run")
+            make = partial(make, every_rank=True)
+            outcome, rehearsal, is_shown, again = run_in_order(
+                watched, order, partial(_again, words), _say
+            )
     leftovers.are_told = job.console and outcome.status is OutcomeStatus.SUCCEEDED
     if not is_shown:
         return outcome
@@ -262,10 +274,12 @@ def _keep_prediction(options: "RunOptions", rehearsal: "Rehearsal") -> None:
     from rankwise.launch.on_sim.compared import PREDICTION_FILE  # noqa: PLC0415  # only here
     from rankwise.sim.prediction import summary as told  # noqa: PLC0415  # only here
 
-    directory = None if rehearsal.places is None else rehearsal.places.directory
-    if directory is None or options.log_dir in {None, os.devnull} or rehearsal.prediction is None:
+    if rehearsal.prediction is None or options.log_dir in {None, os.devnull}:
         return
-    path = os.path.join(directory, PREDICTION_FILE)  # pathlib costs ms
+    directory = rehearsal.places.directory
+    if directory is None:
+        return
+    path = str(Path(directory, PREDICTION_FILE))
     try:
         told.write_document(rehearsal.prediction, path, options.training_script)
     except RankwiseError as error:

@@ -192,6 +192,13 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
         from rankwise.cli.on_sim import simulate  # noqa: PLC0415  # only there
 
         begin_work()
+        if options.sweep:
+            from rankwise.cli.run_sweep import sweep  # noqa: PLC0415  # rare
+
+            return sweep(options, ctx.meta[STRICT_WORDS])
+        for name in ("results", "format"):
+            if name in options.origins:
+                raise ConfigError(f"{options.label(name)} has no meaning without --sweep")
         return exit_code(simulate(options, ctx.meta[STRICT_WORDS], os.environ))
     for option in _options(ctx.command):
         if option.group == REHEARSAL and (given := options.origins.get(str(option.name))):

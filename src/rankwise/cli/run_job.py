@@ -143,6 +143,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     every_rank: bool
     values: str
     prediction: str | None
+    sweep: tuple[str, ...]
+    results: str | None
+    format: str
     record_values: str | None
     import_per_rank: tuple[str, ...]
     trace: str | None

@@ -505,6 +505,27 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             "File for the predicted figures, as JSON; needs --on sim:MACHINE.",
         ),
         _ours(
+            "--sweep KEY=A,B,C",
+            "Predict once per value, on all cores; several sweeps give every combination. A value "
+            "replaces {KEY} in the script's arguments, or is added as --KEY VALUE. The keys "
+            "machine, nproc-per-node and nnodes are rankwise's own. --report then has plots. "
+            "Repeatable.",
+            multiple=True,
+            default=(),
+            default_shown="one run",
+        ),
+        _ours(
+            "--results FILE",
+            "With --sweep: keep each result in FILE, and run only what it lacks.",
+            shell_complete=complete_file,
+        ),
+        _ours(
+            "--format",
+            "Format of the table of --sweep.",
+            type=click.Choice(["table", "csv", "json"]),
+            default="table",
+        ),
+        _ours(
             "--schedule",
             "Order of ranks and messages: as they become ready, or random from --seed.",
             type=click.Choice(["queue", "random"]),

@@ -29,8 +29,8 @@ def compare(*, first: str, second: str, is_json: bool, report: str | None) -> in
 
     All parts add up to the difference. Exit code 2: A or B tells nothing of a run.
     """
-    from rankwise.cli.sim_progress import told_while, terminal_width  # noqa: PLC0415  # not for --help
-    from rankwise.launch.on_sim.compared import CommandFailed, breakdown_of, names_of  # noqa: PLC0415  # the same
+    from rankwise.cli.sim_progress import terminal_width, told_while  # noqa: PLC0415  # not for --help
+    from rankwise.launch.on_sim import compared as given  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.comparison import compare as side_by_side  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.files import check_writable, write_text  # noqa: PLC0415  # the same
 
@@ -38,11 +38,13 @@ def compare(*, first: str, second: str, is_json: bool, report: str | None) -> in
         check_writable(report)
     try:
         with told_while() as tell:
-            runs = breakdown_of(first, tell), breakdown_of(second, tell)
-    except CommandFailed as error:
+            runs = given.breakdown_of(first, tell), given.breakdown_of(second, tell)
+    except given.CommandFailed as error:
         click.echo(f"rankwise: error: {error.message}", err=True)
         return 1
-    compared = side_by_side(*runs, names_of((first, second)))
+    words = first, second
+    names = given.names_of(words)
+    compared = side_by_side(*runs, names, given.commands_in_words(names, words))
     if is_json:
         click.echo(msgspec.json.format(msgspec.json.encode(compared.as_document())).decode())
     else:

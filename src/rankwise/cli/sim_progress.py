@@ -1,69 +1,22 @@
 """What is for terminals: signs of life while a simulation runs, and how wide tables may be."""
 
-import os
 import shutil
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rankwise.base.wording import counted as counted_in_words
+from rankwise.launch.status_line import shown
+
 if TYPE_CHECKING:
+    from rankwise.launch.on_sim.rehearsal import Rehearsal
     from rankwise.sim.hardware.engine import GraphEngine
 
 
 def terminal_width() -> int | None:
     """How many characters a line of a terminal has; None where output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def _can_redraw() -> bool:
-    """Whether stderr is a terminal, and not one that can only add lines."""
-    return sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
-
-
-AFTER_S = 2.0
-"""What is over by then shows no sign of life."""
-_REDRAWN_EVERY_S = 0.25
-
-
-class _Line:
-    """A line of a terminal that a thread redraws, from `AFTER_S` on, until it is closed.
-
-    The thread only asks `words`: nothing may wait for it, and it waits for nothing else.
-    """
-
-    def __init__(self, words: Callable[[float], str]) -> None:
-        self._words = words
-        self._begun_at = time.monotonic()
-        self._end = threading.Event()
-        self._is_shown = False
-        self._thread = threading.Thread(target=self._redraw, name="progress", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-        if self._is_shown:
-            _write_to_terminal("\r\x1b[K")
-
-    def _redraw(self) -> None:
-        pause = AFTER_S
-        while not self._end.wait(pause):
-            pause = _REDRAWN_EVERY_S
-            text = self._words(time.monotonic() - self._begun_at)
-            width = shutil.get_terminal_size().columns - 1
-            self._is_shown = True
-            _write_to_terminal(f"\r\x1b[K{text[:width]}")
-
-
-def _write_to_terminal(text: str) -> None:
-    with suppress(OSError, ValueError):  # the terminal has gone
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 def clock(seconds: float) -> str:
@@ -78,16 +31,6 @@ def remaining_in_words(done: float, total: float, elapsed: float) -> str:
     if done <= 0 or elapsed <= 0:
         return ""
     return f", about {clock(elapsed * max(0.0, total - done) / done)} left"
-
-
-@contextmanager
-def shown(words: Callable[[float], str]) -> Iterator[None]:
-    """Show what `words` says of the seconds that have passed, if stderr can be redrawn."""
-    if not _can_redraw():
-        yield
-        return
-    with _Line(words):
-        yield
 
 
 @contextmanager
@@ -136,3 +79,28 @@ def told_while() -> Iterator[Callable[[str], None]]:
 
     with shown(lambda elapsed: f"{clock(elapsed)}  {latest}"):
         yield tell
+
+
+@contextmanager
+def predicted(name: str) -> Iterator[Callable[["Rehearsal"], None]]:
+    """Show how far a prediction has come; call what it gives with each run that begins.
+
+    How many steps there will be is the program's affair: the line tells what one takes.
+    """
+    latest: list[Rehearsal] = []
+
+    def words(elapsed: float) -> str:
+        prediction = latest[-1].prediction if latest else None
+        if prediction is None:
+            return f"{name}: {clock(elapsed)}"
+        from rankwise.sim.hardware.quantities import format_picoseconds  # noqa: PLC0415  # on terminals
+
+        clocks = list(prediction.clocks.values())
+        steps = min((len(each.steps) for each in clocks), default=0)
+        told = f"{name}: {format_picoseconds(prediction.now)} predicted, {clock(elapsed)}"
+        if not steps:
+            return told
+        return f"{told}, {counted_in_words(steps, 'step')}, about {elapsed / steps:.2g} s for each"
+
+    with shown(words):
+        yield latest.append

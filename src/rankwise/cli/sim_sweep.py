@@ -116,4 +116,4 @@ def _print(table: SweepTable, style: str) -> None:
     else:
         from rankwise.base.wording import aligned  # noqa: PLC0415  # predictions alone
 
-        click.echo("\n".join(aligned(table_rows(table), texts=len(table.keys))))
+        click.echo("\n".join(aligned(table_rows(table), texts=len(table.keys), is_last_text=True)))

@@ -12,6 +12,11 @@ _HOMES = {
     "DPPolicy": "rankwise.sim.runtime.placement",
     "SpawnException": "rankwise.sim.runtime.multiprocessing",
     "held_back_by": "rankwise.sim.benches.spending",
+    # They run processes, so they stand above the simulator; users look for them here.
+    "compare": "rankwise.launch.on_sim.compared",
+    "sweep": "rankwise.launch.on_sim.sweeps",
+    "read_results": "rankwise.launch.on_sim.sweeps",
+    "SweepTable": "rankwise.sim.reporting.sweep_table",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605  # the names are above, once

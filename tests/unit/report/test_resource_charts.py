@@ -4,10 +4,11 @@ import re
 
 import pytest
 
+from rankwise.base.plots import round_up
 from rankwise.base.units import Duration
 from rankwise.observe.records import Sample
 from rankwise.observe.timeline import RankTrack, RunTimeline
-from rankwise.report.charts import resource_chart, round_up
+from rankwise.report.charts import resource_chart
 
 
 @pytest.mark.parametrize(

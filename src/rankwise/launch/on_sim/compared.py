@@ -54,8 +54,9 @@ def compare(
     from rankwise.sim.reporting.comparison import compare as side_by_side  # noqa: PLC0415  # its name
 
     words = os.fspath(first), os.fspath(second)
-    runs = [breakdown_of(word) for word in words]
-    return side_by_side(*runs, names or names_of(words))
+    runs = breakdown_of(words[0]), breakdown_of(words[1])
+    names = names or names_of(words)
+    return side_by_side(*runs, names, commands_in_words(names, words))
 
 
 def names_of(words: tuple[str, str]) -> tuple[str, str]:
@@ -67,6 +68,15 @@ def names_of(words: tuple[str, str]) -> tuple[str, str]:
     if names[0] == names[1]:
         names = [str(path) for path in paths]
     return (names[0], names[1]) if names[0] != names[1] else ("A", "B")
+
+
+def commands_in_words(names: tuple[str, str], words: tuple[str, str]) -> list[str]:
+    """What each run is, as far as its name does not say it."""
+    return [
+        f"{name} is {word}"
+        for name, word in zip(names, words, strict=True)
+        if name not in {word, Path(word).name}
+    ]
 
 
 def is_command(word: str) -> bool:

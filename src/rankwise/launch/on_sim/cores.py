@@ -154,8 +154,7 @@ class _Command:
     """A process that runs one command line."""
 
     def __init__(self, words: Sequence[str], stack: ExitStack) -> None:
-
-        self._output = stack.enter_context(tempfile.TemporaryFile())
+        self._output = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # `stack` closes it
         code = _COMMAND.format(parent=os.getpid(), words=["rankwise", *words])
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],

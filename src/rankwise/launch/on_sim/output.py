@@ -33,6 +33,7 @@ from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
 from rankwise.launch.job import LogPlan, Streams
 from rankwise.launch.log_layout import Destinations
 from rankwise.launch.rank_sinks import RankSinks, StreamSinks
+from rankwise.launch.status_line import wipe
 from rankwise.sim.rehearsal.scheduler import Rank
 
 _start_thread = _thread.start_new_thread
@@ -384,6 +385,7 @@ class _Dispatching(io.RawIOBase):
 
 def write_all(fd: int, data: bytes) -> None:
     """Write all of it, or as much as can be written."""
+    wipe()
     with suppress(OSError):
         _write(fd, data)
 

@@ -108,6 +108,27 @@ def sweep(
     return done.table
 
 
+def read_results(path: str | os.PathLike[str]) -> SweepTable:
+    """The table in a file of `--results`, in the order in which its cases were done.
+
+    Raises:
+        ConfigError: it is no such file, or a sweep writes it.
+    """
+    name = os.fspath(path)
+    if not Path(name).is_file():
+        raise ConfigError(f"{name!r} does not exist, expected a file of --results")
+    with ResultsFile(name) as file:
+        cases = [msgspec.convert(case, SweptCase) for case in file.done.values()]
+    return SweepTable(list(cases[0].point) if cases else [], cases, _kind_of(cases), name)
+
+
+def _kind_of(cases: Sequence[SweptCase]) -> str:
+    rows = [row for case in cases for row in case.rows]
+    if any("step_time_s" in row for row in rows):
+        return PREDICTION
+    return BENCH if any("bench" in row for row in rows) else TIME
+
+
 def sweep_settings(
     settings: "Settings",
     points: Sequence[Point],
@@ -132,7 +153,7 @@ def sweep_settings(
             ),
         )
 
-    return _sweep(points, keys, results, run, one_more, settings.program)
+    return _sweep(_Plan(points, keys, results, settings.program), run, one_more)
 
 
 def measure(settings: "Settings") -> SweptCase:
@@ -148,9 +169,10 @@ def measure(settings: "Settings") -> SweptCase:
     return SweptCase(point={}, rows=rows, devices=outcome.devices)
 
 
-def sweep_commands(
+def sweep_commands(  # all by name
     commands: Sequence[Sequence[str]],
     points: Sequence[Point],
+    *,
     files: Sequence[str],
     results: str | None,
     one_more: Callable[[], None],
@@ -160,7 +182,11 @@ def sweep_commands(
 
     Args:
         commands: their words behind `rankwise`; the first is `run`.
+        points: the values that each stands for.
         files: what the outcome depends on besides.
+        results: the file that keeps what is done.
+        one_more: is called after each.
+        title: of the table.
     """
     digests = [_digest_of_file(path) for path in files]
     keys = [_digest([_versions(), digests, list(command)]) for command in commands]
@@ -181,7 +207,8 @@ def sweep_commands(
                 ),
             )
 
-    return _sweep(points, keys, results, run, one_more, title, kind=PREDICTION)
+    plan = _Plan(points, keys, results, title, PREDICTION)
+    return _sweep(plan, run, one_more)
 
 
 def _predicted(point: dict[str, str], path: str, code: int, tail: str) -> SweptCase:
@@ -223,15 +250,22 @@ def _reason(tail: str) -> str:
     return lines[-1] if lines else "nothing was written to stderr"
 
 
+class _Plan(NamedTuple):
+    """What a sweep runs; `keys` are those of the file of results."""
+
+    points: Sequence[Point]
+    keys: Sequence[str]
+    results: str | None
+    title: str
+    kind: str = ""
+
+
 def _sweep(
-    points: Sequence[Point],
-    keys: Sequence[str],
-    results: str | None,
+    plan: _Plan,
     run: Callable[[Sequence[int], Callable[[int, SweptCase], None]], None],
     one_more: Callable[[], None],
-    title: str,
-    kind: str = "",
 ) -> Swept:
+    points, keys, results, title, kind = plan
     cases: dict[int, SweptCase] = {}
     problem, is_interrupted, reused = "", False, 0
     with ExitStack() as stack:
@@ -258,9 +292,7 @@ def _sweep(
         except NotWritten as error:
             problem = error.message
     done = [cases[number] for number in sorted(cases)]
-    has_results = any("bench" in row for case in done for row in case.rows)
-    if not kind:
-        kind = BENCH if has_results else TIME
+    kind = kind or _kind_of(done)
     if kind == BENCH:  # a program may measure something at some points only
         done = [
             msgspec.structs.replace(case, rows=[row for row in case.rows if "bench" in row])
@@ -276,19 +308,15 @@ def _key_of_settings(settings: "Settings") -> str:
     from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same
 
     files = [settings.ccl or FILE_NAME]
-    if settings.is_file:
-        program = Path(settings.program)
-        is_trace = program.suffix == ".et"
-        files += (
-            map(str, sorted(program.parent.glob(f"{program.stem}.*.et")))
-            if is_trace
-            else [settings.program]
-        )
+    program = Path(settings.program)
+    if program.suffix == ".et":
+        files += map(str, sorted(program.parent.glob(f"{program.stem}.*.et")))
+    elif settings.is_file:
+        files.append(settings.program)
     fields = {key: settings.fields[key] for key in sorted(settings.fields)}
     told = msgspec.to_builtins(msgspec.structs.replace(settings, fields=fields))
-    return _digest([
-        _versions(), told, load_topology(settings.topology).spec, [_digest_of_file(each) for each in files],
-    ])  # fmt: skip
+    machine = load_topology(settings.topology).spec
+    return _digest([_versions(), told, machine, [_digest_of_file(each) for each in files]])
 
 
 def _digest(what: Any) -> str:

@@ -41,6 +41,7 @@ from rankwise.sim.hardware.op_log import Operand, OpLog
 from rankwise.sim.hardware.peers import Peers
 from rankwise.sim.hardware.places import dealt_in_turn
 from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
+from rankwise.sim.hardware.shown import in_notebook
 from rankwise.sim.hardware.topology import Topology, load_topology
 from rankwise.sim.hardware.watchpoints import Watchpoints
 from rankwise.sim.kernel import Future, Line, Simulator, Steps, all_of, users_line
@@ -84,6 +85,9 @@ class GraphEngine:
         self._last_of_stream: dict[tuple[int, int], Future] = {}
         self._command_count = 0
         self._command_time = picoseconds(self.topology.machine.system.host.command_ns)
+
+    def _repr_html_(self) -> str:
+        return in_notebook("run_html", self)
 
     @property
     def now(self) -> int:

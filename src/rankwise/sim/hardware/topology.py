@@ -18,6 +18,7 @@ from rankwise.sim.faults.vocabulary import FaultOfChip
 from rankwise.sim.files import Loader, load_yaml, read_text
 from rankwise.sim.hardware.faults import ChipFaults
 from rankwise.sim.hardware.plugins import load_plugin, plugin_failed, plugin_names
+from rankwise.sim.hardware.shown import in_notebook
 from rankwise.sim.hardware.specification import MachineSpec
 from rankwise.sim.mistakes import Mistake, mistake_in
 
@@ -73,6 +74,9 @@ class Topology:
     def pe_count(self) -> int:
         """How many PEs one SIP has."""
         return self.machine.sip.cubes.count * self.machine.cube.pes.count
+
+    def _repr_html_(self) -> str:
+        return in_notebook("topology_html", self)
 
     def __repr__(self) -> str:
         return f"<Topology {self.name}: {self.sip_count} SIPs, {self.machine.system.sips.graph}>"

@@ -9,7 +9,7 @@ Ranks are aligned by their numbers. If the worlds differ in size, or ranks are k
 alone, the table has those that both have, and a note says what is missing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -162,8 +162,10 @@ class Comparison(NamedTuple):
         return in_notebook(self)
 
 
-def compare(first: Breakdown, second: Breakdown, names: tuple[str, str]) -> Comparison:
-    """Set two runs side by side."""
+def compare(
+    first: Breakdown, second: Breakdown, names: tuple[str, str], about: Iterable[str] = ()
+) -> Comparison:
+    """Set two runs side by side; `about` are notes that come first."""
     means = first.means(), second.means()
     keys = sorted({*means[0], *means[1]})
     nothing = Fraction(0)
@@ -184,7 +186,7 @@ def compare(first: Breakdown, second: Breakdown, names: tuple[str, str]) -> Comp
             )
             for rank in sorted(mine.keys() & its.keys())
         ),
-        tuple(_notes(first, second, names)),
+        (*about, *_notes(first, second, names)),
     )
 
 
@@ -238,11 +240,11 @@ def _by_cause(spent: dict[tuple[str, str, str], Fraction]) -> dict[str, Fraction
     return {cause: found[cause] for cause in causes_in_order(found)}
 
 
-def _sums(rows: Iterable[Row], key_of: Any) -> list[Row]:
+def _sums(rows: Iterable[Row], key_of: Callable[[Row], tuple[str, str, str]]) -> list[Row]:
     found: dict[tuple[str, str, str], Row] = {}
     for row in rows:
         key = key_of(row)
-        known = found.get(key, Row(*key, Fraction(0), Fraction(0)))
+        known = found.get(key) or Row(key[0], key[1], key[2], Fraction(0), Fraction(0))
         found[key] = known._replace(first=known.first + row.first, second=known.second + row.second)
     return list(found.values())
 

@@ -1,5 +1,7 @@
 """A comparison of two runs as one self-contained HTML page."""
 
+from collections.abc import Mapping
+from fractions import Fraction
 from html import escape
 
 from rankwise.base.plots import COLOURS, Bar, bars_chart
@@ -25,7 +27,7 @@ def comparison_page(comparison: Comparison) -> str:
     sections = [
         f"<h1>{escape(' and '.join(comparison.names))}</h1>",
         f'<p class="about">{escape(comparison.headline())}.</p>',
-        *(f'<p class="note">{escape(note)}.</p>' for note in comparison.notes),
+        *(f'<p class="note">Note: {escape(note)}.</p>' for note in comparison.notes),
         *_whole(comparison),
         "<h2>Where the difference comes from</h2>",
         (
@@ -58,7 +60,7 @@ def in_notebook(comparison: Comparison) -> str:
 
 def _whole(comparison: Comparison) -> list[str]:
     first, second = comparison.first, comparison.second
-    rows = [("", *comparison.names)]
+    rows: list[tuple[str, ...]] = [("", *comparison.names)]
     for name, cells in (
         ("program", (first.program, second.program)),
         ("machine", (first.machine, second.machine)),
@@ -89,13 +91,13 @@ def _told_memory(run: Breakdown) -> str:
     return format_bytes(run.peak_memory) if run.peak_memory else ""
 
 
-def _stacked(name: str, spent: "dict[str, object]") -> Bar:
+def _stacked(name: str, spent: Mapping[str, Fraction]) -> Bar:
     parts = [
-        (seconds(time), colour_of(cause), f"{cause}: {time_in_words(time)}")  # type: ignore[arg-type]
+        (seconds(time), colour_of(cause), f"{cause}: {time_in_words(time)}")
         for cause, time in spent.items()
         if time
     ]
-    return Bar(name, parts, time_in_words(sum(spent.values())))  # type: ignore[arg-type]
+    return Bar(name, parts, time_in_words(sum(spent.values(), Fraction(0))))
 
 
 def colour_of(cause: str) -> str:
@@ -112,10 +114,9 @@ def _differences(comparison: Comparison) -> str:
     bars = [_changed(comparison, row) for row in changed[:_BARS_SHOWN] if row.difference]
     left_out = changed[_BARS_SHOWN:]
     if any(row.difference for row in left_out):
-        rest = sum(row.difference for row in left_out)
-        bars.append(
-            _changed(comparison, Row("", f"{len(left_out)} smaller ones", "", rest * 0, rest * 1))
-        )
+        rest = sum((row.difference for row in left_out), Fraction(0))
+        smaller = Row("", f"{len(left_out)} smaller ones", "", Fraction(0), rest)
+        bars.append(_changed(comparison, smaller))
     bars.append(_changed(comparison, Row("", "whole", "", *comparison.times)))
     return bars_chart(bars, "Differences by kind of operation")
 
@@ -150,5 +151,5 @@ def _rank_bars(comparison: Comparison) -> str:
     bars = []
     for row in comparison.ranks[:RANKS_SHOWN]:
         for name, spent in zip("AB", (row.first, row.second), strict=True):
-            bars.append(_stacked(f"rank {row.rank}, {name}", dict(spent)))
+            bars.append(_stacked(f"rank {row.rank}, {name}", spent))
     return bars_chart(bars, "Where the time of each rank went", _legend(comparison.causes))

@@ -68,6 +68,11 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
         """The share of the bound that was reached: 1 is as fast as the model allows."""
         return self.bound_ps / self.time_ps if self.time_ps else 1.0
 
+    def _repr_html_(self) -> str:
+        from rankwise.sim.reporting.notebook import result_html  # noqa: PLC0415  # it imports us
+
+        return result_html(self)
+
     def as_row(self) -> dict[str, str | int | float | bool]:
         """All figures by name, the derived ones too: for CSV and JSON."""
         fields: dict[str, str | int | float | bool] = msgspec.structs.asdict(self)

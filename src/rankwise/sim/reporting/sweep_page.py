@@ -93,7 +93,7 @@ def table_rows(swept: SweepTable) -> list[tuple[str, ...]]:
         figures = [tuple(each[index + 1] for each in shown) for index in range(len(pairs))]
         heads = tuple(each[0] for each in shown)
     elif swept.kind == PREDICTION:
-        heads = ("step time", "exposed", "waiting", "peak memory", "fits", "ranks", "machine")
+        heads = ("step time", "exposed", "waiting", "peak memory", "ranks", "machine", "fits")
         figures = [_prediction_cells(row) for _, row in pairs]
     else:
         heads = ("simulated",)
@@ -114,9 +114,9 @@ def _prediction_cells(row: Row) -> tuple[str, ...]:
         share("exposed_communication_s"),
         share("waiting_s"),
         format_bytes(int(row["peak_active_bytes"] or 0)),
-        "yes" if row["fits"] else f"no: {row['reason']}",
         f"{row['ranks']}",
         str(row["machine"]),
+        "yes" if row["fits"] else f"no: {row['reason']}",
     )
 
 
@@ -255,7 +255,8 @@ def pareto_chart(swept: SweepTable) -> str:
     lines += [
         labels.beside(each.name, x(each.cost), y(each.seconds)) for each in front[:_LABELS_SHOWN]
     ]
-    more, bottom = ([], PLOT_BOTTOM + 44.0)
+    more: list[str] = []
+    bottom: float = PLOT_BOTTOM + 44
     if len(names) > 1:
         more, bottom = legend(names, [colours[name] for name in names], PLOT_BOTTOM + 58)
     return svg(PICTURE_WIDTH, round(bottom + 14), [*lines, *more], f"Time against {what}")

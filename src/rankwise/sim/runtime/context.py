@@ -28,6 +28,7 @@ from rankwise.sim.ccl.configuration import (
 from rankwise.sim.hardware.commands import Command, Handle, KernelLaunch, MmuMap
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
+from rankwise.sim.hardware.shown import in_notebook
 from rankwise.sim.kernel import Line
 from rankwise.sim.runtime import streams
 from rankwise.sim.runtime.creation import TensorCreation
@@ -141,6 +142,9 @@ class RuntimeContext:
                 f"the simulated torch has no {name!r}"
                 f" ({guess}programs for PyTorch itself run with rankwise run --on sim)"
             )
+
+    def _repr_html_(self) -> str:
+        return in_notebook("run_html", self.engine)
 
     def __enter__(self) -> Self:
         _OPEN.append(weakref.ref(self))
