@@ -21,13 +21,13 @@ Key = tuple[str, str, str]
 
 _CLASSES = (
     # The first that fits counts.
+    ("kernels of Triton", ("triton.",)),
     ("updates of parameters", ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad")),
     ("convolutions", ("conv",)),
     ("normalization", ("_norm",)),
     ("softmax and losses", ("softmax", "nll_loss", "cross_entropy", "mse_loss")),
     ("lookups", ("embedding", "gather", "index", "scatter")),
     ("copies and fills", ("copy", "clone", "aten.cat", "fill", "zero")),
-    ("kernels of Triton", ("triton.",)),
 )
 
 
@@ -83,7 +83,7 @@ class Bill:
 
 def class_of(name: str, engine: str) -> str:
     """The class of an operation, such as `matrix products`, by its name and engine."""
-    if is_attention(name):
+    if is_attention(name) and not name.startswith("triton."):
         return "attention"
     for known, words in _CLASSES:
         if any(word in name for word in words):

@@ -3,9 +3,10 @@
 from rankwise.sim import load_topology
 from rankwise.sim.prediction.clocks import Passage, Prediction, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation
-from rankwise.sim.prediction.summary import figures_of
+from rankwise.sim.prediction.summary import breakdown_of, figures_of
 from rankwise.sim.rehearsal.meetings import Group
 from rankwise.sim.rehearsal.scheduler import Scheduler
+from rankwise.sim.reporting.breakdown import CAUSES
 
 SIZE = 1 << 20
 WORK = DeviceOperation("aten.add", "math", SIZE, 12 * SIZE, "f32")
@@ -126,3 +127,49 @@ def test_small_operations_are_held_back_by_their_launch() -> None:
 
     assert cause == "launch"
     assert share > 0.9
+
+
+def test_parts_of_each_rank_add_up_to_the_longest_rank() -> None:
+    prediction, group, clocks = predicted(2)
+    for _ in range(3):
+        clocks[1].compute(clocks[1].price(WORK))
+        clocks[0].oversleep(5)
+        passages = [clock.come(None, SIZE) for clock in clocks]
+        all_reduce(prediction, group, passages)
+        for clock, passage in zip(clocks, passages, strict=True):
+            clock.wait(passage)
+            clock.end_step()
+        clocks[1].compute(clocks[1].price(WORK))
+
+    run = breakdown_of(prediction, "train.py")
+
+    assert run.steps == 2
+    assert [sum(part.time_ps for part in each.parts) for each in run.ranks] == [run.whole_ps] * 2
+    kinds = {(part.cause, part.kind) for each in run.ranks for part in each.parts}
+    assert {
+        ("compute", "elementwise and others"),
+        ("host", "launches of kernels"),
+        ("exposed communication", "all_reduce"),
+        ("waiting for others", "all_reduce"),
+        ("asleep", "sleep"),
+    } <= kinds
+
+
+def test_parts_of_a_whole_run_agree_with_its_account() -> None:
+    prediction, group, clocks = predicted(2)
+    clocks[1].compute(clocks[1].price(WORK))
+    passages = [clock.come(None, SIZE) for clock in clocks]
+    all_reduce(prediction, group, passages)
+    for clock, passage in zip(clocks, passages, strict=True):
+        clock.wait(passage)
+
+    run = breakdown_of(prediction, "train.py")
+
+    for clock, each in zip(clocks, run.ranks, strict=True):
+        spent = dict.fromkeys(CAUSES, 0)
+        for part in each.parts:
+            spent[part.cause] += part.time_ps
+        account = clock.account
+        assert spent["exposed communication"] == account.exposed
+        assert spent["waiting for others"] == account.waiting
+        assert spent["compute"] + spent["host"] == account.computing

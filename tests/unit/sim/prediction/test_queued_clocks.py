@@ -4,7 +4,7 @@ from rankwise.sim.prediction.clocks import Passage, Prediction, PricedWork
 from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines import MachineTopology, open_machine
 from rankwise.sim.prediction.queued_clocks import QueuedClock
-from rankwise.sim.prediction.summary import figures_of, summary
+from rankwise.sim.prediction.summary import breakdown_of, figures_of, summary
 
 US = 1_000_000
 
@@ -152,3 +152,26 @@ def test_launches_cost_by_their_class() -> None:
 
     expected = (launch.plain, launch.foreach, launch.attention, launch.fsdp, launch.dtensor)
     assert costs == [each.value for each in expected]
+
+
+def test_parts_of_a_device_name_what_it_waited_for() -> None:
+    prediction, clock = clock_of()
+    for _ in range(2):
+        clock.compute(work_of(100))
+        begun = clock.default_lane.ends_at
+        passage = passage_of(begun + 30 * US, begun + 80 * US)
+        passage.kind = "all_gather"
+        side = clock.new_lane()
+        clock.lane = side
+        clock.wait(passage)
+        clock.lane = clock.default_lane
+        clock.wait_for_lane(side)
+        clock.end_step()
+
+    (rank,) = breakdown_of(prediction, "train.py").ranks
+
+    spent = {(part.cause, part.kind): part.time_ps for part in rank.parts}
+    assert spent["exposed communication", "all_gather"] == 50 * US
+    assert spent["waiting for others", "all_gather"] == 30 * US
+    assert spent["compute", "elementwise and others"] == 100 * US
+    assert sum(spent.values()) == breakdown_of(prediction, "train.py").whole_ps
