@@ -54,13 +54,13 @@ def sweep(options: "RunOptions", words: Sequence[str]) -> int:
     points = points_of(swept)
     commands = [_command(words, point) for point in points]
     used = [options.training_script, machine, options.values, *options.faults]
-    with counted(len(points)) as one_more:
+    with counted(len(points)) as progress:
         done = sweep_commands(
             commands,
             points,
             files=[each for each in used if Path(each).is_file()],
             results=options.results,
-            one_more=one_more,
+            progress=progress,
             title=options.training_script,
         )
     return show(done, Shown(options.format, options.report, options.results))

@@ -4,6 +4,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from rankwise.base.wording import counted as counted_in_words
@@ -26,11 +27,26 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{minutes}" if whole >= 3600 else minutes.removeprefix("0")
 
 
-def remaining_in_words(done: float, total: float, elapsed: float) -> str:
-    """How long the rest takes if it goes on like this; nothing before anything is done."""
-    if done <= 0 or elapsed <= 0:
-        return ""
-    return f", about {clock(elapsed * max(0.0, total - done) / done)} left"
+class Estimate:
+    """How long the rest of many cases takes, if they go on as those that have run."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self.done = self._ran = 0
+        self._at = 0.0
+
+    def note(self, done: int, ran: int, at: float) -> None:
+        """So many are done, and so many of these have run and were not known before."""
+        self.done, self._ran, self._at = done, ran, at
+
+    def left_in_words(self, at: float) -> str:
+        """The rest; nothing before a case has run."""
+        if not self._ran:
+            return ""
+        each = self._at / self._ran
+        left = each * (self._total - self.done) - (at - self._at)
+        # A case that takes longer than those before it is expected to end at any time.
+        return f", about {clock(max(1.0, left))} left"
 
 
 @contextmanager
@@ -52,20 +68,19 @@ def watched(engine: "GraphEngine", name: str) -> Iterator[None]:
 
 
 @contextmanager
-def counted(total: int, what: str = "sweep", unit: str = "cases") -> Iterator[Callable[[], None]]:
-    """Show how many of `total` are done, with an estimate; call what it gives after each."""
-    done = 0
+def counted(total: int) -> Iterator[Callable[[int, int], None]]:
+    """Show how many cases of a sweep are done, with an estimate.
 
-    def one_more() -> None:
-        nonlocal done
-        done += 1
+    Call what it gives with how many are done, and how many of these have run in this sweep.
+    """
+    estimate, begun_at = Estimate(total), monotonic()
 
     def words(elapsed: float) -> str:
-        left = remaining_in_words(done, total, elapsed)
-        return f"{what}: {done:,} of {total:,} {unit}, {clock(elapsed)}{left}"
+        left = estimate.left_in_words(elapsed)
+        return f"sweep: {estimate.done:,} of {total:,} cases, {clock(elapsed)}{left}"
 
     with shown(words):
-        yield one_more
+        yield lambda done, ran: estimate.note(done, ran, monotonic() - begun_at)
 
 
 @contextmanager
@@ -102,5 +117,5 @@ def predicted(name: str) -> Iterator[Callable[["Rehearsal"], None]]:
             return told
         return f"{told}, {counted_in_words(steps, 'step')}, about {elapsed / steps:.2g} s for each"
 
-    with shown(words):
+    with shown(words, has_sinks=True):
         yield latest.append

@@ -44,8 +44,8 @@ def run_sweep(settings: Settings, points: Sequence[Point], shown: Shown) -> int:
     check_keys(settings, points[0])
     if shown.report is not None:
         check_writable(shown.report)
-    with counted(len(points)) as one_more:
-        swept = sweep_settings(settings, points, shown.results, one_more)
+    with counted(len(points)) as progress:
+        swept = sweep_settings(settings, points, shown.results, progress)
     return show(swept, shown)
 
 

@@ -10,13 +10,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from time import monotonic
 from typing import Any
 
 AFTER_S = 2.0
 """What is over by then shows no sign of life."""
 _REDRAWN_EVERY_S = 0.25
+_PATIENCE_S = 0.2
 _ERASE = b"\r\x1b[K"
 
 
@@ -42,15 +43,14 @@ def wipe() -> None:
     if not _present.is_drawn:  # nearly always, and without a lock
         _present.written_at = monotonic()
         return
-    with _present.lock:
-        _erase()
-
-
-def _erase() -> None:
+    # Not for ever: in a process that was forked from this one, nobody lets go of a lock.
+    is_ours = _present.lock.acquire(timeout=_PATIENCE_S)
     _present.written_at = monotonic()
     if _present.is_drawn:
         _present.is_drawn = False
         _write(_ERASE)
+    if is_ours:
+        _present.lock.release()
 
 
 def _write(data: bytes) -> None:
@@ -59,8 +59,11 @@ def _write(data: bytes) -> None:
 
 
 @contextmanager
-def shown(words: Callable[[float], str]) -> Iterator[None]:
-    """Show what `words` says of the seconds that have passed, if stderr can be redrawn."""
+def shown(words: Callable[[float], str], *, has_sinks: bool = False) -> Iterator[None]:
+    """Show what `words` says of the seconds that have passed, if stderr can be redrawn.
+
+    What is printed meanwhile takes the line away first; simulated ranks have sinks that do so.
+    """
     if not can_redraw():
         yield
         return
@@ -70,7 +73,10 @@ def shown(words: Callable[[float], str]) -> Iterator[None]:
     _present.written_at = 0.0
     _thread.start_new_thread(_redraw, (words, end, is_over))
     try:
-        with redirect_stdout(_Wiping(sys.stdout)), redirect_stderr(_Wiping(sys.stderr)):
+        with ExitStack() as stack:
+            if not has_sinks:
+                stack.enter_context(redirect_stdout(_Wiping(sys.stdout)))
+                stack.enter_context(redirect_stderr(_Wiping(sys.stderr)))
             yield
     finally:
         end.release()

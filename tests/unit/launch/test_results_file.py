@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.on_sim.results_file import ResultsFile
+from rankwise.launch.on_sim.results_file import ResultsFile, entries_in
+from rankwise.sim.reporting.sweep_table import SweptCase
 
 
 def kept(path: Path, *keys: str) -> None:
     with ResultsFile(str(path)) as file:
         for key in keys:
-            file.keep(key, {"point": {"n": key}})
+            file.keep(key, SweptCase(point={"n": key}))
 
 
 def test_what_is_kept_is_there_for_the_next_sweep(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_what_is_kept_is_there_for_the_next_sweep(tmp_path: Path) -> None:
     kept(path, "a", "b")
 
     with ResultsFile(str(path)) as file:
-        assert file.done == {"a": {"point": {"n": "a"}}, "b": {"point": {"n": "b"}}}
+        assert file.done == {key: SweptCase(point={"n": key}) for key in "ab"}
 
 
 def test_a_file_cut_at_any_byte_loses_the_torn_line_alone(tmp_path: Path) -> None:
@@ -41,9 +42,12 @@ def test_a_file_cut_at_any_byte_loses_the_torn_line_alone(tmp_path: Path) -> Non
 def test_a_second_sweep_is_refused_while_the_first_one_has_the_file(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
 
-    with ResultsFile(str(path)), pytest.raises(ConfigError, match="is in use by another sweep"):
-        ResultsFile(str(path))
-    kept(path, "a")
+    with ResultsFile(str(path)) as first:
+        with pytest.raises(ConfigError, match="is in use by another sweep"):
+            ResultsFile(str(path))
+        first.keep("a", SweptCase(point={}))
+        assert list(entries_in(str(path))) == ["a"]
+    kept(path, "b")
 
 
 @pytest.mark.parametrize("content", ["hello", "hello\n", '{"rankwise": "other"}\n', "\n"])
@@ -56,7 +60,9 @@ def test_a_file_of_something_else_is_left_as_it_is(content: str, tmp_path: Path)
     assert path.read_text() == content
 
 
-@pytest.mark.parametrize("line", ["{}", "nonsense", "[]", '{"key": "a"}'])
+@pytest.mark.parametrize(
+    "line", ["{}", "nonsense", "[]", '{"key": "a", "case": 5}', '{"key": "a"}']
+)
 def test_a_line_that_is_no_result_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     kept(path, "a")
@@ -81,12 +87,13 @@ _FILLS = """
 import resource, signal, sys
 from rankwise.launch.on_sim.results_file import ResultsFile
 from rankwise.sim.reporting.files import NotWritten
+from rankwise.sim.reporting.sweep_table import SweptCase
 file = ResultsFile(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 try:
     for number in range(100):
-        file.keep(str(number), {"point": {"n": "x" * 50}})
+        file.keep(str(number), SweptCase(point={"n": "x" * 30}))
 except NotWritten as error:
     print(error)
 """

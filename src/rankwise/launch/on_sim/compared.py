@@ -5,14 +5,15 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.base.units import format_bytes
+from rankwise.launch.on_sim.cores import command_line
 from rankwise.sim.reporting.breakdown import Breakdown, from_document, from_page
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def breakdown_of(word: str, tell: Callable[[str], None] = lambda _: None) -> Bre
     if is_command(word):
         return _of_command(word, tell)
     path = Path(word)
-    if path.is_dir():
+    if os.path.isdir(word):  # it never raises, however long the name is
         return _of_directory(path, word)
     if path.name == "journal.jsonl" and (beside := path.with_name(PREDICTION_FILE)).is_file():
         return breakdown_of(str(beside))
@@ -126,7 +127,7 @@ def _content(path: Path, word: str) -> bytes:
             raise ConfigError(f"{word} has more than {format_bytes(_FILE_BYTES_MAX)}; {_EXPECTED}")
         content = path.read_bytes()
         return gzip.decompress(content) if content.startswith(_GZIP) else content
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{word} cannot be read: {why}") from error
 
@@ -174,7 +175,7 @@ def _of_command(word: str, tell: Callable[[str], None]) -> Breakdown:
         command = [*words[:place], option, path, *words[place:]]
         tell(shlex.join(["rankwise", *words]))
         done = subprocess.run(
-            [sys.executable, "-m", "rankwise", *command],
+            command_line(command),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
         )  # fmt: skip
         if done.returncode or not Path(path).exists():

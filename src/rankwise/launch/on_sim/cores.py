@@ -150,14 +150,20 @@ def run_commands(
                 start()
 
 
+def command_line(words: Sequence[str]) -> list[str]:
+    """What starts a command of rankwise in a process that the kernel kills with this one."""
+    return [
+        sys.executable, "-c", _COMMAND.format(parent=os.getpid(), words=["rankwise", *words])
+    ]  # fmt: skip
+
+
 class _Command:
     """A process that runs one command line."""
 
     def __init__(self, words: Sequence[str], stack: ExitStack) -> None:
         self._output = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # `stack` closes it
-        code = _COMMAND.format(parent=os.getpid(), words=["rankwise", *words])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            command_line(words),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._output,
             process_group=0,
         )  # fmt: skip

@@ -8,17 +8,61 @@ full disk, and is cut off.
 """
 
 import fcntl
-import json
 import os
 import stat
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Self
+from pathlib import Path
+from typing import Self
+
+import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.reporting.files import NotWritten, check_writable
+from rankwise.sim.reporting.sweep_table import SweptCase
 
 _HEAD = b'{"rankwise": "results of a sweep", "format": 1}\n'
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    key: str
+    case: SweptCase
+
+
+def entries_in(path: str) -> dict[str, SweptCase]:
+    """What a file has, which a sweep may be writing.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such file.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path!r} cannot be read: {error.strerror}", hint="expected a file of --results"
+        ) from error
+    _check_head(content, path)
+    return _entries(content[: content.rfind(b"\n") + 1], path)
+
+
+def _check_head(content: bytes | bytearray, path: str) -> None:
+    if not content.startswith(_HEAD[: len(content)]):
+        raise ConfigError(
+            f"{path!r} is not a file of --results, and is left as it is", hint="name another file"
+        )
+
+
+def _entries(content: bytes, path: str) -> dict[str, SweptCase]:
+    found: dict[str, SweptCase] = {}
+    for number, line in enumerate(content.splitlines()[1:], 2):
+        try:
+            entry = msgspec.json.decode(line, type=_Entry)
+        except msgspec.DecodeError:
+            raise ConfigError(
+                f"{path!r}, line {number}: this is no result",
+                hint="take the line out, and its case runs again",
+            ) from None
+        found[entry.key] = entry.case
+    return found
 
 
 class ResultsFile:
@@ -34,7 +78,7 @@ class ResultsFile:
     def __init__(self, path: str) -> None:
         check_writable(path)
         self.path = path
-        self.done: dict[str, Mapping[str, Any]] = {}
+        self.done: dict[str, SweptCase] = {}
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             self._descriptor = os.open(path, flags, 0o666)
@@ -64,33 +108,21 @@ class ResultsFile:
         content = bytearray()
         while chunk := os.pread(self._descriptor, 1 << 20, len(content)):
             content += chunk
-        if not content.startswith(_HEAD[: len(content)]):
-            raise ConfigError(
-                f"{self.path!r} is not a file of --results, and is left as it is",
-                hint="name another file",
-            )
+        _check_head(content, self.path)
         whole = content.rfind(b"\n") + 1
+        self.done = _entries(bytes(content[:whole]), self.path)
         if whole < len(content):
             os.ftruncate(self._descriptor, whole)
         if not whole:
             self._append(_HEAD)
-        for number, line in enumerate(bytes(content[:whole]).splitlines()[1:], 2):
-            try:
-                entry = json.loads(line)
-                self.done[entry["key"]] = entry["case"]
-            except (ValueError, KeyError, TypeError):
-                raise ConfigError(
-                    f"{self.path!r}, line {number}: this is no result",
-                    hint="take the line out, and its case runs again",
-                ) from None
 
-    def keep(self, key: str, case: Mapping[str, Any]) -> None:
+    def keep(self, key: str, case: SweptCase) -> None:
         """Write what a case has given.
 
         Raises:
             NotWritten: it cannot be written; the file is as before.
         """
-        self._append(json.dumps({"key": key, "case": case}).encode() + b"\n")
+        self._append(msgspec.json.encode({"key": key, "case": case}) + b"\n")
         self.done[key] = case
 
     def _append(self, line: bytes) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.launch.on_sim.cores import deal, run_commands
-from rankwise.launch.on_sim.results_file import ResultsFile
+from rankwise.launch.on_sim.results_file import ResultsFile, entries_in
 from rankwise.sim.reporting.files import NotWritten
 from rankwise.sim.reporting.sweep_table import BENCH, PREDICTION, TIME, SweepTable, SweptCase
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rankwise.sim.benches.session import Settings
 
 Point = Mapping[str, str]
+Progress = Callable[[int, int], None]
+"""Is told how many cases are done, and how many of these have run now."""
 _DEVICE_FULL = 77
 """The exit code of a rank whose device is full: that is an answer, and no failure."""
 
@@ -112,13 +114,10 @@ def read_results(path: str | os.PathLike[str]) -> SweepTable:
     """The table in a file of `--results`, in the order in which its cases were done.
 
     Raises:
-        ConfigError: it is no such file, or a sweep writes it.
+        ConfigError: it is no such file.
     """
     name = os.fspath(path)
-    if not Path(name).is_file():
-        raise ConfigError(f"{name!r} does not exist, expected a file of --results")
-    with ResultsFile(name) as file:
-        cases = [msgspec.convert(case, SweptCase) for case in file.done.values()]
+    cases = list(entries_in(name).values())
     return SweepTable(list(cases[0].point) if cases else [], cases, _kind_of(cases), name)
 
 
@@ -133,7 +132,7 @@ def sweep_settings(
     settings: "Settings",
     points: Sequence[Point],
     results: str | None,
-    one_more: Callable[[], None] = lambda: None,
+    progress: Progress = lambda _done, _ran: None,
 ) -> Swept:
     """Simulate settings with every point."""
     wanted = [
@@ -153,7 +152,7 @@ def sweep_settings(
             ),
         )
 
-    return _sweep(_Plan(points, keys, results, settings.program), run, one_more)
+    return _sweep(_Plan(points, keys, results, settings.program), run, progress)
 
 
 def measure(settings: "Settings") -> SweptCase:
@@ -175,7 +174,7 @@ def sweep_commands(  # all by name
     *,
     files: Sequence[str],
     results: str | None,
-    one_more: Callable[[], None],
+    progress: Progress,
     title: str,
 ) -> Swept:
     """Predict with each of these command lines, which are without their `--prediction`.
@@ -185,7 +184,7 @@ def sweep_commands(  # all by name
         points: the values that each stands for.
         files: what the outcome depends on besides.
         results: the file that keeps what is done.
-        one_more: is called after each.
+        progress: is told of each case.
         title: of the table.
     """
     digests = [_digest_of_file(path) for path in files]
@@ -208,7 +207,7 @@ def sweep_commands(  # all by name
             )
 
     plan = _Plan(points, keys, results, title, PREDICTION)
-    return _sweep(plan, run, one_more)
+    return _sweep(plan, run, progress)
 
 
 def _predicted(point: dict[str, str], path: str, code: int, tail: str) -> SweptCase:
@@ -263,7 +262,7 @@ class _Plan(NamedTuple):
 def _sweep(
     plan: _Plan,
     run: Callable[[Sequence[int], Callable[[int, SweptCase], None]], None],
-    one_more: Callable[[], None],
+    progress: Progress,
 ) -> Swept:
     points, keys, results, title, kind = plan
     cases: dict[int, SweptCase] = {}
@@ -273,17 +272,17 @@ def _sweep(
         if file is not None:
             for number, key in enumerate(keys):
                 if key in file.done:
-                    cases[number] = msgspec.convert(
-                        {**file.done[key], "point": dict(points[number])}, SweptCase
+                    cases[number] = msgspec.structs.replace(
+                        file.done[key], point=dict(points[number])
                     )
-                    one_more()
             reused = len(cases)
+            progress(reused, 0)
 
         def keep(number: int, case: SweptCase) -> None:
             cases[number] = case
             if file is not None and not case.failure:  # what failed is tried again
-                file.keep(keys[number], msgspec.to_builtins(case))
-            one_more()
+                file.keep(keys[number], case)
+            progress(len(cases), len(cases) - reused)
 
         try:
             run([number for number in range(len(points)) if number not in cases], keep)

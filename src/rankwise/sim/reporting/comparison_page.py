@@ -111,9 +111,10 @@ def _legend(causes: list[str]) -> list[tuple[str, str]]:
 
 def _differences(comparison: Comparison) -> str:
     changed = sorted(comparison.by_kind(), key=lambda row: -abs(row.difference))
-    bars = [_changed(comparison, row) for row in changed[:_BARS_SHOWN] if row.difference]
+    changed = [row for row in changed if difference_in_words(row.difference)]
+    bars = [_changed(comparison, row) for row in changed[:_BARS_SHOWN]]
     left_out = changed[_BARS_SHOWN:]
-    if any(row.difference for row in left_out):
+    if left_out:
         rest = sum((row.difference for row in left_out), Fraction(0))
         smaller = Row("", f"{len(left_out)} smaller ones", "", Fraction(0), rest)
         bars.append(_changed(comparison, smaller))
