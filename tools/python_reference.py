@@ -36,12 +36,7 @@ PAGES = {
     "rankwise": ("python.md", "recover.md", "howto/pool.md"),
     "rankwise.collectives": ("python.md",),
     "rankwise.workers": ("workers-reference.md", "windows-reference.md"),
-    "rankwise.sim": (
-        "sim/programs.md",
-        "sim/hardware.md",
-        "howto/compare-runs.md",
-        "howto/sweep.md",
-    ),
+    "rankwise.sim": ("sim/programs.md", "sim/hardware.md"),
     "rankwise.sim.triton": ("sim/kernels.md",),
 }
 """Pages that describe names of a module; a name there has its signature here, and no more."""

@@ -61,7 +61,7 @@ def option_given(path: list[str], example: str) -> str:
         assert isinstance(command, click.Group)
         command = command.get_command(context, word)
     assert command is not None
-    operands = {"completion": ["bash"], "replay": ["."]}.get(path[-1], [])
+    operands = {"completion": ["bash"], "replay": ["."], "compare": ["a", "b"]}.get(path[-1], [])
     required = {"manifest kubernetes": ["--image", "x"], "manifest slurm": ["--nodes", "2"]}
     words = [*required.get(" ".join(path), []), *shlex.split(example), *operands]
     if any(isinstance(each, click.Argument) and each.required for each in command.params):

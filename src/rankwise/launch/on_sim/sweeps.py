@@ -69,7 +69,7 @@ def sweep(
     """Simulate a program for every combination of values, on all cores.
 
     Args:
-        program: the name of a bench, or the path of a program (`NAME.py`, `NAME.et`).
+        program: the name of a bench, or the path of a program or of Chakra traces.
         over: for each key the values that it takes: parameters of the program, fields of the
             machine (`system.sips.count`) or of the collectives, as for `--set`.
         topology: a preset or a file.
