@@ -1,6 +1,6 @@
 """The page of a sweep: how figures scale, what is bought with what, and the table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 import msgspec
@@ -39,7 +39,7 @@ _SERIES_SHOWN = 16
 _PLOTS_SHOWN = 4
 _LABELS_SHOWN = 12
 _ROWS_IN_NOTEBOOK = 60
-Row = dict[str, Value]
+Row = Mapping[str, Value]
 
 
 def sweep_page(swept: SweepTable) -> str:

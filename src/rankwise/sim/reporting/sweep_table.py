@@ -25,7 +25,7 @@ class SweptCase(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     point: dict[str, str]
-    rows: list[dict[str, Value]] = []
+    rows: list[Mapping[str, Value]] = []
     devices: int = 0
     failure: str = ""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rankwise.sim.reporting.results import FIGURES, BenchResult
 from rankwise.sim.reporting.sweep_page import _Place, pareto_front, sweep_page
-from rankwise.sim.reporting.sweep_table import BENCH, PREDICTION, SweepTable, SweptCase
+from rankwise.sim.reporting.sweep_table import BENCH, PREDICTION, SweepTable, SweptCase, Value
 
 
 def result(time_ps: int) -> BenchResult:
@@ -32,7 +32,7 @@ def measured(*, total: int = 0) -> SweepTable:
 
 
 def predicted(point: str, seconds: float | None, peak: int) -> SweptCase:
-    row = {
+    row: dict[str, Value] = {
         "machine": "a100", "ranks": 8, "steps": 2, "step_time_s": seconds, "computing_s": seconds,
         "exposed_communication_s": None if seconds is None else seconds / 4, "waiting_s": seconds,
         "communication_s": seconds, "peak_active_bytes": peak, "capacity_bytes": 100,
