@@ -242,7 +242,7 @@ def test_snapshot_is_read_by_torchs_own_visualizer(config: AllocatorSettings) ->
 
     assert f"total_reserved: {viz.Bytes(allocator.reserved.current)}" in told
     assert "total_allocated: 51.0MiB" in told  # the weights; the bucket's end is not passed yet
-    assert "seg_0[0:48.0MiB]" in viz.trace(snapshot)
+    assert "[0:48.0MiB]" in viz.trace(snapshot)
     assert "<html>" in viz.trace_plot(snapshot)
 
 
