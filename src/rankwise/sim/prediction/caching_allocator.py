@@ -24,7 +24,7 @@ The machine knows no clock: whoever frees a block says when its other streams pa
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
@@ -190,6 +190,7 @@ class CachingAllocator:
         settings: what `PYTORCH_ALLOC_CONF` sets.
         limit: how many bytes the device has for segments; None for as many as are asked for.
         device_bytes: of the whole device, for the addresses of expandable segments.
+        on_end: is told of each block that is not active any more, before it joins others.
 
     Attributes:
         allocated: bytes of blocks that tensors have.
@@ -205,9 +206,11 @@ class CachingAllocator:
         settings: AllocatorSettings = AllocatorSettings(),  # noqa: B008 - it is frozen
         limit: int | None = None,
         device_bytes: int = 80 << 30,
+        on_end: Callable[[Block], None] | None = None,
     ) -> None:
         self.settings = settings
         self.limit = limit
+        self._on_end = on_end
         self.allocated, self.active = Figures(), Figures()
         self.requested, self.reserved = Figures(), Figures()
         self.retries = 0
@@ -385,6 +388,8 @@ class CachingAllocator:
         self.active.add(-block.size)
         self.requested.add(-block.requested)
         self._note("free_completed", block.address, block.requested, block.stream, now)
+        if self._on_end is not None:
+            self._on_end(block)
         block.frames = []
         block.requested = 0
         block.pool.add(self._joined(block))
