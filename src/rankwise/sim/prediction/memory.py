@@ -1,7 +1,7 @@
 """What a device's memory holds, and what the caching allocator keeps of it."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rankwise.sim.prediction.caching_allocator import (
     AllocatorSettings,
@@ -38,25 +38,25 @@ class DeviceMemory:
     """
 
     __slots__ = (
-        "_allocator", "_ended", "_holders", "_is_busy", "_limit", "_settings",
+        "_ended", "_holders", "_is_busy", "_is_traced", "_limit", "_present", "_settings",
         "book", "peak_of_run",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.book: HolderBook | None = None
-        self._settings = AllocatorSettings()
+        self._settings: Callable[[], AllocatorSettings] = AllocatorSettings
         self._limit: int | None = None
         self._ended: deque[tuple[Block, Mapping[int, int] | None, int]] = deque()
-        self._is_busy = False
+        self._is_busy = self._is_traced = False
         self._start()
 
     def _start(self) -> None:
         self.peak_of_run = 0
-        self._allocator = CachingAllocator(self._settings, self._limit, on_end=self._note_end)
+        self._present: CachingAllocator | None = None
         self._holders: dict[int, Holder | None] = {}
 
-    def be_limited(self, limit: int, settings: AllocatorSettings) -> None:
-        """Begin anew: the device has so much, and its allocator is set so."""
+    def be_limited(self, limit: int, settings: Callable[[], AllocatorSettings]) -> None:
+        """Begin anew: the device has so much; its allocator asks for settings when it begins."""
         self._limit, self._settings = limit, settings
         self._start()
 
@@ -68,32 +68,40 @@ class DeviceMemory:
     @property
     def used(self) -> int:
         """What tensors have asked for, with what other streams still use of freed ones."""
-        return self._allocator.requested.current
+        return self.allocator.requested.current
 
     @property
     def allocated(self) -> Figures:
         """What `torch.cuda.memory_allocated` tells: blocks that tensors have."""
-        return self._allocator.allocated
+        return self.allocator.allocated
 
     @property
     def active(self) -> Figures:
         """The same, with those that other streams still use."""
-        return self._allocator.active
+        return self.allocator.active
 
     @property
     def requested(self) -> Figures:
         """What was asked for of the active blocks."""
-        return self._allocator.requested
+        return self.allocator.requested
 
     @property
     def reserved(self) -> Figures:
         """Segments that the allocator holds."""
-        return self._allocator.reserved
+        return self.allocator.reserved
 
     @property
     def allocator(self) -> CachingAllocator:
-        """For its trace and its snapshot."""
-        return self._allocator
+        """What cuts the memory; it begins when it is asked for first."""
+        if self._present is None:
+            self._present = CachingAllocator(self._settings(), self._limit, on_end=self._note_end)
+            self._present.trace = [] if self._is_traced else None
+        return self._present
+
+    def trace(self, *, is_wanted: bool) -> None:
+        """Begin to keep what the allocator does, or stop."""
+        self._is_traced = is_wanted
+        self.allocator.trace = [] if is_wanted else None
 
     def take(
         self, size: int, holder: Holder | None = None, stream: int = 0, now: int = 0
@@ -113,8 +121,8 @@ class DeviceMemory:
             return None
         self._is_busy = True  # the garbage collector may end other tensors meanwhile
         try:
-            frames = None if self._allocator.trace is None else _frames(holder)
-            block = self._allocator.allocate(size, stream, now, frames)
+            frames = None if self.allocator.trace is None else _frames(holder)
+            block = self.allocator.allocate(size, stream, now, frames)
             if self.book is not None:
                 self._holders[block.address] = holder
                 self.book.note(holder, size)
@@ -131,7 +139,7 @@ class DeviceMemory:
 
     def use(self, block: Block, stream: int) -> None:
         """Note that another stream uses a block (`Tensor.record_stream`)."""
-        self._allocator.use(block, stream)
+        self.allocator.use(block, stream)
 
     def give_back(
         self, block: Block, passes: Mapping[int, int] | None = None, now: int = 0
@@ -152,7 +160,7 @@ class DeviceMemory:
             self._is_busy = True
             try:
                 block, passes, now = self._ended.popleft()
-                self._allocator.free(block, passes, now)
+                self.allocator.free(block, passes, now)
             finally:
                 self._is_busy = False
 
@@ -173,7 +181,7 @@ class DeviceMemory:
 
     def empty_cache(self) -> None:
         """Keep no more segments than are used."""
-        self._allocator.empty_cache()
+        self.allocator.empty_cache()
 
 
 def _frames(holder: Holder | None) -> list[dict[str, object]]:

@@ -101,7 +101,7 @@ def memory_names(is_own: Callable[[Any], bool]) -> dict[str, Any]:
         memory_of(None).empty_cache()
 
     def record_memory_history(enabled: Any = "all", *_: Any, **__: Any) -> None:
-        memory_of(None).allocator.trace = None if enabled is None else []
+        memory_of(None).trace(is_wanted=enabled is not None)
 
     def snapshot(device: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
         return memory_of(device).allocator.snapshot()

@@ -53,7 +53,7 @@ def compute_nothing() -> Callable[[], None]:
 def begin_rank(world: SimulatedWorld, rank: Rank) -> None:
     """Let the calling thread's rank compute nothing, for as long as it lives."""
     clock = world.prediction.clock_of(rank)
-    clock.memory.be_limited(world.prediction.memory_limit, settings_of(os.environ))
+    clock.memory.be_limited(world.prediction.memory_limit, lambda: settings_of(os.environ))
     clock.memory.book = HolderBook()
     mode = TimingMode(clock, world.timing_only, follow_modules())
     rank.belongings[_MODE] = mode
