@@ -120,6 +120,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         timing_only=options.timing_only,
         every_rank=options.every_rank,
         values=options.values,
+        tokens_per_step=options.tokens_per_step,
         records_values=options.record_values is not None,
         faults=faults,
         chip_faults=chip_faults,
@@ -193,7 +194,7 @@ def _check_one_order(options: "RunOptions") -> None:
 
 
 def _check_timing_only(options: "RunOptions", machine: str | None) -> None:
-    for name in ("timing_only", "prediction", "record_values"):
+    for name in ("timing_only", "prediction", "record_values", "tokens_per_step"):
         if name in options.origins and machine is None:
             raise ConfigError(
                 f"{options.label(name)} needs a machine, which says how long things take: "

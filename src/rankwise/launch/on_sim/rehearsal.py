@@ -109,6 +109,7 @@ class Rehearsal:
         every_rank: simulate all ranks, even if they do the same.
         records_values: keep the numbers that rank 0 asks for.
         values: what programs get then that ask for numbers; see `sim.prediction.values`.
+        tokens_per_step: of all ranks together; None counts them.
 
     Attributes:
         prediction: how long the ranks take on the machine, if one is given.
@@ -142,6 +143,7 @@ class Rehearsal:
         every_rank: bool = False,
         records_values: bool = False,
         values: str = "",
+        tokens_per_step: int | None = None,
     ) -> None:
         if isinstance(job.program, Executable):
             raise ConfigError(
@@ -161,6 +163,7 @@ class Rehearsal:
                 self.size,
                 keeps_log=keeps_log,
             )
+            self.prediction.tokens_per_step = tokens_per_step
         self._has_virtual_clock = has_virtual_clock
         self.equals: Equals | None = None
         if records_values and self.prediction is not None:

@@ -17,6 +17,7 @@ The time of a rank is one of five: it computes; it waits for an operation that i
 *exposed* communication); it waits for others to come to one; it sleeps; or it has ended.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,7 @@ from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.device import DevicePrices
 from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
+from rankwise.sim.prediction.useful_work import Achieved, UsefulWork
 from rankwise.sim.rehearsal.meetings import Equals, Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
@@ -40,6 +42,7 @@ PICOSECONDS_PER_NANOSECOND = 1_000
 CONTEXT_BYTES = 600 << 20
 """What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
 _KEY = "prediction"
+MESSAGES = "messages"
 
 
 class Passage:
@@ -50,17 +53,18 @@ class Passage:
         size: in bytes.
         came_at: when it came.
         begins_at, ends_at: when the operation begins and ends; 0 until everybody has come.
-        is_message: whether it is one, as far as is known: not before both ends have come.
+        kind: of the operation, such as `all_gather`; `messages` of messages. Not known before
+            everybody has come.
     """
 
-    __slots__ = ("begins_at", "came_at", "ends_at", "is_message", "load", "size")
+    __slots__ = ("begins_at", "came_at", "ends_at", "kind", "load", "size")
 
     def __init__(self, load: Any, size: int, came_at: int) -> None:
         self.load = load
         self.size = size
         self.came_at = came_at
         self.begins_at = self.ends_at = 0
-        self.is_message = False
+        self.kind = ""
 
 
 class Account(NamedTuple):
@@ -95,6 +99,8 @@ class RankClock:
         device: that it has; it keeps it if it lives on as another number.
         time: its time, in picoseconds.
         steps: its account at the end of each of its steps.
+        work: what it has achieved; `work_of_steps` keeps it at the end of each step.
+        exposed_by: the exposed communication of its account by kind; `exposed_of_steps` keeps it.
         memory: of its device.
         record: keeps the numbers that the program asks for, if that is wanted.
         trail: what it has computed, and the bytes of what it has communicated, if that is compared.
@@ -105,6 +111,10 @@ class RankClock:
         self.number = self.device = number
         self.time = begun_at
         self.steps: list[Account] = []
+        self.work = UsefulWork()
+        self.work_of_steps: list[Achieved] = []
+        self.exposed_by: Counter[str] = Counter()
+        self.exposed_of_steps: list[Counter[str]] = []
         self.memory = DeviceMemory()
         self.record = prediction.record
         self.trail: list[PricedWork | int] | None = None if prediction.equals is None else []
@@ -143,6 +153,8 @@ class RankClock:
         """Let the time of an operation pass, which `price` has priced."""
         begun, duration = self.time, priced.duration
         priced.count += 1
+        if priced.at_peak:
+            self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:
             self.trail.append(priced)
         self._computing += duration
@@ -174,9 +186,10 @@ class RankClock:
             return
         under_way = max(passage.begins_at, begun)
         self._waiting += under_way - begun
-        if passage.is_message:
+        if passage.kind == MESSAGES:
             self._for_peers += under_way - begun
         self._exposed += passage.ends_at - under_way
+        self.exposed_by[passage.kind] += passage.ends_at - under_way
         self.time = passage.ends_at
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)
         self._prediction.log(self, "Wait", "waits for the transfer", under_way, self.time)
@@ -211,16 +224,24 @@ class RankClock:
     def end_step(self) -> None:
         """A step of the training is over."""
         self.steps.append(self.account)
+        self.work.end_step()
+        self.work_of_steps.append(self.work.achieved)
+        self.exposed_of_steps.append(self.exposed_by.copy())
 
 
 class PricedWork:
-    """An operation, how long it takes in picoseconds, and how often it has been carried out."""
+    """An operation, how long it takes in picoseconds, and how often it has been carried out.
 
-    __slots__ = ("count", "duration", "work")
+    Attributes:
+        at_peak: how long it takes at the peak of the matrix engine; 0 of other operations.
+    """
 
-    def __init__(self, work: DeviceOperation, duration: int) -> None:
+    __slots__ = ("at_peak", "count", "duration", "work")
+
+    def __init__(self, work: DeviceOperation, duration: int, at_peak: int = 0) -> None:
         self.work = work
         self.duration = duration
+        self.at_peak = at_peak
         self.count = 0
 
 
@@ -243,6 +264,8 @@ class Prediction:
         equals: which ranks are simulated, if the others do the same.
         record: keeps the numbers that programs ask for, if that is wanted.
         remarks: what the run has left out.
+        carried_out: the kinds of operations that there were, and the numbers of their members.
+        tokens_per_step: of all ranks together, if the user says so; None counts them.
         values: of a run without data, what programs get that ask for numbers; otherwise None.
 
     Raises:
@@ -268,6 +291,8 @@ class Prediction:
         self.equals: Equals | None = None
         self.record: ValueRecord | None = None
         self.remarks: list[str] = []
+        self.carried_out: set[tuple[str, int]] = set()
+        self.tokens_per_step: int | None = None
         self._begun_at = 0
         self._prices: dict[DeviceOperation, PricedWork] = {}
         self._bounds: dict[DeviceOperation, PricedWork] = {}
@@ -356,6 +381,9 @@ class Prediction:
         begin = max(free, *(passage.came_at for passage in passages))
         duration = self.network.time(kind, max(each.size for each in passages), members, begin)
         self._group_free[group.name] = begin + duration
+        for passage in passages:
+            passage.kind = kind
+        self.carried_out.add((kind, len(members)))
         for rank, passage in zip(group.ranks, passages, strict=True):
             if self.equals is None or rank in self.equals.simulated:
                 self._pass(rank, passage, kind, begin, duration)
@@ -367,7 +395,8 @@ class Prediction:
         begin = max(sent.came_at, received.came_at, self._way_free.get(way, 0))
         duration = self.network.message_time(source, target, sent.size, begin)
         self._way_free[way] = begin + duration
-        sent.is_message = received.is_message = True
+        self.carried_out.add((MESSAGES, 2))
+        sent.kind = received.kind = MESSAGES
         self._pass(source, sent, f"send to {target}", begin, duration)
         self._pass(target, received, f"recv from {source}", begin, duration)
 
@@ -375,7 +404,9 @@ class Prediction:
         """How long an operation takes; the same work has one price."""
         priced = self._prices.get(work)
         if priced is None:
-            priced = self._prices[work] = PricedWork(work, self.costs.time(work))
+            priced = self._prices[work] = PricedWork(
+                work, self.costs.time(work), self.costs.at_peak(work)
+            )
             self.note(priced)
         return priced
 
@@ -383,7 +414,9 @@ class Prediction:
         """The same of what a kernel does on its way: what the roofline gives, and no start."""
         priced = self._bounds.get(work)
         if priced is None:
-            priced = self._bounds[work] = PricedWork(work, self.costs.bound(work)[1])
+            priced = self._bounds[work] = PricedWork(
+                work, self.costs.bound(work)[1], self.costs.at_peak(work)
+            )
             self.note(priced)
         return priced
 
