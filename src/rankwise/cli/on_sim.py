@@ -120,6 +120,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         timing_only=options.timing_only,
         every_rank=options.every_rank,
         values=options.values,
+        synthetic_data=options.synthetic_data,
         tokens_per_step=options.tokens_per_step,
         records_values=options.record_values is not None,
         faults=faults,
@@ -200,7 +201,7 @@ def _check_timing_only(options: "RunOptions", machine: str | None) -> None:
                 f"{options.label(name)} needs a machine, which says how long things take: "
                 f"{_MACHINE_EXPECTED}"
             )
-    for name in ("every_rank", "values"):
+    for name in ("every_rank", "values", "synthetic_data"):
         if name in options.origins and not options.timing_only:
             raise ConfigError(f"{options.label(name)} has no meaning without --timing-only")
     for name, why in (("record_values", "it computes no values"), ("explore", "it has one order")):

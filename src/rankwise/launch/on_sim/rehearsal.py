@@ -11,8 +11,9 @@ import random
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from threading import Timer, current_thread, main_thread
 from types import FrameType
@@ -109,6 +110,7 @@ class Rehearsal:
         every_rank: simulate all ranks, even if they do the same.
         records_values: keep the numbers that rank 0 asks for.
         values: what programs get then that ask for numbers; see `sim.prediction.values`.
+        synthetic_data: let data loaders repeat their first batch then.
         tokens_per_step: of all ranks together; None counts them.
 
     Attributes:
@@ -143,6 +145,7 @@ class Rehearsal:
         every_rank: bool = False,
         records_values: bool = False,
         values: str = "",
+        synthetic_data: bool = False,
         tokens_per_step: int | None = None,
     ) -> None:
         if isinstance(job.program, Executable):
@@ -164,6 +167,7 @@ class Rehearsal:
                 keeps_log=keeps_log,
             )
             self.prediction.tokens_per_step = tokens_per_step
+            self.prediction.has_synthetic_data = synthetic_data
         self._has_virtual_clock = has_virtual_clock
         self.equals: Equals | None = None
         if records_values and self.prediction is not None:
@@ -638,8 +642,22 @@ def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> 
         from rankwise.sim.torch import attention_sharding  # noqa: PLC0415  # for these alone
 
         stack.callback(attention_sharding.shard_attention_of_cpu())
+        # It holds for meshes of the CPU, of which the program knows nothing.
+        stack.callback(_unwarned("DTensor random operators may not have complete support on cpu"))
     stack.callback(names.follow("torch.distributed.tensor", world))
     return stack.close
+
+
+def _unwarned(message: str) -> Callable[[], None]:
+    """Leave out a warning of torch; returns what undoes it."""
+    warnings.filterwarnings("ignore", message)
+    added = warnings.filters[0]
+
+    def undo() -> None:
+        with suppress(ValueError):  # the program has reset all filters
+            warnings.filters.remove(added)  # type: ignore[attr-defined]  # typeshed has a sequence
+
+    return undo
 
 
 def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:

@@ -32,10 +32,12 @@ from rankwise.sim.prediction.machines.device import DevicePrices
 from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.prediction.useful_work import Achieved, UsefulWork
+from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.meetings import Equals, Group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
 if TYPE_CHECKING:
+    from rankwise.sim.prediction.holders import Holder
     from rankwise.sim.prediction.values import ValuePolicy, ValueRecord
 
 PICOSECONDS_PER_NANOSECOND = 1_000
@@ -164,6 +166,24 @@ class RankClock:
                 self, "KernelLaunch", priced.work.name, begun, self.time, priced.work
             )
 
+    def give_back_at(self, time: int, size: int, holder: "Holder | None") -> None:
+        """Give memory back as soon as the device has come to an instant, if it has not yet."""
+        if time <= self.time:
+            self.memory.take(-size, holder)
+        else:
+            self.memory.await_bytes(time, size, holder)
+
+    def give_back_passed(self, wanted: int) -> None:
+        """Give back what the device has come to the end of, before so many bytes are taken.
+
+        The allocator asks for it at each of its calls; where the device is full, it waits.
+        """
+        memory = self.memory
+        memory.give_back_until(self.time)
+        while memory.awaited and memory.is_too_much(wanted):
+            self.synchronize(memory.next_instant)
+            memory.give_back_until(self.time)
+
     def note_free(self) -> None:
         """An operation has no kernel: it takes no time."""
 
@@ -265,6 +285,7 @@ class Prediction:
         record: keeps the numbers that programs ask for, if that is wanted.
         remarks: what the run has left out.
         carried_out: the kinds of operations that there were, and the numbers of their members.
+        has_synthetic_data: whether data loaders repeat their first batch instead of running.
         tokens_per_step: of all ranks together, if the user says so; None counts them.
         values: of a run without data, what programs get that ask for numbers; otherwise None.
 
@@ -293,6 +314,7 @@ class Prediction:
         self.remarks: list[str] = []
         self.carried_out: set[tuple[str, int]] = set()
         self.tokens_per_step: int | None = None
+        self.has_synthetic_data = False
         self._begun_at = 0
         self._prices: dict[DeviceOperation, PricedWork] = {}
         self._bounds: dict[DeviceOperation, PricedWork] = {}
@@ -304,6 +326,14 @@ class Prediction:
         """How many bytes a device holds."""
         machine = self.topology.machine
         return machine.sip.cubes.count * machine.cube.hbm.capacity
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """What CUDA calls the generation of the devices, which decides what torch chooses."""
+        topology = self.topology
+        if isinstance(topology, MachineTopology):
+            return topology.real.device.capability
+        return modelled_device.CAPABILITY
 
     @property
     def memory_limit(self) -> int:

@@ -43,7 +43,7 @@ VALUES_SHOWN = 3
 OTHER_STREAMS = "other streams"
 COLUMNS = 80
 LAUNCH = "launch"
-_REPEATED_TOLD = 0.0005
+_TOLD = 0.0005
 """Shares from which on they are told: others are 0.0 %."""
 
 
@@ -239,9 +239,9 @@ def _rate_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, str,
         rate = figures.tokens_per_second
         each = f"{_rounded(rate / prediction.size)} per device"
         rows.append(("tokens/s", _rounded(rate), "; ".join([*between(rate, _rounded), each])))
-    if figures.model_flops and figures.time:
+    if figures.mfu >= _TOLD:
         notes = between(figures.mfu, _percent)
-        if figures.hfu - figures.mfu > _REPEATED_TOLD:
+        if figures.hfu - figures.mfu > _TOLD:
             notes.append(f"HFU {_percent(figures.hfu)}")
         rows.append(("MFU", _percent(figures.mfu), "; ".join(notes)))
     return rows
@@ -252,7 +252,7 @@ def _exposed_in_words(figures: Figures) -> str:
         return ""
     told = f"of {format_picoseconds(figures.communicating)}, {_percent(figures.hidden)} is hidden"
     kinds = sorted(figures.exposed_by.items(), key=lambda item: (-item[1], item[0]))
-    shares = [f"{kind} {_percent(share)}" for kind, share in kinds if share >= _REPEATED_TOLD]
+    shares = [f"{kind} {_percent(share)}" for kind, share in kinds if share >= _TOLD]
     return f"{told}; {', '.join(shares)}" if shares else told
 
 

@@ -74,13 +74,15 @@ def memory_names(is_own: Callable[[Any], bool]) -> dict[str, Any]:
 
 def _stats(memory: DeviceMemory) -> dict[str, Any]:
     used = _figures(memory.used, memory.peak, memory.taken)
+    # What is freed, and other streams still use, is active, but no longer allocated.
+    allocated = _figures(memory.used - memory.awaited, memory.peak, memory.taken)
     # What is reserved for a program that empties no cache; of one that does, it was more.
     reserved = _figures(memory.reserved, memory.reserved_peak, memory.reserved_peak)
     stats: dict[str, Any] = dict.fromkeys(_EVENTS, 0)
     for name in ("oversize_allocations", "oversize_segments"):
         stats[name] = _figures(0, 0, 0)
     for name, pool in product((*_IN_USE, "reserved_bytes", *_UNKNOWN), _POOLS):
-        figures = reserved if name == "reserved_bytes" else used
+        figures = {"reserved_bytes": reserved, "active_bytes": used}.get(name, allocated)
         is_known = pool == _COUNTED and name not in _UNKNOWN
         stats.setdefault(name, {})[pool] = figures if is_known else _figures(0, 0, 0)
     return stats

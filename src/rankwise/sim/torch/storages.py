@@ -15,6 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from rankwise.sim.prediction.clocks import RankClock
     from rankwise.sim.prediction.holders import Holder
+    from rankwise.sim.prediction.queued_clocks import Lane
 
 SMALL_BYTES = 1 << 20
 """Tensors up to this size have numbers on a run without data, if what they come from has."""
@@ -30,9 +31,13 @@ class Storage:
         is_on_device: whether it takes memory of the modelled device; otherwise of the host.
         is_known: whether its numbers are computed; otherwise nothing may read them.
         holder: who has made it, for the report of memory; None if nobody asked.
+        lane: the stream that has made it, on a device that has some.
+        lanes: other streams that use it (`Tensor.record_stream`).
     """
 
-    __slots__ = ("clock", "holder", "is_known", "is_on_device", "reference", "size")
+    __slots__ = (
+        "clock", "holder", "is_known", "is_on_device", "lane", "lanes", "reference", "size",
+    )  # fmt: skip
 
     def __init__(
         self, size: int, clock: "RankClock", holder: "Holder | None", *, is_on_device: bool
@@ -43,11 +48,22 @@ class Storage:
         self.holder = holder
         self.is_on_device = is_on_device
         self.is_known = True
+        self.lane: Lane | None = getattr(clock, "lane", None)
+        self.lanes: list[Lane] = []
 
     def take(self, size: int) -> None:
         """Take memory of where it lies, or give it back."""
-        if self.is_on_device:
-            self.clock.memory.take(size, self.holder)
+        if not self.is_on_device:
+            return
+        clock = self.clock
+        if clock.memory.awaited and size > 0:
+            clock.give_back_passed(size)
+        if self.lanes and size < 0:
+            # Its block is free when all streams that use it have come to this point.
+            lanes, self.lanes = self.lanes, []
+            clock.give_back_at(max(lane.ends_at for lane in lanes), -size, self.holder)
+        else:
+            clock.memory.take(size, self.holder)
 
 
 _held: dict[int, Storage] = {}
@@ -99,6 +115,14 @@ def hold(
     _held[identity] = held
     held.take(size)
     return held
+
+
+def note_lane(tensor: Tensor, lane: "Lane") -> None:
+    """Another stream uses a tensor: its memory is not free before that has come to the end."""
+    for each in strided_in(getattr(tensor, "_local_tensor", tensor)):
+        held = storage_of(each)
+        if held is not None and lane is not held.lane and lane not in held.lanes:
+            held.lanes.append(lane)
 
 
 def is_on_device(tensor: Tensor) -> bool:
@@ -178,4 +202,6 @@ def note_size(storage: Any, size: int) -> None:
         before, held.size = held.size, size
         if size > SMALL_BYTES:
             held.is_known = False
+        if not before:  # another block
+            held.lane = getattr(held.clock, "lane", None)
         held.take(size - before)

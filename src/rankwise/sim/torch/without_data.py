@@ -20,6 +20,7 @@ from rankwise.sim.torch.module_paths import follow_modules, with_paths
 from rankwise.sim.torch.operations import charge_thread
 from rankwise.sim.torch.placing import Placing, relocate
 from rankwise.sim.torch.storages import PLACEMENT, name_cuda, storage_of, strided_in
+from rankwise.sim.torch.synthetic_data import repeat_first_batch
 from rankwise.sim.torch.timing_only import TimingMode
 
 _MODE = "timing only"
@@ -43,6 +44,8 @@ def compute_nothing() -> Callable[[], None]:
     replace(torch.nn.Module, "compile", _compiled_in_place)
     replace(torch, "save", _unwritten)
     replace(torch, "load", _unread)
+    loader = import_module("torch.utils.data").DataLoader
+    replace(loader, "__iter__", lambda original: repeat_first_batch(original, remark))
     replace(torch, "set_default_device", _default)
     replace(torch.cuda, "set_device", _naming)
     stack.callback(register_optimizer_step_pre_hook(_note_roles).remove)
