@@ -136,9 +136,7 @@ def test_model_flops_of_a_transformer_are_those_of_the_closed_form(
 def test_what_checkpointing_computes_again_counts_in_hfu_alone(
     reentrant: bool, preloaded: Preloaded, tmp_path: Path
 ) -> None:
-    found = figures_of(
-        preloaded, tmp_path, plain(f"True, {reentrant}"), "--timing-only", nprocs=1
-    )
+    found = figures_of(preloaded, tmp_path, plain(f"True, {reentrant}"), "--timing-only", nprocs=1)
     without = figures_of(preloaded, tmp_path, plain(), "--timing-only", nprocs=1)
 
     assert found["tokens_per_step"] == without["tokens_per_step"] == TOKENS

@@ -50,9 +50,7 @@ def test_autocast_casts_by_the_lists_of_cuda(
 ) -> None:
     program = write_program(tmp_path, PROGRAM)
 
-    finished = preloaded.run(
-        "run", "--on=sim:h100-sxm", "--no-prefix", mode, program, cwd=tmp_path
-    )
+    finished = preloaded.run("run", "--on=sim:h100-sxm", "--no-prefix", mode, program, cwd=tmp_path)
 
     assert finished.code == 0, finished.stderr
     assert finished.lines == ["as on CUDA"]

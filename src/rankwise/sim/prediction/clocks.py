@@ -33,7 +33,7 @@ from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.prediction.useful_work import Achieved, UsefulWork
 from rankwise.sim.rehearsal import modelled_device
-from rankwise.sim.rehearsal.meetings import Equals, Group
+from rankwise.sim.rehearsal.meetings import Equals, Group, kind_of_group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ class RankClock:
         self.exposed_of_steps: list[Counter[str]] = []
         self.memory = DeviceMemory()
         self.record = prediction.record
-        self.trail: list[PricedWork | int] | None = None if prediction.equals is None else []
+        self.trail: list[PricedWork | Communicated] | None = (
+            None if prediction.equals is None else []
+        )
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
         self._times = prediction.costs.times(number)
@@ -193,10 +195,10 @@ class RankClock:
     def synchronize(self, until: int | None = None) -> None:
         """Wait for the device, which is never behind."""
 
-    def come(self, load: Any, size: int) -> Passage:
-        """Come to an operation now, with so many bytes."""
+    def come(self, load: Any, size: int, call: str = "", ranks: tuple[int, ...] = ()) -> Passage:
+        """Come to an operation of some ranks now, with so many bytes."""
         if self.trail is not None:
-            self.trail.append(size)
+            self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))
         return Passage(load, size, self.time)
 
     def wait(self, passage: Passage) -> None:
@@ -247,6 +249,19 @@ class RankClock:
         self.work.end_step()
         self.work_of_steps.append(self.work.achieved)
         self.exposed_of_steps.append(self.exposed_by.copy())
+
+
+class Communicated(NamedTuple):
+    """A collective or a message, as equal ranks are compared.
+
+    Attributes:
+        call: with shapes and types.
+        group: how many members it has, and how far apart their numbers are.
+    """
+
+    call: str
+    size: int
+    group: tuple[int, ...]
 
 
 class PricedWork:
@@ -358,7 +373,11 @@ class Prediction:
         for other in others:
             for mine, its in zip_longest(first.trail or (), other.trail or ()):
                 if mine is not its and mine != its:
-                    return f"rank {first.number} {_told(mine)}, rank {other.number} {_told(its)}"
+                    one, another = (
+                        f"rank {clock.number}{self.equals.places(clock.number)} {_told(done)}"
+                        for clock, done in ((first, mine), (other, its))
+                    )
+                    return f"{one}, {another}"
         return ""
 
     def begin_attempt(self, size: int) -> None:
@@ -484,12 +503,12 @@ class Prediction:
             )
 
 
-def _told(done: "PricedWork | int | None") -> str:
+def _told(done: "PricedWork | Communicated | None") -> str:
     """What a rank has done, for a difference between two."""
     if done is None:
         return "has ended"
-    if isinstance(done, int):
-        return f"communicates {done:,} bytes"
+    if isinstance(done, Communicated):
+        return f"calls {done.call or 'an operation'} with {done.size:,} bytes"
     shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
     return f"computes {done.work.name} of {shapes}" if shapes else f"computes {done.work.name}"
 

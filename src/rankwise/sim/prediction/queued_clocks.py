@@ -23,6 +23,7 @@ from collections import deque
 from rankwise.sim.prediction.clocks import (
     MESSAGES,
     Account,
+    Communicated,
     Passage,
     Prediction,
     PricedWork,
@@ -32,6 +33,7 @@ from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.description import Figure, LaunchSpec
 from rankwise.sim.prediction.machines.device import is_attention
+from rankwise.sim.rehearsal.meetings import kind_of_group
 
 _PICOSECONDS_PER_MICROSECOND = 1_000_000
 _FOREACH = ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad")
@@ -118,10 +120,10 @@ class QueuedClock(RankClock):
         """An operation goes by a tensor subclass first, such as a DTensor."""
         self.time += self._launches.dtensor
 
-    def come(self, load: object, size: int) -> Passage:
+    def come(self, load: object, size: int, call: str = "", ranks: tuple[int, ...] = ()) -> Passage:
         """Come to an operation when the present lane has got there."""
         if self.trail is not None:
-            self.trail.append(size)
+            self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))
         self._launch(self._launches.collective)
         return Passage(load, size, max(self.time, self.lane.ends_at))
 

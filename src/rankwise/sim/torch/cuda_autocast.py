@@ -58,9 +58,7 @@ def _fill(library: Library, table: Mapping[str, Any], own: set[str], of_cuda: se
 def eligible(value: Any) -> bool:
     """Whether autocast changes the type of a value."""
     return (
-        isinstance(value, Tensor)
-        and value.is_floating_point()
-        and value.dtype is not torch.float64
+        isinstance(value, Tensor) and value.is_floating_point() and value.dtype is not torch.float64
     )
 
 

@@ -78,9 +78,7 @@ class LaneStream:
         clock = queued_clock()
         if clock is not None:
             lane = other.lane_on(clock)
-            clock.let_wait(
-                self.lane_on(clock), lane.ends_at, lane.waits_from, lane.waits_for
-            )
+            clock.let_wait(self.lane_on(clock), lane.ends_at, lane.waits_from, lane.waits_for)
 
     def wait_event(self, event: "LaneEvent") -> None:
         """Go on when an event has happened."""

@@ -5,6 +5,7 @@ See `timing_only` for tensors, `placing` for devices and `cuda_choices` for oper
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
@@ -154,16 +155,31 @@ def _unread_in_place(_original: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
+def _unwritten_later(_original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(*_args: Any, **_options: Any) -> Future[None]:
+        remark(_UNWRITTEN)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    return save
+
+
+_CHECKPOINTS = {
+    "save": _unwritten, "async_save": _unwritten_later, "load": _unread_in_place,
+    "save_state_dict": _unwritten, "load_state_dict": _unread_in_place,
+}  # fmt: skip
+
+
 def leave_checkpoints() -> Callable[[], None]:
     """Have `torch.distributed.checkpoint` neither read nor write; returns what undoes it."""
     stack = ExitStack()
-    checkpoint = import_module("torch.distributed.checkpoint")
-    for name, make in (
-        ("save", _unwritten), ("async_save", _unwritten), ("load", _unread_in_place),
-    ):  # fmt: skip
-        original = getattr(checkpoint, name)
-        setattr(checkpoint, name, make(original))
-        stack.callback(setattr, checkpoint, name, original)
+    for module in ("", ".state_dict_saver", ".state_dict_loader"):
+        owner = import_module(f"torch.distributed.checkpoint{module}")
+        for name, make in _CHECKPOINTS.items():
+            if (original := getattr(owner, name, None)) is not None:
+                setattr(owner, name, make(original))
+                stack.callback(setattr, owner, name, original)
     return stack.close
 
 

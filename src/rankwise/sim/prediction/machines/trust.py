@@ -140,7 +140,9 @@ def _of_other_layouts(prediction: "Prediction") -> list[str]:
         reasons.append("messages between ranks")
     if "all_to_all" in kinds:
         reasons.append("all_to_all")
-    if any(1 < count < prediction.size for kind, count in prediction.carried_out if kind != MESSAGES):
+    if any(
+        1 < count < prediction.size for kind, count in prediction.carried_out if kind != MESSAGES
+    ):
         reasons.append("groups of some ranks")
     if any("torch.compile" in remark for remark in prediction.remarks):
         reasons.append("compiled graphs")
