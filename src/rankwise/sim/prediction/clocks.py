@@ -102,6 +102,8 @@ class RankClock:
         time: its time, in picoseconds.
         steps: its account at the end of each of its steps.
         work: what it has achieved; `work_of_steps` keeps it at the end of each step.
+        counts: how often it has carried each operation out; `counts_of_steps` keeps it at the end
+            of the first step and of the last one.
         exposed_by: the exposed communication of its account by kind; `exposed_of_steps` keeps it.
         memory: of its device.
         record: keeps the numbers that the program asks for, if that is wanted.
@@ -115,6 +117,8 @@ class RankClock:
         self.steps: list[Account] = []
         self.work = UsefulWork()
         self.work_of_steps: list[Achieved] = []
+        self.counts: Counter[PricedWork] = Counter()
+        self.counts_of_steps: list[Counter[PricedWork]] = []
         self.exposed_by: Counter[str] = Counter()
         self.exposed_of_steps: list[Counter[str]] = []
         self.memory = DeviceMemory()
@@ -157,6 +161,7 @@ class RankClock:
         """Let the time of an operation pass, which `price` has priced."""
         begun, duration = self.time, priced.duration
         priced.count += 1
+        self.counts[priced] += 1
         if priced.at_peak:
             self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:
@@ -246,6 +251,7 @@ class RankClock:
     def end_step(self) -> None:
         """A step of the training is over."""
         self.steps.append(self.account)
+        self.counts_of_steps[1:] = [self.counts.copy()]
         self.work.end_step()
         self.work_of_steps.append(self.work.achieved)
         self.exposed_of_steps.append(self.exposed_by.copy())

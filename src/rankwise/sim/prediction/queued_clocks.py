@@ -96,6 +96,7 @@ class QueuedClock(RankClock):
     def compute(self, priced: PricedWork) -> None:
         """Launch an operation."""
         priced.count += 1
+        self.counts[priced] += 1
         if priced.at_peak:
             self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:

@@ -393,26 +393,44 @@ def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
 
 
 def results_of(prediction: Prediction, program: str) -> list[BenchResult]:
-    """The operations that took most of the time, by name, all ranks together."""
+    """The operations that took most of the time, by name: of a step and a rank, in the mean."""
+    steps = figures_of(prediction).steps
+    counts: Counter[PricedWork] = Counter()
+    for clock in prediction.clocks.values():
+        counts.update(clock.counts_of_steps[-1] if steps else clock.counts)
+        if steps:
+            counts.subtract(clock.counts_of_steps[0])
     by_name: dict[str, list[PricedWork]] = {}
     for priced in prediction.works:
-        by_name.setdefault(priced.work.name, []).append(priced)
-    results = [_result(prediction, program, each) for _, each in sorted(by_name.items())]
+        if counts[priced] > 0:
+            by_name.setdefault(priced.work.name, []).append(priced)
+    times = max(1, steps) * max(1, len(prediction.clocks))
+    results = [
+        _result(prediction, program, each, {work: counts[work] / times for work in each})
+        for _, each in sorted(by_name.items())
+    ]
     return sorted(results, key=lambda result: -result.time_ps)[:OPERATIONS_SHOWN]
 
 
-def _result(prediction: Prediction, program: str, works: list[PricedWork]) -> BenchResult:
-    dearest = max(works, key=lambda each: each.count * each.duration)
+def _result(
+    prediction: Prediction, program: str, works: list[PricedWork], counts: dict[PricedWork, float]
+) -> BenchResult:
+    dearest = max(works, key=lambda each: counts[each] * each.duration)
     return BenchResult(
         bench=program,
-        case=f"{dearest.work.name} x {sum(each.count for each in works):,}",
-        time_ps=sum(each.count * each.duration for each in works),
-        flops=sum(each.count * each.work.flops for each in works),
-        bytes=sum(each.count * each.work.size for each in works),
+        case=f"{dearest.work.name} x {_count(sum(counts.values()))}",
+        time_ps=round(sum(counts[each] * each.duration for each in works)),
+        flops=round(sum(counts[each] * each.work.flops for each in works)),
+        bytes=round(sum(counts[each] * each.work.size for each in works)),
         bound=prediction.costs.bound(dearest.work)[0],
-        bound_ps=sum(each.count * prediction.costs.bound(each.work)[1] for each in works),
+        bound_ps=round(sum(counts[each] * prediction.costs.bound(each.work)[1] for each in works)),
         is_checked=False,
     )
+
+
+def _count(number: float) -> str:
+    """How often, in the mean."""
+    return f"{number:,.0f}" if number == round(number) else f"{number:,.1f}"
 
 
 class PredictedRun:
