@@ -11,8 +11,9 @@ import random
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from threading import Timer, current_thread, main_thread
 from types import FrameType
@@ -107,8 +108,11 @@ class Rehearsal:
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
         timing_only: let tensors have no data. Then ranks that do the same are simulated once.
         every_rank: simulate all ranks, even if they do the same.
+        simulated: those that are simulated then, if it is known that two are too few.
         records_values: keep the numbers that rank 0 asks for.
         values: what programs get then that ask for numbers; see `sim.prediction.values`.
+        synthetic_data: let data loaders repeat their first batch then.
+        tokens_per_step: of all ranks together; None counts them.
 
     Attributes:
         prediction: how long the ranks take on the machine, if one is given.
@@ -140,8 +144,11 @@ class Rehearsal:
         has_virtual_clock: bool = False,
         timing_only: bool = False,
         every_rank: bool = False,
+        simulated: frozenset[int] = frozenset(),
         records_values: bool = False,
         values: str = "",
+        synthetic_data: bool = False,
+        tokens_per_step: int | None = None,
     ) -> None:
         if isinstance(job.program, Executable):
             raise ConfigError(
@@ -161,6 +168,8 @@ class Rehearsal:
                 self.size,
                 keeps_log=keeps_log,
             )
+            self.prediction.tokens_per_step = tokens_per_step
+            self.prediction.has_synthetic_data = synthetic_data
         self._has_virtual_clock = has_virtual_clock
         self.equals: Equals | None = None
         if records_values and self.prediction is not None:
@@ -173,7 +182,7 @@ class Rehearsal:
             self.prediction.values = ValuePolicy(values, seed)
             device = "cuda"
             if not every_rank and self.size > _SIMULATED_OF_EQUALS:
-                self.equals = self.prediction.equals = equal_ranks(self.size, seed)
+                self.equals = self.prediction.equals = equal_ranks(self.size, seed, simulated)
         self.failure_command = failure_command_of(job)
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
@@ -205,7 +214,7 @@ class Rehearsal:
 
     def difference(self, outcome: Outcome) -> str:
         """What shows that ranks are not equal which were taken as equal; empty if nothing does."""
-        if self.equals is None or self.prediction is None:
+        if self.equals is None or self.prediction is None or self.equals.wanted:
             return ""
         if outcome.status is OutcomeStatus.SUCCEEDED:
             return self.equals.difference or self.prediction.difference()
@@ -579,10 +588,10 @@ class Rehearsal:
                 self._output.write_raw(Streams.ERR, line)
 
 
-def equal_ranks(size: int, seed: int) -> Equals:
-    """Rank 0, and another one to compare with, stand for all ranks."""
+def equal_ranks(size: int, seed: int, simulated: frozenset[int]) -> Equals:
+    """Rank 0, and another one to compare with, stand for all ranks, or those that are given."""
     other = random.Random(f"{seed}/equal ranks").randrange(1, size)  # noqa: S311  # simulation, no secret
-    return Equals(frozenset({0, other}))
+    return Equals(simulated or frozenset({0, other}), size, seed)
 
 
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:
@@ -635,8 +644,22 @@ def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> 
         from rankwise.sim.torch import attention_sharding  # noqa: PLC0415  # for these alone
 
         stack.callback(attention_sharding.shard_attention_of_cpu())
+        # It holds for meshes of the CPU, of which the program knows nothing.
+        stack.callback(_unwarned("DTensor random operators may not have complete support on cpu"))
     stack.callback(names.follow("torch.distributed.tensor", world))
     return stack.close
+
+
+def _unwarned(message: str) -> Callable[[], None]:
+    """Leave out a warning of torch; returns what undoes it."""
+    warnings.filterwarnings("ignore", message)
+    added = warnings.filters[0]
+
+    def undo() -> None:
+        with suppress(ValueError):  # the program has reset all filters
+            warnings.filters.remove(added)  # type: ignore[attr-defined]  # typeshed has a sequence
+
+    return undo
 
 
 def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:

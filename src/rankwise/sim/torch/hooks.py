@@ -35,6 +35,7 @@ What is touched:
 - `torch.autograd.profiler._prepare_profiler` and `_enable_profiler`: two ranks' would crash.
 - `torch._C._set_deterministic_algorithms` and `torch._tensor_str.PRINT_OPTS`: ranks may differ in
   such settings (`settings`).
+- the kernels of `aten` for autocast on the CPU, which get CUDA's lists (`cuda_autocast`).
 - `torch._C._dispatch_library` and the tables of `torch._library.custom_ops`: the operators that
   programs define (`operators`).
 - `torch._dynamo.trace_rules.SKIP_DIRS`: what `torch.compile` leaves alone; rankwise, too.
@@ -146,6 +147,11 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
             from rankwise.sim.torch.without_data import compute_nothing  # noqa: PLC0415  # rare
 
             stack.callback(compute_nothing())
+        if device == "cuda":
+            from rankwise.sim.torch.cuda_autocast import cast_as_cuda  # noqa: PLC0415  # for machines
+            from rankwise.sim.torch.cuda_choices import choices  # noqa: PLC0415  # the same
+
+            stack.callback(cast_as_cuda(choices()["autocast"]))
         stack.callback(order_by_streams())
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)

@@ -321,6 +321,7 @@ class TimingMode(ChargingMode):
         """The error of a rank whose device is full."""
         from rankwise.sim.torch.out_of_memory import out_of_memory  # noqa: PLC0415  # rare
 
+        self.paths.note_gradients()
         return out_of_memory(full, self.clock, torch.OutOfMemoryError)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
