@@ -241,7 +241,9 @@ def topology_with(source: str | Topology, fields: Mapping[str, str]) -> Topology
     tree = deepcopy(topology.spec)
     for key, text in fields.items():
         _set(tree, key, text)
-    return parse_topology(yaml.safe_dump(tree), f"{topology.source} with {_shown(fields)}", has_lines=False)
+    return parse_topology(
+        yaml.safe_dump(tree), f"{topology.source} with {_shown(fields)}", has_lines=False
+    )
 
 
 def _collectives(source: str | None, fields: Mapping[str, str]) -> CollectiveConfiguration:

@@ -35,7 +35,8 @@ class DeviceMemory:
     """
 
     __slots__ = (
-        "_freed", "_order", "awaited", "book", "limit", "peak", "peak_of_run", "reserved", "reserved_peak", "taken", "used",
+        "_freed", "_order", "awaited", "book", "limit", "peak", "peak_of_run", "reserved",
+        "reserved_peak", "taken", "used",
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -388,8 +388,11 @@ def model_cuda() -> Callable[[], None]:
 
 def shard_on_cpu() -> Callable[[], None]:
     """Have FSDP 1 compute on the CPU, whatever device a program gives; returns what undoes it."""
-    from torch.distributed.fsdp import _flat_param, _runtime_utils  # noqa: PLC0415  # the same as below
-    from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: PLC0415  # not for everybody
+    from torch.distributed.fsdp import (  # noqa: PLC0415  # not for everybody
+        FullyShardedDataParallel,
+        _flat_param,
+        _runtime_utils,
+    )
     from torch.distributed.fsdp._flat_param import FlatParamHandle  # noqa: PLC0415  # the same
 
     move, original = FlatParamHandle.flat_param_to, FullyShardedDataParallel.__init__
@@ -403,13 +406,14 @@ def shard_on_cpu() -> Callable[[], None]:
         move(self, *args, **{**options, "copy": True})
 
     # FSDP passes over tensors of the CPU.
-    using = {each: each._no_dispatch_record_stream for each in (_flat_param, _runtime_utils)}
+    recording = "_no_dispatch_record_stream"
+    using = {each: getattr(each, recording) for each in (_flat_param, _runtime_utils)}
     for each in using:
-        each._no_dispatch_record_stream = record_stream
+        setattr(each, recording, record_stream)
 
     def undo() -> None:
-        for each, recording in using.items():
-            each._no_dispatch_record_stream = recording
+        for each, original_recording in using.items():
+            setattr(each, recording, original_recording)
         FullyShardedDataParallel.__init__ = original
         FlatParamHandle.flat_param_to = move
         if has_no_wait:

@@ -148,6 +148,33 @@ def name_cuda(clock: "RankClock") -> None:
     clock.memory.forget_peaks()
 
 
+def keep_counters_on_host(optimizer: Any) -> None:
+    """Tell the steps that an optimiser counts from tensors of the device, as torch does on CUDA.
+
+    They are numbers of the host, unless its kernels read them (`capturable`, `fused`).
+    """
+    for group in optimizer.param_groups:
+        if group.get("capturable") or group.get("fused"):
+            continue
+        for parameter in group["params"]:
+            count = optimizer.state.get(parameter, {}).get("step")
+            held = storage_of(count) if type(count) is Tensor else None
+            if held is not None and held.is_on_device:
+                held.take(-held.size)
+                held.is_on_device = False
+
+
+def are_of_host(tensors: Iterable[Tensor]) -> bool:
+    """Whether these are single numbers, of which the host has at least one."""
+    found = False
+    for tensor in tensors:
+        if tensor.dim():
+            return False
+        held = storage_of(tensor)
+        found = found or (held is not None and not held.is_on_device)
+    return found
+
+
 def be_without_data(*, is_so: bool) -> None:  # nothing else is said
     """Whether there are tensors without numbers in this process."""
     global _is_without_data  # noqa: PLW0603  # there is one world at a time
