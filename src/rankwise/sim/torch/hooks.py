@@ -580,7 +580,7 @@ def _end_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if rank is not None and present_world().timing_only is None:
         from rankwise.sim.torch.storages import keep_counters_on_host  # noqa: PLC0415  # for machines
 
-        keep_counters_on_host(optimizer)
+        keep_counters_on_host(optimizer, present_world().prediction.clock_of(rank))
     if rank is not None and rank.belongings[_KEY].is_stepped_by(optimizer):
         present_world().prediction.clock_of(rank).end_step()
         if present_world().timing_only is not None:

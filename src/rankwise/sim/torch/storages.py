@@ -148,7 +148,7 @@ def name_cuda(clock: "RankClock") -> None:
     clock.memory.forget_peaks()
 
 
-def keep_counters_on_host(optimizer: Any) -> None:
+def keep_counters_on_host(optimizer: Any, clock: "RankClock") -> None:
     """Tell the steps that an optimiser counts from tensors of the device, as torch does on CUDA.
 
     They are numbers of the host, unless its kernels read them (`capturable`, `fused`).
@@ -158,8 +158,11 @@ def keep_counters_on_host(optimizer: Any) -> None:
             continue
         for parameter in group["params"]:
             count = optimizer.state.get(parameter, {}).get("step")
-            held = storage_of(count) if type(count) is Tensor else None
-            if held is not None and held.is_on_device:
+            if type(count) is not Tensor or count.is_meta:
+                continue
+            # What `torch.tensor` makes no operation has made.
+            held = hold(count, clock, is_on_device=False)
+            if held.is_on_device:
                 held.take(-held.size)
                 held.is_on_device = False
 
