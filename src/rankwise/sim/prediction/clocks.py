@@ -37,7 +37,6 @@ from rankwise.sim.rehearsal.meetings import Equals, Group, kind_of_group
 from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
 
 if TYPE_CHECKING:
-    from rankwise.sim.prediction.holders import Holder
     from rankwise.sim.prediction.values import ValuePolicy, ValueRecord
 
 PICOSECONDS_PER_NANOSECOND = 1_000
@@ -145,6 +144,15 @@ class RankClock:
         """When all that it has begun is done."""
         return self.time
 
+    @property
+    def stream_number(self) -> int:
+        """The stream that gets what is launched now; 0 is the default one."""
+        return 0
+
+    def stream_ends(self) -> dict[int, int]:
+        """When each stream has done what it was given until now."""
+        return {}
+
     def price(self, work: DeviceOperation) -> "PricedWork":
         """How long an operation takes on its device."""
         return self._prediction.price(work._replace(times=self._times))
@@ -172,24 +180,6 @@ class RankClock:
             self._prediction.log(
                 self, "KernelLaunch", priced.work.name, begun, self.time, priced.work
             )
-
-    def give_back_at(self, time: int, size: int, holder: "Holder | None") -> None:
-        """Give memory back as soon as the device has come to an instant, if it has not yet."""
-        if time <= self.time:
-            self.memory.take(-size, holder)
-        else:
-            self.memory.await_bytes(time, size, holder)
-
-    def give_back_passed(self, wanted: int) -> None:
-        """Give back what the device has come to the end of, before so many bytes are taken.
-
-        The allocator asks for it at each of its calls; where the device is full, it waits.
-        """
-        memory = self.memory
-        memory.give_back_until(self.time)
-        while memory.awaited and memory.is_too_much(wanted):
-            self.synchronize(memory.next_instant)
-            memory.give_back_until(self.time)
 
     def note_free(self) -> None:
         """An operation has no kernel: it takes no time."""

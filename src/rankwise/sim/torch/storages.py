@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from rankwise.sim.prediction.caching_allocator import Block
     from rankwise.sim.prediction.clocks import RankClock
     from rankwise.sim.prediction.holders import Holder
-    from rankwise.sim.prediction.queued_clocks import Lane
 
 SMALL_BYTES = 1 << 20
 """Tensors up to this size have numbers on a run without data, if what they come from has."""
@@ -31,13 +31,10 @@ class Storage:
         is_on_device: whether it takes memory of the modelled device; otherwise of the host.
         is_known: whether its numbers are computed; otherwise nothing may read them.
         holder: who has made it, for the report of memory; None if nobody asked.
-        lane: the stream that has made it, on a device that has some.
-        lanes: other streams that use it (`Tensor.record_stream`).
+        block: its memory on the device; None if it has none there.
     """
 
-    __slots__ = (
-        "clock", "holder", "is_known", "is_on_device", "lane", "lanes", "reference", "size",
-    )  # fmt: skip
+    __slots__ = ("block", "clock", "holder", "is_known", "is_on_device", "reference", "size")
 
     def __init__(
         self, size: int, clock: "RankClock", holder: "Holder | None", *, is_on_device: bool
@@ -48,22 +45,31 @@ class Storage:
         self.holder = holder
         self.is_on_device = is_on_device
         self.is_known = True
-        self.lane: Lane | None = getattr(clock, "lane", None)
-        self.lanes: list[Lane] = []
+        self.block: Block | None = None
 
-    def take(self, size: int) -> None:
-        """Take memory of where it lies, or give it back."""
-        if not self.is_on_device:
-            return
-        clock = self.clock
-        if clock.memory.awaited and size > 0:
-            clock.give_back_passed(size)
-        if self.lanes and size < 0:
-            # Its block is free when all streams that use it have come to this point.
-            lanes, self.lanes = self.lanes, []
-            clock.give_back_at(max(lane.ends_at for lane in lanes), -size, self.holder)
-        else:
-            clock.memory.take(size, self.holder)
+    def occupy(self) -> None:
+        """Take memory of the device, if it is there; what it had is given back after that."""
+        before, clock = self.block, self.clock
+        self.block = None
+        if self.is_on_device:
+            stream, now = clock.stream_number, clock.time
+            self.block = clock.memory.take(self.size, self.holder, stream, now)
+        if before is not None:
+            clock.memory.give_back(before, clock.stream_ends(), clock.time)
+
+    def vacate(self) -> None:
+        """Give the memory of the device back."""
+        block, self.block = self.block, None
+        if block is not None:
+            clock = self.clock
+            clock.memory.give_back(
+                block, clock.stream_ends() if block.used_by else None, clock.time
+            )
+
+    def use(self, stream: int) -> None:
+        """Note that another stream uses it (`Tensor.record_stream`)."""
+        if self.block is not None:
+            self.clock.memory.use(self.block, stream)
 
 
 _held: dict[int, Storage] = {}
@@ -108,21 +114,12 @@ def hold(
     held = Storage(size, clock, holder, is_on_device=is_on_device)
 
     def release(_: Any) -> None:
-        gone = _held.pop(identity)
-        gone.take(-gone.size)
+        _held.pop(identity).vacate()
 
     held.reference = weakref.ref(storage, release)
     _held[identity] = held
-    held.take(size)
+    held.occupy()
     return held
-
-
-def note_lane(tensor: Tensor, lane: "Lane") -> None:
-    """Another stream uses a tensor: its memory is not free before that has come to the end."""
-    for each in strided_in(getattr(tensor, "_local_tensor", tensor)):
-        held = storage_of(each)
-        if held is not None and lane is not held.lane and lane not in held.lanes:
-            held.lanes.append(lane)
 
 
 def is_on_device(tensor: Tensor) -> bool:
@@ -143,9 +140,9 @@ def name_cuda(clock: "RankClock") -> None:
     PLACEMENT.names_cuda = True
     for held in list(_held.values()):
         if held.clock is clock and held.is_on_device:
-            held.take(-held.size)
+            held.block = None
             held.is_on_device = False
-    clock.memory.forget_peaks()
+    clock.memory.forget()
 
 
 def keep_counters_on_host(optimizer: Any, clock: "RankClock") -> None:
@@ -163,7 +160,7 @@ def keep_counters_on_host(optimizer: Any, clock: "RankClock") -> None:
             # What `torch.tensor` makes no operation has made.
             held = hold(count, clock, is_on_device=False)
             if held.is_on_device:
-                held.take(-held.size)
+                held.vacate()
                 held.is_on_device = False
 
 
@@ -229,9 +226,7 @@ def note_size(storage: Any, size: int) -> None:
     """A storage has another size now."""
     held = _held.get(id(storage))
     if held is not None:
-        before, held.size = held.size, size
+        held.size = size
         if size > SMALL_BYTES:
             held.is_known = False
-        if not before:  # another block
-            held.lane = getattr(held.clock, "lane", None)
-        held.take(size - before)
+        held.occupy()
