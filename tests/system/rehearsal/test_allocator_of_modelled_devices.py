@@ -93,7 +93,7 @@ def test_device_whose_free_memory_is_in_pieces_is_full_unless_segments_expand(
         ("max_split_size_mb:big", "has max_split_size_mb:big, expected a number"),
         (
             "roundup_power2_divisions:[256:1]",
-            "has roundup_power2_divisions:[256:1], and only one",
+            "has roundup_power2_divisions:[256:1], and only one number for",
         ),
     ],
 )

@@ -266,3 +266,21 @@ def test_functions_on_equal_ranks_are_run_once(tmp_path: Path) -> None:
     assert sorted(each is None for each in results) == [False] * 2 + [True] * 4
     assert of_all == list(range(6)), "rank 0 differs, so all are run"
     assert json.loads(file.read_text())["checked_ranks"] == 6
+
+
+NORMED = """
+norm = torch.nn.RMSNorm(1024, device="cuda", dtype=torch.bfloat16)
+x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+norm(x).sum().backward()
+assert x.grad.shape == x.shape and norm.weight.grad.dtype is torch.bfloat16
+"""
+
+
+def test_rms_norm_is_one_kernel_each_way(preloaded: Preloaded, tmp_path: Path) -> None:
+    finished = run(preloaded, tmp_path, NORMED, f"--trace={tmp_path / 'trace.json'}")
+
+    assert finished.code == 0, finished.stderr
+    names = re.findall(r'"name":"aten\.(\w+)"', (tmp_path / "trace.json").read_text())
+    assert sorted(set(names)) == [
+        "_fused_rms_norm", "_fused_rms_norm_backward", "fill_", "ones_like", "randn", "sum",
+    ]  # fmt: skip

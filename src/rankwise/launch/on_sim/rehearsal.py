@@ -11,9 +11,8 @@ import random
 import signal
 import socket
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Timer, current_thread, main_thread
 from types import FrameType
@@ -644,22 +643,8 @@ def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> 
         from rankwise.sim.torch import attention_sharding  # noqa: PLC0415  # for these alone
 
         stack.callback(attention_sharding.shard_attention_of_cpu())
-        # It holds for meshes of the CPU, of which the program knows nothing.
-        stack.callback(_unwarned("DTensor random operators may not have complete support on cpu"))
     stack.callback(names.follow("torch.distributed.tensor", world))
     return stack.close
-
-
-def _unwarned(message: str) -> Callable[[], None]:
-    """Leave out a warning of torch; returns what undoes it."""
-    warnings.filterwarnings("ignore", message)
-    added = warnings.filters[0]
-
-    def undo() -> None:
-        with suppress(ValueError):  # the program has reset all filters
-            warnings.filters.remove(added)  # type: ignore[attr-defined]  # typeshed has a sequence
-
-    return undo
 
 
 def _follow_dynamo(_world: SimulatedWorld) -> Callable[[], None]:

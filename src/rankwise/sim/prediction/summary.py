@@ -41,6 +41,7 @@ PICOSECONDS_PER_SECOND = 1_000_000_000_000
 VALUES_SHOWN = 3
 OTHER_STREAMS = "other streams"
 COLUMNS = 80
+_GLUE = "\N{NO-BREAK SPACE}"
 LAUNCH = "launch"
 _TOLD = 0.0005
 """Shares from which on they are told: others are 0.0 %."""
@@ -270,14 +271,19 @@ def _memory_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, st
         )
     ]
     if isinstance(prediction.topology, MachineTopology) and figures.memory_peak:
-        interval = memory_interval(prediction, figures)
+        reserved = reserved_peak(prediction)
+        interval = memory_interval(prediction, figures.memory_peak, reserved)
         ends = _between(format_bytes(interval.low), format_bytes(interval.high))
         is_close = figures.memory_peak <= prediction.memory_limit < interval.high
         may_not = "; may not fit" if is_close else ""
-        reserved = figures.memory_reserved
         note = f"{ends}{may_not}; {interval_in_words(interval)}"
         rows.append(("reserved memory", format_bytes(reserved), note))
     return rows
+
+
+def reserved_peak(prediction: Prediction) -> int:
+    """The most that the allocator of any device has reserved."""
+    return max((clock.memory.reserved.peak for clock in prediction.clocks.values()), default=0)
 
 
 def _rounded(value: float) -> str:
@@ -338,9 +344,11 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
 
 def _wrapped(head: str, note: str) -> list[str]:
     """A row in lines that a terminal shows whole."""
-    parts = textwrap.wrap(note, max(20, COLUMNS - len(head)), break_on_hyphens=False) or [""]
+    whole = note.replace(" %", f"{_GLUE}%")  # a number stays with its sign
+    parts = textwrap.wrap(whole, max(20, COLUMNS - len(head)), break_on_hyphens=False) or [""]
     rest = " " * len(head)
-    return [f"{rest if index else head}{part}".rstrip() for index, part in enumerate(parts)]
+    lines = [f"{rest if index else head}{part}".rstrip() for index, part in enumerate(parts)]
+    return [line.replace(_GLUE, " ") for line in lines]
 
 
 def holder_lines(prediction: Prediction) -> list[str]:
@@ -464,8 +472,9 @@ def document(prediction: Prediction) -> dict[str, Any]:
     book = None if fullest is None else fullest.memory.book
     step = figures.time / PICOSECONDS_PER_SECOND
     interval = interval_of(prediction, figures.time) if figures.time else None
+    reserved = reserved_peak(prediction)
     is_real = isinstance(prediction.topology, MachineTopology)
-    of_memory = memory_interval(prediction, figures) if is_real else None
+    of_memory = memory_interval(prediction, figures.memory_peak, reserved) if is_real else None
     return {
         "machine": prediction.topology.name,
         "ranks": prediction.size,
@@ -488,7 +497,7 @@ def document(prediction: Prediction) -> dict[str, Any]:
         },
         "waiting_s": figures.waiting * step,
         "peak_active_bytes": figures.memory_peak,
-        "peak_reserved_bytes": figures.memory_reserved,
+        "peak_reserved_bytes": reserved,
         "memory_interval": None
         if of_memory is None
         else {

@@ -112,12 +112,12 @@ class NotEqual(BaseException):  # a program's `except Exception` must not catch 
 
 
 class GroupKind(NamedTuple):
-    """Groups that are alike: of `count` ranks whose numbers are `stride` apart.
+    """Groups that are alike: of `size` ranks whose numbers are `stride` apart.
 
     `ranks` are those of a group of another form, which is a kind of its own.
     """
 
-    count: int
+    size: int
     stride: int
     ranks: tuple[int, ...] = ()
 
@@ -125,14 +125,16 @@ class GroupKind(NamedTuple):
         """The place of a rank in its group; -1 if it is in none."""
         if self.ranks:
             return self.ranks.index(rank) if rank in self.ranks else -1
-        return rank // self.stride % self.count
+        return rank // self.stride % self.size
 
     def __str__(self) -> str:
-        return f"groups of {self.count}"
+        return f"groups of {self.size}"
 
 
 def kind_of_group(ranks: tuple[int, ...]) -> GroupKind:
-    """The kind of a group with these members."""
+    """The kind of a group with these members, or of none for a message."""
+    if not ranks:
+        return GroupKind(0, 0)
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     is_even = stride > 0 and ranks == tuple(range(ranks[0], ranks[-1] + 1, stride))
     if is_even and ranks[0] // stride % len(ranks) == 0:
@@ -208,7 +210,7 @@ class Equals:
         drawn = random.Random(f"{self._seed}/positions")  # noqa: S311  # simulation, no secret
         ranks = list(range(1, self._size))
         drawn.shuffle(ranks)
-        places = [(kind, at) for kind in sorted(self._kinds) for at in _sampled(kind.count, drawn)]
+        places = [(kind, at) for kind in sorted(self._kinds) for at in _sampled(kind.size, drawn)]
         others = sorted(self.simulated - {0})
         missing = {
             (kind, at) for kind, at in places if all(kind.position(each) != at for each in others)

@@ -30,7 +30,8 @@ from rankwise.sim.rehearsal.world import present_world, running_rank
 from rankwise.sim.torch import streams
 from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
 from rankwise.sim.torch.device_memory import capacity, memory_names
-from rankwise.sim.torch.streams import LaneEvent, LaneStream, record_stream
+from rankwise.sim.torch.storages import storage_of
+from rankwise.sim.torch.streams import LaneEvent, LaneStream
 from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 
 _of_thread = threading.local()
@@ -316,7 +317,7 @@ def model_cuda() -> Callable[[], None]:
         told = _unless_torch_asks(name, getattr(torch.accelerator, name), value)
         replace(torch.accelerator, name, told)
     replace(Tensor, "is_pinned", _is_pinned)
-    replace(Tensor, "record_stream", record_stream)  # C++ looks at the stream before any mode does
+    replace(Tensor, "record_stream", _record_stream)  # C++ looks at the stream before any mode
     replace(torch.version, "cuda", "13.0")  # it also tells torch.compile that this is no AMD device
     replace(torch.cuda.nccl, "version", _answers((2, 27, 7)))
     for owner in (torch.cuda, torch.cuda.graphs):
@@ -386,8 +387,8 @@ def model_cuda() -> Callable[[], None]:
 
 def shard_on_cpu() -> Callable[[], None]:
     """Have FSDP 1 compute on the CPU, whatever device a program gives; returns what undoes it."""
-    from torch.distributed.fsdp import (  # noqa: PLC0415  # the same as below
-        FullyShardedDataParallel,  # not for everybody
+    from torch.distributed.fsdp import (  # noqa: PLC0415  # not for everybody
+        FullyShardedDataParallel,
         _flat_param,
         _runtime_utils,
     )
@@ -404,13 +405,14 @@ def shard_on_cpu() -> Callable[[], None]:
         move(self, *args, **{**options, "copy": True})
 
     # FSDP passes over tensors of the CPU.
-    using = {each: each._no_dispatch_record_stream for each in (_flat_param, _runtime_utils)}
+    recording = "_no_dispatch_record_stream"
+    using = {each: getattr(each, recording) for each in (_flat_param, _runtime_utils)}
     for each in using:
-        each._no_dispatch_record_stream = record_stream
+        setattr(each, recording, _record_stream)
 
     def undo() -> None:
-        for each, recording in using.items():
-            each._no_dispatch_record_stream = recording
+        for each, original_recording in using.items():
+            setattr(each, recording, original_recording)
         FullyShardedDataParallel.__init__ = original
         FlatParamHandle.flat_param_to = move
         if has_no_wait:

@@ -33,7 +33,11 @@ def cast_as_cuda(table: Mapping[str, Any]) -> Callable[[], None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of kernels that are replaced
         _fill(library, table, own, of_cuda)
-    return library._destroy  # noqa: SLF001  # no public way
+
+    def undo() -> None:
+        library._destroy()  # noqa: SLF001  # no public way
+
+    return undo
 
 
 def _fill(library: Library, table: Mapping[str, Any], own: set[str], of_cuda: set[str]) -> None:

@@ -15,13 +15,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as everybody calls it
 import yaml
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from rankwise.sim.torch.cuda_autocast import lowered, widened
+from rankwise.sim.torch.fused_kernels import (
+    PLAIN_OR_NONE,
+    are_distributed,
+    rms_norm_of_locals,
+)
+from rankwise.sim.torch.operations import ChargingMode, charging_mode
 
 _attend = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001  # `functional` may be patched
 _rms_norm, _dropout = torch.rms_norm, torch.dropout
+_FORWARD = torch.ops.aten._fused_rms_norm.default  # noqa: SLF001  # its name
+_BACKWARD = torch.ops.aten._fused_rms_norm_backward.default  # noqa: SLF001  # the same
 _TABLE = "dispatch.yaml"
 
 
@@ -136,8 +145,35 @@ def _fused_rms_norm(
 ) -> Any:
     if not choices()["fused_rms_norm"] or not _is_plain(input, weight):
         return _rms_norm(input, normalized_shape, weight, eps)
-    input, weight = widened(input), widened(weight)  # noqa: A001  # the same
-    return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]  # noqa: SLF001  # its name
+    if are_distributed(input, weight):
+        return rms_norm_of_locals(_fused_rms_norm, input, normalized_shape, weight, eps)
+    mode = charging_mode()
+    if mode is None or {type(input), type(weight)} - PLAIN_OR_NONE:
+        return _rms_norm(input, normalized_shape, weight, eps)
+    return _RmsNorm.apply(widened(input), widened(weight), mode)
+
+
+class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+    """The kernels of CUDA. Torch for the CPU has none, and takes the operator apart."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor | None, mode: ChargingMode) -> Tensor:
+        normed = torch.empty_like(values)
+        spread = values.new_empty((*values.shape[:-1], 1), dtype=torch.float32)
+        ctx.save_for_backward(values, weight, spread)
+        mode.charge_as_one(_FORWARD, (values, weight), (normed, spread))
+        return normed
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # the same
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        values, weight, spread = ctx.saved_tensors
+        mode = charging_mode()
+        assert mode is not None, "the thread of a rank has one"
+        of_values = torch.empty_like(values)
+        of_weight = None if weight is None else torch.empty_like(weight)
+        mode.charge_as_one(_BACKWARD, (gradient, values, weight, spread), (of_values, of_weight))
+        return of_values, of_weight, None
 
 
 def _native_dropout(input: Tensor, p: float, train: bool) -> Any:  # noqa: A002  # torch's parameters

@@ -30,7 +30,7 @@ from rankwise.sim.prediction.costs import DeviceOperation, Engine
 from rankwise.sim.rehearsal.places import OUR_PACKAGE, place_of
 from rankwise.sim.torch.flops import Flops, formula_of, is_of_matrices
 from rankwise.sim.torch.loads import FAKE_TENSOR, fake_mode
-from rankwise.sim.torch.storages import hold
+from rankwise.sim.torch.storages import are_of_host, hold
 from rankwise.sim.torch.unseen_mode import MOVES_NOTHING, NOT_OF_DEVICES, PLAIN, UnseenMode
 
 _DTYPES = {
@@ -142,6 +142,10 @@ class ChargingMode(UnseenMode):
             self._note(func, args, {}, result)
         return result
 
+    def charge_as_one(self, func: Any, taken: Any, made: Any) -> None:
+        """Charge an operation that nothing computes, with what it takes and gives."""
+        self._note(func, taken, {}, made)
+
     def _kind_of(self, func: Any) -> _Kind:
         kind = self._kinds.get(func)
         if kind is None:
@@ -152,7 +156,9 @@ class ChargingMode(UnseenMode):
         kind = self._kind_of(func)
         if self._record is not None and kind.name == _ITEM and self.clock.number == 0:
             self._record.note(told_place(sys._getframe(2)), result)  # noqa: SLF001  # the only way that costs no stack
-        if not kind.is_free:
+        if self._is_of_host(kind, args):
+            self.clock.note_free()
+        elif not kind.is_free:
             self._charge(func, kind, args, kwargs, result)
         elif kind.is_query:
             self._wait_for_value()
@@ -162,6 +168,16 @@ class ChargingMode(UnseenMode):
             for tensor in tensors_in((result,)):
                 if not tensor.is_meta:
                     self._hold(tensor)
+
+    def _is_of_host(self, kind: _Kind, args: Any) -> bool:
+        """Whether an operation is one of the host, such as an optimiser's count of its steps."""
+        if kind.is_free and not kind.is_query:
+            return False
+        first = args[0] if args else None
+        first = first[0] if isinstance(first, list | tuple) and first else first
+        if not isinstance(first, Tensor) or first.dim():  # most are told by that alone
+            return False
+        return are_of_host(tensors_in(args))
 
     def _wait_for_value(self) -> None:
         """The program reads a value: the host waits for its device."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from rankwise.sim.rehearsal.world import present_world, running_rank
-from rankwise.sim.torch.storages import note_stream
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction.queued_clocks import Lane, QueuedClock
@@ -184,13 +183,6 @@ def synchronize(_device: Any = None) -> None:
     clock = queued_clock()
     if clock is not None:
         clock.synchronize()
-
-
-def record_stream(tensor: Any, stream: LaneStream) -> None:
-    """`Tensor.record_stream`: keep the tensor's memory until the stream has come to its end."""
-    clock = queued_clock()
-    if clock is not None and isinstance(stream, LaneStream):
-        note_stream(tensor, clock.number_of(stream.lane_on(clock)))
 
 
 def order_by_streams() -> Callable[[], None]:
