@@ -62,7 +62,6 @@ class Figures(NamedTuple):
             have clocks of their own, in which a device waits for its host.
         communicating: picoseconds of communication per rank in that time, hidden or not.
         memory_peak: of the device that needed most, in bytes; `memory_rank` says whose it is.
-        memory_reserved: the most that the allocator of any device has held.
         tokens: of a step, or of the run, on all ranks; 0 if no embedding has told them.
         model_flops: of a step, or of the run, on all ranks; see `useful_work`.
         exposed_by: the parts of `exposed`, by kind of operation.
@@ -79,7 +78,6 @@ class Figures(NamedTuple):
     launch: float
     communicating: int
     memory_peak: int
-    memory_reserved: int
     memory_rank: int
     tokens: int = 0
     model_flops: int = 0
@@ -150,7 +148,6 @@ def figures_of(prediction: Prediction) -> Figures:
         launch=launch,
         communicating=sum(each.communicating for each in spent) // (size * max(1, steps)),
         memory_peak=fullest.memory.peak_of_run if fullest else 0,
-        memory_reserved=max((clock.memory.reserved.peak for clock in clocks), default=0),
         memory_rank=fullest.number if fullest else 0,
         tokens=tokens,
         model_flops=round(sum(each.model_flops for each in achieved) * times),
@@ -468,6 +465,7 @@ class PredictedRun:
 def document(prediction: Prediction) -> dict[str, Any]:
     """The figures of a run, for other programs; times in seconds, sizes in bytes."""
     figures = figures_of(prediction)
+    clocks = [prediction.clocks[each] for each in sorted(prediction.clocks)]
     fullest = prediction.clocks.get(figures.memory_rank)
     book = None if fullest is None else fullest.memory.book
     step = figures.time / PICOSECONDS_PER_SECOND

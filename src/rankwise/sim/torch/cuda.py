@@ -104,6 +104,13 @@ def _is_pinned(tensor: Tensor, _device: Any = None) -> bool:
     return id(tensor.untyped_storage()) in _pinned_storages
 
 
+def _record_stream(tensor: Tensor, stream: Any) -> None:
+    """Keep the memory of a tensor until a stream has passed the point at which it is freed."""
+    held, clock = storage_of(getattr(tensor, "_local_tensor", tensor)), streams.queued_clock()
+    if held is not None and clock is not None and isinstance(stream, LaneStream):
+        held.use(clock.number_of(stream.lane_on(clock)))
+
+
 def has_torch_function(args: Any) -> bool:
     """`torch.overrides.has_torch_function`, which does not count our mode.
 

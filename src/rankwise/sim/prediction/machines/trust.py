@@ -20,7 +20,6 @@ from rankwise.sim.prediction.machines.device import is_attention, operation_of
 if TYPE_CHECKING:
     from rankwise.sim.prediction.clocks import Prediction, PricedWork
     from rankwise.sim.prediction.machines.description import RealMachine
-    from rankwise.sim.prediction.summary import Figures
 
 _SHARE_THAT_COUNTS = 0.05
 """Operations of a type that was not checked matter from this share of all computing on."""
