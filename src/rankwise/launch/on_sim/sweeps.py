@@ -163,8 +163,8 @@ def measure(settings: "Settings") -> SweptCase:
     outcome = measure_or_tell(settings)
     if outcome.failure:
         return SweptCase(point={}, failure=outcome.failure)
-    rows: list[dict[str, Any]] = [result.as_row() for result in outcome.results]
-    rows = rows or [dict(time_row(outcome.time_ps))]
+    rows: list[Mapping[str, Any]] = [result.as_row() for result in outcome.results]
+    rows = rows or [time_row(outcome.time_ps)]
     return SweptCase(point={}, rows=rows, devices=outcome.devices)
 
 
@@ -313,8 +313,9 @@ def _key_of_settings(settings: "Settings") -> str:
     elif settings.is_file:
         files.append(settings.program)
     fields = {key: settings.fields[key] for key in sorted(settings.fields)}
-    told = msgspec.to_builtins(msgspec.structs.replace(settings, fields=fields))
-    machine = load_topology(settings.topology).spec
+    told = msgspec.to_builtins(msgspec.structs.replace(settings, fields=fields, topology=""))
+    given = settings.topology
+    machine = (load_topology(given) if isinstance(given, str) else given).spec
     return _digest([_versions(), told, machine, [_digest_of_file(each) for each in files]])
 
 
