@@ -224,6 +224,7 @@ def _predicted(point: dict[str, str], path: str, code: int, tail: str) -> SweptC
         name: None if is_full else document[name]
         for name in (
             "step_time_s", "computing_s", "exposed_communication_s", "waiting_s", "communication_s",
+            "tokens_per_s", "mfu",
         )
     }  # fmt: skip
     row = {

@@ -93,8 +93,12 @@ def table_rows(swept: SweepTable) -> list[tuple[str, ...]]:
         figures = [tuple(each[index + 1] for each in shown) for index in range(len(pairs))]
         heads = tuple(each[0] for each in shown)
     elif swept.kind == PREDICTION:
-        heads = ("step time", "exposed", "waiting", "peak memory", "ranks", "machine", "fits")
-        figures = [_prediction_cells(row) for _, row in pairs]
+        has_tokens = any(row.get("tokens_per_s") for _, row in pairs)
+        rate = ("tokens/s",) if has_tokens else ()
+        heads = (
+            "step time", *rate, "exposed", "waiting", "peak memory", "ranks", "machine", "fits",
+        )  # fmt: skip
+        figures = [_prediction_cells(row, has_tokens=has_tokens) for _, row in pairs]
     else:
         heads = ("simulated",)
         figures = [(format_picoseconds(round(_seconds(row) * PICOSECONDS_PER_SECOND)),)
@@ -102,7 +106,7 @@ def table_rows(swept: SweepTable) -> list[tuple[str, ...]]:
     return [(*swept.keys, *heads), *(p + f for p, f in zip(points, figures, strict=True))]
 
 
-def _prediction_cells(row: Row) -> tuple[str, ...]:
+def _prediction_cells(row: Row, *, has_tokens: bool) -> tuple[str, ...]:
     step, is_known = row["step_time_s"], row["step_time_s"] is not None
 
     def share(name: str) -> str:
@@ -111,6 +115,7 @@ def _prediction_cells(row: Row) -> tuple[str, ...]:
 
     return (
         _time_in_words(float(step)) if is_known and step is not None else "-",
+        *((f"{float(row.get('tokens_per_s') or 0):,.0f}",) if has_tokens else ()),
         share("exposed_communication_s"),
         share("waiting_s"),
         format_bytes(int(row["peak_active_bytes"] or 0)),
