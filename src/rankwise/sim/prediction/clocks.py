@@ -31,7 +31,8 @@ from rankwise.sim.prediction.machines.device import DevicePrices
 from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.rehearsal.meetings import Equals, Group
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.ranks import Rank
+from rankwise.sim.rehearsal.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction.values import ValuePolicy, ValueRecord
