@@ -357,7 +357,8 @@ torch.cuda.set_device(dist.get_rank())
 x = torch.ones(4, device="cuda")
 torch.cuda.cudart().cudaProfilerStart()
 torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(x.data_ptr(), 16, 0))
-with torch.cuda.profiler.profile(), torch.cuda.nvtx.range("step"), torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+pool = torch.cuda.use_mem_pool(torch.cuda.MemPool())
+with torch.cuda.profiler.profile(), torch.cuda.nvtx.range("step"), pool:
     y = x * 2
 torch.cuda.memory._record_memory_history(max_entries=10)
 assert torch.cuda.memory._snapshot()["segments"] == torch.cuda.memory_snapshot() == []

@@ -1,4 +1,4 @@
-"""Worlds that follow each other in one process: ranks that fail or hang leave nothing for the next."""
+"""Worlds that follow each other in one process: a world that fails or hangs leaves nothing."""
 
 from pathlib import Path
 
