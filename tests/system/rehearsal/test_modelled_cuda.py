@@ -360,8 +360,6 @@ torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(x.data_ptr(), 16, 0)
 pool = torch.cuda.use_mem_pool(torch.cuda.MemPool())
 with torch.cuda.profiler.profile(), torch.cuda.nvtx.range("step"), pool:
     y = x * 2
-torch.cuda.memory._record_memory_history(max_entries=10)
-assert torch.cuda.memory._snapshot()["segments"] == torch.cuda.memory_snapshot() == []
 torch.cuda.reset_peak_host_memory_stats()
 torch.cuda.set_sync_debug_mode("warn")
 assert torch.cuda.can_device_access_peer(0, 1)
@@ -373,7 +371,7 @@ print(old.tolist(), y.tolist(), torch.cuda.cudart().cudaMemGetInfo(0)[1] > 0)
 """
 
 
-def test_profilers_snapshots_and_old_types_of_cuda_are_there(tmp_path: Path) -> None:
+def test_profiler_pools_and_old_types_of_cuda_are_there(tmp_path: Path) -> None:
     finished = run(
         "run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix",
         write_program(tmp_path, TOOLS), cwd=tmp_path,

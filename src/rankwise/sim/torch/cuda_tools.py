@@ -1,7 +1,7 @@
-"""What scripts for CUDA call besides computing: profilers, snapshots of memory, old tensor types.
+"""What scripts for CUDA call besides computing: the profiler, pools of memory, old tensor types.
 
 There is nothing behind it on modelled devices, and nothing of it changes a result: the profiler of
-CUDA records nothing, a snapshot of memory is empty.
+CUDA records nothing, for one.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,6 @@ class NoPool:
 def tools_of_cuda() -> Iterator[tuple[Any, str, Any]]:
     """What is replaced: its owner, its name, and what takes its place."""
     answers: dict[str, Callable[[], Any]] = {
-        "memory_snapshot": list,
         "get_allocator_backend": lambda: "native",
         "get_per_process_memory_fraction": lambda: 1.0,
         "get_sync_debug_mode": int,
@@ -52,9 +51,6 @@ def tools_of_cuda() -> Iterator[tuple[Any, str, Any]]:
     for owner in (torch.cuda, torch.cuda.memory):
         yield owner, "MemPool", NoPool
         yield owner, "use_mem_pool", _use_mem_pool
-    yield torch.cuda.memory, "_record_memory_history", _ignoring_arguments(_nothing)
-    yield torch.cuda.memory, "_dump_snapshot", _ignoring_arguments(_nothing)
-    yield torch.cuda.memory, "_snapshot", _ignoring_arguments(_empty_snapshot)
     for name in ("range_push", "range_pop", "mark"):
         yield torch.cuda.nvtx, name, _ignoring_arguments(_nothing)
     for name in ("start", "stop"):
@@ -65,10 +61,6 @@ def tools_of_cuda() -> Iterator[tuple[Any, str, Any]]:
 
 def _nothing() -> None:
     pass
-
-
-def _empty_snapshot() -> dict[str, list[Any]]:
-    return {"segments": [], "device_traces": [], "allocator_settings": []}
 
 
 def _ignoring_arguments(answer: Callable[[], Any]) -> Callable[..., Any]:
