@@ -83,11 +83,9 @@ def _check(output: str, logs: tuple[str, ...], like: str | None) -> None:
 
 def _from_logs(logs: tuple[str, ...], like: str, name: str) -> "RealMachine":
     from rankwise.sim.files import read_text  # noqa: PLC0415  # not for --help
-    from rankwise.sim.prediction.machines.calibration import (  # noqa: PLC0415  # the same
-        read_nccl_tests,
-        with_collectives,
-    )
+    from rankwise.sim.prediction.machines.calibration import with_collectives  # noqa: PLC0415  # the same
     from rankwise.sim.prediction.machines.catalogue import named_machine  # noqa: PLC0415  # the same
+    from rankwise.sim.prediction.machines.nccl_logs import read_nccl_tests  # noqa: PLC0415  # the same
 
     points = []
     for log in logs:

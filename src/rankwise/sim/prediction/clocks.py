@@ -18,6 +18,7 @@ The time of a rank is one of five: it computes; it waits for an operation that i
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,6 +98,8 @@ class RankClock:
         steps: its account at the end of each of its steps.
         memory: of its device.
         record: keeps the numbers that the program asks for, if that is wanted.
+        captured: what a graph under capture gets: its operations, to be carried out again; else
+            None.
         trail: what it has computed, and the bytes of what it has communicated, if that is compared.
         carry_out, deliver: those of the prediction.
     """
@@ -107,6 +110,7 @@ class RankClock:
         self.steps: list[Account] = []
         self.memory = DeviceMemory()
         self.record = prediction.record
+        self.captured: list[Callable[[], object]] | None = None
         self.trail: list[PricedWork | int] | None = None if prediction.equals is None else []
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
@@ -141,6 +145,12 @@ class RankClock:
 
     def compute(self, priced: "PricedWork") -> None:
         """Let the time of an operation pass, which `price` has priced."""
+        if self.captured is not None:
+            self.captured.append(partial(self.compute_again, priced))
+        self.compute_again(priced)
+
+    def compute_again(self, priced: "PricedWork") -> None:
+        """The same of an operation of a graph."""
         begun, duration = self.time, priced.duration
         priced.count += 1
         if self.trail is not None:
