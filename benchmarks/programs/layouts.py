@@ -1,8 +1,9 @@
-"""Trains two models in four layouts on two ranks of a CPU; rank 0 prints the seconds of each step.
+"""Trains two models in four layouts on two ranks of a CPU.
 
     torchrun --nproc-per-node 2 layouts.py fsdp2 decoder
 
-What foresight_pairs.py measures, and predicts. No product or attention of these models has a shape
+Rank 0 prints the seconds of each step but the first, and those of its CPU time in them. This is
+what foresight_pairs.py measures, and predicts. No product or attention of these models has a shape
 that `rankwise calibrate` measures.
 """
 
@@ -122,9 +123,9 @@ def main() -> None:
     else:
         network = sharded(options.layout, layers)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, foreach=False)
-    seconds = []
+    seconds, of_cpu = [], []
     for _ in range(options.steps):
-        begun = time.perf_counter()
+        begun, cpu_begun = time.perf_counter(), time.process_time()
         if options.layout == "pipeline":
             schedule.step(*([given] if rank == 0 else []), **({"target": wanted} if rank else {}))
         else:
@@ -133,8 +134,9 @@ def main() -> None:
         optimizer.zero_grad()
         dist.barrier()
         seconds.append(time.perf_counter() - begun)
+        of_cpu.append(time.process_time() - cpu_begun)
     if rank == 0:
-        print(json.dumps(seconds[1:]), flush=True)
+        print(json.dumps([seconds[1:], of_cpu[1:]]), flush=True)
     dist.destroy_process_group()
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
+from rankwise.sim.hardware.cost_models import plugged_costs
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
@@ -454,4 +455,5 @@ def _models_of(
     from rankwise.sim.prediction.queued_clocks import QueuedClock  # noqa: PLC0415  # derived from ours
 
     real = topology.real
-    return DevicePrices(real.device), FabricPrices(real, topology.per_node), QueuedClock
+    prices = DevicePrices(real.device, plugged_costs(topology.machine))
+    return prices, FabricPrices(real, topology.per_node), QueuedClock

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 MAIN = "__main__"
 PACKAGES_OF_PROCESSES = frozenset({"functorch", "numpy", "torch", "torchgen"})
 """Packages that C++ registers once in a process: shared also as a checkout of their sources."""
-PACKAGES_OF_RANKS = frozenset({"accelerate", "deepspeed", "megatron", "torchtitan"})
-"""Installed packages that keep what they know of their rank in globals of their modules."""
+PACKAGES_OF_RANKS = frozenset({"accelerate", "deepspeed", "megatron", "torchtitan", "transformers"})
+"""Installed packages that keep what they know of their rank in globals of their modules, or classes
+of such a package there, as transformers does."""
 
 
 @cache
