@@ -112,6 +112,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--report bench.html",
     ),
     "sim run": ("--triton", "--check-compile"),
+    "machines": ("--yaml",),
     "sim topology": ("--svg pod64.svg", "--yaml", "--set system.sips.count=8"),
     "calibrate": (
         "--output machine.yaml",

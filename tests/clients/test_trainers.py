@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import run
+from running import run, start
 
 pytestmark = [pytest.mark.system, pytest.mark.torch]
 
@@ -21,6 +21,8 @@ NEEDS = {
     "megatron_layers.py": "megatron.core",
 }
 QUIET = {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+PATIENCE_S = 900.0
+"""A model of 8 billion parameters takes 42 s of CPU."""
 TITAN = """
 [job]
 dump_folder = "out"
@@ -113,15 +115,16 @@ def test_torchtitan_trains_on_modelled_devices(
     assert losses[3] < losses[2] < losses[1]
 
 
-def predicted(folder: Path, *words: object, ranks: int, nodes: int = 1) -> dict[str, Any]:
+def predicted(folder: Path, *words: object, ranks: int) -> dict[str, Any]:
     """What is predicted of a client on an H100."""
     answer = folder / "p.json"
-    done = run(
-        *("run", "--on=sim:h100-sxm", f"--nnodes={nodes}", f"--nproc-per-node={ranks}"),
-        *("--timing-only", "--no-prefix", "--prediction", answer, *words),
-        environment={**QUIET, "HF_DATASETS_CACHE": str(folder / "cache"), "ACCELERATE_USE_CPU": ""},
+    with start(
+        *("run", "--on=sim:h100-sxm", f"--nproc-per-node={ranks}"),
+        *("--timing-only", "--no-prefix", "--prediction", str(answer), *map(str, words)),
+        environment={**QUIET, "HF_DATASETS_CACHE": str(folder / "cache"), "ACCELERATE_USE_CPU": "no"},
         cwd=folder,
-    )
+    ) as running:
+        done = running.finish(PATIENCE_S)
     assert done.code == 0, done.stderr
     found: dict[str, Any] = json.loads(answer.read_text())
     assert found["steps"] == 2
