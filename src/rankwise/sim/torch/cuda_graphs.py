@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rankwise.sim.prediction.caching_allocator import Block
 from rankwise.sim.prediction.clocks import RankClock
 from rankwise.sim.prediction.memory import DeviceFull
 from rankwise.sim.rehearsal.world import running_rank
@@ -108,17 +109,18 @@ class TimedCapture:
         self.calls: list[Callable[[], object]] = [clock.note_free]
         self._clock = clock
         clock.captured = self.calls
-        memory = clock.memory
-        self._peak_before, memory.peak = memory.peak, memory.used
+        requested = clock.memory.requested
+        self._peak_before, requested.peak = requested.peak, requested.current
 
     def keep(self, written: object) -> None:
         """There are no numbers to keep."""
 
     def close(self) -> int:
         """End the capture, and tell how many bytes have been freed in it."""
-        memory, self._clock.captured = self._clock.memory, None
-        freed = memory.peak - memory.used
-        memory.peak = max(memory.peak, self._peak_before)
+        self._clock.captured = None
+        requested = self._clock.memory.requested
+        freed = requested.peak - requested.current
+        requested.peak = max(requested.peak, self._peak_before)
         return freed
 
 
@@ -129,11 +131,13 @@ class _Pool:
         self._clock = clock
         self._size = 0
         self._graphs = 0
+        self._blocks: list[Block] = []
 
     def enter(self, size: int) -> None:
         """Keep so many bytes for another graph: all graphs of the pool use them in turn."""
-        more = max(0, size - self._size)
-        self._clock.memory.take(more)
+        clock, more = self._clock, max(0, size - self._size)
+        block = clock.memory.take(more, None, clock.stream_number, clock.time)
+        self._blocks += [] if block is None else [block]
         self._size += more
         self._graphs += 1
 
@@ -141,8 +145,9 @@ class _Pool:
         """One graph fewer needs them."""
         self._graphs -= 1
         if not self._graphs:
-            self._clock.memory.take(-self._size)
-            self._size = 0
+            for block in self._blocks:
+                self._clock.memory.give_back(block, None, self._clock.time)
+            self._blocks, self._size = [], 0
 
 
 class _Pools(dict[tuple[int, int], _Pool]):
