@@ -36,9 +36,14 @@ class Wide(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(896), nn.Linear(896, 2688), nn.Linear(2688, 896)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(896),
+            nn.Linear(896, 2688),
+            nn.Linear(2688, 896),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
+        """One layer."""
         return x + self.down(functional.gelu(self.up(self.norm(x))))
 
 
@@ -52,9 +57,12 @@ class Block(nn.Module):  # type: ignore[misc]  # the same
         self.up, self.down = nn.Linear(576, 2304), nn.Linear(2304, 576)
 
     def forward(self, x: Tensor) -> Tensor:
+        """One layer."""
         y = self.norm_1(x)
-        heads = [each(y).unflatten(-1, (-1, 72)).transpose(1, 2) for each in (self.q, self.k, self.v)]
-        y = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = (
+            each(y).unflatten(-1, (-1, 72)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        )
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.down(functional.gelu(self.up(self.norm_2(x))))
 

@@ -121,7 +121,11 @@ def predicted(folder: Path, *words: object, ranks: int) -> dict[str, Any]:
     with start(
         *("run", "--on=sim:h100-sxm", f"--nproc-per-node={ranks}"),
         *("--timing-only", "--no-prefix", "--prediction", str(answer), *map(str, words)),
-        environment={**QUIET, "HF_DATASETS_CACHE": str(folder / "cache"), "ACCELERATE_USE_CPU": "no"},
+        environment={
+            **QUIET,
+            "HF_DATASETS_CACHE": str(folder / "cache"),
+            "ACCELERATE_USE_CPU": "no",
+        },
         cwd=folder,
     ) as running:
         done = running.finish(PATIENCE_S)

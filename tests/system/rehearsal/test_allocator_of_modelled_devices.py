@@ -91,7 +91,10 @@ def test_device_whose_free_memory_is_in_pieces_is_full_unless_segments_expand(
     [
         ("expandable_segments:yes", "has expandable_segments:yes, expected True or False"),
         ("max_split_size_mb:big", "has max_split_size_mb:big, expected a number"),
-        ("roundup_power2_divisions:[256:1]", "has roundup_power2_divisions:[256:1], and only one number for"),
+        (
+            "roundup_power2_divisions:[256:1]",
+            "has roundup_power2_divisions:[256:1], and only one number for",
+        ),
     ],
 )
 def test_settings_that_cannot_be_used_are_told(

@@ -1,4 +1,4 @@
-"""What today's trainers do beside plain torch, on ranks without data: flex_attention, CUDA graphs."""
+"""Parts of today's trainers on ranks without data: flex_attention, CUDA graphs, operators."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,8 @@ torch.cuda.synchronize()
 
 LOOKED_UP = """
 table = torch.randn(4096, 64, device=device)
-rows = torch.arange(2048, device=device).remainder(torch.randn(2048, device=device).long().abs() + 1)
+some = torch.randn(2048, device=device).long().abs() + 1
+rows = torch.arange(2048, device=device).remainder(some)
 assert table[rows].shape == (2048, 64)
 assert table[rows.reshape(2, -1)].shape == (2, 1024, 64)
 """

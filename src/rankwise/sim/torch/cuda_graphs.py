@@ -6,25 +6,27 @@ random state, too. A replay calls each operation with the very tensors of the ca
 results where those of the capture are. Collectives of a capture are called again in each replay, as
 calls of their group.
 
-Without data (`--timing-only`) a graph keeps the times of its operations, and no tensors: a replay is
-one launch. Its pool holds what the capture has held at once, until the graph is gone.
+Without data (`--timing-only`) a graph keeps the times of its operations, and no tensors: a replay
+is one launch. Its pool holds what the capture has held at once, until the graph is gone.
 """
 
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rankwise.sim.prediction.caching_allocator import Block
 from rankwise.sim.prediction.clocks import RankClock
 from rankwise.sim.prediction.memory import DeviceFull
 from rankwise.sim.rehearsal.world import running_rank
 from rankwise.sim.torch.arithmetic import data_of
+
+if TYPE_CHECKING:
+    from rankwise.sim.prediction.caching_allocator import Block
 
 WITHOUT_DATA = "timing only"
 """Under which name a rank that computes nothing has its mode (`without_data`)."""

@@ -1,4 +1,4 @@
-"""`flex_attention` without data: one kernel forward and one backward, as torch compiles it for CUDA.
+"""`flex_attention` without data: one kernel in each direction, as torch compiles it for CUDA.
 
 Its own kernels exist for CUDA alone, and on the CPU it has no gradients. So it counts as flash
 attention. A mask counts as a causal one, since its blocks are not computed.
@@ -57,8 +57,9 @@ def _fused(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
         else:
             times = query.shape[1] // key.shape[1]
             key, value = (each.repeat_interleave(times, 1) for each in (key, value))
+            keeps = True
             out, sums = torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001  # its name
-                query, key, value, None, True, 0.0, is_causal, scale=scale
+                query, key, value, None, keeps, 0.0, is_causal, scale=scale
             )[:2]
             sums = sums[..., : query.shape[2]]  # this kernel pads them
         if return_aux is not None:

@@ -25,7 +25,6 @@ from rankwise.sim.torch.storages import PLACEMENT, name_cuda, storage_of, stride
 from rankwise.sim.torch.timing_only import TimingMode
 
 
-
 def compute_nothing() -> Callable[[], None]:
     """Replace of torch what such ranks must not call; returns what undoes it."""
     storages.be_without_data(is_so=True)

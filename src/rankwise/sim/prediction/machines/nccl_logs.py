@@ -19,9 +19,9 @@ _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s")
 _HEADING = re.compile(r"#\s+(?:size|bytes)\s.*\btime\b")
 _ROW = re.compile(r"(?:^|[\s:])(\d+)\s+(\d+)\s+([a-z]\w*\s.*)$")
 _NAME = re.compile(r"\b(\w+?)_perf(?:_mpi)?\b")
-_WORDS: tuple[str, ...] = ("type", "redop", "root", "time", "algbw", "busbw", "wrong") + (
-    "time", "algbw", "busbw", "wrong",
-)  # fmt: skip
+_TIMES = ("time", "algbw", "busbw", "wrong")
+_WORDS: tuple[str, ...] = ("type", "redop", "root", *_TIMES, *_TIMES)
+"""The columns after size and count, if a heading is lacking."""
 _KINDS = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce",
@@ -178,8 +178,8 @@ def _check(table: _Table, kind: str, source: str) -> None:
         # Releases before 2020 counted the share (n - 1) / n of a gather in both bandwidths.
         if not _agrees(row, factor) and not (factor < 1 and _agrees(row, 1.0)):
             raise ConfigError(
-                f"{source} lists {counted(count, 'rank')} of {kind}, and its bandwidths, {row.algbw:g}"
-                f" and {row.busbw:g} GB/s, are not of so many",
+                f"{source} lists {counted(count, 'rank')} of {kind}, and its bandwidths,"
+                f" {row.algbw:g} and {row.busbw:g} GB/s, are not of so many",
                 hint="keep the whole list of ranks",
             )
 
