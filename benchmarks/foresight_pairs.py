@@ -18,8 +18,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -160,7 +161,11 @@ def main() -> None:
     options = arguments(__doc__, repetitions=7, parts=NAMES, quick_parts=("ddp-mlp",))
     describe_machine()
     pairs: dict[str, list[Pair]] = {name: [] for name in options.only}
-    with ProcessPoolExecutor(RANKS, mp_context=get_context("spawn")) as processes:
+    with (
+        ExitStack() as stack,
+        ProcessPoolExecutor(RANKS, mp_context=get_context("spawn")) as processes,
+    ):
+        stack.callback(show_all, pairs, options.json)  # what there is, if it is ended before
         probe(processes)  # starts them
         for _ in range(options.repetitions):
             for name, found in pairs.items():
@@ -173,9 +178,13 @@ def main() -> None:
                     flush=True,
                     file=sys.stderr,
                 )
-    table = Table("Predicted and measured on this CPU", COLUMNS, options.json)
+
+
+def show_all(pairs: Mapping[str, Sequence[Pair]], json_file: Path | None) -> None:
+    table = Table("Predicted and measured on this CPU", COLUMNS, json_file)
     for name, found in pairs.items():
-        show(name, found, table)
+        if found:
+            show(name, found, table)
 
 
 if __name__ == "__main__":

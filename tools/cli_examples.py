@@ -117,6 +117,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "calibrate": (
         "--output machine.yaml",
         "--seconds 60",
+        "--timeout 10m",
         "--nproc-per-node 8",
         "--from nccl-tests.log --like h100-sxm",
         "--like h100-sxm --from nccl-tests.log",
