@@ -254,8 +254,8 @@ class Measured:
 
 ### Price an operation
 
-rankwise knows the flops of matrix products, convolutions and attention. An operation of the matrix kind without a
-formula counts as its bytes, which is too cheap, and the output names it:
+rankwise knows the flops of matrix products, convolutions and attention. An operation of the matrix
+kind without a formula counts as its bytes, which is too cheap, and the output names it:
 
 ```python
 # file: whiten.py
@@ -270,7 +270,7 @@ for _ in range(2):
 ```console
 $ rankwise run --on sim:h100-sxm --nproc-per-node 1 --timing-only whiten.py
   time                           171.8 us
-  too cheap                  2 operations  aten.linalg_cholesky_ex: flops unknown, so only bytes count; …
+  too cheap                  2 operations  aten.linalg_cholesky_ex: flops unknown, …
 ```
 
 A cost model prices it, by a measurement or by a formula:
@@ -294,10 +294,12 @@ class Factorisations(TableCosts):
 The file of a machine names it. What `pip install` makes of the entry point is written by hand here:
 
 ```console
-$ mkdir our_prices.egg-info
-$ printf '[rankwise.cost_models]\\nours = our_prices:Factorisations\\n' > our_prices.egg-info/entry_points.txt
-$ (rankwise machines h100-sxm --yaml; echo 'cost_model: ours') > priced.yaml
-$ PYTHONPATH=. rankwise run --on sim:priced.yaml --nproc-per-node 1 --timing-only --prediction p.json whiten.py
+$ mkdir our_prices.egg-info && cd our_prices.egg-info
+$ printf '[rankwise.cost_models]\\nours = our_prices:Factorisations\\n' > entry_points.txt
+$ cd .. && (rankwise machines h100-sxm --yaml; echo 'cost_model: ours') > priced.yaml
+$ export PYTHONPATH=.
+$ OPTIONS="--nproc-per-node 1 --timing-only --prediction p.json"
+$ rankwise run --on sim:priced.yaml $OPTIONS whiten.py
 $ python -c 'import json; print("too cheap:", json.load(open("p.json"))["too_cheap"])'
   time                           3.133 ms
 too cheap: []

@@ -107,8 +107,11 @@ class Rehearsal:
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
         timing_only: let tensors have no data. Then ranks that do the same are simulated once.
         every_rank: simulate all ranks, even if they do the same.
+        simulated: those that are simulated then, if it is known that two are too few.
         records_values: keep the numbers that rank 0 asks for.
         values: what programs get then that ask for numbers; see `sim.prediction.values`.
+        synthetic_data: let data loaders repeat their first batch then.
+        tokens_per_step: of all ranks together; None counts them.
 
     Attributes:
         prediction: how long the ranks take on the machine, if one is given.
@@ -140,8 +143,11 @@ class Rehearsal:
         has_virtual_clock: bool = False,
         timing_only: bool = False,
         every_rank: bool = False,
+        simulated: frozenset[int] = frozenset(),
         records_values: bool = False,
         values: str = "",
+        synthetic_data: bool = False,
+        tokens_per_step: int | None = None,
     ) -> None:
         if isinstance(job.program, Executable):
             raise ConfigError(
@@ -161,6 +167,8 @@ class Rehearsal:
                 self.size,
                 keeps_log=keeps_log,
             )
+            self.prediction.tokens_per_step = tokens_per_step
+            self.prediction.has_synthetic_data = synthetic_data
         self._has_virtual_clock = has_virtual_clock
         self.equals: Equals | None = None
         if records_values and self.prediction is not None:
@@ -173,7 +181,7 @@ class Rehearsal:
             self.prediction.values = ValuePolicy(values, seed)
             device = "cuda"
             if not every_rank and self.size > _SIMULATED_OF_EQUALS:
-                self.equals = self.prediction.equals = equal_ranks(self.size, seed)
+                self.equals = self.prediction.equals = equal_ranks(self.size, seed, simulated)
         self.failure_command = failure_command_of(job)
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
@@ -205,7 +213,7 @@ class Rehearsal:
 
     def difference(self, outcome: Outcome) -> str:
         """What shows that ranks are not equal which were taken as equal; empty if nothing does."""
-        if self.equals is None or self.prediction is None:
+        if self.equals is None or self.prediction is None or self.equals.wanted:
             return ""
         if outcome.status is OutcomeStatus.SUCCEEDED:
             return self.equals.difference or self.prediction.difference()
@@ -580,10 +588,10 @@ class Rehearsal:
                 self._output.write_raw(Streams.ERR, line)
 
 
-def equal_ranks(size: int, seed: int) -> Equals:
-    """Rank 0, and another one to compare with, stand for all ranks."""
+def equal_ranks(size: int, seed: int, simulated: frozenset[int]) -> Equals:
+    """Rank 0, and another one to compare with, stand for all ranks, or those that are given."""
     other = random.Random(f"{seed}/equal ranks").randrange(1, size)  # noqa: S311  # simulation, no secret
-    return Equals(frozenset({0, other}))
+    return Equals(simulated or frozenset({0, other}), size, seed)
 
 
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:

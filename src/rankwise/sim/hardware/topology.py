@@ -50,6 +50,16 @@ class Topology:
         self.spec: dict[str, Any] = msgspec.to_builtins(machine)
 
     @property
+    def described(self) -> str:
+        """Its devices, in a few words."""
+        return f"{self.sip_count} SIPs, {self.machine.system.sips.graph}"
+
+    @property
+    def own_facts(self) -> list[tuple[str, str]]:
+        """What pages tell of it if it has no chips to draw."""
+        return []
+
+    @property
     def name(self) -> str:
         """What the file calls the system, or else the file's own name."""
         return self.machine.system.name or Path(self.source).stem

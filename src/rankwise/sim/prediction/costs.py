@@ -86,6 +86,12 @@ class DeviceCosts:
         limit = self._roofline(work.dtype, work.engine, work.times).bound(flops, work.size)
         return limit.name, limit.picoseconds
 
+    def at_peak(self, work: DeviceOperation) -> int:
+        """How long its products take at the peak of a device that is well."""
+        if work.engine != "gemm":
+            return 0
+        return self._roofline(work.dtype, "gemm", 1).bound(work.flops, 0).picoseconds
+
     def time(self, work: DeviceOperation) -> int:
         """How long it takes."""
         answer = self._answer_of_plugin(work)

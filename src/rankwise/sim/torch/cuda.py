@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
 
 from rankwise.sim.rehearsal import modelled_device
-from rankwise.sim.rehearsal.world import running_rank
+from rankwise.sim.rehearsal.world import present_world, running_rank
 from rankwise.sim.torch import streams
 from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
 from rankwise.sim.torch.device_memory import capacity, memory_names
@@ -225,7 +225,12 @@ class Device:
 
 
 def _properties(_device: Any = None) -> SimpleNamespace:
-    return modelled_device.properties(capacity())
+    return modelled_device.properties(capacity(), _capability())
+
+
+def _capability(_device: Any = None) -> tuple[int, int]:
+    prediction = None if running_rank() is None else present_world().prediction
+    return modelled_device.CAPABILITY if prediction is None else prediction.capability
 
 
 def _answers(value: Any = None) -> Callable[..., Any]:
@@ -264,7 +269,7 @@ _NAMES: dict[str, Any] = {
     "device_count": _count, "current_device": present_device, "set_device": _set_device,
     "_lazy_init": _initialised, "device": Device, "get_device_properties": _properties,
     "get_device_name": _answers(modelled_device.NAME),
-    "get_device_capability": _answers(modelled_device.CAPABILITY),
+    "get_device_capability": _capability,
     **_MEMORY, "get_rng_state": _cpu_random_state,
     "Stream": Stream, "Event": Event, "current_stream": _on_device(streams.current_stream),
     "default_stream": _on_device(streams.default_stream), "stream": streams.InStream,
@@ -389,7 +394,11 @@ def model_cuda() -> Callable[[], None]:
 
 def shard_on_cpu() -> Callable[[], None]:
     """Have FSDP 1 compute on the CPU, whatever device a program gives; returns what undoes it."""
-    from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: PLC0415  # not for everybody
+    from torch.distributed.fsdp import (  # noqa: PLC0415  # not for everybody
+        FullyShardedDataParallel,
+        _flat_param,
+        _runtime_utils,
+    )
     from torch.distributed.fsdp._flat_param import FlatParamHandle  # noqa: PLC0415  # the same
 
     move, original = FlatParamHandle.flat_param_to, FullyShardedDataParallel.__init__
@@ -402,7 +411,15 @@ def shard_on_cpu() -> Callable[[], None]:
         # FSDP frees the parameters of the device when they are on the CPU, for a full state dict.
         move(self, *args, **{**options, "copy": True})
 
+    # FSDP passes over tensors of the CPU.
+    recording = "_no_dispatch_record_stream"
+    using = {each: getattr(each, recording) for each in (_flat_param, _runtime_utils)}
+    for each in using:
+        setattr(each, recording, _record_stream)
+
     def undo() -> None:
+        for each, original_recording in using.items():
+            setattr(each, recording, original_recording)
         FullyShardedDataParallel.__init__ = original
         FlatParamHandle.flat_param_to = move
         if has_no_wait:

@@ -35,6 +35,7 @@ What is touched:
 - `torch.autograd.profiler._prepare_profiler` and `_enable_profiler`: two ranks' would crash.
 - `torch._C._set_deterministic_algorithms` and `torch._tensor_str.PRINT_OPTS`: ranks may differ in
   such settings (`settings`).
+- the kernels of `aten` for autocast on the CPU, which get CUDA's lists (`cuda_autocast`).
 - `torch._C._dispatch_library` and the tables of `torch._library.custom_ops`: the operators that
   programs define (`operators`).
 - `torch._dynamo.trace_rules.SKIP_DIRS`: what `torch.compile` leaves alone; rankwise, too.
@@ -146,6 +147,11 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
             from rankwise.sim.torch.without_data import compute_nothing  # noqa: PLC0415  # rare
 
             stack.callback(compute_nothing())
+        if device == "cuda":
+            from rankwise.sim.torch.cuda_autocast import cast_as_cuda  # noqa: PLC0415  # for machines
+            from rankwise.sim.torch.cuda_choices import choices  # noqa: PLC0415  # the same
+
+            stack.callback(cast_as_cuda(choices()["autocast"]))
         stack.callback(order_by_streams())
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)
@@ -248,6 +254,9 @@ class TorchState:
         set_num_threads(1)  # of this thread: as OMP_NUM_THREADS=1 of a real rank
         torch.autograd.set_multithreading_enabled(False)
         generator = torch.Generator().manual_seed(self._world.seed_of(rank))
+        if self._device == "cuda":
+            # It holds for meshes of the CPU, of which the program knows nothing.
+            warnings.filterwarnings("ignore", "DTensor random operators may not have complete")
         if self._world.timing_only is not None:
             from rankwise.sim.torch.without_data import begin_rank  # noqa: PLC0415  # rare
 
@@ -568,6 +577,10 @@ def _of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
 def _end_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     """A step of the training ends with one of the first optimiser that the rank has stepped."""
     rank = running_rank()
+    if rank is not None and present_world().timing_only is None:
+        from rankwise.sim.torch.storages import keep_counters_on_host  # noqa: PLC0415  # for machines
+
+        keep_counters_on_host(optimizer, present_world().prediction.clock_of(rank))
     if rank is not None and rank.belongings[_KEY].is_stepped_by(optimizer):
         present_world().prediction.clock_of(rank).end_step()
         if present_world().timing_only is not None:

@@ -52,8 +52,10 @@ class Storage:
         before, clock = self.block, self.clock
         self.block = None
         if self.is_on_device:
-            stream, now = clock.stream_number, clock.time
+            stream, now, retries = clock.stream_number, clock.time, clock.memory.retries
             self.block = clock.memory.take(self.size, self.holder, stream, now)
+            if clock.memory.retries > retries:
+                clock.synchronize()  # the allocator waits for all streams before it tries again
         if before is not None:
             clock.memory.give_back(before, clock.stream_ends(), clock.time)
 
@@ -143,6 +145,36 @@ def name_cuda(clock: "RankClock") -> None:
             held.block = None
             held.is_on_device = False
     clock.memory.forget()
+
+
+def keep_counters_on_host(optimizer: Any, clock: "RankClock") -> None:
+    """Tell the steps that an optimiser counts from tensors of the device, as torch does on CUDA.
+
+    They are numbers of the host, unless its kernels read them (`capturable`, `fused`).
+    """
+    for group in optimizer.param_groups:
+        if group.get("capturable") or group.get("fused"):
+            continue
+        for parameter in group["params"]:
+            count = optimizer.state.get(parameter, {}).get("step")
+            if type(count) is not Tensor or count.is_meta:
+                continue
+            # What `torch.tensor` makes no operation has made.
+            held = hold(count, clock, is_on_device=False)
+            if held.is_on_device:
+                held.vacate()
+                held.is_on_device = False
+
+
+def are_of_host(tensors: Iterable[Tensor]) -> bool:
+    """Whether these are single numbers, of which the host has at least one."""
+    found = False
+    for tensor in tensors:
+        if tensor.dim():
+            return False
+        held = storage_of(tensor)
+        found = found or (held is not None and not held.is_on_device)
+    return found
 
 
 def be_without_data(*, is_so: bool) -> None:  # nothing else is said

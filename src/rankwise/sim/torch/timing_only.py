@@ -31,6 +31,7 @@ from rankwise.sim.torch.storages import (
     SMALL_BYTES,
     Storage,
     hold,
+    mark_hollow,
     note_size,
     storage_of,
 )
@@ -132,6 +133,13 @@ class TimingMode(ChargingMode):
             if plan.is_foreign:
                 return self._compute_parts(func, args, kwargs)
             return self._compute_without_data(func, plan, args, kwargs, taken)
+
+    def charge_as_one(self, func: Any, taken: Any, made: Any) -> None:
+        """Charge an operation that nothing computes, with what it takes and gives."""
+        self._see(tensors_in(taken))
+        self._is_known = False
+        mark_hollow(list(made))
+        super().charge_as_one(func, taken, made)
 
     def _compute_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Have a library compute, whose own operations are seen, and charged as this one."""
@@ -323,6 +331,7 @@ class TimingMode(ChargingMode):
         """The error of a rank whose device is full."""
         from rankwise.sim.torch.out_of_memory import out_of_memory  # noqa: PLC0415  # rare
 
+        self.paths.note_gradients()
         return out_of_memory(full, self.clock, torch.OutOfMemoryError)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -333,6 +342,10 @@ class TimingMode(ChargingMode):
                     self._hold(tensor)
             return
         super()._note(func, args, kwargs, result)
+
+    def _is_of_host(self, kind: Any, args: Any) -> bool:
+        del kind, args
+        return False  # `_is_on_device` tells
 
     def _wait_for_value(self) -> None:
         # A value of the host, such as an optimiser's count of steps, waits for nothing.

@@ -44,6 +44,25 @@ class MachineTopology(Topology):
         self.real = real
         self.per_node = per_node
 
+    @property
+    def described(self) -> str:
+        """Its devices, in a few words."""
+        nodes = self.sip_count // self.per_node
+        return f"{self.sip_count} devices" + (f" on {nodes} nodes" if nodes > 1 else "")
+
+    @property
+    def own_facts(self) -> list[tuple[str, str]]:
+        """Its figures: it has no chips to draw."""
+        device, levels = self.real.device, self.real.levels
+        peaks = ", ".join(f"{each.value:g} in {name}" for name, each in device.peak_tflops.items())
+        return [
+            ("machine", self.real.title),
+            ("peak", f"TFLOPS: {peaks}"),
+            ("memory", f"{device.memory_gib.value:g} GiB at {device.bandwidth.value:,g} GB/s"),
+            *((level.name, f"{level.bandwidth.value:g} GB/s per device") for level in levels),
+            ("software", self.real.software),
+        ]
+
     def with_faults(self, faults: Sequence[FaultOfChip]) -> "MachineTopology":
         """The same machine, which has no faults of chips.
 

@@ -54,6 +54,8 @@ class FittedSpec(_Part, frozen=True, kw_only=True):
 class DeviceSpec(_Part, frozen=True, kw_only=True):
     """One device."""
 
+    capability: tuple[int, int] = (9, 0)
+    """CUDA's name of the generation, which decides what torch chooses (`dispatch.yaml`)."""
     sms: Count
     """Units that carry out tiles side by side."""
     tile: tuple[Count, Count] = (128, 256)

@@ -84,6 +84,12 @@ class DevicePrices:
         name = "compute" if compute > memory else "memory"
         return name, round(max(compute, memory) * _PER_SECOND)
 
+    def at_peak(self, work: DeviceOperation) -> int:
+        """How long its products take at the full peak of their type, all of them."""
+        if work.engine != "gemm":
+            return 0
+        return round(work.flops / self._peak_of(work.dtype) * _PER_SECOND)
+
     def time(self, work: DeviceOperation) -> int:
         """How long its kernels take."""
         if not work.size and not work.flops:
