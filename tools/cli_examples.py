@@ -70,6 +70,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--explore 100",
         "--replay order.json",
         "--timing-only",
+        "--synthetic-data",
+        "--tokens-per-step 65536",
         "--every-rank",
         "--values constant=2.5",
         "--record-values values.json",
