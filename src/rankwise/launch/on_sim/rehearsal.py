@@ -276,6 +276,7 @@ class Rehearsal:
                     "torch._dynamo.trace_rules": _follow_dynamo,
                     "torch._dynamo.convert_frame": partial(_follow_compilation, self._device),
                     "torch.distributed.checkpoint": _follow_checkpoint,
+                    "torch.nn.attention.flex_attention": _follow_flexible_attention,
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                     **{module: partial(names.follow, module) for module in NAMES},
@@ -668,6 +669,14 @@ def _follow_checkpoint(world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch.without_data import leave_checkpoints  # noqa: PLC0415  # rare
 
     return leave_checkpoints()
+
+
+def _follow_flexible_attention(world: SimulatedWorld) -> Callable[[], None]:
+    if world.timing_only is None:
+        return _nothing
+    from rankwise.sim.torch import flexible_attention  # noqa: PLC0415  # rare
+
+    return flexible_attention.install()
 
 
 def _follow_fsdp(device: str, world: SimulatedWorld) -> Callable[[], None]:

@@ -143,6 +143,10 @@ class ProcessBelongings:
         if self._rank is not None:
             belongings.move_in(self._rank)
 
+    def is_of_ranks(self, module: str) -> bool:
+        """Whether each rank imports this module for itself, though it is installed."""
+        return self._users.is_of_ranks(module)
+
     def begin(self) -> None:
         """Keep what the process has, until `end`; the user's modules leave the table."""
         self._home_values = tuple(each.namespace.get(each.name) for each in _OWN)

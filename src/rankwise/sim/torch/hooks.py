@@ -161,7 +161,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
     stack.callback(watch_methods())
-    operators = Operators()
+    operators = Operators(world.belongings.is_of_ranks)
     stack.callback(operators.close)
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
     for name in TABLES:
