@@ -572,6 +572,15 @@ def test_initializer_runs_in_each_worker_and_its_failure_breaks_the_pool() -> No
             pool.submit(abs, -1)
 
 
+def test_death_in_the_initializer_names_it() -> None:
+    told = "exit code 3 in _exit, the initializer"
+    with (
+        rankwise.Pool(1, initializer=os._exit, initargs=(3,)) as pool,
+        pytest.raises(rankwise.BrokenPool, match=told),
+    ):
+        pool.submit(abs, -1).result(PATIENCE_S)
+
+
 def test_pool_in_a_task(pool: rankwise.Pool) -> None:
     assert pool.submit(pool_tasks.squares_in_a_pool, 3).result(PATIENCE_S) == [3, 2, 1]
 
@@ -614,7 +623,7 @@ def test_pool_that_nobody_holds_finishes_its_tasks_and_ends() -> None:
     assert engine.wait_released(PATIENCE_S)
 
 
-class NameAtSignal(str):
+class NameAtSignal(str):  # noqa: SLOT000  # it has a number
     """A name that is read a second time when Ctrl-C comes: the pool's thread runs by then."""
 
     reads = 0

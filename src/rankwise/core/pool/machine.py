@@ -155,12 +155,6 @@ class PoolMachine:
         return bool(self._idle or self._roomy or self._present < self._size)
 
     @property
-    def counts(self) -> tuple[int, int, int]:
-        """How many tasks wait or are queued, how many are sent, and how many workers there are."""
-        sent = sum(len(worker.tasks) for worker in self._workers.values())
-        return len(self._tasks) - sent, sent, len(self._workers)
-
-    @property
     def workers(self) -> list[PoolWorkerView]:
         """How each worker is."""
         return [

@@ -289,6 +289,7 @@ class _Link:
         self.sending = Lock()
         self.stuck: Packed | None = None
         """A message for which the socket had no room."""
+        self.is_ready = False
         self.functions = [0] * SLOT_COUNT
         """Which generation of each function the worker remembers."""
         self.pid = 0
@@ -481,8 +482,12 @@ class Engine:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many tasks wait, how many are sent, and how many workers there are."""
-        return self._machine.counts
+        """How many calls wait, how many run, and how many workers there are."""
+        with self._lock:
+            views = self._machine.workers
+            calls = sum(task.call_count for task in [*self._tasks.values()])
+        running = sum(view.task is not None for view in views)
+        return max(calls - running, 0), running, len(views)
 
     def look(self) -> PoolLook:
         """What each worker does; for the reader's thread."""
@@ -873,6 +878,7 @@ class Engine:
     def _take(self, link: _Link, message: Message) -> None:
         """Note what a worker has sent."""
         if message.kind == Kind.READY:
+            link.is_ready = True
             self._inbox.append(WorkerReady(link.number))
             return
         if message.kind == Kind.INITIALIZER_FAILED:
@@ -980,6 +986,9 @@ class Engine:
     def _note_death(self, link: _Link, code: int) -> _Death:
         words = f"worker {link.number} (process {link.pid}) {ExitStatus(code).in_words}"
         was_oom = None
+        if not link.is_ready:
+            initializer = self._options.initializer
+            words += f" in {name_of(initializer[0])}, the initializer" if initializer else ""
         if code == -_SIGKILL:
             verdict = self._oom.verdict()
             self._oom = OomWatch()

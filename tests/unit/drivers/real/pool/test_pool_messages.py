@@ -1,5 +1,6 @@
 """Messages between a pool and a worker, with both ends in one process."""
 
+import os
 import pickle
 import resource
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from rankwise.drivers.real.pool.functions import FunctionTable, SentFunction
 from rankwise.drivers.real.pool.messages import Kind, Message, Packed, Receiver, send_small
 from rankwise.drivers.real.pool.notes import NotesWriter, new_notes
-from rankwise.drivers.real.pool.worker import _Worker
+from rankwise.drivers.real.pool.worker import NOTES_VARIABLE, SOCKET_VARIABLE, _Worker, serve
 
 
 @pytest.fixture
@@ -89,9 +90,26 @@ def test_error_of_arguments_that_cannot_be_unpickled_says_so(ends: tuple[socket,
     assert "The worker could not unpickle the arguments." in text
 
 
+def test_worker_whose_pool_is_gone_ends_quietly(
+    ends: tuple[socket, socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = FunctionTable().sent(os.close)
+    fd = ends[0].detach()
+    body = pickle.dumps(((fd,), {}))
+    packed = Packed(Kind.CALL, 1, body, (), sent.slot, sent.generation, 0, sent.pickled)
+    with socket(AF_UNIX, SOCK_SEQPACKET, 0, os.dup(fd)) as copy:
+        packed.send(copy)
+    monkeypatch.setenv(SOCKET_VARIABLE, str(ends[1].detach()))
+    monkeypatch.setenv(NOTES_VARIABLE, str(new_notes()))
+
+    serve(b"", {}, is_writable=False)  # its READY is unread when the call closes the other end
+
+    assert not Path(f"/proc/self/fd/{fd}").exists()
+
+
 @contextmanager
 def no_more_memory() -> Iterator[None]:
-    with open("/proc/self/statm", encoding="ascii") as file:
+    with Path("/proc/self/statm").open(encoding="ascii") as file:
         mapped_bytes = int(file.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + (32 << 20), limits[1]))
