@@ -127,6 +127,15 @@ class RankClock:
         """When all that it has begun is done."""
         return self.time
 
+    @property
+    def stream_number(self) -> int:
+        """The stream that gets what is launched now; 0 is the default one."""
+        return 0
+
+    def stream_ends(self) -> dict[int, int]:
+        """When each stream has done what it was given until now."""
+        return {}
+
     def price(self, work: DeviceOperation) -> "PricedWork":
         """How long an operation takes on its device."""
         return self._prediction.price(work._replace(times=self._times))

@@ -76,6 +76,19 @@ class QueuedClock(RankClock):
             self._communicating, self._for_peers, self._behind,
         )  # fmt: skip
 
+    @property
+    def stream_number(self) -> int:
+        """The number of the present lane."""
+        return self._lanes.index(self.lane)
+
+    def stream_ends(self) -> dict[int, int]:
+        """When each lane has done what it was given until now."""
+        return {number: lane.ends_at for number, lane in enumerate(self._lanes)}
+
+    def number_of(self, lane: Lane) -> int:
+        """The number of one of its lanes."""
+        return self._lanes.index(lane)
+
     def new_lane(self) -> Lane:
         """Another stream, which has nothing to do yet."""
         lane = Lane(self.time)

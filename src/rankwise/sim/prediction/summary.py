@@ -334,7 +334,7 @@ def document(prediction: Prediction) -> dict[str, Any]:
         "exposed_communication_s": figures.exposed * step,
         "waiting_s": figures.waiting * step,
         "peak_active_bytes": figures.memory_peak,
-        "peak_reserved_bytes": max((clock.memory.reserved_peak for clock in clocks), default=0),
+        "peak_reserved_bytes": max((clock.memory.reserved.peak for clock in clocks), default=0),
         "context_bytes": prediction.capacity - prediction.memory_limit,
         "capacity_bytes": prediction.capacity,
         "peak_rank": figures.memory_rank,

@@ -30,6 +30,7 @@ from rankwise.sim.rehearsal.world import running_rank
 from rankwise.sim.torch import streams
 from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
 from rankwise.sim.torch.device_memory import capacity, memory_names
+from rankwise.sim.torch.storages import storage_of
 from rankwise.sim.torch.streams import LaneEvent, LaneStream
 from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 
@@ -101,6 +102,13 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 def _is_pinned(tensor: Tensor, _device: Any = None) -> bool:
     return id(tensor.untyped_storage()) in _pinned_storages
+
+
+def _record_stream(tensor: Tensor, stream: Any) -> None:
+    """Keep the memory of a tensor until a stream has passed the point at which it is freed."""
+    held, clock = storage_of(getattr(tensor, "_local_tensor", tensor)), streams.queued_clock()
+    if held is not None and clock is not None and isinstance(stream, LaneStream):
+        held.use(clock.number_of(stream.lane_on(clock)))
 
 
 def has_torch_function(args: Any) -> bool:
@@ -310,10 +318,8 @@ def model_cuda() -> Callable[[], None]:
     for name, value in _OF_ACCELERATOR.items():
         told = _unless_torch_asks(name, getattr(torch.accelerator, name), value)
         replace(torch.accelerator, name, told)
-    for name in ("_record_memory_history", "_dump_snapshot"):
-        replace(torch.cuda.memory, name, _answers())
     replace(Tensor, "is_pinned", _is_pinned)
-    replace(Tensor, "record_stream", _answers())  # C++ looks at the stream before any mode does
+    replace(Tensor, "record_stream", _record_stream)  # C++ looks at the stream before any mode
     replace(torch.version, "cuda", "13.0")  # it also tells torch.compile that this is no AMD device
     replace(torch.cuda.nccl, "version", _answers((2, 27, 7)))
     for owner in (torch.cuda, torch.cuda.graphs):

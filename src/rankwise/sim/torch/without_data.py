@@ -16,6 +16,7 @@ from rankwise.sim.prediction.holders import GRADIENTS, OPTIMIZER, PARAMETERS, Ho
 from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch import cuda, cuda_choices, storages
+from rankwise.sim.torch.device_memory import settings_of
 from rankwise.sim.torch.module_paths import follow_modules, with_paths
 from rankwise.sim.torch.operations import charge_thread
 from rankwise.sim.torch.placing import Placing, relocate
@@ -52,7 +53,7 @@ def compute_nothing() -> Callable[[], None]:
 def begin_rank(world: SimulatedWorld, rank: Rank) -> None:
     """Let the calling thread's rank compute nothing, for as long as it lives."""
     clock = world.prediction.clock_of(rank)
-    clock.memory.limit = world.prediction.memory_limit
+    clock.memory.be_limited(world.prediction.memory_limit, lambda: settings_of(os.environ))
     clock.memory.book = HolderBook()
     mode = TimingMode(clock, world.timing_only, follow_modules())
     rank.belongings[_MODE] = mode
