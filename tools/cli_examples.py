@@ -71,6 +71,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--replay order.json",
         "--timing-only",
         "--every-rank",
+        "--synthetic-data",
+        "--tokens-per-step 4194304",
         "--values constant=2.5",
         "--record-values values.json",
         "--prediction p.json",

@@ -465,7 +465,6 @@ class PredictedRun:
 def document(prediction: Prediction) -> dict[str, Any]:
     """The figures of a run, for other programs; times in seconds, sizes in bytes."""
     figures = figures_of(prediction)
-    clocks = [prediction.clocks[each] for each in sorted(prediction.clocks)]
     fullest = prediction.clocks.get(figures.memory_rank)
     book = None if fullest is None else fullest.memory.book
     step = figures.time / PICOSECONDS_PER_SECOND
