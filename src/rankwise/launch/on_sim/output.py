@@ -34,7 +34,7 @@ from rankwise.launch.job import LogPlan, Streams
 from rankwise.launch.log_layout import Destinations
 from rankwise.launch.rank_sinks import RankSinks, StreamSinks
 from rankwise.launch.status_line import wipe
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 
 _start_thread = _thread.start_new_thread
 """A rank finds another function: threads that it starts count as its own."""
