@@ -36,7 +36,8 @@ from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.prediction.useful_work import Achieved, UsefulWork
 from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.meetings import Equals, Group, kind_of_group
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.ranks import Rank
+from rankwise.sim.rehearsal.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction.values import ValuePolicy, ValueRecord

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, TextIO
 import msgspec
 
 from rankwise.sim.rehearsal.modules import MAIN, UserModules
-from rankwise.sim.rehearsal.scheduler import Belongings, Rank
+from rankwise.sim.rehearsal.ranks import Rank
+from rankwise.sim.rehearsal.scheduler import Belongings
 
 
 class RankProcess(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,8 +66,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.recording import present_recorder
-from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
 from rankwise.sim.torch.loads import makes_fake_tensors

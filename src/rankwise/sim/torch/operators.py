@@ -18,7 +18,7 @@ from torch._library import custom_ops
 from torch.library import fallthrough_kernel
 
 from rankwise.sim.rehearsal.places import owner_of
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import rank_of_thread
 
 _make_library = torch._C._dispatch_library  # noqa: SLF001  # see `hooks`

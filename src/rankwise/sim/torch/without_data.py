@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rankwise.sim.prediction.holders import GRADIENTS, OPTIMIZER, PARAMETERS, HolderBook
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch import cuda, cuda_choices, storages
 from rankwise.sim.torch.cuda_graphs import WITHOUT_DATA
