@@ -73,6 +73,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--synthetic-data",
         "--tokens-per-step 65536",
         "--every-rank",
+        "--synthetic-data",
+        "--tokens-per-step 4194304",
         "--values constant=2.5",
         "--record-values values.json",
         "--prediction p.json",
