@@ -269,8 +269,8 @@ for _ in range(2):
 
 ```console
 $ rankwise run --on sim:h100-sxm --nproc-per-node 1 --timing-only whiten.py
-  time                           171.8 us
-  too cheap                  2 operations  aten.linalg_cholesky_ex: flops unknown, …
+  time         …   171.8 us
+  too cheap    …   2 operations  aten.linalg_cholesky_ex: flops unknown,
 ```
 
 A cost model prices it, by a measurement or by a formula:
@@ -301,7 +301,7 @@ $ export PYTHONPATH=.
 $ OPTIONS="--nproc-per-node 1 --timing-only --prediction p.json"
 $ rankwise run --on sim:priced.yaml $OPTIONS whiten.py
 $ python -c 'import json; print("too cheap:", json.load(open("p.json"))["too_cheap"])'
-  time                           3.133 ms
+  time         …   3.133 ms
 too cheap: []
 ```
 

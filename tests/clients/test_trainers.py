@@ -46,13 +46,15 @@ mode = "selective"
 """
 
 
+@pytest.mark.timeout(2 * PATIENCE_S)  # each rank imports the trainer for itself
 @pytest.mark.parametrize("program", NEEDS)
 def test_a_trainer_prints_the_same_lines_on_both(program: str, tmp_path: Path) -> None:
     pytest.importorskip(NEEDS[program])
 
     def lines_of(*options: str) -> list[str]:
-        words = ("run", *options, "--nproc-per-node=4", "--no-prefix", PROGRAMS / program)
-        done = run(*words, environment=QUIET, cwd=tmp_path)
+        words = ("run", *options, "--nproc-per-node=4", "--no-prefix", str(PROGRAMS / program))
+        with start(*words, environment=QUIET, cwd=tmp_path) as running:
+            done = running.finish(PATIENCE_S)
         assert done.code == 0, done.stderr
         return sorted(line for line in done.lines if line.startswith("rank "))
 
@@ -136,6 +138,7 @@ def predicted(folder: Path, *words: object, ranks: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize(
     ("flavor", "ranks", "least", "most"), [("debugmodel", 2, 0.01, 0.1), ("8b", 8, 1.0, 1.8)]
 )
@@ -148,7 +151,8 @@ def test_todays_torchtitan_is_predicted_on_an_h100(
     found = predicted(
         tmp_path, PROGRAMS / "titan.py", "--module=llama3", f"--config=llama3_{flavor}",
         "--training.steps=3", "--hf_assets_path=tests/assets/tokenizer",
-        "--dataloader.dataset=c4_test", "--parallelism.spmd_backend=partial_dtensor", ranks=ranks,
+        "--dataloader.dataset=c4_test", "--parallelism.spmd_backend=partial_dtensor",
+        *(["--training.disable_cuda_graphs"] if flavor == "8b" else []), ranks=ranks,
     )  # fmt: skip
 
     assert least < found["step_time_s"] < most
