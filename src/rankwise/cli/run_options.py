@@ -549,7 +549,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             "the rank's state in globals. Repeatable.",
             multiple=True,
             default=(),
-            default_shown="accelerate, deepspeed, megatron, torchtitan",
+            default_shown="accelerate, deepspeed, megatron, torchtitan, transformers",
         ),
         _ours(
             "--faults FAULT|PLAN.yaml",

@@ -64,8 +64,9 @@ from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.first_import import FirstImport
 from rankwise.sim.rehearsal.meetings import Equals
 from rankwise.sim.rehearsal.names_of_ranks import NAMES, NamesOfRanks
+from rankwise.sim.rehearsal.patience import NOTICE_S
 from rankwise.sim.rehearsal.places import place_of, places_of
-from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.world import SimulatedWorld, rank_of_thread
 
@@ -275,6 +276,7 @@ class Rehearsal:
                     "torch._dynamo.trace_rules": _follow_dynamo,
                     "torch._dynamo.convert_frame": partial(_follow_compilation, self._device),
                     "torch.distributed.checkpoint": _follow_checkpoint,
+                    "torch.nn.attention.flex_attention": _follow_flexible_attention,
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                     **{module: partial(names.follow, module) for module in NAMES},
@@ -291,11 +293,11 @@ class Rehearsal:
         world.substitutes.pipes_for_children = output.pipes_for_children
         self._watch_for_triton(world, stack)
         clock = VirtualClock(world, self._clock.wall_ns)
-        world.scheduler.on_held = partial(self._tell_who_holds, world)
+        world.scheduler.patience.on_held = partial(self._tell_who_holds, world)
         hang_timeout = self.job.gang.hang_timeout
         patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
         watch = RunTokenWatch(patience, self._clock, lambda: output.byte_count)
-        world.scheduler.gets_on = watch.gets_on
+        world.scheduler.patience.gets_on = watch.gets_on
         self.places.prepare(0)
         if self.places.root is not None:
             remove_abandoned(self.places.root)
@@ -667,6 +669,14 @@ def _follow_checkpoint(world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch.without_data import leave_checkpoints  # noqa: PLC0415  # rare
 
     return leave_checkpoints()
+
+
+def _follow_flexible_attention(world: SimulatedWorld) -> Callable[[], None]:
+    if world.timing_only is None:
+        return _nothing
+    from rankwise.sim.torch import flexible_attention  # noqa: PLC0415  # rare
+
+    return flexible_attention.install()
 
 
 def _follow_fsdp(device: str, world: SimulatedWorld) -> Callable[[], None]:

@@ -19,11 +19,13 @@ The time of a rank is one of five: it computes; it waits for an operation that i
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
+from rankwise.sim.hardware.cost_models import plugged_costs
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
@@ -34,7 +36,8 @@ from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.prediction.useful_work import Achieved, UsefulWork
 from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.meetings import Equals, Group, kind_of_group
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.ranks import Rank
+from rankwise.sim.rehearsal.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction.values import ValuePolicy, ValueRecord
@@ -106,6 +109,8 @@ class RankClock:
         exposed_by: the exposed communication of its account by kind; `exposed_of_steps` keeps it.
         memory: of its device.
         record: keeps the numbers that the program asks for, if that is wanted.
+        captured: what a graph under capture gets: its operations, to be carried out again; else
+            None.
         trail: what it has computed, and the bytes of what it has communicated, if that is compared.
         carry_out, deliver: those of the prediction.
     """
@@ -122,6 +127,7 @@ class RankClock:
         self.exposed_of_steps: list[Counter[str]] = []
         self.memory = DeviceMemory()
         self.record = prediction.record
+        self.captured: list[Callable[[], object]] | None = None
         self.trail: list[PricedWork | Communicated] | None = (
             None if prediction.equals is None else []
         )
@@ -167,6 +173,12 @@ class RankClock:
 
     def compute(self, priced: "PricedWork") -> None:
         """Let the time of an operation pass, which `price` has priced."""
+        if self.captured is not None:
+            self.captured.append(partial(self.compute_again, priced))
+        self.compute_again(priced)
+
+    def compute_again(self, priced: "PricedWork") -> None:
+        """The same of an operation of a graph."""
         begun, duration = self.time, priced.duration
         priced.count += 1
         self.counts[priced] += 1
@@ -522,4 +534,5 @@ def _models_of(
     from rankwise.sim.prediction.queued_clocks import QueuedClock  # noqa: PLC0415  # derived from ours
 
     real = topology.real
-    return DevicePrices(real.device), FabricPrices(real, topology.per_node), QueuedClock
+    prices = DevicePrices(real.device, plugged_costs(topology.machine))
+    return prices, FabricPrices(real, topology.per_node), QueuedClock

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 from rankwise.sim.benches.bounds import Roofline, roofline_of
 from rankwise.sim.ccl.message_model import Algorithm
 from rankwise.sim.ccl.message_timing import NO_DAMAGE, placed_time
-from rankwise.sim.hardware.cost_models import PluggedCosts, cost_model
+from rankwise.sim.hardware.cost_models import PluggedCosts, plugged_costs
 from rankwise.sim.hardware.quantities import WIDTH_BYTES, picoseconds
 from rankwise.sim.hardware.topology import Topology
 
@@ -116,8 +116,7 @@ class DeviceCosts:
 
     @cached_property
     def _plugged(self) -> PluggedCosts | None:
-        model = cost_model(self._topology.machine)
-        return model if isinstance(model, PluggedCosts) else None
+        return plugged_costs(self._topology.machine)
 
     def _roofline(self, dtype: str, engine: Engine, times: Fraction | int) -> Roofline:
         dtype = dtype if dtype in WIDTH_BYTES else _ANY_DTYPE

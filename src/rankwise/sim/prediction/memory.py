@@ -91,6 +91,11 @@ class DeviceMemory:
         return self.allocator.reserved
 
     @property
+    def retries(self) -> int:
+        """How often the allocator has returned its cache, since the device was full."""
+        return self.allocator.retries
+
+    @property
     def allocator(self) -> CachingAllocator:
         """What cuts the memory; it begins when it is asked for first."""
         if self._present is None:

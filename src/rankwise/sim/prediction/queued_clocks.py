@@ -19,6 +19,7 @@ Kernels on other lanes are taken to run beside it, at no cost for either.
 """
 
 from collections import deque
+from functools import partial
 
 from rankwise.sim.prediction.clocks import (
     MESSAGES,
@@ -108,13 +109,19 @@ class QueuedClock(RankClock):
 
     def compute(self, priced: PricedWork) -> None:
         """Launch an operation."""
+        if self.captured is not None:
+            self.captured.append(partial(self.compute_again, priced))
+        self._launch(self._launches.of(priced.work))
+        self.compute_again(priced)
+
+    def compute_again(self, priced: PricedWork) -> None:
+        """Have the device carry an operation out: one of a graph needs no launch of its own."""
         priced.count += 1
         self.counts[priced] += 1
         if priced.at_peak:
             self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:
             self.trail.append(priced)
-        self._launch(self._launches.of(priced.work))
         lane, duration = self.lane, priced.duration
         begun = self._begin(lane)
         lane.ends_at = begun + duration

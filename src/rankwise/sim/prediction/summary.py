@@ -215,7 +215,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         names = sorted({work.name for work in prediction.unknown})
         count = sum(priced.count for priced in prediction.unknown.values())
         told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
-        why = "flops unknown, so only bytes count; a cost model can price it"
+        why = "flops unknown, so only bytes count; a cost model (docs: plug-ins) can price it"
         rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
     left_out = {
         name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells

@@ -29,8 +29,9 @@ from rankwise.base.wording import ranks_in_words
 from rankwise.core.ledger import number_text
 from rankwise.sim.rehearsal.alarms import Alarms
 from rankwise.sim.rehearsal.faults import FaultInjector
+from rankwise.sim.rehearsal.gates import Gate
 from rankwise.sim.rehearsal.places import CallSite, place_here
-from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
+from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.waits import SHORTEST_WAIT, Waits
 

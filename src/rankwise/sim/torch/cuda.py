@@ -29,6 +29,7 @@ from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.world import present_world, running_rank
 from rankwise.sim.torch import streams
 from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
+from rankwise.sim.torch.cuda_tools import tools_of_cuda
 from rankwise.sim.torch.device_memory import capacity, memory_names
 from rankwise.sim.torch.storages import storage_of
 from rankwise.sim.torch.streams import LaneEvent, LaneStream
@@ -323,6 +324,8 @@ def model_cuda() -> Callable[[], None]:
     for name, value in _OF_ACCELERATOR.items():
         told = _unless_torch_asks(name, getattr(torch.accelerator, name), value)
         replace(torch.accelerator, name, told)
+    for owner, name, tool in tools_of_cuda():
+        replace(owner, name, tool)
     replace(Tensor, "is_pinned", _is_pinned)
     replace(Tensor, "record_stream", _record_stream)  # C++ looks at the stream before any mode
     replace(torch.version, "cuda", "13.0")  # it also tells torch.compile that this is no AMD device
@@ -337,8 +340,6 @@ def model_cuda() -> Callable[[], None]:
         replace(torch, kernel.__name__, kernel)
     replace(torch.overrides, "has_torch_function", has_torch_function)
     replace(torch.nn.SyncBatchNorm, "forward", synchronising(torch.nn.SyncBatchNorm.forward))
-    for name in ("range_push", "range_pop", "mark"):
-        replace(torch.cuda.nvtx, name, _answers())
     replace(torch.autocast, "__init__", _for_cpu(torch.autocast.__init__, torch.float16))
     replace(torch.amp.GradScaler, "__init__", _for_cpu(torch.amp.GradScaler.__init__))
     made = DistributedDataParallel.__init__

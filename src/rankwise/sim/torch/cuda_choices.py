@@ -63,7 +63,7 @@ def choose_as_cuda() -> Callable[[], None]:
     return stack.close
 
 
-def _is_plain(*tensors: Any) -> bool:
+def is_plain(*tensors: Any) -> bool:
     """Whether a function of CUDA can take these; meta tensors choose for themselves."""
     return all(each is None or (isinstance(each, Tensor) and not each.is_meta) for each in tensors)
 
@@ -81,7 +81,7 @@ def _scaled_dot_product_attention(  # noqa: PLR0917  # torch's parameters
     """Attend with the kernel that CUDA takes first of those that are allowed and fit."""
     query, key, value = (lowered(each) for each in (query, key, value))
     kernel = _kernel_of(query, attn_mask)
-    if query.dim() != 4 or not kernel or not _is_plain(query, key, value, attn_mask):
+    if query.dim() != 4 or not kernel or not is_plain(query, key, value, attn_mask):
         return _attend(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -143,7 +143,7 @@ def _fused_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    if not choices()["fused_rms_norm"] or not _is_plain(input, weight):
+    if not choices()["fused_rms_norm"] or not is_plain(input, weight):
         return _rms_norm(input, normalized_shape, weight, eps)
     if are_distributed(input, weight):
         return rms_norm_of_locals(_fused_rms_norm, input, normalized_shape, weight, eps)
@@ -177,7 +177,7 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
 
 
 def _native_dropout(input: Tensor, p: float, train: bool) -> Any:  # noqa: A002  # torch's parameters
-    if not choices()["fused_dropout"] or not train or not 0 < p < 1 or not _is_plain(input):
+    if not choices()["fused_dropout"] or not train or not 0 < p < 1 or not is_plain(input):
         return _dropout(input, p, train)
     return torch.native_dropout(input, p, train)[0]
 

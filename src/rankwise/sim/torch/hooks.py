@@ -66,8 +66,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.recording import present_recorder
-from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
 from rankwise.sim.torch.loads import makes_fake_tensors
@@ -161,7 +161,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
     stack.callback(watch_methods())
-    operators = Operators()
+    operators = Operators(world.belongings.is_of_ranks)
     stack.callback(operators.close)
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
     for name in TABLES:

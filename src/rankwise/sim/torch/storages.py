@@ -52,8 +52,10 @@ class Storage:
         before, clock = self.block, self.clock
         self.block = None
         if self.is_on_device:
-            stream, now = clock.stream_number, clock.time
+            stream, now, retries = clock.stream_number, clock.time, clock.memory.retries
             self.block = clock.memory.take(self.size, self.holder, stream, now)
+            if clock.memory.retries > retries:
+                clock.synchronize()  # the allocator waits for all streams before it tries again
         if before is not None:
             clock.memory.give_back(before, clock.stream_ends(), clock.time)
 

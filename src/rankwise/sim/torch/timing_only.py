@@ -39,6 +39,8 @@ from rankwise.sim.torch.storages import (
 _INPUT_BYTES_MAX = 4 * SMALL_BYTES
 _FROM_LARGE = frozenset({"index", "index_select", "gather", "embedding", "take"})
 """Operations that read a small part of a large tensor, such as a batch of a data set."""
+_INDEX = "index"
+"""Tagged as of dynamic shape, as it is by masks; by numbers it is not."""
 _OVERWRITE = frozenset({"copy_", "fill_", "zero_", "set_", "normal_", "uniform_", "random_"})
 _REAL = frozenset({"resize_", "resize_as_", "_resize_output_", "set_", "detach_", "record_stream"})
 """Operations that only change what a tensor is, not its numbers."""
@@ -211,7 +213,7 @@ class TimingMode(ChargingMode):
 
     def _result_without_data(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """What an operation gives: tensors of the right shape, whose memory is never touched."""
-        if plan.is_dynamic:
+        if plan.is_dynamic and plan.name != _INDEX:
             return self._count_rows(func, args)
         inferred = self._infer(func, args, kwargs) if plan.makes or plan.outputs else ()
         given = []

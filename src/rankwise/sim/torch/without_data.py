@@ -14,9 +14,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rankwise.sim.prediction.holders import GRADIENTS, OPTIMIZER, PARAMETERS, HolderBook
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch import cuda, cuda_choices, storages
+from rankwise.sim.torch.cuda_graphs import WITHOUT_DATA
 from rankwise.sim.torch.device_memory import settings_of
 from rankwise.sim.torch.module_paths import follow_modules, with_paths
 from rankwise.sim.torch.operations import charge_thread
@@ -24,8 +25,6 @@ from rankwise.sim.torch.placing import Placing, relocate
 from rankwise.sim.torch.storages import PLACEMENT, name_cuda, storage_of, strided_in
 from rankwise.sim.torch.synthetic_data import repeat_first_batch
 from rankwise.sim.torch.timing_only import TimingMode
-
-_MODE = "timing only"
 
 
 def compute_nothing() -> Callable[[], None]:
@@ -60,7 +59,7 @@ def begin_rank(world: SimulatedWorld, rank: Rank) -> None:
     clock.memory.be_limited(world.prediction.memory_limit, lambda: settings_of(os.environ))
     clock.memory.book = HolderBook()
     mode = TimingMode(clock, world.timing_only, follow_modules())
-    rank.belongings[_MODE] = mode
+    rank.belongings[WITHOUT_DATA] = mode
     charge_thread(mode)
     cuda.enter_for_good(lambda: Placing(mode))
     torch._C._push_on_torch_dispatch_stack(mode)  # noqa: SLF001  # see `hooks`
@@ -87,7 +86,7 @@ def shard_on_device() -> Callable[[], None]:
 
 def _mode() -> TimingMode | None:
     rank = running_rank()
-    return None if rank is None else rank.belongings.get(_MODE)
+    return None if rank is None else rank.belongings.get(WITHOUT_DATA)
 
 
 def _with_target(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -236,7 +235,7 @@ def _be(value: Any, kind: str) -> None:
 
 def end_step(rank: Rank) -> None:
     """A step of a rank is over."""
-    mode: TimingMode | None = rank.belongings.get(_MODE)
+    mode: TimingMode | None = rank.belongings.get(WITHOUT_DATA)
     if mode is not None and mode.clock.memory.book is not None:
         mode.paths.end_step()
         mode.clock.memory.book.end_step()

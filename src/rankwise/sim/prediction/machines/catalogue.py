@@ -17,6 +17,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import nearest
 from rankwise.sim.faults.vocabulary import FaultOfChip
 from rankwise.sim.files import Loader, load_yaml, read_text
+from rankwise.sim.hardware.cost_models import SHIPPED
 from rankwise.sim.hardware.plugins import plugin_names
 from rankwise.sim.hardware.specification import MachineSpec
 from rankwise.sim.hardware.topology import GROUP, PRESETS, Topology, load_topology
@@ -201,6 +202,7 @@ def _as_chips(real: RealMachine, count: int) -> MachineSpec:
             },
         },
         "pe": {
+            "cost_model": real.cost_model or SHIPPED,
             "tcm": {"capacity_KiB": 256, "bandwidth_GBps": 1e6, "latency_ns": 2},
             "dma": {"bandwidth_GBps": 1e6, "setup_ns": 20},
             "gemm": {

@@ -148,6 +148,8 @@ class RealMachine(_Part, frozen=True, kw_only=True):
     device: DeviceSpec
     host: HostSpecOfMachine
     levels: tuple[LevelSpec, ...]
+    cost_model: str | None = None
+    """The plug-in that prices operations which have no formula, or that it knows better."""
     validated: ValidatedSpec | None = None
     residuals: dict[str, float] = msgspec.field(default_factory=dict)
     """How far the measurements of a calibration lie from what the figures give, by kind."""
