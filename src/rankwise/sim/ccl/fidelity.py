@@ -144,8 +144,10 @@ def may_fill_pes(spec: MachineSpec, lane_count: int, groups: int) -> bool:
     if groups == 1:
         return False  # its collectives follow each other
     cube, sips = spec.cube, spec.system.sips
-    wires = Counter(sip for edge in sip_edges(sips) for sip in edge if sip < sips.count)
-    arriving = min(groups, max(wires.values(), default=1)) * exactly(sips.link.bandwidth)
+    arriving = groups * exactly(sips.fastest_link.bandwidth)
+    if sips.link is not None:  # between levels, devices have wires of several kinds
+        wires = Counter(sip for edge in sip_edges(sips) for sip in edge if sip < sips.count)
+        arriving = min(groups, max(wires.values(), default=1)) * exactly(sips.link.bandwidth)
     in_a_cube = min(lane_count, cube.pes.count)
     lanes_of_channel = -(-in_a_cube // cube.hbm.channels)
     channel = exactly(cube.hbm.bandwidth) / lanes_of_channel

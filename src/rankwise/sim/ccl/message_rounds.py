@@ -104,6 +104,7 @@ class RoundNetwork(Network):
         paths = self._paths.get(each.targets)
         if paths is None:
             paths = self._paths[each.targets] = self._find_paths(each.targets)
+            wiring.take_in_links()
         for left in reversed(range(each.times)):
             free, carried = wiring.link_free[paths.links], wiring.link_bytes[paths.links]
             began, ready = ready, self._run_round(each, paths, reduced, ready)
@@ -155,17 +156,17 @@ class RoundNetwork(Network):
         everyone = bool(crossing.all())
         chosen = links if everyone else links[crossing]
         came = arrival if everyone else arrival[crossing]
-        duration = _of(durations, chosen)
+        duration, latency = _of(durations, chosen), _of(wiring.latency, chosen)
         if not wiring.costs.contention:
-            left = came + wiring.latency
+            left = came + latency
         elif is_exclusive:
             end = np.maximum(came, wiring.link_free[chosen]) + duration
             wiring.link_free[chosen] = end
-            left = end + wiring.latency
+            left = end + latency
         else:
             end = _queue(chosen, np.maximum(came, wiring.link_free[chosen]), duration)
             np.maximum.at(wiring.link_free, chosen, end)
-            left = end + wiring.latency
+            left = end + latency
         if wiring.costs.contention and wiring.costs.cut_through:
             left = left - duration  # its head; the tail follows at the end of the way
         if is_exclusive:
@@ -210,8 +211,9 @@ class RoundNetwork(Network):
         )
 
 
-def _of(durations: Picoseconds, links: Indexes) -> Picoseconds:
-    return durations[links] if durations.ndim else durations
+def _of(figures: Picoseconds | int, links: Indexes) -> Picoseconds | int:
+    """Figures of links: of each its own, or one of all."""
+    return figures[links] if isinstance(figures, np.ndarray) and figures.ndim else figures
 
 
 def _are_distinct(links: Indexes) -> bool:

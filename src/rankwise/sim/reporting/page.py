@@ -54,7 +54,7 @@ def page(
         f"<h1>{escape(title)}</h1>",
         (
             f'<p class="about">Simulated on <b>{escape(topology.name)}</b> '
-            f"({topology.sip_count} SIPs, {escape(topology.machine.system.sips.graph)}): "
+            f"({topology.sip_count} SIPs, {escape(topology.machine.system.sips.words)}): "
             f"{format_picoseconds(engine.now)} of "
             f"simulated time, {len(engine.op_log):,} operations.</p>"
         ),
