@@ -93,6 +93,7 @@ SHIPPED: dict[str, str] = {
     "halving_doubling_allreduce": "halving_doubling_allreduce",
     "direct_allreduce": "direct_allreduce",
     "hierarchical_allreduce": "hierarchical_allreduce",
+    "torus_allreduce": "torus_allreduce",
     "ring_allgather": "ring_allgather",
     "direct_allgather": "direct_allgather",
     "ring_reduce_scatter": "ring_reduce_scatter",

@@ -7,9 +7,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rankwise.core.collectives.levels import Grid, grid_of_homes
 from rankwise.sim.hardware.faults import Damage, live_route
 from rankwise.sim.hardware.quantities import Rate, picoseconds
-from rankwise.sim.hardware.routing import Hop, link_of_hop, sip_route
+from rankwise.sim.hardware.routing import Hop, axes_of, link_of_hop, sip_route
 from rankwise.sim.hardware.specification import Graph, LinkSpec, SipsSpec
 
 Picoseconds = npt.NDArray[np.int64]
@@ -17,7 +18,9 @@ Indexes = npt.NDArray[np.int64]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Rooted = Literal["broadcast", "reduce", "gather", "scatter", "barrier"]
 """What else a group of a machine does; the root is its member 0."""
-Algorithm = Literal["ring", "direct", "halving_doubling", "double_binary_tree", "rooted"]
+Algorithm = Literal[
+    "ring", "direct", "halving_doubling", "double_binary_tree", "rooted", "hierarchical"
+]
 
 
 class Dimension(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +100,8 @@ class Wiring:
             count=dimension.count, graph=dimension.graph, shape=dimension.shape, link=link
         )
         self.rate = link.rate
-        self.latency: int | Picoseconds = link.latency
-        """Of each link; by link where they differ."""
+        self.latency: Picoseconds = np.array(link.latency, np.int64)
+        """Of each link; by link where they may differ."""
         self.endpoint = picoseconds(costs.endpoint_ns)
         self._memory = (
             None if costs.memory_gbps is None else Rate.of_gigabytes_per_second(costs.memory_gbps)
@@ -113,6 +116,8 @@ class Wiring:
         self.link_free = np.zeros(links, np.int64)
         self.link_bytes = np.zeros(links, np.int64)
         self.messages = 0
+        self.grid: Grid | None = None
+        """What its members fill, along the levels of their network."""
 
     def reduction(self, size: int) -> int:
         """How long it takes to combine so many received bytes with what is there."""
@@ -161,6 +166,7 @@ class PlacedWiring(Wiring):
         )
         super().__init__(dimension, 1, len(homes), costs)
         self._sips, self._homes, self._damage = sips, homes, damage
+        self.grid = grid_of_homes(homes, axes_of(sips))
         self.first_link = np.zeros(len(homes), np.int64)
         self._numbers: dict[Hop, int] = {}
         """Of the links that are used. Of all pairs of nodes there would be millions."""
@@ -199,7 +205,11 @@ class PlacedWiring(Wiring):
     def duration(self, size: int) -> Picoseconds:
         """How long a link is busy with so many bytes; by link where they differ."""
         times = np.array([rate.time_for(size) for rate in self._kinds], np.int64)
-        return times[0] if len(times) == 1 else times[self._kind_of_link]
+        durations: Picoseconds = np.array(times.sum()) if len(times) < _TO_TELL_APART else times
+        return durations[self._kind_of_link] if durations.ndim else durations
+
+
+_TO_TELL_APART = 2
 
 
 class Network(ABC):

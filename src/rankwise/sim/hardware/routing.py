@@ -149,6 +149,7 @@ class _Level:
 
     Attributes:
         below, size: how many devices a unit of the level below has, and one of this.
+        uplink: of a fat tree, from each leaf to each spine.
     """
 
     def __init__(
@@ -167,19 +168,24 @@ class _Level:
             "rails": units * below,
             "fat_tree": self._leaves + units * spec.spines,
         }.get(spec.graph, 0)
-        self._uplink = LinkSpec(
+        self.uplink = LinkSpec(
             bandwidth=spec.link.bandwidth * self.leaf / spec.oversubscription / spec.spines,
             latency_ns=spec.link.latency_ns,
         )
         self._plane: SipsSpec | None = None
-        if spec.graph not in {"switch", "rails", "fat_tree"}:
-            self._plane = SipsSpec(
-                count=spec.count, graph=spec.graph, shape=spec.shape, link=spec.link
-            )
+        match spec.graph:
+            case "switch" | "rails" | "fat_tree":
+                pass
+            case graph:
+                self._plane = SipsSpec(
+                    count=spec.count, graph=graph, shape=spec.shape, link=spec.link
+                )
 
     @property
     def axes(self) -> tuple[int, ...]:
         """How many units follow each other along each axis: of a grid there are two."""
+        if self.spec.graph == "fat_tree" and self.leaf > self.below and not self.leaf % self.below:
+            return (self.leaf // self.below, self.size // self.leaf)
         return (self.spec.count,) if self.spec.shape is None else self.spec.shape[::-1]
 
     def switch_name(self, node: int) -> str:
@@ -237,7 +243,7 @@ class _Level:
                     unit = leaf * self.leaf // self.size
                     for spine in range(self.spec.spines):
                         top = first + self._leaves + unit * self.spec.spines + spine
-                        yield (first + leaf, top), self._uplink
+                        yield (first + leaf, top), self.uplink
             case _:
                 assert self._plane is not None, "the others connect devices directly"
                 for start in range(0, self._devices, self.size):

@@ -78,11 +78,7 @@ class LevelOfNetwork(_Part, frozen=True, kw_only=True):
                 f"name {self.name!r} is not a name of a level; expected letters, such as rails"
             )
         if self.graph != "fat_tree":
-            given = [
-                name
-                for name, usual in _OF_FAT_TREES
-                if getattr(self, name) != usual
-            ]
+            given = [name for name, usual in _OF_FAT_TREES if getattr(self, name) != usual]
             if given:
                 raise ValueError(f"{given[0]} is for graph fat_tree; the graph is {self.graph}")
         if self.seed and self.routing != "hashed":
@@ -161,7 +157,9 @@ class SipsSpec(_Part, frozen=True, kw_only=True):
                 raise ValueError(f"{field} stands beside levels: give it to a level")
         count = prod(level.count for level in self.levels)
         if count > NETWORK_DEVICES_MOST:
-            raise ValueError(f"levels make {count:,} SIPs, expected {NETWORK_DEVICES_MOST:,} at most")
+            raise ValueError(
+                f"levels make {count:,} SIPs, expected {NETWORK_DEVICES_MOST:,} at most"
+            )
         if self.count not in {0, count}:
             counts = " x ".join(str(level.count) for level in self.levels)
             raise ValueError(f"count is {self.count}, but levels make {counts} = {count}")

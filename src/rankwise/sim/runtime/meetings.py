@@ -210,8 +210,10 @@ class Collective:
 
     def _planned(self, algorithm: Algorithm, asked: Signature) -> Plan:
         homes = tuple(device.sip for device in self._devices)
-        grid = self._context.engine.topology.machine.system.sips.shape
-        return plan(requested(algorithm, asked.collective, asked.elements, asked.root, homes, grid))
+        network = self._context.engine.topology.machine.system.sips
+        return plan(
+            requested(algorithm, asked.collective, asked.elements, asked.root, homes, network)
+        )
 
     def _prepare(self, algorithm: Algorithm, asked: Signature) -> None:
         """Lay out queues and lanes, and decide how exactly the collective is simulated."""

@@ -23,6 +23,7 @@ from rankwise.sim.hardware import Machine, load_topology
 from rankwise.sim.hardware.faults import ChipFaults
 from rankwise.sim.kernel import Simulator, Steps
 
+LINE = load_topology("default").machine.system.sips
 Ran = tuple[int, str, dict[str, int]]
 
 
@@ -107,7 +108,7 @@ def test_auto_uses_messages_where_they_are_known_to_be_close(
     fields: dict[str, Any], homes: tuple[int, ...], level: str
 ) -> None:
     algorithm = load_configuration({"defaults": fields}).algorithm("all_reduce")
-    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, homes, None))
+    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, homes, LINE))
 
     assert level_of(algorithm, ring_allreduce, planned, 4, 32) == level
 
@@ -156,7 +157,7 @@ def test_groups_that_could_be_under_way_at_once_are_counted_by_device() -> None:
 @pytest.mark.parametrize(("lanes", "level"), [(4, "queue"), (32, "message")])
 def test_auto_uses_queues_where_collectives_on_few_lanes_could_meet(lanes: int, level: str) -> None:
     algorithm = load_configuration({}).algorithm("all_reduce")
-    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1), None))
+    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1), LINE))
     spec = load_topology("default").machine
 
     def choose(groups: int) -> str:
@@ -254,7 +255,7 @@ def test_auto_uses_queues_under_strong_jitter_and_where_a_link_dies(
     faults: list[FaultOfChip], level: str
 ) -> None:
     algorithm = load_configuration({}).algorithm("all_reduce")
-    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1, 2, 3), None))
+    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1, 2, 3), LINE))
     of_machine = ChipFaults(faults, load_topology("default").machine)
 
     assert level_of(algorithm, ring_allreduce, planned, 4, 32, faults=of_machine) == level
