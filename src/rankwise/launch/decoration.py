@@ -169,10 +169,17 @@ class FailureDecorator:
 
     def _wait_of(self, rank: int) -> str:
         """What a rank that hangs waits for: in a collective, or for its GPU."""
-        from rankwise.launch.failure_report.stacks import is_in_cuda  # noqa: PLC0415  # rare
+        from rankwise.launch.failure_report.stacks import copy_to_host, is_in_cuda  # noqa: PLC0415  # rare
 
-        in_cuda = "its GPU" if is_in_cuda(self._stacks.get(rank, "")) else ""
-        return self._waits.get(rank, "") or in_cuda
+        stacks = self._stacks.get(rank, "")
+        if known := self._waits.get(rank, ""):
+            return known
+        if is_in_cuda(stacks):
+            return "its GPU"
+        # On a CPU, such a call does not wait: it is named only for ranks that use a GPU.
+        if self.gpus is not None and self.gpus.has_gpu(rank) and (call := copy_to_host(stacks)):
+            return f"its GPU, probably: {call} waits for it"
+        return ""
 
     def _stacks_of(self, failure: Failure, link: WorkerLink | None) -> str:
         if failure.cause in (FailureCause.HUNG, FailureCause.OUT_OF_STEP):

@@ -111,6 +111,10 @@ class GpuWatch:
         """The ranks that were seen on a GPU last; empty where that is not known."""
         return tuple(rank for rank, gpus in sorted(self._gpus_of.items()) if index in gpus)
 
+    def has_gpu(self, rank: int) -> bool:
+        """Whether the rank was seen on a GPU."""
+        return bool(self._gpus_of.get(rank))
+
     def told_xids(self) -> list[str]:
         """The latest XID errors of this run, in words: `GPU 3 (rank 3) reported XID 79 …`."""
         return [f"{self._named(xid.gpu)} reported {_name(xid.number)}" for xid in self._xids]

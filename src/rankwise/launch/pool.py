@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rankwise.base.errors import ConfigError
-from rankwise.base.units import MILLISECOND
+from rankwise.base.units import MICROSECOND, MILLISECOND
 from rankwise.core.pool.vocabulary import PoolSpec
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.interrupts import unheard
@@ -39,6 +39,8 @@ _GROWTH = 8
 """A chunk is at most so many times as long as the one that was measured."""
 _SHRINKAGE = 20
 """The last chunks of a `map` take at least this part of a long one's time: half a millisecond."""
+_OVERHEAD_NS = 30 * MICROSECOND
+"""What a worker needs for a chunk beside its calls."""
 
 
 class Pool(Executor):
@@ -107,6 +109,7 @@ class Pool(Executor):
             )
         check_proc()
         self._size = size
+        self._fitting = weakref.WeakKeyDictionary[Callable[..., Any], int]()
         self._attempts = retries + 1
         self._engine = engine = Engine(
             PoolOptions(
@@ -243,6 +246,17 @@ class Pool(Executor):
         """How many workers there are at most."""
         return self._size
 
+    def fitting_size(self, fn: Callable[..., Any]) -> int:
+        """How many calls of a function a chunk should have, by the last `map`; 1 if unknown."""
+        with suppress(TypeError):  # it has no hash, or no weak reference
+            return self._fitting.get(fn, 1)
+        return 1
+
+    def note_fitting_size(self, fn: Callable[..., Any], call_count: int) -> None:
+        """Remember it for the next `map` with the function."""
+        with suppress(TypeError):
+            self._fitting[fn] = call_count
+
 
 class _Chunks:
     """Cuts the calls of a `map` into chunks, and keeps all workers busy with them."""
@@ -267,7 +281,12 @@ class _Chunks:
             self._left = len(items)
             self._items = iter(items)
         self._fixed_size = None if chunksize is None else min(chunksize, CHUNK_CALLS_MAX)
-        self._size = chunksize or 1
+        self._fitting = pool.fitting_size(fn)
+        """How many calls fit into a chunk, as was measured last."""
+        self._measured = 0
+        """By a chunk of how many calls."""
+        # Calls with this input may take longer: the first chunks are short.
+        self._size = chunksize or max(1, self._fitting // _GROWTH)
         self._futures: deque[PoolFuture] = deque()
         self._unfinished = 0
         self._begun = 0
@@ -316,7 +335,7 @@ class _Chunks:
         if self._fixed_size is not None or self._left is None:
             return self._size
         # Ever smaller ones to the end, but not so small that to send them takes as long.
-        fitting = max(self._left // (2 * self._pool.size), self._size // _SHRINKAGE)
+        fitting = max(self._left // (2 * self._pool.size), self._fitting // _SHRINKAGE)
         return max(1, min(self._size, fitting))
 
     def _on_done(self, future: "Future[Any]", call_count: int) -> None:
@@ -324,8 +343,7 @@ class _Chunks:
         with self._lock:
             self._unfinished -= 1
             if self._fixed_size is None and future.took_ns:
-                fitting = call_count * _CHUNK_NS // future.took_ns
-                self._size = max(1, min(fitting, call_count * _GROWTH))
+                self._measure(call_count, future.took_ns)
         if self._left is not None and not self._is_over:
             # The pool may be shut down meanwhile: whoever takes the values is told.
             try:
@@ -335,6 +353,16 @@ class _Chunks:
                 failed.set_exception(error)
                 self._is_over = True
                 self._futures.append(failed)
+
+    def _measure(self, call_count: int, took_ns: int) -> None:
+        # A short chunk at the end says little about calls: its time is mostly overhead.
+        if 2 * call_count < self._measured and took_ns < _CHUNK_NS // _SHRINKAGE:
+            return
+        calls_ns = max(took_ns - _OVERHEAD_NS, took_ns // 8)
+        self._fitting = max(1, call_count * _CHUNK_NS // calls_ns)
+        self._measured = call_count
+        self._size = min(self._fitting, call_count * _GROWTH)
+        self._pool.note_fitting_size(self._fn, self._fitting)
 
     def values(self, deadline: float | None) -> Iterator[Any]:
         """The values in order; what was not begun is cancelled if they are not all taken."""

@@ -32,6 +32,21 @@ with open(sys.argv[1] + ".0") as fifo:
     fifo.read()
 """
 
+HANGS_IN_ITEM = """
+import os
+from threading import Lock
+
+class Tensor:
+    def __init__(self):
+        lock = Lock()
+        lock.acquire()
+        self.item = lock.acquire  # of C, as the method of torch is
+
+print(f"rank {os.environ['RANK']} is pid {os.getpid()}.", flush=True)
+loss = Tensor()
+loss.item()
+"""
+
 
 @pytest.fixture
 def gpus(tmp_path: Path) -> Iterator[FakeGpus]:
@@ -94,6 +109,22 @@ def test_failure_is_told_with_slow_clocks_and_memory_errors(
     assert "GPU 0 was throttled (thermal) for 100% of the run" in ended.stderr
     assert "GPU 1 had 3 uncorrectable memory errors in this run" in ended.stderr
     assert "power" not in ended.stderr
+
+
+def test_rank_with_a_gpu_that_hangs_in_item_probably_waits_for_the_gpu(
+    gpus: FakeGpus, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HANGS_IN_ITEM)
+    with Running(*RUN, "--hang-timeout", "6s", str(script), environment=gpus.environment) as run:
+        pids = pids_in(run)
+        gpus.set([FakeGpu(processes=((pids[0], 100),)), FakeGpu()])
+        gpus.report_xid(0, 63)  # GPUs are read again
+        ended = run.finish()
+
+    waits = [line.strip() for line in ended.stderr.splitlines() if "waits for" in line]
+    assert "waits for its GPU, probably: .item() waits for it" in waits
+    assert len([line for line in waits if "GPU" in line]) == 1  # rank 1 has none
 
 
 def test_run_without_a_driver_goes_on_without_a_word(

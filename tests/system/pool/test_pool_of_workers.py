@@ -19,6 +19,7 @@ from running import run
 
 import rankwise
 from rankwise.launch.control.client import list_pools
+from rankwise.launch.pool import _Chunks
 
 pytestmark = pytest.mark.system
 PATIENCE_S = 120
@@ -123,6 +124,23 @@ def test_map_keeps_the_order(pool: rankwise.Pool, chunksize: int | None) -> None
     values = pool.map(operator.mul, range(500), itertools.repeat(2), chunksize=chunksize)
 
     assert list(values) == list(range(0, 1000, 2))
+
+
+def test_map_begins_with_chunks_that_fit_the_calls_of_the_last_one(pool: rankwise.Pool) -> None:
+    def quick(value: int) -> int:
+        return value
+
+    first = _Chunks(pool, quick, (range(1000),), None)
+    first._measure(100, 1_030_000)  # 10 us a call, and 30 us for the chunk
+    first._measure(2, 60_000)  # too short to say more
+    second = _Chunks(pool, quick, (range(1000),), None)
+    begun_with = second._size
+    second._measure(125, 1_250_000_030)
+    third = _Chunks(pool, quick, (range(1000),), None)
+    unknown = _Chunks(pool, len, (range(1000),), None)
+
+    assert (first._fitting, begun_with) == (1000, 125)
+    assert (third._size, unknown._size) == (1, 1)
 
 
 def test_map_of_a_list_is_in_order_while_other_threads_feed_it(pool: rankwise.Pool) -> None:

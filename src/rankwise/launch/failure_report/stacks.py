@@ -31,6 +31,8 @@ _LIBRARY = re.compile(
 )
 _IMPORTING = re.compile(r'  File "<frozen importlib')
 _SYNCHRONIZES = re.compile(r'/torch/cuda/[^"]+", line \d+ in (?:wait_|wait|synchronize)')
+_COPIES_TO_HOST = re.compile(r"\.(item|tolist|cpu|numpy|nonzero)\(")
+"""Methods of tensors that wait until the GPU has computed the tensor."""
 _FRAMES_OF_HANGING_MAX = 8
 _HEAD_LINES, _TAIL_LINES = 80, 20
 
@@ -123,10 +125,26 @@ def innermost_frames(text: str) -> tuple[str, ...]:
 
 def is_in_cuda(text: str) -> bool:
     """Whether the main thread waits in a function of `torch.cuda` that synchronizes."""
+    return bool(_SYNCHRONIZES.search(_innermost(text)))
+
+
+def copy_to_host(text: str) -> str:
+    """The method in the main thread's line that waits for a GPU if its tensor is there.
+
+    Stacks of Python lack the functions of C, so the line's source tells: `.item()`, for example.
+    """
+    import linecache  # noqa: PLC0415 - only for hangs
+
+    frame = _FRAME.match(_innermost(text))
+    source = "" if frame is None else linecache.getline(frame["path"], int(frame["line"]))
+    methods = {found[1] for found in _COPIES_TO_HOST.finditer(source)}
+    return f".{methods.pop()}()" if len(methods) == 1 else ""
+
+
+def _innermost(text: str) -> str:
     main = read_stacks(text).main
     frames = () if main is None else main.frames
-    innermost = next((line for line in frames if _FRAME.match(line)), "")
-    return bool(_SYNCHRONIZES.search(innermost))
+    return next((line for line in frames if _FRAME.match(line)), "")
 
 
 def frames_of_rank(text: str) -> tuple[str, ...]:
