@@ -274,7 +274,9 @@ def _set(tree: Any, key: str, text: str) -> None:
     *sections, name = key.split(".")
     for section in sections:
         inner = (
-            _entry(tree, key, section) if isinstance(tree, list | tuple) else tree.setdefault(section, {})
+            _entry(tree, key, section)
+            if isinstance(tree, list | tuple)
+            else tree.setdefault(section, {})
         )
         if not isinstance(inner, dict | list | tuple):
             raise ConfigError(f"--set {key}={text}: {section} is a value and has no fields")

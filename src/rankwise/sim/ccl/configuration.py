@@ -289,7 +289,9 @@ def levels_of(module: ModuleType) -> tuple[Level, ...]:
         ("queue", "program"),
         ("message", "rounds"),
     )
-    return tuple(level for level, name in needed if hasattr(module, name))
+    levels = tuple(level for level, name in needed if hasattr(module, name))
+    # What programs say is timed by messages, too (`message_graph`).
+    return (*levels, "message") if levels[-1] == "queue" else levels
 
 
 def _check_fidelity(algorithm: Algorithm, where: str) -> None:

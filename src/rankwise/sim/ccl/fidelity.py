@@ -78,6 +78,7 @@ def level_of(
         return "kernel"
     if (
         "message" in possible
+        and plan.rounds is not None  # of others, the error is above 3 %: it must be asked for
         and _suits_messages(algorithm, plan)
         and (faults is None or not (faults.deaths or faults.jitter_percent > JITTER_MOST))
         and _has_more_slots(plan, item_bytes, lane_count, slot_size, QUEUE_SLOTS_MOST)

@@ -27,7 +27,8 @@ from rankwise.sim.ccl.fidelity import (
 )
 from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
-from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
+from rankwise.sim.ccl.message_execution import MessageExecution
+from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Plan, plan, requested
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment

@@ -16,7 +16,8 @@ from rankwise.sim.benches.session import Session, Settings, topology_with
 from rankwise.sim.ccl.algorithms import ring_allreduce
 from rankwise.sim.ccl.configuration import Queues, load_configuration
 from rankwise.sim.ccl.fidelity import level_of, may_fill_pes, may_get_out_of_step
-from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
+from rankwise.sim.ccl.message_execution import MessageExecution
+from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Request, plan, requested
 from rankwise.sim.faults.vocabulary import FaultOfChip, Jitter, KillLink
 from rankwise.sim.hardware import Machine, load_topology
