@@ -301,7 +301,7 @@ def _check_fidelity(algorithm: Algorithm, where: str) -> None:
         reason = {
             "kernel": "its module has no kernel",
             "queue": "its module is a kernel alone, without program(task)",
-            "message": "only algorithms that go in the rounds of a ring have it",
+            "message": "its module is a kernel alone, without program(task)",
         }[algorithm.fidelity]
         raise ConfigError(
             f"{where}: {algorithm.name} cannot be simulated as {algorithm.fidelity!r}: {reason}",

@@ -1,5 +1,7 @@
 """Time a ring on the machine by messages: the rounds of all ranks at once, in numpy.
 
+What does not go in the rounds of a ring is timed by its programs (`message_graph`).
+
 Every rank sends one message in each round, spread over its lanes. Of a message, two instants count:
 when its *head*, the first slot of each lane, can be sent on, and when its *tail*, the last slot,
 can. A message that a rank sends on follows the one that it receives from head to tail, so the ring
@@ -61,7 +63,7 @@ class MessageExecution:
 
     Args:
         machine: where it runs.
-        plan: what its ranks do; in the rounds of a ring.
+        plan: what its ranks do; rings by their rounds, others by their programs.
         lanes: those of every rank; equally many for all.
         layout: of the queues between them, with everything that suits the machine.
         work: what is done with the elements.

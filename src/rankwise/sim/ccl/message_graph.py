@@ -51,6 +51,8 @@ class _Way(NamedTuple):
 
     latency: int
     uses: tuple[tuple[int, float], ...]
+    later: tuple[tuple[int, float], ...]
+    """What is used at the receiver, a latency after the message has begun."""
     cap: float
     """The least time per byte that one message takes."""
 
@@ -58,10 +60,12 @@ class _Way(NamedTuple):
 class _Flow:
     """A message that is under way."""
 
-    __slots__ = ("left", "rate", "step", "way")
+    __slots__ = ("arrives", "left", "rate", "step", "uses", "way")
 
-    def __init__(self, step: "_Step", way: _Way, left: float) -> None:
+    def __init__(self, step: "_Step", way: _Way, left: float, now: float) -> None:
         self.step = step
+        self.arrives = now + way.latency
+        self.uses = way.uses
         self.way = way
         self.left = left
         self.rate = 0.0
@@ -71,8 +75,9 @@ class _Step:
     """An instruction of a rank, and what is known of its head and its tail so far."""
 
     __slots__ = (
-        "combines", "done", "followers", "has_flowed", "head", "head_missing", "is_in_tcm", "kind",
-        "local", "peer", "rank", "size", "tail", "tail_missing", "target", "way",
+        "combines", "depth", "done", "flowed_at", "followers", "head", "head_missing",
+        "is_in_tcm", "kind", "local", "peer", "rank", "size", "tail", "tail_missing",
+        "target", "way",
     )  # fmt: skip
 
     def __init__(self, rank: int, kind: str, size: int) -> None:
@@ -84,8 +89,10 @@ class _Step:
         self.peer: _Step | None = None
         self.target = -1
         self.way: _Way | None = None
-        self.combines = self.is_in_tcm = self.has_flowed = False
-        self.local = 0.0
+        self.combines = self.is_in_tcm = False
+        self.local = self.flowed_at = 0.0
+        self.depth = 0
+        """How many messages it follows, one after the other."""
 
 
 class MessageGraph:
@@ -106,18 +113,21 @@ class MessageGraph:
         self._resources: dict[object, int] = {}
         self._ways: dict[tuple[int, int, bool, bool], _Way] = {}
         self._inside: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], _Inside] = {}
+        self._known_slots: dict[int, tuple[int, int]] = {}
         self._starts: list[tuple[float, int, _Step]] = []
         self._count = 0
+        assert layout.vc_chunk_size is not None, "it is known by now"
+        self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
+        """The same that rings have (`message_execution`)."""
         self._steps = self._written()
 
     def times(self) -> GraphTimes:
         """Work out when each rank has its result."""
-        for steps in self._steps:
-            for step in steps:
-                if not step.head_missing:
-                    self._on_head(step)
-                if not step.tail_missing:
-                    self._on_tail(step)
+        first = [step for steps in self._steps for step in steps if not step.head_missing]
+        for step in first:
+            self._on_head(step)
+            if step.kind != "send":
+                self._on_tail(step)
         moving = self._flow()
         stuck = [
             rank for rank, steps in enumerate(self._steps) if any(s.tail_missing for s in steps)
@@ -172,6 +182,7 @@ class MessageGraph:
     @staticmethod
     def _wait(step: _Step, before: _Step, *, slot_by_slot: bool, in_tcm: bool) -> None:
         before.followers.append((step, slot_by_slot, in_tcm))
+        step.depth = max(step.depth, before.depth + (before.kind == "receive"))
         step.head_missing += 1
         step.tail_missing += 1
 
@@ -193,9 +204,14 @@ class MessageGraph:
 
     def _slot_sizes(self, size: int) -> tuple[int, int]:
         """The first and the last slot of a lane's part of a message."""
+        known = self._known_slots.get(size)
+        if known is not None:
+            return known
         own = -(-size // self._lane_count)
         slots = max(1, -(-own // self._layout.slot_size))
-        return min(own, self._layout.slot_size), own - (slots - 1) * self._layout.slot_size
+        slot_size = self._layout.slot_size
+        known = self._known_slots[size] = min(own, slot_size), own - (slots - 1) * slot_size
+        return known
 
     def _local(self, size: int, sources: int) -> float:
         own = -(-size // self._lane_count)
@@ -229,6 +245,8 @@ class MessageGraph:
             assert step.way is not None, "it goes somewhere"
             assert step.peer is not None, "it is received"
             step.done = step.tail
+            step.peer.flowed_at = step.done
+            step.peer.local = self._spread(step)
             self._add_tail(step.peer, step.done + step.way.latency)
         elif step.kind == "receive":
             step.tail += self._pe.combine(last) if step.combines else 0
@@ -239,8 +257,21 @@ class MessageGraph:
             if slot_by_slot:
                 self._add_tail(follower, step.tail if in_tcm else step.done)
             else:
-                self._add_head(follower, step.done)
+                self._add_head(follower, self._first_done(step))
                 self._add_tail(follower, step.done)
+
+    def _spread(self, sent: _Step) -> float:
+        """How long before the last lane of a message the first one has ended."""
+        assert sent.way is not None, "it goes somewhere"
+        apart = min((sent.depth + 1) * self._get_apart, sent.size) * sent.way.cap
+        return apart * (self._lane_count - 1) / self._lane_count
+
+    @staticmethod
+    def _first_done(step: _Step) -> float:
+        """When the first lane is done. While it goes on, others still have the links."""
+        if step.kind != "receive":
+            return step.done
+        return max(step.flowed_at, step.done - step.local)
 
     def _add_head(self, step: _Step, instant: float) -> None:
         step.head = max(step.head, instant)
@@ -253,7 +284,7 @@ class MessageGraph:
             # What comes last is sent last.
             _, last = self._slot_sizes(step.size)
             assert step.way is not None, "it goes somewhere"
-            instant += last * self._lane_count * step.way.cap
+            instant += last * step.way.cap
         step.tail = max(step.tail, instant)
         step.tail_missing -= 1
         if not step.tail_missing:
@@ -270,7 +301,10 @@ class MessageGraph:
         while self._starts or flows:
             ends = min((now + flow.left / flow.rate for flow in flows), default=np.inf)
             begins = self._starts[0][0] if self._starts else np.inf
-            instant = min(ends, begins)
+            arrives = min(
+                (flow.arrives for flow in flows if flow.uses is flow.way.uses), default=np.inf
+            )
+            instant = min(ends, begins, arrives)
             passed = max(0.0, instant - now)
             if flows:
                 moving += passed
@@ -281,11 +315,14 @@ class MessageGraph:
                 flow.left -= flow.rate * passed
                 (ended if flow.left <= flow.rate * _TOGETHER else left).append(flow)
             flows = left
+            for flow in flows:
+                if flow.arrives <= now + _TOGETHER:
+                    flow.uses = flow.way.later
             new: list[_Flow] = []
             while self._starts and self._starts[0][0] <= now + _TOGETHER:
                 step = heappop(self._starts)[2]
                 assert step.way is not None, "it goes somewhere"
-                new.append(_Flow(step, step.way, float(step.size)))
+                new.append(_Flow(step, step.way, float(step.size), now))
             flows += new
             self._share(flows)
             for flow in ended:
@@ -304,7 +341,9 @@ class MessageGraph:
         step = flow.step
         assert step.peer is not None, "it is received"
         first, _ = self._slot_sizes(step.size)
-        ahead = min(first * self._lane_count, step.size) / flow.rate
+        # As round a ring, lanes get apart from message to message.
+        others = max(0, min(first * self._lane_count, step.size) - first)
+        ahead = (first + max(0, others - step.depth * self._get_apart)) / flow.rate
         self._tell_heads(step, now + ahead)
         self._add_head(step.peer, now + flow.way.latency + ahead)
 
@@ -312,10 +351,10 @@ class MessageGraph:
         """Give all flows their rates."""
         if not flows:
             return
-        counts = [len(flow.way.uses) for flow in flows]
+        counts = [len(flow.uses) for flow in flows]
         caps = np.array([1 / flow.way.cap for flow in flows])
         number = np.repeat(np.arange(len(flows)), counts)
-        entries = np.array([use for flow in flows for use in flow.way.uses], np.float64)
+        entries = np.array([use for flow in flows for use in flow.uses], np.float64)
         present, link = np.unique(entries[:, 0].astype(np.int64), return_inverse=True)
         share = entries[:, 1] * caps[number]
         speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
@@ -344,20 +383,19 @@ class MessageGraph:
         pe = inside.pe
         # What is sent on is still there, or loaded; what is received is stored, and if it is
         # combined, its operand is loaded.
-        through_memory = [(source, int(loads)), (target, 1 + combines)]
-        for rank, times in through_memory:
-            if times:
-                uses.append((self._resource((rank, "memory")), times * pe.memory))
-                uses.append((self._resource((rank, "engine")), times * pe.engine))
+        later = [(self._resource((target, "in")), pe.port)]
         uses.append((self._resource((source, "out")), pe.port))
-        uses.append((self._resource((target, "in")), pe.port))
+        for rank, times, parts in ((source, int(loads), uses), (target, 1 + combines, later)):
+            if times:
+                parts.append((self._resource((rank, "memory")), times * pe.memory))
+                parts.append((self._resource((rank, "engine")), times * pe.engine))
         latency = inside.latency + sum(link.latency for link in wires)
         wake = picoseconds(self._machine.topology.machine.pe.ipcq.wake_ns)
         assert self._layout.n_slots is not None, "it is known by now"
         # As credits come back, a lane has so many slots under way.
         window = self._layout.n_slots * self._layout.slot_size * self._lane_count
-        cap = max(inside.cap, (2 * latency + wake) / window, *(time for _, time in uses))
-        return _Way(latency, tuple(uses), cap)
+        cap = max(inside.cap, (2 * latency + wake) / window, *(time for _, time in (*uses, *later)))
+        return _Way(latency, tuple(uses), (*uses, *later), cap)
 
     def _look_inside(self, one: Lanes, other: Lanes) -> "_Inside":
         """The parts of both devices: their latency, and time per byte of a whole message."""

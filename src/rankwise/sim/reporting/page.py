@@ -50,11 +50,13 @@ def page(
     `failure` is what the run failed with.
     """
     topology = engine.topology
+    sips = topology.machine.system.sips
+    network = sips.words if sips.levels else sips.graph
     sections = [
         f"<h1>{escape(title)}</h1>",
         (
             f'<p class="about">Simulated on <b>{escape(topology.name)}</b> '
-            f"({topology.sip_count} SIPs, {escape(topology.machine.system.sips.words)}): "
+            f"({topology.sip_count} SIPs, {escape(network)}): "
             f"{format_picoseconds(engine.now)} of "
             f"simulated time, {len(engine.op_log):,} operations.</p>"
         ),

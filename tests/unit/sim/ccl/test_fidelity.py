@@ -262,8 +262,64 @@ def test_auto_uses_queues_under_strong_jitter_and_where_a_link_dies(
     assert level_of(algorithm, ring_allreduce, planned, 4, 32, faults=of_machine) == level
 
 
-def test_an_algorithm_without_messages_keeps_to_queues_when_all_are_asked() -> None:
-    assert ran("all_reduce", 64, "message", algorithm="tree_allreduce")[1] == "queue"
+OTHERS = (
+    "tree_allreduce", "halving_doubling_allreduce", "recursive_doubling_allreduce",
+    "hierarchical_allreduce", "direct_allreduce",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_programs_are_timed_by_messages_when_that_is_asked_for(algorithm: str) -> None:
+    exact, level, wires = ran("all_reduce", 1 << 17, "queue", algorithm=algorithm)
+    by_messages, other_level, loads = ran("all_reduce", 1 << 17, "message", algorithm=algorithm)
+
+    assert (level, other_level) == ("queue", "message")
+    assert by_messages == pytest.approx(exact, rel=0.1)
+    # Queues also send credits.
+    data = {name: size for name, size in loads.items() if size and "->" in name}
+    assert data
+    assert all(size <= wires[name] <= 1.1 * size for name, size in data.items())
+
+
+def test_auto_keeps_programs_to_queues_since_their_messages_are_less_exact() -> None:
+    assert ran("all_reduce", 1 << 21, "auto", algorithm="direct_allreduce", defaults={
+        "slot_size": 1 << 16, "n_lanes": 1,
+    })[1] == "queue"  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_a_program_by_messages_gives_the_same_numbers(algorithm: str) -> None:
+    def sums(fidelity: str) -> list[list[float]]:
+        found: list[list[float]] = []
+
+        def worker(rank: int, torch: Any) -> None:
+            x = torch.full((37,), rank + 0.1, dtype="f16")
+            torch.distributed.all_reduce(x, algorithm=algorithm)
+            found.append(x.tolist())
+
+        ccl = {"defaults": {"fidelity": fidelity}}
+        with RuntimeContext(engine=GraphEngine("default"), ccl=ccl) as torch:
+            torch.multiprocessing.spawn(worker, args=(torch,), nprocs=4)
+        return found
+
+    assert sums("message") == sums("queue")
+
+
+def test_halving_doubling_among_256_ranks_costs_little_by_messages() -> None:
+    began = process_time()
+    engine = GraphEngine(topology_with("switch8", {"system.sips.count": "256"}), enable_data=False)
+
+    def worker(_rank: int, torch: Any) -> None:
+        x = torch.empty(1 << 18, dtype="f32")
+        torch.distributed.all_reduce(x, algorithm="halving_doubling_allreduce")
+
+    with RuntimeContext(engine=engine, ccl={"defaults": {"fidelity": "message"}}) as torch:
+        torch.multiprocessing.spawn(worker, args=(torch,), nprocs=256)
+        took = torch.now
+
+    bytes_time = 2 * 255 / 256 * (1 << 20) / 0.45
+    assert bytes_time + 16 * 1_000_000 < took < 1.3 * (bytes_time + 16 * 1_000_000)
+    assert process_time() - began < 6
 
 
 @pytest.mark.parametrize("elements", [1, 3, 5, 4_097])
@@ -380,12 +436,7 @@ def test_two_collectives_by_messages_share_their_wires() -> None:
         (
             {"algorithms": {"tree_broadcast": {"fidelity": "kernel"}}},
             "x: algorithms.tree_broadcast.fidelity: tree_broadcast cannot be simulated",
-            "it can as auto, queue",
-        ),
-        (
-            {"algorithms": {"tree_allreduce": {"fidelity": "message"}}},
-            "x: algorithms.tree_allreduce.fidelity: tree_allreduce cannot be simulated",
-            "it can as auto, queue",
+            "it can as auto, queue, message",
         ),
     ],
 )
