@@ -14,6 +14,7 @@ figures of the machine.
 import hashlib
 import json
 import math
+import os
 import shlex
 import statistics
 import subprocess
@@ -35,6 +36,8 @@ from rankwise.sim.prediction.machines.fabric import FabricPrices
 HERE = Path(__file__).parent
 ANSWERS = HERE.parent / "build" / "foresight"
 STEPS = 2
+OUT_OF_MEMORY = 77
+"""The exit code of a run whose device is full."""
 POWER_OF_500_W = (500 / 700) ** (1 / 3)
 FITTED = {"hopper": (0.5, 0.8), "ampere": (0.6, 0.9)}
 FIGURES = ("matrix", "memory")
@@ -80,7 +83,9 @@ def rows_of_runs() -> list[Row]:
 def predict(row: Row, real: RealMachine) -> dict[str, Any]:
     """What is predicted of a run on a machine."""
     text = machine_text(real)
-    key = hashlib.sha256(f"{rankwise.__version__} {row.published['words']} {text}".encode())
+    settings = row.published.get("environment", {})
+    told = f"{rankwise.__version__} {row.published['words']} {settings} {text}"
+    key = hashlib.sha256(told.encode())
     answer = ANSWERS / f"{row.published['id']}-{key.hexdigest()[:12]}.json"
     if not answer.exists():
         ANSWERS.mkdir(parents=True, exist_ok=True)
@@ -94,8 +99,12 @@ def predict(row: Row, real: RealMachine) -> dict[str, Any]:
             "--prediction", str(answer), str(PROGRAMS / "transformer.py"),
             *row.published["words"].split(), f"--steps={STEPS}",
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, **settings}
+        )
+        if done.returncode == OUT_OF_MEMORY:
+            answer.write_text(json.dumps({"step_time_s": math.inf, "is_full": True}), "utf-8")
+        elif done.returncode:
             answer.unlink(missing_ok=True)
             sys.exit(f"{shlex.join(command)}\n{done.stderr}")
     found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
@@ -152,8 +161,12 @@ def toy_efficiency(rows: Sequence[Row]) -> float:
 
 def show_runs(rows: Sequence[Row], table: Table) -> None:
     efficiency = toy_efficiency(rows)
-    errors, toys, ratios = [], [], []
+    errors, toys, ratios, memories, full = [], [], [], [], 0
     for row in rows:
+        if predict(row, row.real).get("is_full"):
+            full += 1
+            table.row(row.published["id"], "", "out of memory", "", "", "")
+            continue
         ours, toy = predicted_ms(row), toy_ms(row, efficiency)
         published, is_gated = row.published["step_ms"], "gate" in row.published
         table.row(
@@ -166,28 +179,43 @@ def show_runs(rows: Sequence[Row], table: Table) -> None:
             errors.append(abs(error(ours, row)))
             toys.append(abs(error(toy, row)))
             ratios.append(published / ours)
+        if not is_gated and row.published.get("memory_kind") == "reserved":
+            memories.append(abs(memory_error(row)))
     for name, ours, toy in (
         ("median of counted rows", statistics.median(errors), statistics.median(toys)),
         ("90th percentile of counted rows", percentile(errors), percentile(toys)),
     ):
         table.row(name, "", "", f"{100 * ours:.1f} %", f"{100 * toy:.1f} %", "")
+    told = f"{100 * statistics.median(memories):.1f} %, {100 * percentile(memories):.1f} %"
+    table.row("reserved memory, torchtitan, counted: median, 90th percentile", "", "", "", "", told)
+    table.row(
+        "rows that ran and are called out of memory", "", f"{full} of {len(rows)}", "", "", ""
+    )
     ends = f"{min(ratios):.2f} to {max(ratios):.2f}"
     table.row("measured / predicted, counted", "", "", ends, "", "")
     for run in published_runs():
         if "not_run" in run:
             name = f"{run['id']}: {run['model']}, {run['devices']} x {run['gpu']}"
             step = f"{run['step_ms']:,.0f} ms"
-            table.row(name, step, "not predicted", run["not_run"], "", "")
+            table.row(f"{name} (gate)", step, "not predicted", run["not_run"], "", "")
 
 
 def memory_of(row: Row) -> str:
     """What a device holds at its peak, and what was published of it."""
     answer = predict(row, row.real)
-    ours = f"{answer['peak_active_bytes'] / 2**30:.1f} GiB active"
+    active, reserved = (answer[f"peak_{kind}_bytes"] / 2**30 for kind in ("active", "reserved"))
+    ours = f"{active:.1f} GiB active, {reserved:.1f} reserved"
     if "memory_GiB" not in row.published:
         return ours
     kind = row.published["memory_kind"] or "unknown kind"
-    return f"{ours}; {row.published['memory_GiB']:.1f} {kind}"
+    error = f" ({100 * memory_error(row):+.1f} %)" if kind == "reserved" else ""
+    return f"{ours}{error}; {row.published['memory_GiB']:.1f} {kind}"
+
+
+def memory_error(row: Row) -> float:
+    """Of reserved memory: what is predicted, by torch's allocator, against what was published."""
+    reserved: float = predict(row, row.real)["peak_reserved_bytes"] / 2**30
+    return reserved / float(row.published["memory_GiB"]) - 1
 
 
 def percentile(values: Sequence[float], share: float = 0.9) -> float:

@@ -252,6 +252,59 @@ class Measured:
         return self._table.math(elements, operation, dtype)
 ```
 
+### Price an operation
+
+rankwise knows the flops of matrix products, convolutions and attention. An operation of the matrix
+kind without a formula counts as its bytes, which is too cheap, and the output names it:
+
+```python
+# file: whiten.py
+import torch
+
+covariance = torch.randn(4096, 4096, device="cuda")
+for _ in range(2):
+    factor, _ = torch.linalg.cholesky_ex(covariance)
+    factor.sum()
+```
+
+```console
+$ rankwise run --on sim:h100-sxm --nproc-per-node 1 --timing-only whiten.py
+  time                           171.8 us
+  too cheap                  2 operations  aten.linalg_cholesky_ex: flops unknown, …
+```
+
+A cost model prices it, by a measurement or by a formula:
+
+```python
+# file: our_prices.py
+from rankwise.sim.hardware.cost_models import TableCosts
+
+
+class Factorisations(TableCosts):
+    \"\"\"As the machine, and n^3 / 3 flops at 15 TFLOPS for a Cholesky factorisation.\"\"\"
+
+    def operation(self, name, flops, size, dtype):
+        if name != "aten.linalg_cholesky_ex":
+            return None  # as if there were no cost model
+        matrix = size / 2 / 4  # it reads and writes n * n numbers of 4 bytes
+        seconds = matrix**1.5 / 3 / 15e12
+        return round(seconds * 1e12)
+```
+
+The file of a machine names it. What `pip install` makes of the entry point is written by hand here:
+
+```console
+$ mkdir our_prices.egg-info && cd our_prices.egg-info
+$ printf '[rankwise.cost_models]\\nours = our_prices:Factorisations\\n' > entry_points.txt
+$ cd .. && (rankwise machines h100-sxm --yaml; echo 'cost_model: ours') > priced.yaml
+$ export PYTHONPATH=.
+$ OPTIONS="--nproc-per-node 1 --timing-only --prediction p.json"
+$ rankwise run --on sim:priced.yaml $OPTIONS whiten.py
+$ python -c 'import json; print("too cheap:", json.load(open("p.json"))["too_cheap"])'
+  time                           3.133 ms
+too cheap: []
+```
+
 ## rankwise.testing.conformance
 
 {names}"""

@@ -5,10 +5,12 @@
 
 import json
 import re
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
-from running import run
+from running import run, start
 
 pytestmark = [pytest.mark.system, pytest.mark.torch]
 
@@ -19,6 +21,8 @@ NEEDS = {
     "megatron_layers.py": "megatron.core",
 }
 QUIET = {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+PATIENCE_S = 900.0
+"""A model of 8 billion parameters takes 42 s of CPU."""
 TITAN = """
 [job]
 dump_folder = "out"
@@ -92,7 +96,7 @@ def test_a_script_of_accelerate_that_hangs_on_processes_is_told_why(tmp_path: Pa
 def test_torchtitan_trains_on_modelled_devices(
     size: int, tensor: int, pipeline: int, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torchtitan")
+    need_titan("0.2")
     write_titans_files(tmp_path)
 
     done = run(
@@ -109,6 +113,76 @@ def test_torchtitan_trains_on_modelled_devices(
     losses = {int(step): float(loss) for step, loss in found}  # other stages of a pipeline say -1
     assert losses.keys() == {1, 2, 3}
     assert losses[3] < losses[2] < losses[1]
+
+
+def predicted(folder: Path, *words: object, ranks: int) -> dict[str, Any]:
+    """What is predicted of a client on an H100."""
+    answer = folder / "p.json"
+    with start(
+        *("run", "--on=sim:h100-sxm", f"--nproc-per-node={ranks}"),
+        *("--timing-only", "--no-prefix", "--prediction", str(answer), *map(str, words)),
+        environment={
+            **QUIET,
+            "HF_DATASETS_CACHE": str(folder / "cache"),
+            "ACCELERATE_USE_CPU": "no",
+        },
+        cwd=folder,
+    ) as running:
+        done = running.finish(PATIENCE_S)
+    assert done.code == 0, done.stderr
+    found: dict[str, Any] = json.loads(answer.read_text())
+    assert found["steps"] == 2
+    assert found["too_cheap"] == []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flavor", "ranks", "least", "most"), [("debugmodel", 2, 0.01, 0.1), ("8b", 8, 1.0, 1.8)]
+)
+def test_todays_torchtitan_is_predicted_on_an_h100(
+    flavor: str, ranks: int, least: float, most: float, tmp_path: Path
+) -> None:
+    need_titan("0.3")
+    write_titans_files(tmp_path)
+
+    found = predicted(
+        tmp_path, PROGRAMS / "titan.py", "--module=llama3", f"--config=llama3_{flavor}",
+        "--training.steps=3", "--hf_assets_path=tests/assets/tokenizer",
+        "--dataloader.dataset=c4_test", "--parallelism.spmd_backend=partial_dtensor", ranks=ranks,
+    )  # fmt: skip
+
+    assert least < found["step_time_s"] < most
+    assert found["peak_active_bytes"] < found["capacity_bytes"] / 2
+
+
+def test_torchtitan_of_before_is_predicted_on_an_h100(tmp_path: Path) -> None:
+    need_titan("0.2")
+    write_titans_files(tmp_path)
+
+    found = predicted(
+        tmp_path, "-m", "torchtitan.train", "--job.config_file", "titan.toml", ranks=2
+    )
+
+    assert found["peak_active_bytes"] < found["capacity_bytes"] / 100
+
+
+def test_a_trainer_with_fsdp_is_predicted_on_an_h100(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+
+    found = predicted(tmp_path, PROGRAMS / "transformers_fsdp.py", ranks=4)
+
+    assert found["checked_ranks"] == 2
+    assert found["communication_s"] > 0
+
+
+def need_titan(release: str) -> None:
+    """Skip without a release of torchtitan; its command changes from one to the next."""
+    try:
+        found = version("torchtitan")
+    except PackageNotFoundError:
+        pytest.skip("needs torchtitan")
+    if not found.startswith(f"{release}."):
+        pytest.skip(f"needs torchtitan {release}, and {found} is installed")
 
 
 def write_titans_files(folder: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PROGRAM = "rankwise.sim.torch.calibration"
 _SECONDS_MAX = 150.0
-"""Torch's start and what is not measured fit into the rest of three minutes."""
+"""Torch's start and what is not measured fit into the rest of three minutes on an idle machine."""
 
 
 @click.command("calibrate", context_settings=CONTEXT_SETTINGS)
@@ -35,6 +35,10 @@ _SECONDS_MAX = 150.0
 @click.option(
     "--seconds", type=click.FloatRange(1, _SECONDS_MAX), default=30.0, show_default=True,
     help="For the measurements, beside the start of torch.",
+)  # fmt: skip
+@click.option(
+    "--timeout", metavar="DURATION", default="170s", show_default=True,
+    help="End after this time; a busy machine may need longer for the same measurements.",
 )  # fmt: skip
 @click.option(
     "--nproc-per-node", "ranks", type=click.IntRange(1, 64), default=2, show_default=True,
@@ -50,14 +54,20 @@ _SECONDS_MAX = 150.0
     help=f"The machine whose fabric --from replaces: {', '.join(MACHINES)}, or a file.",
 )  # fmt: skip
 def calibrate(
-    output: str, seconds: float, ranks: int, logs: tuple[str, ...], like: str | None
+    output: str,
+    logs: tuple[str, ...],
+    like: str | None,
+    *,
+    seconds: float,
+    timeout: str,
+    ranks: int,
 ) -> int:
     """Measure this machine, and write it as a machine for `--on sim:FILE`, with residuals."""
     _check(output, logs, like)
     real = (
         _from_logs(logs, like or "", Path(output).stem)
         if logs
-        else _measured(seconds, ranks, Path(output).stem)
+        else _measured(seconds, timeout, ranks, Path(output).stem)
     )
     from rankwise.sim.prediction.machines.calibration import machine_text  # noqa: PLC0415  # not for --help
 
@@ -83,11 +93,9 @@ def _check(output: str, logs: tuple[str, ...], like: str | None) -> None:
 
 def _from_logs(logs: tuple[str, ...], like: str, name: str) -> "RealMachine":
     from rankwise.sim.files import read_text  # noqa: PLC0415  # not for --help
-    from rankwise.sim.prediction.machines.calibration import (  # noqa: PLC0415  # the same
-        read_nccl_tests,
-        with_collectives,
-    )
+    from rankwise.sim.prediction.machines.calibration import with_collectives  # noqa: PLC0415  # the same
     from rankwise.sim.prediction.machines.catalogue import named_machine  # noqa: PLC0415  # the same
+    from rankwise.sim.prediction.machines.nccl_logs import read_nccl_tests  # noqa: PLC0415  # the same
 
     points = []
     for log in logs:
@@ -104,7 +112,7 @@ def _from_logs(logs: tuple[str, ...], like: str, name: str) -> "RealMachine":
     return msgspec.structs.replace(real, name=name)
 
 
-def _measured(seconds: float, ranks: int, name: str) -> "RealMachine":
+def _measured(seconds: float, timeout: str, ranks: int, name: str) -> "RealMachine":
     from rankwise.sim.prediction.machines.calibration import (  # noqa: PLC0415  # not for --help
         Measurements,
         machine_of,
@@ -114,13 +122,14 @@ def _measured(seconds: float, ranks: int, name: str) -> "RealMachine":
         path = Path(folder, "measurements.json")
         command = [
             sys.executable, "-m", "rankwise", "run", "--nproc-per-node", str(ranks), "--no-prefix",
-            "--timeout", "170s", "-m", _PROGRAM, str(path), str(seconds),
+            "--timeout", timeout, "-m", _PROGRAM, str(path), str(seconds),
         ]  # fmt: skip
         done = subprocess.run(command, check=False)
         if done.returncode:
             raise ConfigError(
                 f"the measurements have failed with exit code {done.returncode}",
-                hint="torch is needed here: pip install 'rankwise[torch]'",
+                hint="torch is needed here (pip install 'rankwise[torch]'); on a busy machine give"
+                " it longer, --timeout 10m",
             )
         measured: Measurements = msgspec.json.decode(path.read_bytes(), type=Measurements)
     return machine_of(measured, name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
+from rankwise.base.errors import ConfigError
 from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import MACHINES
@@ -26,7 +27,11 @@ def _names(
 
 @click.command("machines", context_settings=CONTEXT_SETTINGS)
 @click.argument("name", required=False, metavar="[MACHINE]", shell_complete=_names)
-def machines(name: str | None) -> int:
+@click.option(
+    "--yaml", "as_yaml", is_flag=True,
+    help="Print the file of MACHINE, to change it and run --on sim:FILE.",
+)  # fmt: skip
+def machines(name: str | None, *, as_yaml: bool) -> int:
     """List the real machines that `rankwise run --on sim:MACHINE` predicts on.
 
     With MACHINE, a name or a file that `rankwise calibrate` has written: show each figure with its
@@ -34,6 +39,13 @@ def machines(name: str | None) -> int:
     """
     from rankwise.sim.prediction.machines.catalogue import named_machine  # noqa: PLC0415  # not for --help
 
+    if as_yaml:
+        from rankwise.sim.prediction.machines.calibration import machine_text  # noqa: PLC0415  # rare
+
+        if name is None:
+            raise ConfigError("--yaml needs MACHINE: rankwise machines h100-sxm --yaml")
+        click.echo(machine_text(named_machine(name)), nl=False)
+        return 0
     if name is not None:
         _show(named_machine(name))
         return 0

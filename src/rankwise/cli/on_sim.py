@@ -87,7 +87,8 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         os.putenv(name, "")
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
-    from rankwise.launch.on_sim.exploration import Order, run_in_order  # noqa: PLC0415  # the same
+    from rankwise.launch.on_sim.equal_ranks import run_equals_once  # noqa: PLC0415  # the same
+    from rankwise.launch.on_sim.exploration import Order  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
     from rankwise.launch.run_history import failure_command_of  # noqa: PLC0415  # the same
     from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
@@ -120,6 +121,8 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         timing_only=options.timing_only,
         every_rank=options.every_rank,
         values=options.values,
+        synthetic_data=options.synthetic_data,
+        tokens_per_step=options.tokens_per_step,
         records_values=options.record_values is not None,
         faults=faults,
         chip_faults=chip_faults,
@@ -128,13 +131,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     _check_one_order(options)
     _check_packages(options)
     order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
-    outcome, rehearsal, is_shown, again = run_in_order(make, order, partial(_again, words), _say)
-    if difference := rehearsal.difference(outcome):
-        _say(f"ranks are not equal: {difference}; all {rehearsal.size:,} are run")
-        make = partial(make, every_rank=True)
-        outcome, rehearsal, is_shown, again = run_in_order(
-            make, order, partial(_again, words), _say
-        )
+    outcome, rehearsal, is_shown, again = run_equals_once(make, order, partial(_again, words), _say)
     leftovers.are_told = job.console and outcome.status is OutcomeStatus.SUCCEEDED
     if not is_shown:
         return outcome
@@ -193,13 +190,13 @@ def _check_one_order(options: "RunOptions") -> None:
 
 
 def _check_timing_only(options: "RunOptions", machine: str | None) -> None:
-    for name in ("timing_only", "prediction", "record_values"):
+    for name in ("timing_only", "prediction", "record_values", "tokens_per_step"):
         if name in options.origins and machine is None:
             raise ConfigError(
                 f"{options.label(name)} needs a machine, which says how long things take: "
                 f"{_MACHINE_EXPECTED}"
             )
-    for name in ("every_rank", "values"):
+    for name in ("every_rank", "values", "synthetic_data"):
         if name in options.origins and not options.timing_only:
             raise ConfigError(f"{options.label(name)} has no meaning without --timing-only")
     for name, why in (("record_values", "it computes no values"), ("explore", "it has one order")):

@@ -140,6 +140,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     on: str | None
     virtual_clock: bool
     timing_only: bool
+    synthetic_data: bool
+    tokens_per_step: int | None
     every_rank: bool
     values: str
     prediction: str | None

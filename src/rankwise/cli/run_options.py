@@ -496,6 +496,17 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             default_shown="1.0 and false",
         ),
         _ours(
+            "--synthetic-data",
+            "Data loaders of PyTorch do not run with --timing-only: each repeats its first batch.",
+        ),
+        _ours(
+            "--tokens-per-step N",
+            "Tokens of a step on all ranks together, for the tokens/s of a prediction. Otherwise "
+            "the indices that embeddings look up are counted.",
+            type=click.IntRange(1),
+            default_shown="counted",
+        ),
+        _ours(
             "--record-values FILE",
             "File for the numbers that rank 0 asks for, such as loss.item(), on a small run with "
             "real tensors; --values reads it. Needs --on sim:MACHINE.",
@@ -538,7 +549,7 @@ OPTIONS: tuple[OptionWithVariable, ...] = (
             "the rank's state in globals. Repeatable.",
             multiple=True,
             default=(),
-            default_shown="accelerate, deepspeed, megatron, torchtitan",
+            default_shown="accelerate, deepspeed, megatron, torchtitan, transformers",
         ),
         _ours(
             "--faults FAULT|PLAN.yaml",

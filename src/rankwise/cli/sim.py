@@ -24,7 +24,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.options import PRESETS_IN_WORDS
+from rankwise.cli.options import MACHINES, PRESETS_IN_WORDS
 from rankwise.cli.sim_cluster import cluster
 from rankwise.cli.sim_options import (
     assignments,
@@ -39,6 +39,7 @@ from rankwise.cli.sim_options import (
 if TYPE_CHECKING:
     from rankwise.sim.benches.session import Settings
     from rankwise.sim.hardware.engine import GraphEngine
+    from rankwise.sim.hardware.topology import Topology
     from rankwise.sim.reporting.results import BenchResult
 
 
@@ -170,6 +171,15 @@ def run(
         return _emulate(program, arguments, time_limits(options["max_time"]).real_s)
 
 
+def _machine(name: str) -> "str | Topology":
+    """A node of a machine that exists; the name itself, if it is a preset's or a file's."""
+    if name not in MACHINES:
+        return name
+    from rankwise.sim.prediction.machines.catalogue import named_machine, open_machine  # noqa: PLC0415  # not for --help
+
+    return open_machine(name, 1, named_machine(name).node_size)
+
+
 def _shown_to_triton() -> AbstractContextManager[None]:
     from rankwise.sim.triton.compile_check import check_installed, kernels_shown_to_triton  # noqa: PLC0415  # not for --help
 
@@ -244,7 +254,7 @@ def topology(*, machine: str, svg: str | None, yaml: bool, fields: tuple[str, ..
     from rankwise.sim.reporting.machine_drawing import as_svg, as_text  # noqa: PLC0415  # the same
 
     chosen = assignments("--set", fields, is_list=False)
-    drawn = topology_with(machine, {each.key: each.values[0] for each in chosen})
+    drawn = topology_with(_machine(machine), {each.key: each.values[0] for each in chosen})
     if yaml:
         from yaml import safe_dump  # noqa: PLC0415  # the same
 
@@ -459,7 +469,7 @@ def _settings(
         program=program,
         is_file=is_file,
         arguments=arguments,
-        topology=topology,
+        topology=_machine(topology),
         ccl=ccl,
         fields={each.key: each.values[0] for each in assignments("--set", fields, is_list=False)},
         faults=read_chip_faults(faults),

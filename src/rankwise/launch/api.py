@@ -54,6 +54,9 @@ class RunOptions(TypedDict, total=False):
     faults: str | Sequence[str]
     device: DeviceName
     timing_only: bool
+    every_rank: bool
+    synthetic_data: bool
+    tokens_per_step: int | None
     values: str
     prediction: str | os.PathLike[str] | None
 
@@ -133,6 +136,9 @@ def run(
     faults: str | Sequence[str] = (),
     device: DeviceName = "cpu",
     timing_only: bool = False,
+    every_rank: bool = False,
+    synthetic_data: bool = False,
+    tokens_per_step: int | None = None,
     values: str = "",
     prediction: str | os.PathLike[str] | None = None,
     **_others: Any,
@@ -189,6 +195,10 @@ def run(
         device: `cuda` models a CUDA device for each simulated rank, for programs of PyTorch.
         timing_only: compute nothing on `sim:MACHINE`: tensors have no data, each rank has a
             modelled CUDA device, and its time and memory are predicted (docs/howto/predict.md).
+            Ranks that do the same are run once: the result of one that did not run is None.
+        every_rank: run all of them then.
+        synthetic_data: let data loaders of PyTorch repeat their first batch then.
+        tokens_per_step: of all ranks together, for the tokens/s of a prediction; None counts them.
         values: what a program gets then that asks for a number: `"constant=NUMBER"`, `"seeded"`, or
             a file.
         prediction: file for the predicted figures, as JSON.
@@ -220,6 +230,9 @@ def run(
         "faults": faults,
         "device": device,
         "timing_only": timing_only,
+        "every_rank": every_rank,
+        "synthetic_data": synthetic_data,
+        "tokens_per_step": tokens_per_step,
         "values": values,
         "prediction": prediction,
     }

@@ -4,6 +4,7 @@ It is a `concurrent.futures.Executor`. What it has beyond that interface is told
 """
 
 import atexit
+import sys
 import time
 import weakref
 from collections import deque
@@ -20,13 +21,14 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import MICROSECOND, MILLISECOND
 from rankwise.core.pool.vocabulary import PoolSpec
 from rankwise.drivers.real.cpus import usable_cpu_count
-from rankwise.drivers.real.interrupts import unheard
+from rankwise.drivers.real.interrupts import gate_here, unheard
 from rankwise.drivers.real.pool.engine import Engine, PoolFuture, PoolOptions, rebuilt_error
 from rankwise.drivers.real.pool.memory import new_shared
 from rankwise.drivers.real.pool.messages import CHUNK_CALLS_MAX, Kind
 from rankwise.drivers.real.pool.progress import show_progress
 from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.arguments import more_than_nothing
+from rankwise.launch.limits import check_working_directory
 from rankwise.launch.pool_answers import answer_questions
 
 T = TypeVar("T")
@@ -108,26 +110,33 @@ class Pool(Executor):
                 f"name is {name!r:.60}, expected a printable string that is not empty"
             )
         check_proc()
+        check_working_directory()
         self._size = size
         self._fitting = weakref.WeakKeyDictionary[Callable[..., Any], int]()
         self._attempts = retries + 1
-        self._engine = engine = Engine(
-            PoolOptions(
-                spec=PoolSpec(size=size, tasks_max=max_tasks_per_child),
-                initializer=None if initializer is None else (initializer, tuple(initargs)),
-                preload=None if preload is None else tuple(preload),
-                environment=dict(env or {}),
-                is_writable=writable,
-                start_timeout=more_than_nothing(start_timeout, "start_timeout"),
-            )
+        options = PoolOptions(
+            spec=PoolSpec(size=size, tasks_max=max_tasks_per_child),
+            initializer=None if initializer is None else (initializer, tuple(initargs)),
+            preload=None if preload is None else tuple(preload),
+            environment=dict(env or {}),
+            is_writable=writable,
+            start_timeout=more_than_nothing(start_timeout, "start_timeout"),
         )
-        _open.add(engine)
-        answer_questions(engine, str(name or f"pool-{next(_numbers)}"), size)
-        if progress:
-            show_progress(engine)
-        # The tasks of a pool that nobody holds any more go on; its workers then end.
-        self._forgotten = weakref.finalize(self, _close_forgotten, engine)
-        self._forgotten.atexit = False  # `_close_all` waits for its tasks
+        engine: Engine | None = None
+        try:
+            with gate_here().used():
+                self._engine = engine = Engine(options)
+                _open.add(engine)
+                answer_questions(engine, str(name or f"pool-{next(_numbers)}"), size)
+                if progress:
+                    show_progress(engine)
+                # The tasks of a pool that nobody holds any more go on; its workers then end.
+                self._forgotten = weakref.finalize(self, _close_forgotten, engine)
+                self._forgotten.atexit = False  # `_close_all` waits for its tasks
+        except BaseException:  # Ctrl-C came meanwhile: nobody gets this pool
+            if engine is not None:
+                _stop(engine)
+            raise
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Have a worker call `fn(*args, **kwargs)`; the future has what it returns or raises.
@@ -248,13 +257,13 @@ class Pool(Executor):
 
     def fitting_size(self, fn: Callable[..., Any]) -> int:
         """How many calls of a function a chunk should have, by the last `map`; 1 if unknown."""
-        with suppress(TypeError):  # it has no hash, or no weak reference
+        with suppress(Exception):  # it has no hash, or no weak reference, or an odd `__eq__`
             return self._fitting.get(fn, 1)
         return 1
 
     def note_fitting_size(self, fn: Callable[..., Any], call_count: int) -> None:
         """Remember it for the next `map` with the function."""
-        with suppress(TypeError):
+        with suppress(Exception):  # the same
             self._fitting[fn] = call_count
 
 
@@ -308,7 +317,7 @@ class _Chunks:
                     return
                 self._is_feeding = True
             try:
-                while self._is_wanted() and (items := list(islice(self._items, self._next_size()))):
+                while self._is_wanted() and (items := self._next_items()):
                     self._submit(items)
             finally:
                 with self._lock:
@@ -331,18 +340,33 @@ class _Chunks:
         self._futures.append(future)
         future.add_done_callback(lambda done: self._on_done(done, len(items)))
 
+    def _next_items(self) -> list[Any]:
+        items = islice(self._items, self._next_size())
+        if self._fixed_size is not None or self._left is not None:
+            return [*items]
+        # Inputs may come slowly, or be large: those that are there do not wait for more.
+        began, found = time.monotonic_ns(), []
+        for item in items:
+            found.append(item)
+            if time.monotonic_ns() - began > _CHUNK_NS:
+                break
+        return found
+
     def _next_size(self) -> int:
         if self._fixed_size is not None or self._left is None:
             return self._size
-        # Ever smaller ones to the end, but not so small that to send them takes as long.
-        fitting = max(self._left // (2 * self._pool.size), self._fitting // _SHRINKAGE)
+        if self._measured:
+            # Ever smaller ones to the end, but not so small that to send them takes as long.
+            fitting = max(self._left // (2 * self._pool.size), self._fitting // _SHRINKAGE)
+        else:  # how long calls took with other inputs must not leave workers without any
+            fitting = self._left // self._pool.size
         return max(1, min(self._size, fitting))
 
     def _on_done(self, future: "Future[Any]", call_count: int) -> None:
         assert isinstance(future, PoolFuture), "it is one of `submit_chunk`"
         with self._lock:
             self._unfinished -= 1
-            if self._fixed_size is None and future.took_ns:
+            if self._fixed_size is None and future.took_ns and _is_complete(future):
                 self._measure(call_count, future.took_ns)
         if self._left is not None and not self._is_over:
             # The pool may be shut down meanwhile: whoever takes the values is told.
@@ -386,6 +410,11 @@ class _Chunks:
                 future.cancel()
 
 
+def _is_complete(future: PoolFuture) -> bool:
+    """Whether all calls of a chunk were made: a failure ends it."""
+    return not future.cancelled() and future.exception() is None and future.result()[1] is None
+
+
 _numbers = count(1)
 _open: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
@@ -397,9 +426,15 @@ def _close_forgotten(engine: Engine) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """Let the pools of a program that ends finish what they were given, as other executors do."""
+    """Let the pools of a program that ends finish what they were given, as other executors do.
+
+    If Ctrl-C has ended it, they stop. Of an interactive interpreter, it has ended some line only.
+    """
+    is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for engine in [*_open]:
         with suppress(KeyboardInterrupt):
+            if is_interrupted and not hasattr(sys, "ps1"):
+                _stop(engine)
             engine.close(cancels=False)
             _wait(engine)
 

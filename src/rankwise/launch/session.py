@@ -503,12 +503,13 @@ class Session:
         hosting.replace_server()
         self._watches.begin_start()
 
-    def _on_unfit_server(self, reason: str) -> None:
+    def _on_unfit_server(self, reason: str, is_lasting: bool) -> None:  # a callback
         """Remember why ranks get interpreters of their own: the next run need not find out."""
         from rankwise.launch.automatic_start import interpreters_line, remember  # noqa: PLC0415  # rare
 
         told = f"the import of {', '.join(self._job.preload or ())} {reason}"
-        remember(self._job, told)
+        if is_lasting:
+            remember(self._job, told)
         if self._job.verbose:
             self._say(interpreters_line(told), "start")
 

@@ -15,6 +15,7 @@ PACKAGES = {
     "conch": ("conch",),
     "mlstm": ("mlstm_kernels",),
     "optimi": ("optimi",),
+    "xformers": ("xformers",),
     "small": ("accelerated_scan", "cut_cross_entropy", "lion_pytorch", "sageattention"),
 }
 

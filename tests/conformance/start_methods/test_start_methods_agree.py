@@ -162,6 +162,24 @@ def test_import_that_forks_would_notice_gives_each_rank_an_interpreter(
     assert not differences(first, second)
 
 
+def test_fork_server_that_others_kill_is_used_again_by_the_next_run(folder: Path) -> None:
+    packages = folder / "site-packages"
+    packages.mkdir()
+    (packages / "einops.py").write_text(
+        "import os\nif not os.environ.get('TORCHELASTIC_' + 'RUN_ID'): os.kill(os.getpid(), 9)"
+    )
+    (folder / "train.py").write_text("import einops\nimport numpy as np\n")
+    environment = {"PYTHONPATH": str(packages)}
+
+    first, second = (seen(["train.py"], folder, "auto", environment=environment) for _ in range(2))
+
+    told = "the import of einops, numpy failed: the fork server has ended with signal 9"
+    for each in (first, second):
+        assert each.code == 0
+        assert each.how.startswith("ranks are forked")
+        assert told in each.how
+
+
 def test_variables_that_imports_set_are_there_in_forked_ranks(folder: Path) -> None:
     packages = folder / "site-packages"
     packages.mkdir()

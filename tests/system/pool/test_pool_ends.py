@@ -1,11 +1,18 @@
 """Programs with a `rankwise.Pool`: how they end, and what `__main__` may hold."""
 
+import os
+import re
 import signal
 import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
 from running import WITHIN_S, OnTerminal, run_program, start_program, write_program
+
+import rankwise
+from rankwise.drivers.real.pool.progress import show_progress
 
 pytestmark = pytest.mark.system
 
@@ -108,6 +115,48 @@ def test_ctrl_c_interrupts_tasks_and_cancels_the_others(tmp_path: Path) -> None:
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
+def test_ctrl_c_outside_of_a_with_block_stops_the_pool_too(tmp_path: Path) -> None:
+    begin, _, _ = LONG.partition("    try:\n        with rankwise.Pool")
+    text = (
+        begin
+        + """
+    pool = rankwise.Pool(2)
+    with open(fifo, "r+b", buffering=0) as begun:
+        futures = [pool.submit(stay, "gentle", fifo) for _ in range(2)]
+        assert begun.read(1) + begun.read(1) == b"xx"
+    say("queued")
+    futures[0].result()
+"""
+    )
+    with start_program(text, tmp_path) as program:
+        program.wait_for("queued\n")
+        program.signal(signal.SIGINT)
+        done = program.finish(WITHIN_S)
+
+    assert done.code == -signal.SIGINT
+    assert done.lines.count("interrupted") == 2
+
+
+def test_pool_in_a_removed_directory_is_refused(tmp_path: Path) -> None:
+    done = run_program(
+        """
+import os
+import rankwise
+
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir("../gone")
+try:
+    rankwise.Pool(1)
+except rankwise.ConfigError as error:
+    print(error)
+""",
+        tmp_path,
+    )
+
+    assert done.stdout.startswith("the working directory cannot be used")
+
+
 def test_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
     with start_program(LONG, tmp_path, "stubborn") as program:
         program.wait_for("queued\n")
@@ -162,7 +211,24 @@ with rankwise.Pool(2, progress=True) as pool:
 """,
     )
     with OnTerminal(sys.executable, str(tmp_path / "program.py")) as terminal:
-        assert "4950" in terminal.wait_for("100 done, 0 failed, 0 running, 0 waiting, 0 workers")
+        assert "4950" in terminal.wait_for("100 done, 0 failed, 0:0")
+
+
+def test_line_of_progress_is_cut_to_the_terminal_and_counts_what_workers_run() -> None:
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (24, 40))
+    with os.fdopen(master, "rb", 0) as terminal:
+        with os.fdopen(slave, "w") as stream, rankwise.Pool(2) as pool:
+            show_progress(pool._engine, stream)
+            # Long enough to be shown.
+            [*pool.map(time.sleep, [0.3, 0.3, *[0.0] * 40], chunksize=1)]
+        shown = terminal.read(1 << 16).decode()
+
+    lines = shown.split("\r\x1b[2K")[1:]
+    assert max(map(len, lines[:-1])) == 39
+    assert lines[-1].startswith("42 done, 0 failed, 0:0")
+    running = [int(count) for line in lines for count in re.findall(r"(\d+) running", line)]
+    assert max(running) <= 2
 
 
 def test_progress_is_not_written_to_a_file(tmp_path: Path) -> None:

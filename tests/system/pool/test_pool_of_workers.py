@@ -8,6 +8,7 @@ import operator
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,68 @@ def test_map_begins_with_chunks_that_fit_the_calls_of_the_last_one(pool: rankwis
 
     assert (first._fitting, begun_with) == (1000, 125)
     assert (third._size, unknown._size) == (1, 1)
+
+
+def test_first_chunks_of_a_map_leave_calls_for_all_workers(pool: rankwise.Pool) -> None:
+    def quick(value: int) -> int:
+        return value
+
+    pool.note_fitting_size(quick, 1_000_000)
+    chunks = _Chunks(pool, quick, (range(100),), None)
+    first = chunks._next_items()
+
+    assert len(first) == 100 // pool.size
+
+
+def test_slow_input_of_a_map_is_not_collected_for_long_chunks(pool: rankwise.Pool) -> None:
+    read = []
+
+    def slow() -> Iterator[int]:
+        for number in itertools.count():
+            time.sleep(0.011)  # more than a chunk is to take
+            read.append(number)
+            yield number
+
+    pool.note_fitting_size(abs, 1_000_000)
+    values = pool.map(abs, slow())
+
+    assert next(values) == 0
+    assert len(read) <= 3 * pool.size + 1
+
+
+def test_chunk_that_fails_says_nothing_about_the_time_of_calls(pool: rankwise.Pool) -> None:
+    def refuse(value: int) -> int:
+        raise ValueError(value)
+
+    with pytest.raises(ValueError, match="0"):
+        next(pool.map(refuse, range(1000)))
+
+    assert pool.fitting_size(refuse) == 1
+
+
+class Unequal:
+    """A function that cannot be compared."""
+
+    __hash__ = object.__hash__
+
+    def __init__(self, result: int) -> None:
+        self.result = result
+
+    def __eq__(self, other: object) -> bool:
+        raise NotImplementedError
+
+    def __call__(self, value: int) -> int:
+        return value + self.result
+
+
+class Unhashable(Unequal):
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("function", [Unequal(1), Unhashable(1), np.negative, [1].count])
+def test_map_takes_functions_that_cannot_be_remembered(pool: rankwise.Pool, function: Any) -> None:
+    for _ in range(2):
+        assert len([*pool.map(function, range(300))]) == 300
 
 
 def test_map_of_a_list_is_in_order_while_other_threads_feed_it(pool: rankwise.Pool) -> None:
@@ -509,6 +572,15 @@ def test_initializer_runs_in_each_worker_and_its_failure_breaks_the_pool() -> No
             pool.submit(abs, -1)
 
 
+def test_death_in_the_initializer_names_it() -> None:
+    told = "exit code 3 in _exit, the initializer"
+    with (
+        rankwise.Pool(1, initializer=os._exit, initargs=(3,)) as pool,
+        pytest.raises(rankwise.BrokenPool, match=told),
+    ):
+        pool.submit(abs, -1).result(PATIENCE_S)
+
+
 def test_pool_in_a_task(pool: rankwise.Pool) -> None:
     assert pool.submit(pool_tasks.squares_in_a_pool, 3).result(PATIENCE_S) == [3, 2, 1]
 
@@ -549,6 +621,29 @@ def test_pool_that_nobody_holds_finishes_its_tasks_and_ends() -> None:
 
     assert future.result(PATIENCE_S) == 3
     assert engine.wait_released(PATIENCE_S)
+
+
+class NameAtSignal(str):  # noqa: SLOT000  # it has a number
+    """A name that is read a second time when Ctrl-C comes: the pool's thread runs by then."""
+
+    reads = 0
+
+    def __str__(self) -> str:
+        self.reads += 1
+        if self.reads == 2:
+            signal.raise_signal(signal.SIGINT)
+        return super().__str__()
+
+
+def test_interrupt_while_a_pool_is_made_leaves_nothing_of_it() -> None:
+    before = {*threading.enumerate()}
+
+    with pytest.raises(KeyboardInterrupt):
+        rankwise.Pool(1, name=NameAtSignal("late"))
+
+    for thread in {*threading.enumerate()} - before:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
 
 
 def test_fork_of_the_caller_is_told_to_make_its_own_pool(pool: rankwise.Pool) -> None:

@@ -22,7 +22,7 @@ from rankwise.launch.function_results import values_by_rank
 from rankwise.launch.job import LogPlan
 from rankwise.launch.on_sim.rehearsal import Rehearsal
 from rankwise.sim.faults.reading import read_faults_of_run
-from rankwise.sim.rehearsal.scheduler import Gate
+from rankwise.sim.rehearsal.gates import Gate
 from rankwise.sim.rehearsal.world import present_world
 
 

@@ -561,7 +561,7 @@ def test_a_rank_that_blocks_has_hung_whatever_it_prints(name: str, tmp_path: Pat
 def test_a_rank_that_really_blocks_is_told_of_without_any_timeout(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.2)
+    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.2)
 
     def block() -> None:
         threading.Event().wait(1.0)
@@ -576,7 +576,7 @@ def test_a_rank_that_really_blocks_is_told_of_without_any_timeout(
 def test_a_rank_that_keeps_no_other_waiting_gets_no_notice(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.1)
+    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.1)
 
     def block() -> None:
         threading.Event().wait(0.5)
@@ -589,7 +589,7 @@ def test_a_rank_that_keeps_no_other_waiting_gets_no_notice(
 def test_notice_of_a_long_turn_without_data_says_that_large_models_take_minutes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.2)
+    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.2)
 
     def block() -> None:
         threading.Event().wait(1.0)

@@ -14,8 +14,9 @@ import torch
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 x = torch.ones(1 << 18, device="cuda")
-y = x * 2
-del y
+y = x * 2  # in the same segment of 2 MiB
+z = torch.ones(8 << 20, device="cuda")  # a segment of its own, of 32 MiB
+del y, z
 MIB = 1 << 20
 
 
@@ -55,7 +56,8 @@ def test_queries_tell_what_the_prediction_counts(preloaded: Preloaded, tmp_path:
     lines = answers(preloaded, "--on=sim:switch8", tmp_path)
 
     # Used of the device, then allocated, its peak, reserved and its peak.
-    one = ["[2, 1, 2, 2, 2]", "[2, 1, 1, 2, 2]", "[1, 1, 1, 1, 2]", "0 True"]
+    # The segment of 2 MiB stays: a block of it is in use.
+    one = ["[34, 1, 34, 34, 34]", "[34, 1, 1, 34, 34]", "[2, 1, 1, 2, 34]", "0 True"]
     assert lines == one * 2
 
 

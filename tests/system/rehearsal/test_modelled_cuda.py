@@ -350,6 +350,37 @@ def test_activations_are_offloaded_to_pinned_memory_that_is_the_cpus(tmp_path: P
     assert finished.lines == ["[2.0, 2.0]"], finished.stderr
 
 
+TOOLS = """\
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+x = torch.ones(4, device="cuda")
+torch.cuda.cudart().cudaProfilerStart()
+torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(x.data_ptr(), 16, 0))
+pool = torch.cuda.use_mem_pool(torch.cuda.MemPool())
+with torch.cuda.profiler.profile(), torch.cuda.nvtx.range("step"), pool:
+    y = x * 2
+torch.cuda.reset_peak_host_memory_stats()
+torch.cuda.set_sync_debug_mode("warn")
+assert torch.cuda.can_device_access_peer(0, 1)
+assert torch.cuda.get_allocator_backend() == "native"
+old = torch.cuda.FloatTensor([1.0, 2.0])
+dist.all_reduce(old)
+assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x, torch.cuda.HalfTensor)
+print(old.tolist(), y.tolist(), torch.cuda.cudart().cudaMemGetInfo(0)[1] > 0)
+"""
+
+
+def test_profiler_pools_and_old_types_of_cuda_are_there(tmp_path: Path) -> None:
+    finished = run(
+        "run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix",
+        write_program(tmp_path, TOOLS), cwd=tmp_path,
+    )  # fmt: skip
+
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["[2.0, 4.0] [2.0, 2.0, 2.0, 2.0] True"] * 2
+
+
 def test_all_ways_to_a_device_lead_to_the_cpu(tmp_path: Path) -> None:
     finished = run(
         "run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix",

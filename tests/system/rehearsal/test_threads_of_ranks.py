@@ -245,7 +245,7 @@ print(set(found) == {rank}, len(found), flush=True)
 
 STUBBORN = """
 import signal, sys, threading
-from rankwise.sim.rehearsal.scheduler import Gate
+from rankwise.sim.rehearsal.gates import Gate
 from rankwise.sim.rehearsal.world import present_world, running_rank
 
 state, never = sys.argv[1], Gate()
@@ -271,7 +271,7 @@ if running_rank().number == 1:
 
 STATES = """
 import os, signal, sys, threading
-from rankwise.sim.rehearsal.scheduler import Gate
+from rankwise.sim.rehearsal.gates import Gate
 from rankwise.sim.rehearsal.world import present_world, running_rank
 
 state, rank, scheduler = sys.argv[1], running_rank(), present_world().scheduler
@@ -279,7 +279,7 @@ never, goes_on = Gate(), threading.Event()
 
 
 def wait_in_turn():
-    with scheduler.turn():
+    with scheduler.turns.turn():
         goes_on.set()
         scheduler.wait(never)
 

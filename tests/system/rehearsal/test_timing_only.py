@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, words=512, width=64, depth=2):
+    def __init__(self, words=2048, width=128, depth=4):
         super().__init__()
         self.words = nn.Embedding(words, width)
         self.layers = nn.ModuleList(Block(width) for _ in range(depth))
@@ -71,7 +71,7 @@ DDP = """
 from torch.nn.parallel import DistributedDataParallel
 
 model = DistributedDataParallel(Model().to(device), device_ids=[rank], bucket_cap_mb=1)
-train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True))
+train(model, torch.optim.AdamW(model.parameters(), foreach=True))
 """
 
 ACCUMULATED = """
@@ -80,7 +80,7 @@ from torch.nn.parallel import DistributedDataParallel
 model = DistributedDataParallel(
     Model(depth=3).to(device), device_ids=[rank], gradient_as_bucket_view=True
 )
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 for _ in range(3):
     with model.no_sync():
         model(torch.zeros(2, 8, dtype=torch.long, device=device)).sum().backward()
@@ -98,7 +98,7 @@ model = Model().to(device)
 for layer in model.layers:
     fully_shard(layer, mesh=mesh, mp_policy=policy)
 fully_shard(model, mesh=mesh, mp_policy=policy)
-train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True))
+train(model, torch.optim.AdamW(model.parameters(), foreach=True))
 """
 
 CHECKPOINTED = """
@@ -111,7 +111,7 @@ for layer in model.layers:
     layer.forward = (lambda of: lambda x: checkpoint(of, x, use_reentrant=False))(layer.forward)
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
-train(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))
+train(model, torch.optim.AdamW(model.parameters(), foreach=True))
 """
 
 FSDP1 = """
@@ -121,7 +121,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 model = FullyShardedDataParallel(
     Model().to(device), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=device
 )
-train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True))
+train(model, torch.optim.AdamW(model.parameters(), foreach=True))
 """
 
 TENSOR_PARALLEL = """
@@ -131,13 +131,13 @@ mesh = dist.init_device_mesh("cuda", (size,))
 model = Model().to(device)
 for layer in model.layers:
     parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-train(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False))
+train(model, torch.optim.AdamW(model.parameters(), foreach=False))
 """
 
 PIPELINE = """
 first, last = rank == 0, rank == size - 1
 stage = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to(device)
-optimizer = torch.optim.SGD(stage.parameters(), lr=0.1, foreach=True)
+optimizer = torch.optim.AdamW(stage.parameters(), foreach=True)
 for _ in range(3):
     x = torch.zeros(64, 256, device=device)
     if not first:
@@ -159,7 +159,7 @@ for _ in range(3):
 
 CLIPPED = """
 model = Model().to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 for _ in range(3):
     tokens = torch.zeros(4, 32, dtype=torch.long, device=device)
     with torch.autocast("cuda", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Worlds that follow each other in one process: a rank that hung leaves nothing for the next."""
+"""Worlds that follow each other in one process: a world that fails or hangs leaves nothing."""
 
 from pathlib import Path
 
@@ -50,6 +50,27 @@ def work():
     return total.tolist(), of_user.value, str(torch.get_default_dtype())
 
 
+def end(how):
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    group = dist.new_group(group_desc="of the world that ended")
+    dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    if how == "differ":
+        dist.all_reduce(torch.ones(1 + dist.get_rank()), group=group)
+    if dist.get_rank() == 1:
+        {"raise": int, "exit": os._exit, "kill": lambda code: os.kill(os.getpid(), 9)}[how](
+            "no number" if how == "raise" else 3
+        )
+    dist.barrier(group)
+
+
+for how in ("raise", "exit", "kill", "differ"):
+    try:
+        rankwise.run(end, (how,), nprocs=2, on="sim")
+    except rankwise.WorkersFailed:
+        print(how, rankwise.run(work, nprocs=2, on="sim"))
 for _ in range(2):
     try:
         rankwise.run(hang, nprocs=2, on="sim", hang_timeout=0.5)
@@ -62,11 +83,12 @@ print("of_user" in sys.modules)
 
 @pytest.mark.torch
 @pytest.mark.system
-def test_rank_that_hung_leaves_nothing_for_the_next_world(tmp_path: Path) -> None:
+def test_ranks_that_fail_or_hang_leave_nothing_for_the_next_world(tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "of_user.py").write_text("value = 'fresh'\n")
 
     finished = run_program(WORLDS, tmp_path, str(tmp_path / "library"))
 
     rank = ([2.0, 2.0], "fresh", "torch.float32")
-    assert finished.stdout.splitlines() == ["hung", str([rank, rank])] * 2 + ["False"]
+    ends = [f"{how} {[rank, rank]}" for how in ("raise", "exit", "kill", "differ")]
+    assert finished.stdout.splitlines() == [*ends, *["hung", str([rank, rank])] * 2, "False"]

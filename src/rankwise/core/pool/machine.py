@@ -25,7 +25,7 @@ kills its workers and ends all tasks. Each way leads to `ReleasePool`.
 A step is as short as it can be, since it is taken for each task, by the thread that submits.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from enum import StrEnum
 
 from rankwise.base.units import MILLISECOND, Instant, after
@@ -125,7 +125,8 @@ class PoolMachine:
         self._spec = spec
         self._size = spec.size
         self._tasks: dict[int, _Task] = {}
-        self._queue: deque[int] = deque()
+        self._queue: OrderedDict[int, None] = OrderedDict()
+        """Not a deque: to cancel one of many takes as long as to cancel one of few."""
         self._runnable = 0
         """How many tasks are queued or sent."""
         self._workers: dict[int, _Worker] = {}
@@ -152,12 +153,6 @@ class PoolMachine:
     def can_send(self) -> bool:
         """Whether a task that is submitted now would be sent, or would start a worker."""
         return bool(self._idle or self._roomy or self._present < self._size)
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """How many tasks wait or are queued, how many are sent, and how many workers there are."""
-        sent = sum(len(worker.tasks) for worker in self._workers.values())
-        return len(self._tasks) - sent, sent, len(self._workers)
 
     @property
     def workers(self) -> list[PoolWorkerView]:
@@ -234,7 +229,7 @@ class PoolMachine:
         self._tasks[number] = task = _Task(number, stimulus.needs, stimulus.attempts)
         if not task.needs:
             self._runnable += 1
-            self._queue.append(number)
+            self._queue[number] = None
             self._dispatch(effects)
 
     def _on_need_met(self, number: int, effects: list[PoolEffect]) -> None:
@@ -244,7 +239,7 @@ class PoolMachine:
         task.needs -= 1
         if not task.needs:
             self._runnable += 1
-            self._queue.append(number)
+            self._queue[number] = None
             self._dispatch(effects)
 
     def _on_answered(
@@ -272,7 +267,7 @@ class PoolMachine:
         if task is None or task.worker is not None:
             return
         if not task.needs:
-            self._queue.remove(number)
+            del self._queue[number]
             self._runnable -= 1
         self._end(task, end, effects)
 
@@ -297,7 +292,7 @@ class PoolMachine:
                 worker = next(iter(self._roomy.values()))
             else:
                 break
-            self._send(worker, queue.popleft(), effects)
+            self._send(worker, queue.popitem(last=False)[0], effects)
         while self._present < self._size and self._present < self._runnable:
             self._start_worker(effects)
 
@@ -338,7 +333,7 @@ class PoolMachine:
             return
         queue, depth = self._queue, self._depth
         while queue and len(worker.tasks) < depth and worker.tasks_left > 0:
-            self._send(worker, queue.popleft(), effects)
+            self._send(worker, queue.popitem(last=False)[0], effects)
         if worker.tasks:
             self._note_room(worker)
             return
@@ -387,8 +382,12 @@ class PoolMachine:
                 task.worker = None
                 worker.tasks.remove(number)
                 worker.tasks_left += 1
-                self._queue.appendleft(number)
+                self._queue_first(number)
         self._note_room(worker)
+
+    def _queue_first(self, number: int) -> None:
+        self._queue[number] = None
+        self._queue.move_to_end(number, last=False)
 
     # Workers
 
@@ -445,7 +444,7 @@ class PoolMachine:
         task.attempts -= 1
         worker, task.worker = task.worker, None
         if task.attempts > 0 and self.phase in (PoolPhase.OPEN, PoolPhase.CLOSING):
-            self._queue.appendleft(task.number)
+            self._queue_first(task.number)
             return
         self._runnable -= 1
         self._end(task, TaskEnd.DIED, effects, reason, worker)

@@ -12,7 +12,7 @@ from rankwise.base.root_cause import may_be_of_others
 from rankwise.base.units import Instant
 from rankwise.core.ledger import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.sim.rehearsal import meetings
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld
 
 _NO_TAG = ", tag 0,"

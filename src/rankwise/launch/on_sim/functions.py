@@ -10,7 +10,8 @@ from rankwise.base.errors import ConfigError, WorkersFailed
 from rankwise.launch.job import Job
 from rankwise.launch.limits import shown
 from rankwise.launch.notices import notice
-from rankwise.launch.on_sim.exploration import Order, run_in_order
+from rankwise.launch.on_sim.equal_ranks import run_equals_once
+from rankwise.launch.on_sim.exploration import Order
 from rankwise.launch.on_sim.output import write_all
 from rankwise.launch.on_sim.rehearsal import Rehearsal
 from rankwise.launch.outcomes import raise_unless_succeeded
@@ -28,6 +29,9 @@ class Simulation(NamedTuple):
     faults: str | Sequence[str]
     device: str
     timing_only: bool
+    every_rank: bool
+    synthetic_data: bool
+    tokens_per_step: int | None
     values: str
     prediction: str | os.PathLike[str] | None
 
@@ -44,11 +48,12 @@ class Simulation(NamedTuple):
         """
         __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
         self._check()
-        for name in ("timing_only", "prediction"):
+        for name in ("timing_only", "prediction", "tokens_per_step"):
             if getattr(self, name) and machine is None:
                 raise ConfigError(f"{name} needs a machine: on='sim:MACHINE', a preset or a file")
-        if self.values and not self.timing_only:
-            raise ConfigError("values has no meaning without timing_only=True")
+        for name in ("values", "every_rank", "synthetic_data"):
+            if getattr(self, name) and not self.timing_only:
+                raise ConfigError(f"{name} has no meaning without timing_only=True")
         words = [self.faults] if isinstance(self.faults, str) else self.faults
         faults, chip_faults = read_faults_of_run(
             words, job.gang.size, "faults:", has_machine=machine is not None
@@ -63,12 +68,14 @@ class Simulation(NamedTuple):
             device=self.device,
             has_virtual_clock=self.virtual_clock,
             timing_only=self.timing_only,
-            every_rank=True,  # each of them returns a result
+            every_rank=self.every_rank,
+            synthetic_data=self.synthetic_data,
+            tokens_per_step=self.tokens_per_step,
             values=self.values,
         )
         replay = None if self.replay is None else os.fspath(self.replay)
         order = Order(self.schedule == "random", self.seed, self.explore, replay)
-        done = run_in_order(make, order, _again, partial(_say, job))
+        done = run_equals_once(make, order, _again, partial(_say, job))
         if self.prediction is not None and done.run.prediction is not None:
             from rankwise.sim.prediction.summary import write_document  # noqa: PLC0415  # only there
 
@@ -92,7 +99,11 @@ class Simulation(NamedTuple):
         ):
             if value not in names:
                 raise ConfigError(f"{name} is {shown(value)}, expected {' or '.join(names)}")
-        for name, number, least in (("seed", self.seed, 0), ("explore", self.explore, 1)):
+        for name, number, least in (
+            ("seed", self.seed, 0),
+            ("explore", self.explore, 1),
+            ("tokens_per_step", self.tokens_per_step, 1),
+        ):
             is_number = isinstance(number, int) and not isinstance(number, bool)
             if number is not None and not (is_number and number >= least):
                 raise ConfigError(

@@ -58,7 +58,8 @@ from rankwise.launch.on_sim.ranks import SimulatedRanks, VirtualClock
 from rankwise.ports.journal import Journal
 from rankwise.sim.faults.vocabulary import KillNode, LateNode
 from rankwise.sim.rehearsal.faults import FaultInjector
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.ranks import Rank
+from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.rehearsal.world import SimulatedWorld
 
 _PATIENCE = Duration(60 * SECOND)

@@ -33,7 +33,7 @@ from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
 from rankwise.launch.job import LogPlan, Streams
 from rankwise.launch.log_layout import Destinations
 from rankwise.launch.rank_sinks import RankSinks, StreamSinks
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 
 _start_thread = _thread.start_new_thread
 """A rank finds another function: threads that it starts count as its own."""

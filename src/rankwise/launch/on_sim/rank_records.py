@@ -13,7 +13,7 @@ from rankwise.launch.on_sim.output import Output
 from rankwise.launch.on_sim.time_watch import TimeWatch
 from rankwise.sim.rehearsal.meetings import lost
 from rankwise.sim.rehearsal.places import CallSite, owner_of, place_of, places_of
-from rankwise.sim.rehearsal.scheduler import Rank, Strand
+from rankwise.sim.rehearsal.ranks import Rank, Strand
 from rankwise.sim.rehearsal.world import SimulatedWorld
 
 DEADLOCK = "deadlock: no rank can continue"

@@ -12,7 +12,8 @@ from rankwise.base.units import Duration
 from rankwise.core.gang.vocabulary import Said, WordToWorker
 from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.launch.recovery import RECALL_SIGNAL, Heard, RecoverableRank
-from rankwise.sim.rehearsal.scheduler import Gate, Rank
+from rankwise.sim.rehearsal.gates import Gate
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import running_rank
 
 _LINE, _RECOVERABLE = "line to the agent", "rankwise.recover"

@@ -64,8 +64,9 @@ from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.first_import import FirstImport
 from rankwise.sim.rehearsal.meetings import Equals
 from rankwise.sim.rehearsal.names_of_ranks import NAMES, NamesOfRanks
+from rankwise.sim.rehearsal.patience import NOTICE_S
 from rankwise.sim.rehearsal.places import place_of, places_of
-from rankwise.sim.rehearsal.scheduler import NOTICE_S, Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.world import SimulatedWorld, rank_of_thread
 
@@ -107,8 +108,11 @@ class Rehearsal:
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
         timing_only: let tensors have no data. Then ranks that do the same are simulated once.
         every_rank: simulate all ranks, even if they do the same.
+        simulated: those that are simulated then, if it is known that two are too few.
         records_values: keep the numbers that rank 0 asks for.
         values: what programs get then that ask for numbers; see `sim.prediction.values`.
+        synthetic_data: let data loaders repeat their first batch then.
+        tokens_per_step: of all ranks together; None counts them.
 
     Attributes:
         prediction: how long the ranks take on the machine, if one is given.
@@ -140,8 +144,11 @@ class Rehearsal:
         has_virtual_clock: bool = False,
         timing_only: bool = False,
         every_rank: bool = False,
+        simulated: frozenset[int] = frozenset(),
         records_values: bool = False,
         values: str = "",
+        synthetic_data: bool = False,
+        tokens_per_step: int | None = None,
     ) -> None:
         if isinstance(job.program, Executable):
             raise ConfigError(
@@ -161,6 +168,8 @@ class Rehearsal:
                 self.size,
                 keeps_log=keeps_log,
             )
+            self.prediction.tokens_per_step = tokens_per_step
+            self.prediction.has_synthetic_data = synthetic_data
         self._has_virtual_clock = has_virtual_clock
         self.equals: Equals | None = None
         if records_values and self.prediction is not None:
@@ -173,7 +182,7 @@ class Rehearsal:
             self.prediction.values = ValuePolicy(values, seed)
             device = "cuda"
             if not every_rank and self.size > _SIMULATED_OF_EQUALS:
-                self.equals = self.prediction.equals = equal_ranks(self.size, seed)
+                self.equals = self.prediction.equals = equal_ranks(self.size, seed, simulated)
         self.failure_command = failure_command_of(job)
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
@@ -205,7 +214,7 @@ class Rehearsal:
 
     def difference(self, outcome: Outcome) -> str:
         """What shows that ranks are not equal which were taken as equal; empty if nothing does."""
-        if self.equals is None or self.prediction is None:
+        if self.equals is None or self.prediction is None or self.equals.wanted:
             return ""
         if outcome.status is OutcomeStatus.SUCCEEDED:
             return self.equals.difference or self.prediction.difference()
@@ -267,6 +276,7 @@ class Rehearsal:
                     "torch._dynamo.trace_rules": _follow_dynamo,
                     "torch._dynamo.convert_frame": partial(_follow_compilation, self._device),
                     "torch.distributed.checkpoint": _follow_checkpoint,
+                    "torch.nn.attention.flex_attention": _follow_flexible_attention,
                     "torch.distributed.fsdp": partial(_follow_fsdp, self._device),
                     "torch.distributed._symmetric_memory": _follow_symmetric_memory,
                     **{module: partial(names.follow, module) for module in NAMES},
@@ -283,11 +293,11 @@ class Rehearsal:
         world.substitutes.pipes_for_children = output.pipes_for_children
         self._watch_for_triton(world, stack)
         clock = VirtualClock(world, self._clock.wall_ns)
-        world.scheduler.on_held = partial(self._tell_who_holds, world)
+        world.scheduler.patience.on_held = partial(self._tell_who_holds, world)
         hang_timeout = self.job.gang.hang_timeout
         patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
         watch = RunTokenWatch(patience, self._clock, lambda: output.byte_count)
-        world.scheduler.gets_on = watch.gets_on
+        world.scheduler.patience.gets_on = watch.gets_on
         self.places.prepare(0)
         if self.places.root is not None:
             remove_abandoned(self.places.root)
@@ -579,10 +589,10 @@ class Rehearsal:
                 self._output.write_raw(Streams.ERR, line)
 
 
-def equal_ranks(size: int, seed: int) -> Equals:
-    """Rank 0, and another one to compare with, stand for all ranks."""
+def equal_ranks(size: int, seed: int, simulated: frozenset[int]) -> Equals:
+    """Rank 0, and another one to compare with, stand for all ranks, or those that are given."""
     other = random.Random(f"{seed}/equal ranks").randrange(1, size)  # noqa: S311  # simulation, no secret
-    return Equals(frozenset({0, other}))
+    return Equals(simulated or frozenset({0, other}), size, seed)
 
 
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:
@@ -659,6 +669,14 @@ def _follow_checkpoint(world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch.without_data import leave_checkpoints  # noqa: PLC0415  # rare
 
     return leave_checkpoints()
+
+
+def _follow_flexible_attention(world: SimulatedWorld) -> Callable[[], None]:
+    if world.timing_only is None:
+        return _nothing
+    from rankwise.sim.torch import flexible_attention  # noqa: PLC0415  # rare
+
+    return flexible_attention.install()
 
 
 def _follow_fsdp(device: str, world: SimulatedWorld) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from rankwise.core.gang.progress import ProgressWatch
 from rankwise.drivers.real.process_work import work_beside_this_thread
 from rankwise.launch.rank_activity import activity_of
 from rankwise.ports.clock import Clock
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 
 
 class RunTokenWatch:

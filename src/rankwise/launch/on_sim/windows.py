@@ -26,7 +26,9 @@ from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.windows.layout import region_bytes
 from rankwise.drivers.real.windows.meeting import MEETING_PLACE, different_windows
 from rankwise.drivers.real.windows.region import Presence, WindowRegion
-from rankwise.sim.rehearsal.scheduler import Gate, Rank, Scheduler
+from rankwise.sim.rehearsal.gates import Gate
+from rankwise.sim.rehearsal.ranks import Rank
+from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.rehearsal.world import SimulatedWorld, refuse_threads, running_rank
 
 _USUAL_PATIENCE = Duration(119 * SECOND)

@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     program: str
     is_file: bool = False
     arguments: tuple[str, ...] | None = None
-    topology: str = "default"
+    topology: str | Topology = "default"
     ccl: str | None = None
     fields: Mapping[str, str] = {}
     faults: tuple[tuple[str, FaultOfChip], ...] = ()
@@ -222,7 +222,7 @@ def _sorted_fields(
     return topology, ccl, parameters
 
 
-def topology_with(source: str, fields: Mapping[str, str]) -> Topology:
+def topology_with(source: str | Topology, fields: Mapping[str, str]) -> Topology:
     """A machine, with some of its fields set to other values, given as text.
 
     Raises:
@@ -235,7 +235,7 @@ def topology_with(source: str, fields: Mapping[str, str]) -> Topology:
                 f"--set {key}: a machine has no such field",
                 hint=f"they begin with {', '.join(f'{each}.' for each in _TOPOLOGY_SECTIONS)}",
             )
-    topology = load_topology(source)
+    topology = source if isinstance(source, Topology) else load_topology(source)
     if not fields:
         return topology
     tree = deepcopy(topology.spec)
@@ -243,7 +243,9 @@ def topology_with(source: str, fields: Mapping[str, str]) -> Topology:
         del tree["system"]["sips"]["count"]  # it follows from the levels, which may be set
     for key, text in fields.items():
         _set(tree, key, text)
-    return parse_topology(yaml.safe_dump(tree), f"{source} with {_shown(fields)}", has_lines=False)
+    return parse_topology(
+        yaml.safe_dump(tree), f"{topology.source} with {_shown(fields)}", has_lines=False
+    )
 
 
 def _collectives(source: str | None, fields: Mapping[str, str]) -> CollectiveConfiguration:

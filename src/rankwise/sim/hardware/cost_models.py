@@ -144,6 +144,16 @@ class PluggedCosts:
         return answer
 
 
+def plugged_costs(spec: MachineSpec) -> PluggedCosts | None:
+    """The model of a plug-in that a topology names; None for the one that ships.
+
+    Raises:
+        ConfigError: there is none of that name, or its package fails.
+    """
+    model = cost_model(spec)
+    return model if isinstance(model, PluggedCosts) else None
+
+
 def cost_model(spec: MachineSpec) -> CostModel:
     """The model that a topology names.
 
@@ -156,7 +166,7 @@ def cost_model(spec: MachineSpec) -> CostModel:
     factory = load_plugin(GROUP, name)
     if factory is None:
         raise ConfigError(
-            f"pe.cost_model is {name!r}, and no installed package offers it in {GROUP}",
+            f"cost_model is {name!r}, and no installed package offers it in {GROUP}",
             hint=hint_on_name(name, (SHIPPED, *plugin_names(GROUP)), "there are"),
         )
     try:

@@ -50,6 +50,17 @@ class Topology:
         self.spec: dict[str, Any] = msgspec.to_builtins(machine)
 
     @property
+    def described(self) -> str:
+        """Its devices, in a few words."""
+        sips = self.machine.system.sips
+        return f"{self.sip_count} SIPs, {sips.words if sips.levels else sips.graph}"
+
+    @property
+    def own_facts(self) -> list[tuple[str, str]]:
+        """What pages tell of it if it has no chips to draw."""
+        return []
+
+    @property
     def name(self) -> str:
         """What the file calls the system, or else the file's own name."""
         return self.machine.system.name or Path(self.source).stem

@@ -17,12 +17,15 @@ The time of a rank is one of five: it computes; it waits for an operation that i
 *exposed* communication); it waits for others to come to one; it sleeps; or it has ended.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
+from rankwise.sim.hardware.cost_models import plugged_costs
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
@@ -30,8 +33,11 @@ from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.device import DevicePrices
 from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
-from rankwise.sim.rehearsal.meetings import Equals, Group
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.prediction.useful_work import Achieved, UsefulWork
+from rankwise.sim.rehearsal import modelled_device
+from rankwise.sim.rehearsal.meetings import Equals, Group, kind_of_group
+from rankwise.sim.rehearsal.ranks import Rank
+from rankwise.sim.rehearsal.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction.values import ValuePolicy, ValueRecord
@@ -40,6 +46,7 @@ PICOSECONDS_PER_NANOSECOND = 1_000
 CONTEXT_BYTES = 600 << 20
 """What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
 _KEY = "prediction"
+MESSAGES = "messages"
 
 
 class Passage:
@@ -50,17 +57,18 @@ class Passage:
         size: in bytes.
         came_at: when it came.
         begins_at, ends_at: when the operation begins and ends; 0 until everybody has come.
-        is_message: whether it is one, as far as is known: not before both ends have come.
+        kind: of the operation, such as `all_gather`; `messages` of messages. Not known before
+            everybody has come.
     """
 
-    __slots__ = ("begins_at", "came_at", "ends_at", "is_message", "load", "size")
+    __slots__ = ("begins_at", "came_at", "ends_at", "kind", "load", "size")
 
     def __init__(self, load: Any, size: int, came_at: int) -> None:
         self.load = load
         self.size = size
         self.came_at = came_at
         self.begins_at = self.ends_at = 0
-        self.is_message = False
+        self.kind = ""
 
 
 class Account(NamedTuple):
@@ -95,8 +103,14 @@ class RankClock:
         device: that it has; it keeps it if it lives on as another number.
         time: its time, in picoseconds.
         steps: its account at the end of each of its steps.
+        work: what it has achieved; `work_of_steps` keeps it at the end of each step.
+        counts: how often it has carried each operation out; `counts_of_steps` keeps it at the end
+            of the first step and of the last one.
+        exposed_by: the exposed communication of its account by kind; `exposed_of_steps` keeps it.
         memory: of its device.
         record: keeps the numbers that the program asks for, if that is wanted.
+        captured: what a graph under capture gets: its operations, to be carried out again; else
+            None.
         trail: what it has computed, and the bytes of what it has communicated, if that is compared.
         carry_out, deliver: those of the prediction.
     """
@@ -105,9 +119,18 @@ class RankClock:
         self.number = self.device = number
         self.time = begun_at
         self.steps: list[Account] = []
+        self.work = UsefulWork()
+        self.work_of_steps: list[Achieved] = []
+        self.counts: Counter[PricedWork] = Counter()
+        self.counts_of_steps: list[Counter[PricedWork]] = []
+        self.exposed_by: Counter[str] = Counter()
+        self.exposed_of_steps: list[Counter[str]] = []
         self.memory = DeviceMemory()
         self.record = prediction.record
-        self.trail: list[PricedWork | int] | None = None if prediction.equals is None else []
+        self.captured: list[Callable[[], object]] | None = None
+        self.trail: list[PricedWork | Communicated] | None = (
+            None if prediction.equals is None else []
+        )
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
         self._times = prediction.costs.times(number)
@@ -127,6 +150,15 @@ class RankClock:
         """When all that it has begun is done."""
         return self.time
 
+    @property
+    def stream_number(self) -> int:
+        """The stream that gets what is launched now; 0 is the default one."""
+        return 0
+
+    def stream_ends(self) -> dict[int, int]:
+        """When each stream has done what it was given until now."""
+        return {}
+
     def price(self, work: DeviceOperation) -> "PricedWork":
         """How long an operation takes on its device."""
         return self._prediction.price(work._replace(times=self._times))
@@ -141,8 +173,17 @@ class RankClock:
 
     def compute(self, priced: "PricedWork") -> None:
         """Let the time of an operation pass, which `price` has priced."""
+        if self.captured is not None:
+            self.captured.append(partial(self.compute_again, priced))
+        self.compute_again(priced)
+
+    def compute_again(self, priced: "PricedWork") -> None:
+        """The same of an operation of a graph."""
         begun, duration = self.time, priced.duration
         priced.count += 1
+        self.counts[priced] += 1
+        if priced.at_peak:
+            self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:
             self.trail.append(priced)
         self._computing += duration
@@ -161,10 +202,10 @@ class RankClock:
     def synchronize(self, until: int | None = None) -> None:
         """Wait for the device, which is never behind."""
 
-    def come(self, load: Any, size: int) -> Passage:
-        """Come to an operation now, with so many bytes."""
+    def come(self, load: Any, size: int, call: str = "", ranks: tuple[int, ...] = ()) -> Passage:
+        """Come to an operation of some ranks now, with so many bytes."""
         if self.trail is not None:
-            self.trail.append(size)
+            self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))
         return Passage(load, size, self.time)
 
     def wait(self, passage: Passage) -> None:
@@ -174,9 +215,10 @@ class RankClock:
             return
         under_way = max(passage.begins_at, begun)
         self._waiting += under_way - begun
-        if passage.is_message:
+        if passage.kind == MESSAGES:
             self._for_peers += under_way - begun
         self._exposed += passage.ends_at - under_way
+        self.exposed_by[passage.kind] += passage.ends_at - under_way
         self.time = passage.ends_at
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)
         self._prediction.log(self, "Wait", "waits for the transfer", under_way, self.time)
@@ -211,16 +253,38 @@ class RankClock:
     def end_step(self) -> None:
         """A step of the training is over."""
         self.steps.append(self.account)
+        self.counts_of_steps[1:] = [self.counts.copy()]
+        self.work.end_step()
+        self.work_of_steps.append(self.work.achieved)
+        self.exposed_of_steps.append(self.exposed_by.copy())
+
+
+class Communicated(NamedTuple):
+    """A collective or a message, as equal ranks are compared.
+
+    Attributes:
+        call: with shapes and types.
+        group: how many members it has, and how far apart their numbers are.
+    """
+
+    call: str
+    size: int
+    group: tuple[int, ...]
 
 
 class PricedWork:
-    """An operation, how long it takes in picoseconds, and how often it has been carried out."""
+    """An operation, how long it takes in picoseconds, and how often it has been carried out.
 
-    __slots__ = ("count", "duration", "work")
+    Attributes:
+        at_peak: how long it takes at the peak of the matrix engine; 0 of other operations.
+    """
 
-    def __init__(self, work: DeviceOperation, duration: int) -> None:
+    __slots__ = ("at_peak", "count", "duration", "work")
+
+    def __init__(self, work: DeviceOperation, duration: int, at_peak: int = 0) -> None:
         self.work = work
         self.duration = duration
+        self.at_peak = at_peak
         self.count = 0
 
 
@@ -243,6 +307,9 @@ class Prediction:
         equals: which ranks are simulated, if the others do the same.
         record: keeps the numbers that programs ask for, if that is wanted.
         remarks: what the run has left out.
+        carried_out: the kinds of operations that there were, and the numbers of their members.
+        has_synthetic_data: whether data loaders repeat their first batch instead of running.
+        tokens_per_step: of all ranks together, if the user says so; None counts them.
         values: of a run without data, what programs get that ask for numbers; otherwise None.
 
     Raises:
@@ -268,6 +335,9 @@ class Prediction:
         self.equals: Equals | None = None
         self.record: ValueRecord | None = None
         self.remarks: list[str] = []
+        self.carried_out: set[tuple[str, int]] = set()
+        self.tokens_per_step: int | None = None
+        self.has_synthetic_data = False
         self._begun_at = 0
         self._prices: dict[DeviceOperation, PricedWork] = {}
         self._bounds: dict[DeviceOperation, PricedWork] = {}
@@ -279,6 +349,14 @@ class Prediction:
         """How many bytes a device holds."""
         machine = self.topology.machine
         return machine.sip.cubes.count * machine.cube.hbm.capacity
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """What CUDA calls the generation of the devices, which decides what torch chooses."""
+        topology = self.topology
+        if isinstance(topology, MachineTopology):
+            return topology.real.device.capability
+        return modelled_device.CAPABILITY
 
     @property
     def memory_limit(self) -> int:
@@ -303,7 +381,11 @@ class Prediction:
         for other in others:
             for mine, its in zip_longest(first.trail or (), other.trail or ()):
                 if mine is not its and mine != its:
-                    return f"rank {first.number} {_told(mine)}, rank {other.number} {_told(its)}"
+                    one, another = (
+                        f"rank {clock.number}{self.equals.places(clock.number)} {_told(done)}"
+                        for clock, done in ((first, mine), (other, its))
+                    )
+                    return f"{one}, {another}"
         return ""
 
     def begin_attempt(self, size: int) -> None:
@@ -356,6 +438,9 @@ class Prediction:
         begin = max(free, *(passage.came_at for passage in passages))
         duration = self.network.time(kind, max(each.size for each in passages), members, begin)
         self._group_free[group.name] = begin + duration
+        for passage in passages:
+            passage.kind = kind
+        self.carried_out.add((kind, len(members)))
         for rank, passage in zip(group.ranks, passages, strict=True):
             if self.equals is None or rank in self.equals.simulated:
                 self._pass(rank, passage, kind, begin, duration)
@@ -367,7 +452,8 @@ class Prediction:
         begin = max(sent.came_at, received.came_at, self._way_free.get(way, 0))
         duration = self.network.message_time(source, target, sent.size, begin)
         self._way_free[way] = begin + duration
-        sent.is_message = received.is_message = True
+        self.carried_out.add((MESSAGES, 2))
+        sent.kind = received.kind = MESSAGES
         self._pass(source, sent, f"send to {target}", begin, duration)
         self._pass(target, received, f"recv from {source}", begin, duration)
 
@@ -375,7 +461,9 @@ class Prediction:
         """How long an operation takes; the same work has one price."""
         priced = self._prices.get(work)
         if priced is None:
-            priced = self._prices[work] = PricedWork(work, self.costs.time(work))
+            priced = self._prices[work] = PricedWork(
+                work, self.costs.time(work), self.costs.at_peak(work)
+            )
             self.note(priced)
         return priced
 
@@ -383,7 +471,9 @@ class Prediction:
         """The same of what a kernel does on its way: what the roofline gives, and no start."""
         priced = self._bounds.get(work)
         if priced is None:
-            priced = self._bounds[work] = PricedWork(work, self.costs.bound(work)[1])
+            priced = self._bounds[work] = PricedWork(
+                work, self.costs.bound(work)[1], self.costs.at_peak(work)
+            )
             self.note(priced)
         return priced
 
@@ -421,12 +511,12 @@ class Prediction:
             )
 
 
-def _told(done: "PricedWork | int | None") -> str:
+def _told(done: "PricedWork | Communicated | None") -> str:
     """What a rank has done, for a difference between two."""
     if done is None:
         return "has ended"
-    if isinstance(done, int):
-        return f"communicates {done:,} bytes"
+    if isinstance(done, Communicated):
+        return f"calls {done.call or 'an operation'} with {done.size:,} bytes"
     shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
     return f"computes {done.work.name} of {shapes}" if shapes else f"computes {done.work.name}"
 
@@ -444,4 +534,5 @@ def _models_of(
     from rankwise.sim.prediction.queued_clocks import QueuedClock  # noqa: PLC0415  # derived from ours
 
     real = topology.real
-    return DevicePrices(real.device), FabricPrices(real, topology.per_node), QueuedClock
+    prices = DevicePrices(real.device, plugged_costs(topology.machine))
+    return prices, FabricPrices(real, topology.per_node), QueuedClock

@@ -25,7 +25,7 @@ from rankwise.core.collectives.levels import grid_of_homes
 from rankwise.sim.benches.bounds import Roofline, roofline_of
 from rankwise.sim.ccl.message_model import Algorithm
 from rankwise.sim.ccl.message_timing import NO_DAMAGE, placed_time
-from rankwise.sim.hardware.cost_models import PluggedCosts, cost_model
+from rankwise.sim.hardware.cost_models import PluggedCosts, plugged_costs
 from rankwise.sim.hardware.quantities import WIDTH_BYTES, picoseconds
 from rankwise.sim.hardware.routing import axes_of
 from rankwise.sim.hardware.topology import Topology
@@ -88,6 +88,12 @@ class DeviceCosts:
         limit = self._roofline(work.dtype, work.engine, work.times).bound(flops, work.size)
         return limit.name, limit.picoseconds
 
+    def at_peak(self, work: DeviceOperation) -> int:
+        """How long its products take at the peak of a device that is well."""
+        if work.engine != "gemm":
+            return 0
+        return self._roofline(work.dtype, "gemm", 1).bound(work.flops, 0).picoseconds
+
     def time(self, work: DeviceOperation) -> int:
         """How long it takes."""
         answer = self._answer_of_plugin(work)
@@ -112,8 +118,7 @@ class DeviceCosts:
 
     @cached_property
     def _plugged(self) -> PluggedCosts | None:
-        model = cost_model(self._topology.machine)
-        return model if isinstance(model, PluggedCosts) else None
+        return plugged_costs(self._topology.machine)
 
     def _roofline(self, dtype: str, engine: Engine, times: Fraction | int) -> Roofline:
         dtype = dtype if dtype in WIDTH_BYTES else _ANY_DTYPE

@@ -33,7 +33,7 @@ from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.prediction.clocks import Passage, Prediction, PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
 from rankwise.sim.rehearsal.changes import Change
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld
 from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.runtime.host_tensors import buffers_behind, lent

@@ -19,12 +19,22 @@ Kernels on other lanes are taken to run beside it, at no cost for either.
 """
 
 from collections import deque
+from functools import partial
 
-from rankwise.sim.prediction.clocks import Account, Passage, Prediction, PricedWork, RankClock
+from rankwise.sim.prediction.clocks import (
+    MESSAGES,
+    Account,
+    Communicated,
+    Passage,
+    Prediction,
+    PricedWork,
+    RankClock,
+)
 from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.description import Figure, LaunchSpec
 from rankwise.sim.prediction.machines.device import is_attention
+from rankwise.sim.rehearsal.meetings import kind_of_group
 
 _PICOSECONDS_PER_MICROSECOND = 1_000_000
 _FOREACH = ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad")
@@ -36,13 +46,15 @@ class Lane:
     Attributes:
         ends_at: when all that it has been given is done.
         waits_from: when the last transfer that it waited for began; until then it waited for ranks.
+        waits_for: the kind of that transfer.
     """
 
-    __slots__ = ("ends_at", "waits_from")
+    __slots__ = ("ends_at", "waits_for", "waits_from")
 
-    def __init__(self, ends_at: int = 0, waits_from: int = 0) -> None:
+    def __init__(self, ends_at: int = 0) -> None:
         self.ends_at = ends_at
-        self.waits_from = waits_from
+        self.waits_from = 0
+        self.waits_for = ""
 
 
 class QueuedClock(RankClock):
@@ -76,6 +88,19 @@ class QueuedClock(RankClock):
             self._communicating, self._for_peers, self._behind,
         )  # fmt: skip
 
+    @property
+    def stream_number(self) -> int:
+        """The number of the present lane."""
+        return self._lanes.index(self.lane)
+
+    def stream_ends(self) -> dict[int, int]:
+        """When each lane has done what it was given until now."""
+        return {number: lane.ends_at for number, lane in enumerate(self._lanes)}
+
+    def number_of(self, lane: Lane) -> int:
+        """The number of one of its lanes."""
+        return self._lanes.index(lane)
+
     def new_lane(self) -> Lane:
         """Another stream, which has nothing to do yet."""
         lane = Lane(self.time)
@@ -84,10 +109,19 @@ class QueuedClock(RankClock):
 
     def compute(self, priced: PricedWork) -> None:
         """Launch an operation."""
+        if self.captured is not None:
+            self.captured.append(partial(self.compute_again, priced))
+        self._launch(self._launches.of(priced.work))
+        self.compute_again(priced)
+
+    def compute_again(self, priced: PricedWork) -> None:
+        """Have the device carry an operation out: one of a graph needs no launch of its own."""
         priced.count += 1
+        self.counts[priced] += 1
+        if priced.at_peak:
+            self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:
             self.trail.append(priced)
-        self._launch(self._launches.of(priced.work))
         lane, duration = self.lane, priced.duration
         begun = self._begin(lane)
         lane.ends_at = begun + duration
@@ -107,24 +141,37 @@ class QueuedClock(RankClock):
         """An operation goes by a tensor subclass first, such as a DTensor."""
         self.time += self._launches.dtensor
 
-    def come(self, load: object, size: int) -> Passage:
+    def come(self, load: object, size: int, call: str = "", ranks: tuple[int, ...] = ()) -> Passage:
         """Come to an operation when the present lane has got there."""
         if self.trail is not None:
-            self.trail.append(size)
+            self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))
         self._launch(self._launches.collective)
         return Passage(load, size, max(self.time, self.lane.ends_at))
 
     def wait(self, passage: Passage) -> None:
         """Let the present lane go on when an operation is over; the host goes on at once."""
-        self._let_wait(self.lane, passage.ends_at, passage.begins_at, passage.is_message)
+        self.let_wait(self.lane, passage.ends_at, passage.begins_at, passage.kind)
 
     def wait_for_lane(self, lane: Lane) -> None:
         """Let the present lane go on when another has done what it has been given until now."""
-        self.let_wait(self.lane, lane.ends_at, lane.waits_from)
+        self.let_wait(self.lane, lane.ends_at, lane.waits_from, lane.waits_for)
 
-    def let_wait(self, lane: Lane, ends_at: int, waits_from: int) -> None:
+    def let_wait(self, lane: Lane, ends_at: int, waits_from: int, waits_for: str) -> None:
         """Let a lane go on at an instant at which an event of another happens."""
-        self._let_wait(lane, ends_at, waits_from)
+        begun = lane.ends_at
+        if ends_at <= begun:
+            return
+        lane.ends_at, lane.waits_from, lane.waits_for = ends_at, waits_from, waits_for
+        if lane is not self.default_lane:
+            return
+        under_way = min(max(waits_from, begun), ends_at)
+        self._waiting += under_way - begun
+        if waits_for == MESSAGES:
+            self._for_peers += under_way - begun
+        self._exposed += ends_at - under_way
+        self.exposed_by[waits_for] += ends_at - under_way
+        self._prediction.log(self, "Wait", "waits for others", begun, under_way)
+        self._prediction.log(self, "Wait", "waits for the transfer", under_way, ends_at)
 
     def synchronize(self, until: int | None = None) -> None:
         """Let the host wait for an instant of its device; for the end of all lanes if not given."""
@@ -142,23 +189,6 @@ class QueuedClock(RankClock):
         if lane is self.default_lane:
             self._behind += begun - lane.ends_at
         return begun
-
-    def _let_wait(
-        self, lane: Lane, ends_at: int, waits_from: int, is_message: bool = False
-    ) -> None:
-        begun = lane.ends_at
-        if ends_at <= begun:
-            return
-        lane.ends_at, lane.waits_from = ends_at, waits_from
-        if lane is not self.default_lane:
-            return
-        under_way = min(max(waits_from, begun), ends_at)
-        self._waiting += under_way - begun
-        if is_message:
-            self._for_peers += under_way - begun
-        self._exposed += ends_at - under_way
-        self._prediction.log(self, "Wait", "waits for others", begun, under_way)
-        self._prediction.log(self, "Wait", "waits for the transfer", under_way, ends_at)
 
 
 class _Launches:

@@ -5,7 +5,11 @@ first step to that of the last: the first one has more to do. Otherwise they are
 """
 
 import json
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.base.units import format_bytes
@@ -14,7 +18,13 @@ from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock
 from rankwise.sim.prediction.holders import Held
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
-from rankwise.sim.prediction.machines.trust import interval_in_words, interval_of
+from rankwise.sim.prediction.machines.trust import (
+    Interval,
+    interval_in_words,
+    interval_of,
+    memory_interval,
+)
+from rankwise.sim.prediction.useful_work import Achieved
 from rankwise.sim.reporting.page import Table, write_page
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.reporting.trace import write_trace
@@ -29,7 +39,12 @@ UNKNOWN_SHOWN = 3
 HOLDERS_SHOWN = 3
 PICOSECONDS_PER_SECOND = 1_000_000_000_000
 VALUES_SHOWN = 3
+OTHER_STREAMS = "other streams"
+COLUMNS = 80
+_GLUE = "\N{NO-BREAK SPACE}"
 LAUNCH = "launch"
+_TOLD = 0.0005
+"""Shares from which on they are told: others are 0.0 %."""
 
 
 class Figures(NamedTuple):
@@ -47,6 +62,10 @@ class Figures(NamedTuple):
             have clocks of their own, in which a device waits for its host.
         communicating: picoseconds of communication per rank in that time, hidden or not.
         memory_peak: of the device that needed most, in bytes; `memory_rank` says whose it is.
+        tokens: of a step, or of the run, on all ranks; 0 if no embedding has told them.
+        model_flops: of a step, or of the run, on all ranks; see `useful_work`.
+        exposed_by: the parts of `exposed`, by kind of operation.
+        mfu, hfu: the share of the peak that they are, without and with what is computed again.
     """
 
     steps: int
@@ -60,6 +79,16 @@ class Figures(NamedTuple):
     communicating: int
     memory_peak: int
     memory_rank: int
+    tokens: int = 0
+    model_flops: int = 0
+    mfu: float = 0.0
+    hfu: float = 0.0
+    exposed_by: Mapping[str, float] = MappingProxyType({})
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all ranks together."""
+        return self.tokens * PICOSECONDS_PER_SECOND / self.time if self.time else 0.0
 
     @property
     def hidden(self) -> float:
@@ -102,6 +131,12 @@ def figures_of(prediction: Prediction) -> Figures:
     waiting = max(0.0, 1 - computing - exposed - asleep) if whole else 0.0
     waited = sum(each.waiting for each in spent)
     for_peers = sum(each.for_peers for each in spent) / waited if waited else 0.0
+    achieved = [_achieved(clock, steps) for clock in clocks]
+    # Each rank that is not simulated achieves what the others do.
+    times = prediction.size / max(1, size) / max(1, steps)
+    tokens = prediction.tokens_per_step
+    if tokens is None:
+        tokens = round(sum(each.tokens for each in achieved) * times)
     return Figures(
         steps=steps,
         time=whole // max(1, steps),
@@ -114,6 +149,11 @@ def figures_of(prediction: Prediction) -> Figures:
         communicating=sum(each.communicating for each in spent) // (size * max(1, steps)),
         memory_peak=fullest.memory.peak_of_run if fullest else 0,
         memory_rank=fullest.number if fullest else 0,
+        tokens=tokens,
+        model_flops=round(sum(each.model_flops for each in achieved) * times),
+        mfu=sum(each.model_peak for each in achieved) / (whole * size) if whole else 0.0,
+        hfu=sum(each.all_peak for each in achieved) / (whole * size) if whole else 0.0,
+        exposed_by=_exposed_by(clocks, steps, whole * size),
     )
 
 
@@ -132,25 +172,36 @@ def _spent(clock: RankClock, steps: int) -> Account:
     return clock.steps[steps].since(clock.steps[0])
 
 
+def _exposed_by(clocks: list[RankClock], steps: int, whole: int) -> dict[str, float]:
+    """The kinds of exposed communication, as shares of the time of all ranks."""
+    together: Counter[str] = Counter()
+    for clock in clocks:
+        if steps:
+            together += clock.exposed_of_steps[steps] - clock.exposed_of_steps[0]
+        else:
+            together += clock.exposed_by
+    return {kind or OTHER_STREAMS: time / whole for kind, time in sorted(together.items())}
+
+
+def _achieved(clock: RankClock, steps: int) -> Achieved:
+    """What a rank achieved in the same time."""
+    if not steps:
+        return clock.work.achieved
+    return clock.work_of_steps[steps].since(clock.work_of_steps[0])
+
+
 def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
     """The figures as rows: what, how much, and what there is to add."""
     figures = figures_of(prediction)
     counted = f"mean of {figures.steps} after the first" if figures.steps else ""
-    capacity = prediction.capacity
-    full = ": does not fit" if figures.memory_peak > capacity else ""
     cause, cost = figures.held_back_by
     imbalance = max(0.0, figures.waiting - figures.bubble)
     rows = [
         ("step time" if figures.steps else "time", format_picoseconds(figures.time), counted),
         *_interval_rows(prediction, figures),
+        *_rate_rows(prediction, figures),
         ("computing", _percent(figures.computing), ""),
-        (
-            "exposed communication",
-            _percent(figures.exposed),
-            f"of {format_picoseconds(figures.communicating)}, {_percent(figures.hidden)} is hidden"
-            if figures.communicating
-            else "",
-        ),
+        ("exposed communication", _percent(figures.exposed), _exposed_in_words(figures)),
         (
             "waiting for others",
             _percent(figures.waiting),
@@ -158,17 +209,13 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         ),
         ("asleep", _percent(figures.asleep), ""),
         ("held back by", _percent(cost), _in_words(prediction, cause)),
-        (
-            "peak memory",
-            format_bytes(figures.memory_peak),
-            f"rank {figures.memory_rank}; a device has {format_bytes(capacity)}{full}",
-        ),
+        *_memory_rows(prediction, figures),
     ]
     if prediction.unknown:
         names = sorted({work.name for work in prediction.unknown})
         count = sum(priced.count for priced in prediction.unknown.values())
         told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
-        why = "flops unknown, so only bytes count; a cost model can price it"
+        why = "flops unknown, so only bytes count; a cost model (docs: plug-ins) can price it"
         rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
     left_out = {
         name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells
@@ -176,13 +223,85 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
     return [row for row in rows if row[0] not in left_out]
 
 
+def _rate_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, str, str]]:
+    """What the step achieves, with what it may be on a machine that exists."""
+    rows = []
+    interval = interval_of(prediction, figures.time) if figures.time else None
+
+    def between(value: float, form: Callable[[float], str]) -> list[str]:
+        """A rate is high where the time is low."""
+        if interval is None:
+            return []
+        ends = (value * figures.time / each for each in (interval.high, interval.low))
+        return [_between(*map(form, ends))]
+
+    if figures.tokens and figures.time:
+        rate = figures.tokens_per_second
+        each = f"{_rounded(rate / prediction.size)} per device"
+        rows.append(("tokens/s", _rounded(rate), "; ".join([*between(rate, _rounded), each])))
+    if figures.mfu >= _TOLD:
+        notes = between(figures.mfu, _percent)
+        if figures.hfu - figures.mfu > _TOLD:
+            notes.append(f"HFU {_percent(figures.hfu)}")
+        rows.append(("MFU", _percent(figures.mfu), "; ".join(notes)))
+    return rows
+
+
+def _exposed_in_words(figures: Figures) -> str:
+    if not figures.communicating:
+        return ""
+    told = f"of {format_picoseconds(figures.communicating)}, {_percent(figures.hidden)} is hidden"
+    kinds = sorted(figures.exposed_by.items(), key=lambda item: (-item[1], item[0]))
+    shares = [f"{kind} {_percent(share)}" for kind, share in kinds if share >= _TOLD]
+    return f"{told}; {', '.join(shares)}" if shares else told
+
+
+def _memory_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, str, str]]:
+    """The peak, and on a machine that exists what the allocator reserves for it."""
+    capacity = prediction.capacity
+    full = ": does not fit" if figures.memory_peak > capacity else ""
+    rows = [
+        (
+            "peak memory",
+            format_bytes(figures.memory_peak),
+            f"rank {figures.memory_rank}; a device has {format_bytes(capacity)}{full}",
+        )
+    ]
+    if isinstance(prediction.topology, MachineTopology) and figures.memory_peak:
+        reserved = reserved_peak(prediction)
+        interval = memory_interval(prediction, figures.memory_peak, reserved)
+        ends = _between(format_bytes(interval.low), format_bytes(interval.high))
+        is_close = figures.memory_peak <= prediction.memory_limit < interval.high
+        may_not = "; may not fit" if is_close else ""
+        note = f"{ends}{may_not}; {interval_in_words(interval)}"
+        rows.append(("reserved memory", format_bytes(reserved), note))
+    return rows
+
+
+def reserved_peak(prediction: Prediction) -> int:
+    """The most that the allocator of any device has reserved."""
+    return max((clock.memory.reserved.peak for clock in prediction.clocks.values()), default=0)
+
+
+def _rounded(value: float) -> str:
+    """With four digits, as the uncertainty is larger."""
+    digits = max(0, len(str(int(value))) - 4)
+    return f"{round(value, -digits):,.0f}" if value >= 10 else f"{value:.3g}"
+
+
 def _interval_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, str, str]]:
     """What the time may be, on a machine that exists."""
     interval = interval_of(prediction, figures.time)
     if interval is None or not figures.time:
         return []
-    ends = " to ".join(format_picoseconds(each, 3) for each in (interval.low, interval.high))
+    ends = _between(*(format_picoseconds(each, 3) for each in (interval.low, interval.high)))
     return [("interval", ends, interval_in_words(interval))]
+
+
+def _between(low: str, high: str) -> str:
+    """Two quantities, with their unit once if it is the same."""
+    number, _, unit = low.rpartition(" ")
+    return f"{number if unit == high.rpartition(' ')[2] else low} to {high}"
 
 
 def _in_words(prediction: Prediction, cause: str) -> str:
@@ -209,14 +328,24 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
     lines = [
         f"predicted on {topology.name}, {devices}{until}:",
         *(
-            f"  {name:<{name_width}}  {value:>{width}}  {note}".rstrip()
+            line
             for name, value, note in rows
+            for line in _wrapped(f"  {name:<{name_width}}  {value:>{width}}  ", note)
         ),
     ]
     lines += [f"  {line}" for line in holder_lines(prediction)]
     lines += [f"  {line}" for line in value_lines(prediction)]
     lines += [f"  {line}" for line in prediction.remarks]
     return "\n".join(lines)
+
+
+def _wrapped(head: str, note: str) -> list[str]:
+    """A row in lines that a terminal shows whole."""
+    whole = note.replace(" %", f"{_GLUE}%")  # a number stays with its sign
+    parts = textwrap.wrap(whole, max(20, COLUMNS - len(head)), break_on_hyphens=False) or [""]
+    rest = " " * len(head)
+    lines = [f"{rest if index else head}{part}".rstrip() for index, part in enumerate(parts)]
+    return [line.replace(_GLUE, " ") for line in lines]
 
 
 def holder_lines(prediction: Prediction) -> list[str]:
@@ -271,26 +400,44 @@ def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
 
 
 def results_of(prediction: Prediction, program: str) -> list[BenchResult]:
-    """The operations that took most of the time, by name, all ranks together."""
+    """The operations that took most of the time, by name: of a step and a rank, in the mean."""
+    steps = figures_of(prediction).steps
+    counts: Counter[PricedWork] = Counter()
+    for clock in prediction.clocks.values():
+        counts.update(clock.counts_of_steps[-1] if steps else clock.counts)
+        if steps:
+            counts.subtract(clock.counts_of_steps[0])
     by_name: dict[str, list[PricedWork]] = {}
     for priced in prediction.works:
-        by_name.setdefault(priced.work.name, []).append(priced)
-    results = [_result(prediction, program, each) for _, each in sorted(by_name.items())]
+        if counts[priced] > 0:
+            by_name.setdefault(priced.work.name, []).append(priced)
+    times = max(1, steps) * max(1, len(prediction.clocks))
+    results = [
+        _result(prediction, program, each, {work: counts[work] / times for work in each})
+        for _, each in sorted(by_name.items())
+    ]
     return sorted(results, key=lambda result: -result.time_ps)[:OPERATIONS_SHOWN]
 
 
-def _result(prediction: Prediction, program: str, works: list[PricedWork]) -> BenchResult:
-    dearest = max(works, key=lambda each: each.count * each.duration)
+def _result(
+    prediction: Prediction, program: str, works: list[PricedWork], counts: dict[PricedWork, float]
+) -> BenchResult:
+    dearest = max(works, key=lambda each: counts[each] * each.duration)
     return BenchResult(
         bench=program,
-        case=f"{dearest.work.name} x {sum(each.count for each in works):,}",
-        time_ps=sum(each.count * each.duration for each in works),
-        flops=sum(each.count * each.work.flops for each in works),
-        bytes=sum(each.count * each.work.size for each in works),
+        case=f"{dearest.work.name} x {_count(sum(counts.values()))}",
+        time_ps=round(sum(counts[each] * each.duration for each in works)),
+        flops=round(sum(counts[each] * each.work.flops for each in works)),
+        bytes=round(sum(counts[each] * each.work.size for each in works)),
         bound=prediction.costs.bound(dearest.work)[0],
-        bound_ps=sum(each.count * prediction.costs.bound(each.work)[1] for each in works),
+        bound_ps=round(sum(counts[each] * prediction.costs.bound(each.work)[1] for each in works)),
         is_checked=False,
     )
+
+
+def _count(number: float) -> str:
+    """How often, in the mean."""
+    return f"{number:,.0f}" if number == round(number) else f"{number:,.1f}"
 
 
 class PredictedRun:
@@ -318,23 +465,44 @@ class PredictedRun:
 def document(prediction: Prediction) -> dict[str, Any]:
     """The figures of a run, for other programs; times in seconds, sizes in bytes."""
     figures = figures_of(prediction)
-    clocks = [prediction.clocks[each] for each in sorted(prediction.clocks)]
     fullest = prediction.clocks.get(figures.memory_rank)
     book = None if fullest is None else fullest.memory.book
     step = figures.time / PICOSECONDS_PER_SECOND
+    interval = interval_of(prediction, figures.time) if figures.time else None
+    reserved = reserved_peak(prediction)
+    is_real = isinstance(prediction.topology, MachineTopology)
+    of_memory = memory_interval(prediction, figures.memory_peak, reserved) if is_real else None
     return {
         "machine": prediction.topology.name,
         "ranks": prediction.size,
         "checked_ranks": prediction.simulated_count,
         "steps": figures.steps,
         "step_time_s": step,
-        "interval": _interval_fields(prediction, figures),
+        "interval": _interval_fields(interval),
+        "tokens_per_step": figures.tokens or None,
+        "tokens_per_s": figures.tokens_per_second or None,
+        "tokens_per_s_interval": _rate_interval(figures.tokens_per_second, figures, interval),
+        "model_flops_per_step": figures.model_flops,
+        "mfu": figures.mfu,
+        "mfu_interval": _rate_interval(figures.mfu, figures, interval),
+        "hfu": figures.hfu,
         "computing_s": figures.computing * step,
         "communication_s": figures.communicating / PICOSECONDS_PER_SECOND,
         "exposed_communication_s": figures.exposed * step,
+        "exposed_communication_by_kind_s": {
+            kind: share * step for kind, share in figures.exposed_by.items()
+        },
         "waiting_s": figures.waiting * step,
         "peak_active_bytes": figures.memory_peak,
-        "peak_reserved_bytes": max((clock.memory.reserved_peak for clock in clocks), default=0),
+        "peak_reserved_bytes": reserved,
+        "memory_interval": None
+        if of_memory is None
+        else {
+            "low_bytes": of_memory.low,
+            "high_bytes": of_memory.high,
+            "extrapolated": list(of_memory.extrapolated),
+            "against": of_memory.against,
+        },
         "context_bytes": prediction.capacity - prediction.memory_limit,
         "capacity_bytes": prediction.capacity,
         "peak_rank": figures.memory_rank,
@@ -347,9 +515,8 @@ def document(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _interval_fields(prediction: Prediction, figures: Figures) -> dict[str, Any] | None:
+def _interval_fields(interval: Interval | None) -> dict[str, Any] | None:
     """What a step may take; None on a topology, which is checked against nothing."""
-    interval = interval_of(prediction, figures.time)
     if interval is None:
         return None
     return {
@@ -357,6 +524,18 @@ def _interval_fields(prediction: Prediction, figures: Figures) -> dict[str, Any]
         "high_s": interval.high / PICOSECONDS_PER_SECOND,
         "extrapolated": list(interval.extrapolated),
         "against": interval.against,
+    }
+
+
+def _rate_interval(
+    value: float, figures: Figures, interval: Interval | None
+) -> dict[str, float] | None:
+    """What a rate may be: it is high where the time is low."""
+    if interval is None or not value:
+        return None
+    return {
+        "low": value * figures.time / interval.high,
+        "high": value * figures.time / interval.low,
     }
 
 
@@ -394,8 +573,11 @@ def held_in_words(rows: list[Held]) -> list[str]:
     lines = []
     for kind, size in sorted(kinds.items(), key=lambda item: -item[1]):
         largest = [row for row in rows if row.kind == kind][:HOLDERS_SHOWN]
-        told = ", ".join(_holder_in_words(row) for row in largest if row.module or row.place)
-        lines.append(f"{kind:<22} {format_bytes(size):>11}  {told}".rstrip())
+        told = [_holder_in_words(row) for row in largest if row.module or row.place]
+        line = f"{kind:<21}  {format_bytes(size):>10}  "
+        while len(told) > 1 and len(line) + len(", ".join(told)) > COLUMNS - 4:
+            told.pop()
+        lines.append(f"{line}{', '.join(told)}".rstrip())
     return lines
 
 

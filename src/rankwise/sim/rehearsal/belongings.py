@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, TextIO
 import msgspec
 
 from rankwise.sim.rehearsal.modules import MAIN, UserModules
-from rankwise.sim.rehearsal.scheduler import Belongings, Rank
+from rankwise.sim.rehearsal.ranks import Rank
+from rankwise.sim.rehearsal.scheduler import Belongings
 
 
 class RankProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +142,10 @@ class ProcessBelongings:
         self._more.append(belongings)
         if self._rank is not None:
             belongings.move_in(self._rank)
+
+    def is_of_ranks(self, module: str) -> bool:
+        """Whether each rank imports this module for itself, though it is installed."""
+        return self._users.is_of_ranks(module)
 
     def begin(self) -> None:
         """Keep what the process has, until `end`; the user's modules leave the table."""

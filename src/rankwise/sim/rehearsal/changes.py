@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Protocol
 from weakref import WeakSet
 
-from rankwise.sim.rehearsal.scheduler import Gate
+from rankwise.sim.rehearsal.gates import Gate
 
 
 class Change(Gate):

@@ -10,7 +10,7 @@ import traceback
 from types import FrameType
 
 from rankwise.sim.rehearsal.places import owner_of
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 
 
 class RankDebugger(pdb.Pdb):

@@ -12,7 +12,7 @@ from fcntl import F_GETFL, fcntl
 from typing import Any
 
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 
 STANDARD = frozenset((0, 1, 2))
 _close, _dup2 = os.close, os.dup2  # ranks call others

@@ -18,7 +18,7 @@ from rankwise.sim.faults.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from rankwise.sim.rehearsal.scheduler import Rank
+    from rankwise.sim.rehearsal.ranks import Rank
 
 Fault = FaultOfRank | FaultOfNode
 

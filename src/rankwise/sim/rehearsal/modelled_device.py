@@ -11,9 +11,11 @@ MEMORY_BYTES = 80 << 30
 CAPABILITY = 9, 0
 
 
-def properties(memory_bytes: int = MEMORY_BYTES) -> SimpleNamespace:
+def properties(
+    memory_bytes: int = MEMORY_BYTES, capability: tuple[int, int] = CAPABILITY
+) -> SimpleNamespace:
     """What `torch.cuda.get_device_properties` tells of it."""
-    major, minor = CAPABILITY
+    major, minor = capability
     return SimpleNamespace(
         name=NAME, gcnArchName="", total_memory=memory_bytes, major=major, minor=minor,
         multi_processor_count=132, warp_size=32,

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 MAIN = "__main__"
 PACKAGES_OF_PROCESSES = frozenset({"functorch", "numpy", "torch", "torchgen"})
 """Packages that C++ registers once in a process: shared also as a checkout of their sources."""
-PACKAGES_OF_RANKS = frozenset({"accelerate", "deepspeed", "megatron", "torchtitan"})
-"""Installed packages that keep what they know of their rank in globals of their modules."""
+PACKAGES_OF_RANKS = frozenset({"accelerate", "deepspeed", "megatron", "torchtitan", "transformers"})
+"""Installed packages that keep what they know of their rank in globals of their modules, or classes
+of such a package there, as transformers does."""
 
 
 @cache
@@ -93,11 +94,15 @@ class UserModules:
                 return spec
         return None
 
+    def is_of_ranks(self, name: str) -> bool:
+        """Whether each rank imports the module of this name for itself, though it is installed."""
+        return name.partition(".")[0] in self._packages
+
     def is_users(self, spec: ModuleSpec | None) -> bool:
         """Whether the module that a spec describes is the user's, or counts as such."""
         if spec is None or isinstance(spec.loader, ExtensionFileLoader):
             return False
-        if spec.name.partition(".")[0] in self._packages:
+        if self.is_of_ranks(spec.name):
             return True
         if not spec.has_location:
             return spec.origin is None and self._are_users(spec.submodule_search_locations or ())

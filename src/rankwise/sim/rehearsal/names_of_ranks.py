@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld
 
 _KEY = "names of ranks"
@@ -69,8 +69,6 @@ NAMES: dict[str, tuple[str, ...]] = {
         "_checkpoint_debug_enabled",
         "_enable_checkpoint_early_stop",
     ),
-    "transformers.integrations.deepspeed": ("_hf_deepspeed_config_weak_ref",),
-    "transformers.modeling_utils": ("_is_ds_init_called", "_is_quantized"),
 }
 """By module: attributes of it, or of what it has."""
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwise.base.units import SECOND
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler
+from rankwise.sim.rehearsal.ranks import Rank
+from rankwise.sim.rehearsal.scheduler import Scheduler
 
 PICOSECONDS = 1_000
 """Per nanosecond."""

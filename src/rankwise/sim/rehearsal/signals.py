@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rankwise.base.units import SECOND, Instant
-from rankwise.sim.rehearsal.scheduler import Rank, Timer
+from rankwise.sim.rehearsal.gates import Timer
+from rankwise.sim.rehearsal.ranks import Rank
 
 _ALARM = "alarm"
 _UNSIGNED = 1 << 32

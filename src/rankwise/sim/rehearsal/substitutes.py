@@ -37,7 +37,8 @@ from rankwise.sim.rehearsal import environments, rank_time, signals, turn_takers
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
 from rankwise.sim.rehearsal.rank_time import PICOSECONDS, RankTime
-from rankwise.sim.rehearsal.scheduler import Rank, RankEnded, Scheduler, set_affinity
+from rankwise.sim.rehearsal.ranks import Rank, RankEnded
+from rankwise.sim.rehearsal.scheduler import Scheduler, set_affinity
 from rankwise.sim.rehearsal.threads import Threads
 
 Replaced = tuple[Any, str, Any]
@@ -90,7 +91,7 @@ class Substitutes:
         self._seed = seed
         self._cpus = cpus
         self._replaced: list[Replaced] = []
-        self._threads = Threads(scheduler)
+        self._threads = Threads(scheduler.turns)
         self.is_own: Callable[[Rank, int], bool] = lambda _rank, _number: False
         self.pipes_for_children: Callable[[int], tuple[int, int] | None] = _no_pipes
         self._variables: set[bytes] = set()
@@ -383,15 +384,15 @@ class Substitutes:
                 how = _not_waited_for(thread, how)
 
             def live(*words: Any, **options: Any) -> None:
-                strand = self._scheduler.begin_thread(rank, thread)
+                strand = self._scheduler.turns.begin_thread(rank, thread)
                 try:
                     function(*words, **options)
                 finally:
                     self._threads.end(strand)
 
-            turn_takers.begin(self._scheduler)
+            turn_takers.begin(self._scheduler.turns)
             environments.begin(self._scheduler, self._belongings)
-            with self._scheduler.starting_thread():
+            with self._scheduler.turns.starting_thread():
                 return start(live, *more, **how)
 
         return start_thread

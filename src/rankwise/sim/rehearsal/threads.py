@@ -1,7 +1,7 @@
 """Waits of a rank's threads for each other: locks, conditions, queues, the ends of threads.
 
 A thread that has the run token and blocks in C keeps it from the sibling that it waits for. So what
-a rank's threads make of `threading` while ranks run waits by `Scheduler.nap`. Everything in Python
+a rank's threads make of `threading` while ranks run waits by `Turns.nap`. Everything in Python
 that waits is made of a lock or of a condition: `Event`, `queue.Queue`, futures, semaphores,
 barriers. `queue.SimpleQueue` has a form in Python as well, and an event loop waits in a selector.
 
@@ -21,7 +21,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, Strand
+from rankwise.sim.rehearsal.ranks import Rank, Strand
+from rankwise.sim.rehearsal.turns import Turns
 
 _POLLS = ("EpollSelector", "PollSelector", "SelectSelector")
 _CONDITION_WAIT = threading.Condition.wait.__code__
@@ -33,11 +34,11 @@ class Threads:
     """Makes what the threads of ranks wait with.
 
     Args:
-        scheduler: has the strands.
+        turns: have the strands.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._joiners: dict[Strand, list[_Waiter]] = {}
 
     @property
@@ -64,7 +65,7 @@ class Threads:
             for waiter in self._joiners.pop(strand, ()):
                 waiter.release()
 
-        self._scheduler.end_thread(strand, release_joiners)
+        self._turns.end_thread(strand, release_joiners)
 
     def join_at_end(self, rank: Rank) -> None:
         """Wait for the threads of a rank whose program is over, as Python does before it ends."""
@@ -85,7 +86,7 @@ class Threads:
             for each in rank.helpers
             if each.thread is not None and queues.get(each.thread) is items
         ]
-        last = _LastItem(self._scheduler)
+        last = _LastItem(self._turns)
         for _ in members:
             items.put(last)
         for each in members:
@@ -93,11 +94,11 @@ class Threads:
         last.over.set()
 
     def _made_by_ranks(self, kind: Any) -> Callable[[Any], Any]:
-        scheduler = self._scheduler
+        turns = self._turns
 
         def make(original: Callable[[], Any]) -> Callable[[], Any]:
             def made() -> Any:
-                return kind(scheduler) if scheduler.own_strand() is not None else original()
+                return kind(turns) if turns.own_strand() is not None else original()
 
             made.__name__ = original.__name__
             return made
@@ -107,18 +108,18 @@ class Threads:
     def _waiters_of_conditions(self, original: Callable[[], Any]) -> Callable[[], Any]:
         def allocate_lock() -> Any:
             asks = sys._getframe(1).f_code  # noqa: SLF001  # threads are ended by such locks, too
-            is_of_rank = asks is _CONDITION_WAIT and self._scheduler.own_strand() is not None
-            return _Waiter(self._scheduler) if is_of_rank else original()
+            is_of_rank = asks is _CONDITION_WAIT and self._turns.own_strand() is not None
+            return _Waiter(self._turns) if is_of_rank else original()
 
         return allocate_lock
 
     def _join(self, original: Callable[..., None]) -> Callable[..., None]:
         def join(thread: threading.Thread, timeout: float | None = None) -> None:
-            own = self._scheduler.own_strand()
+            own = self._turns.own_strand()
             if own is None or thread is own.thread or not thread.is_alive():
                 original(thread, timeout)
                 return
-            strand = self._scheduler.helpers.get(thread.ident or 0)
+            strand = self._turns.helpers.get(thread.ident or 0)
             if strand is None or strand.thread is not thread:
                 original(thread, timeout)
                 return
@@ -129,7 +130,7 @@ class Threads:
 
     def _start(self, original: Callable[..., None]) -> Callable[..., None]:
         def start(thread: threading.Thread) -> None:
-            own = self._scheduler.own_strand()
+            own = self._turns.own_strand()
             if own is None:
                 original(thread)
                 return
@@ -143,19 +144,19 @@ class Threads:
 
     def wait_for_end(self, strand: Strand, timeout_s: float) -> bool:
         """Wait for a thread of a rank; whether it has ended."""
-        waiter = _Waiter(self._scheduler, f"the end of thread {strand.name!r}")
+        waiter = _Waiter(self._turns, f"the end of thread {strand.name!r}")
         waiter.acquire()
         self._joiners.setdefault(strand, []).append(waiter)
-        is_over = self._scheduler.helpers.get(strand.ident) is not strand
+        is_over = self._turns.helpers.get(strand.ident) is not strand
         return is_over or waiter.acquire(timeout=timeout_s)
 
     def _select(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        scheduler = self._scheduler
+        turns = self._turns
 
         def select(selector: Any, timeout: float | None = None) -> Any:
-            if (timeout is not None and timeout <= 0) or scheduler.own_strand() is None:
+            if (timeout is not None and timeout <= 0) or turns.own_strand() is None:
                 return original(selector, timeout)
-            return scheduler.nap(_SELECTING, lambda: original(selector, timeout))
+            return turns.nap(_SELECTING, lambda: original(selector, timeout))
 
         return select
 
@@ -183,11 +184,11 @@ class _Waiter:
     """
 
     __slots__ = (
-        "_has_deadline", "_is_released", "_is_woken", "_lock", "_mutex", "_scheduler", "_what",
+        "_has_deadline", "_is_released", "_is_woken", "_lock", "_mutex", "_turns", "_what",
     )  # fmt: skip
 
-    def __init__(self, scheduler: Scheduler, what: str = "") -> None:
-        self._scheduler = scheduler
+    def __init__(self, turns: Turns, what: str = "") -> None:
+        self._turns = turns
         self._what = what
         self._lock = allocate_lock()
         self._mutex = allocate_lock()
@@ -204,7 +205,7 @@ class _Waiter:
         until = _now_s() + timeout
         while True:
             left = max(until - _now_s(), 0.0) if self._has_deadline else _FOR_EVER
-            is_taken = self._scheduler.nap(self, partial(self._lock.acquire, timeout=left))
+            is_taken = self._turns.nap(self, partial(self._lock.acquire, timeout=left))
             with self._mutex:
                 is_released = self._is_released
                 self._is_released = self._is_woken = False
@@ -243,12 +244,12 @@ class _Waiter:
 class _Lock:
     """A `threading.Lock` whose wait lets siblings have the token."""
 
-    __slots__ = ("__weakref__", "_lock", "_scheduler", "_waiters")
+    __slots__ = ("__weakref__", "_lock", "_turns", "_waiters")
     _make: Callable[[], Any] = staticmethod(allocate_lock)
     _told = "a lock that another thread holds"
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._lock = type(self)._make()
         self._waiters: deque[_Waiter] = deque()
 
@@ -260,7 +261,7 @@ class _Lock:
         if lock.acquire(blocking=False):
             return True
         until = _now_s() + timeout
-        waiter = _Waiter(self._scheduler, self._told)
+        waiter = _Waiter(self._turns, self._told)
         waiter.acquire()
         self._waiters.append(waiter)
         try:
@@ -336,8 +337,8 @@ class _RLock(_Lock):
 class _LastItem:
     """Something for each thread of a pool to do, when it has done everything before."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._came: set[int] = set()
         self._waiters: list[_Waiter] = []
         self.over = threading.Event()
@@ -351,11 +352,9 @@ class _LastItem:
 
     def await_thread(self, strand: Strand, joiners: dict[Strand, list[_Waiter]]) -> None:
         """Wait until a thread of the pool has nothing left to do, or has ended."""
-        waiter = _Waiter(self._scheduler, f"the task submitted to thread {strand.name!r}")
+        waiter = _Waiter(self._turns, f"the task submitted to thread {strand.name!r}")
         waiter.acquire()
         self._waiters.append(waiter)
         joiners.setdefault(strand, []).append(waiter)
-        while (
-            strand.ident not in self._came and self._scheduler.helpers.get(strand.ident) is strand
-        ):
+        while strand.ident not in self._came and self._turns.helpers.get(strand.ident) is strand:
             waiter.acquire()

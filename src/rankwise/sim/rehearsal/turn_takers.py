@@ -1,4 +1,4 @@
-"""Functions in which a thread that a rank has started takes a turn (`Scheduler.turn`).
+"""Functions in which a thread that a rank has started takes a turn (`Turns.turn`).
 
 Almost no rank starts threads, and several such functions lie above each other in each collective.
 So they are left alone until a rank starts its first thread. Then their code is replaced, in the
@@ -10,7 +10,7 @@ from threading import get_ident
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
-from rankwise.sim.rehearsal.scheduler import Scheduler
+from rankwise.sim.rehearsal.turns import Turns
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -24,31 +24,31 @@ class _Takers:
     def __init__(self) -> None:
         self._known: dict[FunctionType, None] = {}
         self._codes: dict[FunctionType, CodeType] = {}
-        self._scheduler: Scheduler | None = None
+        self._turns: Turns | None = None
 
     def add(self, function: FunctionType) -> None:
         """Let a function take turns."""
         self._known[function] = None
         self._replace()
 
-    def begin(self, scheduler: Scheduler) -> None:
-        """Let them take turns of this scheduler: a rank starts a thread."""
-        if self._scheduler is not scheduler:
-            self._scheduler = scheduler
+    def begin(self, turns: Turns) -> None:
+        """Let them take turns of these: a rank starts a thread."""
+        if self._turns is not turns:
+            self._turns = turns
             self._replace()
 
     def end(self) -> None:
         """Leave them alone again: the world is over."""
-        self._scheduler = None
+        self._turns = None
         while self._codes:
             function, code = self._codes.popitem()
             function.__code__ = code
 
     def _replace(self) -> None:
-        if self._scheduler is not None:
+        if self._turns is not None:
             for function in [each for each in self._known if each not in self._codes]:
                 self._codes[function] = function.__code__
-                function.__code__ = _code_with_turn(function, self._scheduler)
+                function.__code__ = _code_with_turn(function, self._turns)
 
 
 _takers = _Takers()
@@ -65,7 +65,7 @@ def taking_turns(function: _Function) -> _Function:
     return function
 
 
-def _code_with_turn(function: FunctionType, scheduler: Scheduler) -> CodeType:
+def _code_with_turn(function: FunctionType, turns: Turns) -> CodeType:
     code = function.__code__
     original = FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
@@ -73,9 +73,9 @@ def _code_with_turn(function: FunctionType, scheduler: Scheduler) -> CodeType:
     original.__kwdefaults__ = function.__kwdefaults__
 
     def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if get_ident() not in scheduler.helpers:
+        if get_ident() not in turns.helpers:
             return original(*args, **kwargs)
-        with scheduler.turn():
+        with turns.turn():
             return original(*args, **kwargs)
 
     # A function's variables and closure stay what they are, so what it calls must be a constant.

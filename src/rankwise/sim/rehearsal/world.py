@@ -25,7 +25,8 @@ from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.meetings import Conditions, Equals, Group, NotEqual
 from rankwise.sim.rehearsal.rank_time import RankTime
-from rankwise.sim.rehearsal.scheduler import Rank, Scheduler, not_for_threads
+from rankwise.sim.rehearsal.ranks import Rank, not_for_threads
+from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.substitutes import Substitutes
 

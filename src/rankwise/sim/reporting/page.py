@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rankwise.base.sorting import by_numbers
 from rankwise.base.web_page import document, facts_table, table
 from rankwise.sim.hardware.quantities import format_picoseconds
+from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
 from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.machine_drawing import as_svg, facts
@@ -50,13 +51,11 @@ def page(
     `failure` is what the run failed with.
     """
     topology = engine.topology
-    sips = topology.machine.system.sips
-    network = sips.words if sips.levels else sips.graph
     sections = [
         f"<h1>{escape(title)}</h1>",
         (
             f'<p class="about">Simulated on <b>{escape(topology.name)}</b> '
-            f"({topology.sip_count} SIPs, {escape(network)}): "
+            f"({escape(topology.described)}): "
             f"{format_picoseconds(engine.now)} of "
             f"simulated time, {len(engine.op_log):,} operations.</p>"
         ),
@@ -74,9 +73,9 @@ def page(
             '<p class="note">Use of each kind of engine over time: a stronger colour means busier. '
             "A row of PE engines is the mean over all PEs that were used.</p>"
         ),
-        f'<div class="scroll">{timeline_chart(engine)}</div>',
+        _by_rank(topology, f'<div class="scroll">{timeline_chart(engine)}</div>'),
         "<h2>Utilisation</h2>",
-        _utilisation(engine),
+        _by_rank(topology, _utilisation(engine)),
     ]
     if any(result.flops and result.bytes and result.time_ps for result in results):
         sections += [
@@ -91,10 +90,15 @@ def page(
         ]
     sections += [
         "<h2>Machine</h2>",
-        f'<div class="scroll">{as_svg(topology)}</div>',
-        "<p></p>" + facts_table(facts(engine.topology)),
+        "" if topology.own_facts else f'<div class="scroll">{as_svg(topology)}</div>',
+        "<p></p>" + facts_table(topology.own_facts or facts(topology)),
     ]
     return document(f"{title}: simulated run", sections)
+
+
+def _by_rank(topology: Topology, section: str) -> str:
+    """Devices that are no chips have the names of their ranks."""
+    return re.sub(r"\bsip(\d+)", r"rank \1", section) if topology.own_facts else section
 
 
 def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program: bool) -> str:
@@ -105,8 +109,8 @@ def _results(results: Sequence[BenchResult], engine: ReportedRun, *, is_program:
     rows = table([*zip(*shown[first:], strict=True)])
     if is_program:
         note = (
-            "The longest operations, summed over all simulated ranks and steps, the start included,"
-            " without collectives: these are in the timeline."
+            "The longest operations of a step and a rank, means over the simulated ranks and the"
+            " steps after the first, without collectives: these are in the timeline."
         )
     elif all(result.is_checked for result in results):
         note = "All numbers were compared with numpy's."

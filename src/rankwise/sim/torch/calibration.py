@@ -1,9 +1,10 @@
 """Measures what a calibration needs: a program of some ranks, on a CPU with gloo or GPUs with NCCL.
 
-`rankwise calibrate` runs it and reads the file that rank 0 writes. Rank 0 measures operations while
-the others wait, so that they do not compete with it; all measure collectives together. Each figure
-is the least of the medians of a few batches, within a share of the budget: other work on the
-machine only ever makes an operation slower.
+`rankwise calibrate` runs it and reads the file that rank 0 writes. GPUs do not compete: rank 0
+measures operations while the others wait. Ranks of a CPU share its caches, memory and clock, as
+they do in training, so all measure the same operation at the same time. Each figure is the least of
+a few batches, within a share of the budget: other work on the machine only ever makes an operation
+slower.
 """
 
 import os
@@ -61,10 +62,11 @@ def main(words: Sequence[str]) -> None:
     dist.init_process_group("nccl" if has_gpu else "gloo", timeout=_PATIENCE)
     meter = _Meter(has_gpu=has_gpu, seconds=seconds)
     is_first = dist.get_rank() == 0
-    measured = _operations(meter) if is_first else None
+    measured = _operations(meter) if is_first or not has_gpu else None
     dist.barrier()
+    meter.is_together = True
     collectives = _collectives(meter) if dist.get_world_size() > 1 else []
-    if measured is not None:
+    if measured is not None and is_first:
         whole = msgspec.structs.replace(measured, collectives=collectives)
         Path(path).write_bytes(msgspec.json.encode(whole))
     dist.barrier()
@@ -77,6 +79,7 @@ class _Meter:
     Attributes:
         device: where tensors lie.
         slice: seconds for one figure.
+        is_together: whether all ranks measure the same.
     """
 
     def __init__(self, *, has_gpu: bool, seconds: float) -> None:
@@ -88,13 +91,17 @@ class _Meter:
         self.collective_sizes = _COLLECTIVES_OF_GPUS if has_gpu else _COLLECTIVES
         count = 2 * len(self.shapes) + 3 * len(self.sizes) + 3 * len(self.collective_sizes) + 12
         self.slice = seconds / count
+        self.is_together = not has_gpu
 
-    def seconds_of(self, run: Callable[[], object], times: int | None = None) -> float:
-        """How long one call takes; `times` per batch, where all ranks must agree."""
+    def seconds_of(self, run: Callable[[], object]) -> float:
+        """How long one call takes."""
         run()
         once = self._batch(run, 1)
-        if times is None:
-            times = max(1, min(1_000, round(self.slice / _BATCHES / max(once, 1e-7))))
+        if self.is_together:  # so many calls as the slowest rank has time for
+            slowest = torch.tensor(once, device=self.device)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            once = slowest.item()
+        times = max(1, min(1_000, round(self.slice / _BATCHES / max(once, 1e-7))))
         return min(self._batch(run, times) for _ in range(_BATCHES))
 
     def launch_seconds(self, run: Callable[[], object]) -> float:
@@ -115,6 +122,8 @@ class _Meter:
             torch.cuda.synchronize()
 
     def _batch(self, run: Callable[[], object], times: int) -> float:
+        if self.is_together:
+            dist.barrier()
         self.wait()
         begun = time.perf_counter()
         for _ in range(times):
@@ -223,14 +232,12 @@ def _collectives(meter: _Meter) -> list[Collective]:
     for size in meter.collective_sizes:
         part = torch.ones(max(1, size // 4 // count), device=meter.device)
         whole = torch.ones(part.numel() * count, device=meter.device)
-        times = 20 if size < 1 << 18 else 5
         for kind, given, run in (
             ("all_reduce", whole, lambda: dist.all_reduce(whole)),  # noqa: B023  # called at once
             ("all_gather", part, lambda: _all_gather(whole, part)),  # noqa: B023  # the same
             ("reduce_scatter", whole, lambda: _reduce_scatter(part, whole)),  # noqa: B023  # the same
         ):
-            dist.barrier()
-            seconds = meter.seconds_of(run, times)
+            seconds = meter.seconds_of(run)
             found.append(
                 Collective(
                     kind=kind, size=given.nbytes, nodes=count // per_node, per_node=per_node,

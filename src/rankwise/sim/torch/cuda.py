@@ -26,10 +26,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import flop_counter  # noqa: F401  # warns of Triton once there seems to be CUDA
 
 from rankwise.sim.rehearsal import modelled_device
-from rankwise.sim.rehearsal.world import running_rank
+from rankwise.sim.rehearsal.world import present_world, running_rank
 from rankwise.sim.torch import streams
 from rankwise.sim.torch.cuda_graphs import Graph, graph_pool_handle
+from rankwise.sim.torch.cuda_tools import tools_of_cuda
 from rankwise.sim.torch.device_memory import capacity, memory_names
+from rankwise.sim.torch.storages import storage_of
 from rankwise.sim.torch.streams import LaneEvent, LaneStream
 from rankwise.sim.torch.sync_batch_norm import KERNELS, synchronising
 
@@ -101,6 +103,13 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 def _is_pinned(tensor: Tensor, _device: Any = None) -> bool:
     return id(tensor.untyped_storage()) in _pinned_storages
+
+
+def _record_stream(tensor: Tensor, stream: Any) -> None:
+    """Keep the memory of a tensor until a stream has passed the point at which it is freed."""
+    held, clock = storage_of(getattr(tensor, "_local_tensor", tensor)), streams.queued_clock()
+    if held is not None and clock is not None and isinstance(stream, LaneStream):
+        held.use(clock.number_of(stream.lane_on(clock)))
 
 
 def has_torch_function(args: Any) -> bool:
@@ -217,7 +226,12 @@ class Device:
 
 
 def _properties(_device: Any = None) -> SimpleNamespace:
-    return modelled_device.properties(capacity())
+    return modelled_device.properties(capacity(), _capability())
+
+
+def _capability(_device: Any = None) -> tuple[int, int]:
+    prediction = None if running_rank() is None else present_world().prediction
+    return modelled_device.CAPABILITY if prediction is None else prediction.capability
 
 
 def _answers(value: Any = None) -> Callable[..., Any]:
@@ -256,7 +270,7 @@ _NAMES: dict[str, Any] = {
     "device_count": _count, "current_device": present_device, "set_device": _set_device,
     "_lazy_init": _initialised, "device": Device, "get_device_properties": _properties,
     "get_device_name": _answers(modelled_device.NAME),
-    "get_device_capability": _answers(modelled_device.CAPABILITY),
+    "get_device_capability": _capability,
     **_MEMORY, "get_rng_state": _cpu_random_state,
     "Stream": Stream, "Event": Event, "current_stream": _on_device(streams.current_stream),
     "default_stream": _on_device(streams.default_stream), "stream": streams.InStream,
@@ -310,10 +324,10 @@ def model_cuda() -> Callable[[], None]:
     for name, value in _OF_ACCELERATOR.items():
         told = _unless_torch_asks(name, getattr(torch.accelerator, name), value)
         replace(torch.accelerator, name, told)
-    for name in ("_record_memory_history", "_dump_snapshot"):
-        replace(torch.cuda.memory, name, _answers())
+    for owner, name, tool in tools_of_cuda():
+        replace(owner, name, tool)
     replace(Tensor, "is_pinned", _is_pinned)
-    replace(Tensor, "record_stream", _answers())  # C++ looks at the stream before any mode does
+    replace(Tensor, "record_stream", _record_stream)  # C++ looks at the stream before any mode
     replace(torch.version, "cuda", "13.0")  # it also tells torch.compile that this is no AMD device
     replace(torch.cuda.nccl, "version", _answers((2, 27, 7)))
     for owner in (torch.cuda, torch.cuda.graphs):
@@ -326,8 +340,6 @@ def model_cuda() -> Callable[[], None]:
         replace(torch, kernel.__name__, kernel)
     replace(torch.overrides, "has_torch_function", has_torch_function)
     replace(torch.nn.SyncBatchNorm, "forward", synchronising(torch.nn.SyncBatchNorm.forward))
-    for name in ("range_push", "range_pop", "mark"):
-        replace(torch.cuda.nvtx, name, _answers())
     replace(torch.autocast, "__init__", _for_cpu(torch.autocast.__init__, torch.float16))
     replace(torch.amp.GradScaler, "__init__", _for_cpu(torch.amp.GradScaler.__init__))
     made = DistributedDataParallel.__init__
@@ -383,7 +395,11 @@ def model_cuda() -> Callable[[], None]:
 
 def shard_on_cpu() -> Callable[[], None]:
     """Have FSDP 1 compute on the CPU, whatever device a program gives; returns what undoes it."""
-    from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: PLC0415  # not for everybody
+    from torch.distributed.fsdp import (  # noqa: PLC0415  # not for everybody
+        FullyShardedDataParallel,
+        _flat_param,
+        _runtime_utils,
+    )
     from torch.distributed.fsdp._flat_param import FlatParamHandle  # noqa: PLC0415  # the same
 
     move, original = FlatParamHandle.flat_param_to, FullyShardedDataParallel.__init__
@@ -396,7 +412,15 @@ def shard_on_cpu() -> Callable[[], None]:
         # FSDP frees the parameters of the device when they are on the CPU, for a full state dict.
         move(self, *args, **{**options, "copy": True})
 
+    # FSDP passes over tensors of the CPU.
+    recording = "_no_dispatch_record_stream"
+    using = {each: getattr(each, recording) for each in (_flat_param, _runtime_utils)}
+    for each in using:
+        setattr(each, recording, _record_stream)
+
     def undo() -> None:
+        for each, original_recording in using.items():
+            setattr(each, recording, original_recording)
         FullyShardedDataParallel.__init__ = original
         FlatParamHandle.flat_param_to = move
         if has_no_wait:

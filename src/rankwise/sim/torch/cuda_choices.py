@@ -4,6 +4,7 @@ Attention, normalisation and dropout become the operators that CUDA has, forward
 their shapes and what they keep for backward come from torch's kernels for meta tensors.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
@@ -14,11 +15,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as everybody calls it
 import yaml
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
+from rankwise.sim.torch.cuda_autocast import lowered, widened
+from rankwise.sim.torch.fused_kernels import (
+    PLAIN_OR_NONE,
+    are_distributed,
+    rms_norm_of_locals,
+)
+from rankwise.sim.torch.operations import ChargingMode, charging_mode
+
 _attend = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001  # `functional` may be patched
 _rms_norm, _dropout = torch.rms_norm, torch.dropout
+_FORWARD = torch.ops.aten._fused_rms_norm.default  # noqa: SLF001  # its name
+_BACKWARD = torch.ops.aten._fused_rms_norm_backward.default  # noqa: SLF001  # the same
 _TABLE = "dispatch.yaml"
 
 
@@ -51,7 +63,7 @@ def choose_as_cuda() -> Callable[[], None]:
     return stack.close
 
 
-def _is_plain(*tensors: Any) -> bool:
+def is_plain(*tensors: Any) -> bool:
     """Whether a function of CUDA can take these; meta tensors choose for themselves."""
     return all(each is None or (isinstance(each, Tensor) and not each.is_meta) for each in tensors)
 
@@ -67,8 +79,9 @@ def _scaled_dot_product_attention(  # noqa: PLR0917  # torch's parameters
     enable_gqa: bool = False,  # the same
 ) -> Any:
     """Attend with the kernel that CUDA takes first of those that are allowed and fit."""
-    kernel = _kernel_of(query, key, attn_mask)
-    if query.dim() != 4 or not kernel or not _is_plain(query, key, value, attn_mask):
+    query, key, value = (lowered(each) for each in (query, key, value))
+    kernel = _kernel_of(query, attn_mask)
+    if query.dim() != 4 or not kernel or not is_plain(query, key, value, attn_mask):
         return _attend(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -76,30 +89,42 @@ def _scaled_dot_product_attention(  # noqa: PLR0917  # torch's parameters
         return torch.ops.aten._scaled_dot_product_flash_attention(  # noqa: SLF001  # its name
             query, key, value, dropout_p, is_causal, scale=scale
         )[0]
+    keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+    if attn_mask is not None:
+        attn_mask = _as_bias(attn_mask, query, key)
+    if kernel == "cudnn":
+        return torch.ops.aten._scaled_dot_product_cudnn_attention(  # noqa: SLF001  # its name
+            query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale
+        )[0]
     if enable_gqa:  # this kernel takes as many heads of keys as of queries
         key, value = (
             each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value)
         )
-    if attn_mask is not None:
-        attn_mask = _as_bias(attn_mask, query, key)
-    keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     return torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001  # its name
         query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale
     )[0]
 
 
-def _kernel_of(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
+def _kernel_of(query: Tensor, mask: Tensor | None) -> str:
     """The first kernel that is allowed and takes such arguments; empty for the parts."""
-    del key
     rules, cuda = choices()["attention"], torch.backends.cuda
     allowed = {
         "flash": cuda.flash_sdp_enabled(),
         "efficient": cuda.mem_efficient_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled(),
     }
+    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
+        allowed["cudnn"] = False
     dtype = str(query.dtype).removeprefix("torch.")
+    capability = list(torch.cuda.get_device_capability())
     for name in rules["order"]:
         rule = rules[name]
-        fits = dtype in rule["dtypes"] and query.shape[-1] <= rule["head_width_max"]
+        fits = (
+            dtype in rule["dtypes"]
+            and query.shape[-1] <= rule["head_width_max"]
+            and query.shape[-1] % rule.get("head_width_step", 1) == 0
+            and ("capabilities" not in rule or capability in rule["capabilities"])
+        )
         if allowed.get(name) and fits and (mask is None or rule["takes_masks"]):
             return str(name)
     return ""
@@ -118,13 +143,41 @@ def _fused_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    if not choices()["fused_rms_norm"] or not _is_plain(input, weight):
+    if not choices()["fused_rms_norm"] or not is_plain(input, weight):
         return _rms_norm(input, normalized_shape, weight, eps)
-    return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]  # noqa: SLF001  # its name
+    if are_distributed(input, weight):
+        return rms_norm_of_locals(_fused_rms_norm, input, normalized_shape, weight, eps)
+    mode = charging_mode()
+    if mode is None or {type(input), type(weight)} - PLAIN_OR_NONE:
+        return _rms_norm(input, normalized_shape, weight, eps)
+    return _RmsNorm.apply(widened(input), widened(weight), mode)
+
+
+class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+    """The kernels of CUDA. Torch for the CPU has none, and takes the operator apart."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor | None, mode: ChargingMode) -> Tensor:
+        normed = torch.empty_like(values)
+        spread = values.new_empty((*values.shape[:-1], 1), dtype=torch.float32)
+        ctx.save_for_backward(values, weight, spread)
+        mode.charge_as_one(_FORWARD, (values, weight), (normed, spread))
+        return normed
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # the same
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        values, weight, spread = ctx.saved_tensors
+        mode = charging_mode()
+        assert mode is not None, "the thread of a rank has one"
+        of_values = torch.empty_like(values)
+        of_weight = None if weight is None else torch.empty_like(weight)
+        mode.charge_as_one(_BACKWARD, (gradient, values, weight, spread), (of_values, of_weight))
+        return of_values, of_weight, None
 
 
 def _native_dropout(input: Tensor, p: float, train: bool) -> Any:  # noqa: A002  # torch's parameters
-    if not choices()["fused_dropout"] or not train or not 0 < p < 1 or not _is_plain(input):
+    if not choices()["fused_dropout"] or not train or not 0 < p < 1 or not is_plain(input):
         return _dropout(input, p, train)
     return torch.native_dropout(input, p, train)[0]
 

@@ -5,24 +5,37 @@ exists; then what has been written that was there before gets back what it held,
 random state, too. A replay calls each operation with the very tensors of the capture, and puts the
 results where those of the capture are. Collectives of a capture are called again in each replay, as
 calls of their group.
+
+Without data (`--timing-only`) a graph keeps the times of its operations, and no tensors: a replay
+is one launch. Its pool holds what the capture has held at once, until the graph is gone.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rankwise.sim.prediction.clocks import RankClock
+from rankwise.sim.prediction.memory import DeviceFull
 from rankwise.sim.rehearsal.world import running_rank
 from rankwise.sim.torch.arithmetic import data_of
 
-_captures: dict[int, "Capture"] = {}
+if TYPE_CHECKING:
+    from rankwise.sim.prediction.caching_allocator import Block
+
+WITHOUT_DATA = "timing only"
+"""Under which name a rank that computes nothing has its mode (`without_data`)."""
+_POOLS = "pools of graphs"
+_captures: dict[int, "Capture | TimedCapture"] = {}
 """Those under way, by rank."""
 
 
-def present_capture() -> "Capture | None":
+def present_capture() -> "Capture | TimedCapture | None":
     """The capture of the rank that runs; None if there is none."""
     if not _captures:
         return None
@@ -87,20 +100,92 @@ class Capture(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
         self.calls.append(again)
 
 
+class TimedCapture:
+    """Notes what a rank would compute, and how much of its device's memory that takes at once.
+
+    Attributes:
+        calls: what a replay calls, in order.
+    """
+
+    def __init__(self, clock: RankClock) -> None:
+        self.calls: list[Callable[[], object]] = [clock.note_free]
+        self._clock = clock
+        clock.captured = self.calls
+        requested = clock.memory.requested
+        self._peak_before, requested.peak = requested.peak, requested.current
+
+    def keep(self, written: object) -> None:
+        """There are no numbers to keep."""
+
+    def close(self) -> int:
+        """End the capture, and tell how many bytes have been freed in it."""
+        self._clock.captured = None
+        requested = self._clock.memory.requested
+        freed = requested.peak - requested.current
+        requested.peak = max(requested.peak, self._peak_before)
+        return freed
+
+
+class _Pool:
+    """Bytes that the graphs of one pool keep, beside tensors that live."""
+
+    def __init__(self, clock: RankClock) -> None:
+        self._clock = clock
+        self._size = 0
+        self._graphs = 0
+        self._blocks: list[Block] = []
+
+    def enter(self, size: int) -> None:
+        """Keep so many bytes for another graph: all graphs of the pool use them in turn."""
+        clock, more = self._clock, max(0, size - self._size)
+        block = clock.memory.take(more, None, clock.stream_number, clock.time)
+        self._blocks += [] if block is None else [block]
+        self._size += more
+        self._graphs += 1
+
+    def leave(self) -> None:
+        """One graph fewer needs them."""
+        self._graphs -= 1
+        if not self._graphs:
+            for block in self._blocks:
+                self._clock.memory.give_back(block, None, self._clock.time)
+            self._blocks, self._size = [], 0
+
+
+class _Pools(dict[tuple[int, int], _Pool]):
+    """The pools of one rank, by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = count(1)
+
+
+def _pools() -> _Pools:
+    rank = running_rank()
+    pools: _Pools = _Pools() if rank is None else rank.belongings.setdefault(_POOLS, _Pools())
+    return pools
+
+
 class Graph:
     """What a program finds as `torch.cuda.CUDAGraph`."""
 
     def __init__(self, keep_graph: bool = False) -> None:  # torch's signature
         del keep_graph
         self._calls: list[Callable[[], object]] | None = None
+        self._pool = graph_pool_handle()
+        self._leave: weakref.finalize[..., Graph] | None = None
 
     def capture_begin(self, pool: Any = None, **_options: Any) -> None:
         """Note what the rank computes from now on."""
-        del pool
+        self._pool = self._pool if pool is None else pool
         rank = running_rank()
         assert rank is not None, "only ranks find modelled devices"
         if rank.number in _captures:
             raise RuntimeError("a CUDA graph is captured already")
+        mode = rank.belongings.get(WITHOUT_DATA)
+        if mode is not None:
+            _captures[rank.number] = TimedCapture(mode.clock)
+            return
         capture = _captures[rank.number] = Capture()
         capture.__enter__()
 
@@ -110,6 +195,9 @@ class Graph:
         capture = None if rank is None else _captures.pop(rank.number, None)
         if capture is None:
             raise RuntimeError("no CUDA graph is captured")
+        if isinstance(capture, TimedCapture):
+            self._end_timed(rank, capture)
+            return
         capture.__exit__(None, None, None)
         with torch.no_grad():
             capture.restore()
@@ -126,10 +214,22 @@ class Graph:
     def reset(self) -> None:
         """Forget what was captured."""
         self._calls = None
+        if self._leave is not None:
+            self._leave()
 
     def pool(self) -> tuple[int, int]:
-        """A name of the memory, which all graphs share."""
-        return graph_pool_handle()
+        """A name of the memory, which other graphs may share."""
+        return self._pool
+
+    def _end_timed(self, rank: Any, capture: TimedCapture) -> None:
+        mode = rank.belongings[WITHOUT_DATA]
+        pool = _pools().setdefault(self._pool, _Pool(mode.clock))
+        try:
+            pool.enter(capture.close())
+        except DeviceFull as full:
+            raise mode.out_of_memory(full) from None
+        self._leave = weakref.finalize(self, pool.leave)
+        self._calls = capture.calls
 
     def instantiate(self) -> None:
         """It is ready."""
@@ -141,8 +241,8 @@ class Graph:
 
 
 def graph_pool_handle() -> tuple[int, int]:
-    """What graphs that share memory are told."""
-    return (0, 1)
+    """A new name of memory, for graphs that share it."""
+    return (0, next(_pools().names))
 
 
 def _tensors(values: object) -> Iterator[Tensor]:

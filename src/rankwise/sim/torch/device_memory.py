@@ -5,18 +5,21 @@ answers. Without one (`--on sim`) nothing is counted, and devices look empty. to
 (`memory_allocated`, `memory_summary`) take their answers from the table that is given here.
 """
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from rankwise.base.errors import ConfigError
+from rankwise.sim.prediction.caching_allocator import AllocatorSettings, Figures
 from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.world import present_world, running_rank
 
 _POOLS = ("all", "small_pool", "large_pool")
 _COUNTED = "all"
-"""The pool that has all bytes: of blocks and segments, and of their sizes, nothing is known."""
-_IN_USE = ("allocated_bytes", "active_bytes", "requested_bytes")
+"""The pool that has all bytes: how many blocks and segments there are, is not counted."""
 _UNKNOWN = (
     "allocation", "segment", "active", "inactive_split", "inactive_split_bytes",
 )  # fmt: skip
@@ -24,6 +27,42 @@ _EVENTS = (
     "num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free",
     "max_split_size",
 )  # fmt: skip
+
+
+_SETTINGS_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def settings_of(environ: Mapping[str, str]) -> AllocatorSettings:
+    """What the variables of a rank say of torch's allocator; what has no effect here is ignored.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    name = next((each for each in _SETTINGS_VARIABLES if environ.get(each)), "")
+    given = dict(
+        part.strip().partition(":")[::2] for part in environ.get(name, "").split(",") if part
+    )
+    expandable = given.get("expandable_segments", "False")
+    if expandable not in ("True", "False"):
+        raise ConfigError(f"{name} has expandable_segments:{expandable}, expected True or False")
+    largest = _number(name, "max_split_size_mb", given)
+    return AllocatorSettings(
+        expandable=expandable == "True",
+        max_split_bytes=largest << 20 if largest else None,
+        roundup_divisions=_number(name, "roundup_power2_divisions", given),
+    )
+
+
+def _number(variable: str, name: str, given: Mapping[str, str]) -> int:
+    text = given.get(name, "0")
+    if text.startswith("["):
+        raise ConfigError(
+            f"{variable} has {name}:{text}, and only one number for all sizes is modelled",
+            hint=f"write {name}:NUMBER for the prediction",
+        )
+    if not text.isdecimal():
+        raise ConfigError(f"{variable} has {name}:{text}, expected a number")
+    return int(text)
 
 
 def capacity() -> int:
@@ -50,7 +89,7 @@ def memory_names(is_own: Callable[[Any], bool]) -> dict[str, Any]:
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         total = capacity()
-        return max(0, total - memory_of(device).reserved), total
+        return max(0, total - memory_of(device).reserved.current), total
 
     def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
         return _stats(memory_of(device))
@@ -61,7 +100,18 @@ def memory_names(is_own: Callable[[Any], bool]) -> dict[str, Any]:
     def empty_cache() -> None:
         memory_of(None).empty_cache()
 
+    def record_memory_history(enabled: Any = "all", *_: Any, **__: Any) -> None:
+        memory_of(None).trace(is_wanted=enabled is not None)
+
+    def snapshot(device: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
+        return memory_of(device).allocator.snapshot()
+
+    def dump_snapshot(filename: str = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
+        Path(filename).write_bytes(pickle.dumps(snapshot()))
+
     return {
+        "_record_memory_history": record_memory_history, "_snapshot": snapshot,
+        "_dump_snapshot": dump_snapshot, "memory_snapshot": lambda: snapshot()["segments"],
         "mem_get_info": mem_get_info, "empty_cache": empty_cache,
         "memory_stats_as_nested_dict": memory_stats_as_nested_dict,
         "host_memory_stats_as_nested_dict": dict,
@@ -73,19 +123,21 @@ def memory_names(is_own: Callable[[Any], bool]) -> dict[str, Any]:
 
 
 def _stats(memory: DeviceMemory) -> dict[str, Any]:
-    used = _figures(memory.used, memory.peak, memory.taken)
-    # What is reserved for a program that empties no cache; of one that does, it was more.
-    reserved = _figures(memory.reserved, memory.reserved_peak, memory.reserved_peak)
     stats: dict[str, Any] = dict.fromkeys(_EVENTS, 0)
+    stats["num_alloc_retries"] = memory.allocator.retries
     for name in ("oversize_allocations", "oversize_segments"):
-        stats[name] = _figures(0, 0, 0)
-    for name, pool in product((*_IN_USE, "reserved_bytes", *_UNKNOWN), _POOLS):
-        figures = reserved if name == "reserved_bytes" else used
-        is_known = pool == _COUNTED and name not in _UNKNOWN
-        stats.setdefault(name, {})[pool] = figures if is_known else _figures(0, 0, 0)
+        stats[name] = _as_torch(Figures())
+    known = {
+        "allocated_bytes": memory.allocated, "active_bytes": memory.active,
+        "requested_bytes": memory.requested, "reserved_bytes": memory.reserved,
+    }  # fmt: skip
+    for name, pool in product((*known, *_UNKNOWN), _POOLS):
+        figures = known.get(name) if pool == _COUNTED else None
+        stats.setdefault(name, {})[pool] = _as_torch(figures or Figures())
     return stats
 
 
-def _figures(current: int, peak: int, allocated: int) -> dict[str, int]:
+def _as_torch(figures: Figures) -> dict[str, int]:
+    current, allocated = figures.current, figures.total
     freed = allocated - current
-    return {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
+    return {"current": current, "peak": figures.peak, "allocated": allocated, "freed": freed}

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from rankwise.sim.torch.operations import charging_mode
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None)})
+PLAIN_OR_NONE = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None)})
 _rms_norm = torch.rms_norm
 _FORWARD = torch.ops.aten._fused_rms_norm.default  # noqa: SLF001  # its name
 _BACKWARD = torch.ops.aten._fused_rms_norm_backward.default  # noqa: SLF001  # the same
@@ -44,7 +44,7 @@ def fuse_kernels() -> Callable[[], None]:
 def _is_charged(*tensors: Any) -> bool:
     """Whether these are tensors of a thread whose operations are charged, and nothing else."""
     is_plain = all(
-        type(each) in _PLAIN and not (each is not None and each.is_meta) for each in tensors
+        type(each) in PLAIN_OR_NONE and not (each is not None and each.is_meta) for each in tensors
     )
     is_transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  # no public way
     is_dual = forward_ad._current_level >= 0  # noqa: SLF001  # the same
@@ -58,14 +58,14 @@ def rms_norm(
     eps: float | None = None,
 ) -> Any:
     """Stand in for `torch.rms_norm`."""
-    if _are_distributed(input, weight):
-        return _rms_norm_of_locals(input, normalized_shape, weight, eps)
+    if are_distributed(input, weight):
+        return rms_norm_of_locals(rms_norm, input, normalized_shape, weight, eps)
     if not _is_charged(input, weight):
         return _rms_norm(input, normalized_shape, weight, eps)
     return _RmsNorm.apply(input, weight, normalized_shape, eps)
 
 
-def _are_distributed(values: Any, weight: Any) -> bool:
+def are_distributed(values: Any, weight: Any) -> bool:
     """Whether they are DTensors, whose local parts are charged."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if kind is None or type(values) is not kind:
@@ -74,7 +74,9 @@ def _are_distributed(values: Any, weight: Any) -> bool:
     return _is_charged(*locals_) and (weight is None or len(locals_) == 2)
 
 
-def _rms_norm_of_locals(values: Any, shape: Any, weight: Any, eps: float | None) -> Any:
+def rms_norm_of_locals(
+    norm: Callable[..., Any], values: Any, shape: Any, weight: Any, eps: float | None
+) -> Any:
     """The kernel of CUDA on each rank's part; what is normalised must lie on one rank, as there."""
     from torch.distributed.tensor import (  # noqa: PLC0415  # it is imported: there are DTensors
         DTensor,
@@ -95,7 +97,7 @@ def _rms_norm_of_locals(values: Any, shape: Any, weight: Any, eps: float | None)
         # A rank that has some of the rows has some of the sum that is the gradient.
         of_gradient = [Partial() if each.is_shard() else each for each in placements]
         own = whole.to_local(grad_placements=of_gradient)
-    normed = rms_norm(values.to_local(grad_placements=placements), shape, own, eps)
+    normed = norm(values.to_local(grad_placements=placements), shape, own, eps)
     return DTensor.from_local(
         normed, mesh, placements, run_check=False, shape=values.shape, stride=values.stride()
     )

@@ -35,6 +35,7 @@ What is touched:
 - `torch.autograd.profiler._prepare_profiler` and `_enable_profiler`: two ranks' would crash.
 - `torch._C._set_deterministic_algorithms` and `torch._tensor_str.PRINT_OPTS`: ranks may differ in
   such settings (`settings`).
+- the kernels of `aten` for autocast on the CPU, which get CUDA's lists (`cuda_autocast`).
 - `torch._C._dispatch_library` and the tables of `torch._library.custom_ops`: the operators that
   programs define (`operators`).
 - `torch._dynamo.trace_rules.SKIP_DIRS`: what `torch.compile` leaves alone; rankwise, too.
@@ -65,8 +66,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.recording import present_recorder
-from rankwise.sim.rehearsal.scheduler import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
 from rankwise.sim.torch.loads import makes_fake_tensors
@@ -146,6 +147,11 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
             from rankwise.sim.torch.without_data import compute_nothing  # noqa: PLC0415  # rare
 
             stack.callback(compute_nothing())
+        if device == "cuda":
+            from rankwise.sim.torch.cuda_autocast import cast_as_cuda  # noqa: PLC0415  # for machines
+            from rankwise.sim.torch.cuda_choices import choices  # noqa: PLC0415  # the same
+
+            stack.callback(cast_as_cuda(choices()["autocast"]))
         stack.callback(order_by_streams())
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)
@@ -155,7 +161,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
     stack.callback(watch_methods())
-    operators = Operators()
+    operators = Operators(world.belongings.is_of_ranks)
     stack.callback(operators.close)
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
     for name in TABLES:
@@ -248,6 +254,9 @@ class TorchState:
         set_num_threads(1)  # of this thread: as OMP_NUM_THREADS=1 of a real rank
         torch.autograd.set_multithreading_enabled(False)
         generator = torch.Generator().manual_seed(self._world.seed_of(rank))
+        if self._device == "cuda":
+            # It holds for meshes of the CPU, of which the program knows nothing.
+            warnings.filterwarnings("ignore", "DTensor random operators may not have complete")
         if self._world.timing_only is not None:
             from rankwise.sim.torch.without_data import begin_rank  # noqa: PLC0415  # rare
 
@@ -568,6 +577,10 @@ def _of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
 def _end_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     """A step of the training ends with one of the first optimiser that the rank has stepped."""
     rank = running_rank()
+    if rank is not None and present_world().timing_only is None:
+        from rankwise.sim.torch.storages import keep_counters_on_host  # noqa: PLC0415  # for machines
+
+        keep_counters_on_host(optimizer, present_world().prediction.clock_of(rank))
     if rank is not None and rank.belongings[_KEY].is_stepped_by(optimizer):
         present_world().prediction.clock_of(rank).end_step()
         if present_world().timing_only is not None:

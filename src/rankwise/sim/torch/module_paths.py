@@ -19,6 +19,8 @@ from torch import nn
 from rankwise.sim.prediction.holders import (
     ACTIVATIONS,
     COMMUNICATION,
+    GRADIENTS,
+    OPTIMIZER,
     PARAMETERS,
     TEMPORARIES,
     Holder,
@@ -29,6 +31,7 @@ from rankwise.sim.torch.storages import storage_of
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 _OF_COLLECTIVES = ("/_fsdp_collectives.py", "/_fsdp_param_group.py", "/nn/parallel/distributed.py")
 """Files of torch that make what is sent and received."""
+_OF_OPTIMIZERS, _INITIALISING = "/torch/optim/", "_init_group"
 _FLAT_PARAMETERS = "/fsdp/_flat_param.py"
 _sequence_number = torch.autograd._get_sequence_nr  # noqa: SLF001  # no public way
 _node = torch._C._current_autograd_node  # noqa: SLF001  # the same
@@ -63,6 +66,16 @@ class ModulePaths:
     def end_step(self) -> None:
         """Forget a step whose backward is over."""
         self._numbers, self._marks = [], []
+
+    def note_gradients(self) -> None:
+        """Tell the gradients of the modules that were called from other tensors."""
+        for module in list(self._names):
+            for parameter in module.parameters(recurse=False):
+                if parameter.grad is not None:
+                    local = getattr(parameter.grad, "_local_tensor", parameter.grad)
+                    held = storage_of(local)
+                    if held is not None and held.holder is not None:
+                        held.holder.kind = GRADIENTS
 
     def holder(self) -> Holder:
         """Who makes a storage now."""
@@ -118,6 +131,8 @@ def _kind_of(frame: FrameType | None) -> str:
     for _ in range(4):
         if frame is None:
             break
+        if frame.f_code.co_name == _INITIALISING and _OF_OPTIMIZERS in frame.f_code.co_filename:
+            return OPTIMIZER
         if frame.f_code.co_filename.endswith(_OF_COLLECTIVES):
             return COMMUNICATION
         frame = frame.f_back

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from rankwise.sim.prediction.clocks import PricedWork, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
-from rankwise.sim.rehearsal.places import place_of
+from rankwise.sim.rehearsal.places import OUR_PACKAGE, place_of
 from rankwise.sim.torch.flops import Flops, formula_of, is_of_matrices
 from rankwise.sim.torch.loads import FAKE_TENSOR, fake_mode
-from rankwise.sim.torch.storages import hold
+from rankwise.sim.torch.storages import are_of_host, hold
 from rankwise.sim.torch.unseen_mode import MOVES_NOTHING, NOT_OF_DEVICES, PLAIN, UnseenMode
 
 _DTYPES = {
@@ -39,6 +39,10 @@ _DTYPES = {
     torch.uint8: "u8", torch.bool: "bool", torch.float8_e4m3fn: "f8e4", torch.float8_e5m2: "f8e5",
 }  # fmt: skip
 _ITEM = "aten._local_scalar_dense"
+_EMBEDDING = torch.ops.aten.embedding.default
+_ENGINE = "/torch/autograd/graph.py"
+"""The file of torch that calls autograd's engine."""
+_node = torch._C._current_autograd_node  # noqa: SLF001  # no public way
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # no public way
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001  # no other name
 
@@ -56,6 +60,7 @@ class _Kind(NamedTuple):
         written: which of its arguments it writes without returning them.
         is_query: whether the host waits for what it gives: a value of the device.
         causal: the place of its argument `is_causal`; behind all others if it has none.
+        looks_up: whether it looks indices up in an embedding.
     """
 
     name: str
@@ -68,6 +73,7 @@ class _Kind(NamedTuple):
     written: tuple[int, ...] = ()
     is_query: bool = False
     causal: int = sys.maxsize
+    looks_up: bool = False
 
 
 class ChargingMode(UnseenMode):
@@ -81,6 +87,7 @@ class ChargingMode(UnseenMode):
         self._kinds: dict[Any, _Kind] = {}
         self._flops: dict[Any, int] = {}
         self._priced: dict[Any, PricedWork] = {}
+        self._share_of_indices: int | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry an operation out, and charge it."""
@@ -90,6 +97,8 @@ class ChargingMode(UnseenMode):
             if any(each.__name__ == FAKE_TENSOR for each in types):
                 return func(*args, **kwargs or {})  # of a mode that is left
             self.clock.note_subclass()
+            if func is _EMBEDDING:
+                self._share_of_indices = _share_of(args[1])
             return NotImplemented  # of a subclass, such as DTensor: what it calls comes by here
         if self._kind_of(func).is_composite:  # in inference mode: elsewhere autograd takes it apart
             with self:
@@ -133,6 +142,10 @@ class ChargingMode(UnseenMode):
             self._note(func, args, {}, result)
         return result
 
+    def charge_as_one(self, func: Any, taken: Any, made: Any) -> None:
+        """Charge an operation that nothing computes, with what it takes and gives."""
+        self._note(func, taken, {}, made)
+
     def _kind_of(self, func: Any) -> _Kind:
         kind = self._kinds.get(func)
         if kind is None:
@@ -143,7 +156,9 @@ class ChargingMode(UnseenMode):
         kind = self._kind_of(func)
         if self._record is not None and kind.name == _ITEM and self.clock.number == 0:
             self._record.note(told_place(sys._getframe(2)), result)  # noqa: SLF001  # the only way that costs no stack
-        if not kind.is_free:
+        if self._is_of_host(kind, args):
+            self.clock.note_free()
+        elif not kind.is_free:
             self._charge(func, kind, args, kwargs, result)
         elif kind.is_query:
             self._wait_for_value()
@@ -153,6 +168,16 @@ class ChargingMode(UnseenMode):
             for tensor in tensors_in((result,)):
                 if not tensor.is_meta:
                     self._hold(tensor)
+
+    def _is_of_host(self, kind: _Kind, args: Any) -> bool:
+        """Whether an operation is one of the host, such as an optimiser's count of its steps."""
+        if kind.is_free and not kind.is_query:
+            return False
+        first = args[0] if args else None
+        first = first[0] if isinstance(first, list | tuple) and first else first
+        if not isinstance(first, Tensor) or first.dim():  # most are told by that alone
+            return False
+        return are_of_host(tensors_in(args))
 
     def _wait_for_value(self) -> None:
         """The program reads a value: the host waits for its device."""
@@ -175,6 +200,10 @@ class ChargingMode(UnseenMode):
                 largest, widest = count, tensors
         if not size:
             return
+        if kind.flops is not None or kind.looks_up:
+            self.clock.work.is_repeated = is_repeated()
+        if kind.looks_up and torch.is_grad_enabled():
+            self._count_lookups(*args[:2])
         if widest[0].is_meta:
             if kind.initialises:
                 return
@@ -198,6 +227,11 @@ class ChargingMode(UnseenMode):
             if kind.is_unknown:
                 self.clock.note_unknown(priced)
         self.clock.compute(priced)
+
+    def _count_lookups(self, table: Tensor, indices: Tensor) -> None:
+        share, self._share_of_indices = self._share_of_indices, None
+        which = id(table.untyped_storage()), table.storage_offset(), table.shape
+        self.clock.work.count_lookups(which, indices.numel() if share is None else share)
 
     def _flops_of(self, kind: _Kind, args: Any, kwargs: Any, result: Any) -> int:
         assert kind.flops is not None, "asked of matrix operations only"
@@ -235,8 +269,29 @@ def _kind_of(func: Any) -> _Kind:
             if not schema.returns and argument.alias_info and argument.alias_info.is_write
         ),
         is_query=operation == "_local_scalar_dense",
+        looks_up=func is _EMBEDDING,
         causal=[*(argument.name for argument in schema.arguments), "is_causal"].index("is_causal"),
     )
+
+
+def is_repeated() -> bool:
+    """Whether the operation under way was carried out before: in backward, by code of Python.
+
+    Activation checkpointing calls the model again there, with gradients enabled. What the engine
+    calls itself then is the gradient of a gradient.
+    """
+    if not torch.is_grad_enabled() or _node() is None:
+        return False
+    frame = sys._getframe(1)  # noqa: SLF001  # the only way that costs no stack
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OUR_PACKAGE):
+        frame = frame.f_back
+    return not frame.f_code.co_filename.endswith(_ENGINE)
+
+
+def _share_of(indices: Any) -> int:
+    """How many of distributed indices are one rank's share; of plain ones all are."""
+    mesh = getattr(indices, "device_mesh", None)
+    return int(indices.numel() if mesh is None else indices.numel() // mesh.size())
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch._library import custom_ops
 from torch.library import fallthrough_kernel
 
 from rankwise.sim.rehearsal.places import owner_of
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import rank_of_thread
 
 _make_library = torch._C._dispatch_library  # noqa: SLF001  # see `hooks`
@@ -32,13 +32,17 @@ _INTERFACE = (
 class Operators:
     """What the ranks of a world have defined.
 
+    Args:
+        is_of_ranks: whether each rank imports an installed module of this name for itself.
+
     Attributes:
         definers: by the name of an operator.
         kernels: by name and dispatch key: each rank's function, by the number of the rank, which a
             process that it forks has, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_of_ranks: Callable[[str], bool]) -> None:
+        self._is_of_ranks = is_of_ranks
         self._libraries: dict[str, Any] = {}
         self.definers: dict[str, set[Rank]] = {}
         self.kernels: dict[tuple[str, str], dict[int, Callable[..., Any]]] = {}
@@ -60,9 +64,19 @@ class Operators:
     def make_library(self, kind: str, namespace: str, key: str, file: str, line: int) -> Any:
         """Stand in for `torch._C._dispatch_library`."""
         rank = rank_of_thread()
-        if rank is None or not _is_called_by_program(sys._getframe(1)):  # noqa: SLF001  # whose it is
+        if rank is None or not self._is_called_by_program(sys._getframe(1)):  # noqa: SLF001  # whose it is
             return _make_library(kind, namespace, key, file, line)
         return _LibraryOfRank(self, rank, (kind, namespace, key, file, line))
+
+    def _is_called_by_program(self, frame: FrameType | None) -> bool:
+        """Whether the innermost frame that is none of the interface's is of a module of ranks."""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            owner = owner_of(file)
+            if owner != "rankwise" and not file.startswith(_INTERFACE):
+                return owner == "user" or self._is_of_ranks(str(frame.f_globals.get("__name__")))
+            frame = frame.f_back
+        return False
 
 
 class _LibraryOfRank:
@@ -131,17 +145,6 @@ class _LibraryOfRank:
             _, namespace, key, file, line = self._words
             self._of_others = _make_library("IMPL", namespace, key, file, line)
         return self._of_others
-
-
-def _is_called_by_program(frame: FrameType | None) -> bool:
-    """Whether the innermost frame that is none of the interface's is the program's."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        owner = owner_of(file)
-        if owner != "rankwise" and not file.startswith(_INTERFACE):
-            return owner == "user"
-        frame = frame.f_back
-    return False
 
 
 class TableByRank(dict[Any, Any]):

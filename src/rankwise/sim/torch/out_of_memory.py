@@ -14,6 +14,11 @@ def out_of_memory(full: DeviceFull, clock: RankClock, kind: type[Exception]) -> 
     taker = "" if full.taker is None else f", in {full.taker}"
     sizes = f"{gibibytes(full.wanted)} of {gibibytes(limit)} GiB"
     lines = [f"out of memory on rank {clock.number}: {sizes}{taker}"]
+    if full.in_pieces:
+        lines.append(
+            f"  {gibibytes(full.in_pieces)} GiB are free in pieces that are too small; "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True joins them"
+        )
     book = clock.memory.book
     if book is not None:
         lines += [f"  {row}" for row in held_in_words(book.present())]

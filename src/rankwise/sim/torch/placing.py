@@ -142,10 +142,10 @@ def relocate(tensor: Tensor, *, hint: bool) -> None:
         if held is not None and held.is_on_device != hint:
             if hint:
                 held.is_on_device = True
-                held.take(held.size)
+                held.occupy()
             else:
-                held.take(-held.size)
                 held.is_on_device = False
+                held.vacate()
 
 
 @contextmanager

@@ -489,7 +489,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         if clock is None:
             return self._meetings.meet(self._number, words, load, computed), ()
         name = call.partition(" ")[0]
-        passage = clock.come(load, bytes_brought(name, load))
+        passage = clock.come(load, bytes_brought(name, load), words, self._meetings.ranks)
         kind = _KINDS.get(name, name)
         timed = partial(clock.carry_out, self._meetings, kind, root, computed)
         return self._meetings.meet(self._number, words, passage, timed), [(clock, passage)]
@@ -527,7 +527,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._layouts.check("send" if is_send else "recv", tensors)
         self._layouts.warn_of_message(tensors)
         clock = self._clock
-        passage = None if clock is None else clock.come(tensors, bytes_in(tensors))
+        passage = None if clock is None else clock.come(tensors, bytes_in(tensors), call)
         post = self._meetings.post(
             self._number, peer, tag, call, (passage, tensors), is_send=is_send,
             deliver=_delivered if clock is None else partial(_delivered, timed=clock.deliver),

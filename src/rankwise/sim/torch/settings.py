@@ -17,7 +17,7 @@ import torch.optim.optimizer as optimizers
 from torch import _C, _tensor_str, _weights_only_unpickler
 from torch.backends import ContextProp
 
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, running_rank
 
 _KEY = "settings of torch"

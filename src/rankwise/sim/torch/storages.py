@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from rankwise.sim.prediction.caching_allocator import Block
     from rankwise.sim.prediction.clocks import RankClock
     from rankwise.sim.prediction.holders import Holder
 
@@ -30,9 +31,10 @@ class Storage:
         is_on_device: whether it takes memory of the modelled device; otherwise of the host.
         is_known: whether its numbers are computed; otherwise nothing may read them.
         holder: who has made it, for the report of memory; None if nobody asked.
+        block: its memory on the device; None if it has none there.
     """
 
-    __slots__ = ("clock", "holder", "is_known", "is_on_device", "reference", "size")
+    __slots__ = ("block", "clock", "holder", "is_known", "is_on_device", "reference", "size")
 
     def __init__(
         self, size: int, clock: "RankClock", holder: "Holder | None", *, is_on_device: bool
@@ -43,11 +45,33 @@ class Storage:
         self.holder = holder
         self.is_on_device = is_on_device
         self.is_known = True
+        self.block: Block | None = None
 
-    def take(self, size: int) -> None:
-        """Take memory of where it lies, or give it back."""
+    def occupy(self) -> None:
+        """Take memory of the device, if it is there; what it had is given back after that."""
+        before, clock = self.block, self.clock
+        self.block = None
         if self.is_on_device:
-            self.clock.memory.take(size, self.holder)
+            stream, now, retries = clock.stream_number, clock.time, clock.memory.retries
+            self.block = clock.memory.take(self.size, self.holder, stream, now)
+            if clock.memory.retries > retries:
+                clock.synchronize()  # the allocator waits for all streams before it tries again
+        if before is not None:
+            clock.memory.give_back(before, clock.stream_ends(), clock.time)
+
+    def vacate(self) -> None:
+        """Give the memory of the device back."""
+        block, self.block = self.block, None
+        if block is not None:
+            clock = self.clock
+            clock.memory.give_back(
+                block, clock.stream_ends() if block.used_by else None, clock.time
+            )
+
+    def use(self, stream: int) -> None:
+        """Note that another stream uses it (`Tensor.record_stream`)."""
+        if self.block is not None:
+            self.clock.memory.use(self.block, stream)
 
 
 _held: dict[int, Storage] = {}
@@ -92,12 +116,11 @@ def hold(
     held = Storage(size, clock, holder, is_on_device=is_on_device)
 
     def release(_: Any) -> None:
-        gone = _held.pop(identity)
-        gone.take(-gone.size)
+        _held.pop(identity).vacate()
 
     held.reference = weakref.ref(storage, release)
     _held[identity] = held
-    held.take(size)
+    held.occupy()
     return held
 
 
@@ -119,9 +142,39 @@ def name_cuda(clock: "RankClock") -> None:
     PLACEMENT.names_cuda = True
     for held in list(_held.values()):
         if held.clock is clock and held.is_on_device:
-            held.take(-held.size)
+            held.block = None
             held.is_on_device = False
-    clock.memory.forget_peaks()
+    clock.memory.forget()
+
+
+def keep_counters_on_host(optimizer: Any, clock: "RankClock") -> None:
+    """Tell the steps that an optimiser counts from tensors of the device, as torch does on CUDA.
+
+    They are numbers of the host, unless its kernels read them (`capturable`, `fused`).
+    """
+    for group in optimizer.param_groups:
+        if group.get("capturable") or group.get("fused"):
+            continue
+        for parameter in group["params"]:
+            count = optimizer.state.get(parameter, {}).get("step")
+            if type(count) is not Tensor or count.is_meta:
+                continue
+            # What `torch.tensor` makes no operation has made.
+            held = hold(count, clock, is_on_device=False)
+            if held.is_on_device:
+                held.vacate()
+                held.is_on_device = False
+
+
+def are_of_host(tensors: Iterable[Tensor]) -> bool:
+    """Whether these are single numbers, of which the host has at least one."""
+    found = False
+    for tensor in tensors:
+        if tensor.dim():
+            return False
+        held = storage_of(tensor)
+        found = found or (held is not None and not held.is_on_device)
+    return found
 
 
 def be_without_data(*, is_so: bool) -> None:  # nothing else is said
@@ -175,7 +228,7 @@ def note_size(storage: Any, size: int) -> None:
     """A storage has another size now."""
     held = _held.get(id(storage))
     if held is not None:
-        before, held.size = held.size, size
+        held.size = size
         if size > SMALL_BYTES:
             held.is_known = False
-        held.take(size - before)
+        held.occupy()

@@ -16,7 +16,8 @@ from typing import Any
 from torch.distributed import DistStoreError, QueueEmptyError, Store
 
 from rankwise.base.units import SECOND, Instant
-from rankwise.sim.rehearsal.scheduler import Gate, Scheduler
+from rankwise.sim.rehearsal.gates import Gate
+from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.rehearsal.turn_takers import taking_turns
 
 SYMMETRIC_MEMORY = "symmetric memory"

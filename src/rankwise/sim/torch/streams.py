@@ -77,7 +77,7 @@ class LaneStream:
         clock = queued_clock()
         if clock is not None:
             lane = other.lane_on(clock)
-            clock.let_wait(self.lane_on(clock), lane.ends_at, lane.waits_from)
+            clock.let_wait(self.lane_on(clock), lane.ends_at, lane.waits_from, lane.waits_for)
 
     def wait_event(self, event: "LaneEvent") -> None:
         """Go on when an event has happened."""
@@ -109,6 +109,7 @@ class LaneEvent:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.recorded_ns: float | None = None
         self._ends_at = self._waits_from = 0
+        self._waits_for = ""
 
     def record(self, stream: LaneStream | None = None) -> None:
         """It is when the stream has done what it has been given until now."""
@@ -117,7 +118,8 @@ class LaneEvent:
             self.recorded_ns = time.perf_counter_ns()
             return
         lane = (stream or streams_of_rank().present).lane_on(clock)
-        self._ends_at, self._waits_from = max(lane.ends_at, clock.time), lane.waits_from
+        self._ends_at = max(lane.ends_at, clock.time)
+        self._waits_from, self._waits_for = lane.waits_from, lane.waits_for
         self.recorded_ns = self._ends_at / 1e3
 
     def synchronize(self) -> None:
@@ -131,7 +133,7 @@ class LaneEvent:
         clock = queued_clock()
         if clock is not None:
             lane = (stream or streams_of_rank().present).lane_on(clock)
-            clock.let_wait(lane, self._ends_at, self._waits_from)
+            clock.let_wait(lane, self._ends_at, self._waits_from, self._waits_for)
 
     def query(self) -> bool:
         """Whether it has happened: nobody asks for it but to do something else meanwhile."""

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from rankwise.base.errors import CollectiveTimeout, LocalProtocolError
 from rankwise.base.units import MILLISECOND, Duration, after, format_duration
-from rankwise.sim.rehearsal.scheduler import Gate, Rank
+from rankwise.sim.rehearsal.gates import Gate
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import present_world, running_rank
 from rankwise.sim.torch.arithmetic import plainly
 from rankwise.sim.torch.loads import Loads, has_no_data, makes_fake_tensors

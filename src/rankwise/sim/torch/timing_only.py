@@ -31,6 +31,7 @@ from rankwise.sim.torch.storages import (
     SMALL_BYTES,
     Storage,
     hold,
+    mark_hollow,
     note_size,
     storage_of,
 )
@@ -38,6 +39,8 @@ from rankwise.sim.torch.storages import (
 _INPUT_BYTES_MAX = 4 * SMALL_BYTES
 _FROM_LARGE = frozenset({"index", "index_select", "gather", "embedding", "take"})
 """Operations that read a small part of a large tensor, such as a batch of a data set."""
+_INDEX = "index"
+"""Tagged as of dynamic shape, as it is by masks; by numbers it is not."""
 _OVERWRITE = frozenset({"copy_", "fill_", "zero_", "set_", "normal_", "uniform_", "random_"})
 _REAL = frozenset({"resize_", "resize_as_", "_resize_output_", "set_", "detach_", "record_stream"})
 """Operations that only change what a tensor is, not its numbers."""
@@ -131,6 +134,13 @@ class TimingMode(ChargingMode):
                 return self._compute_parts(func, args, kwargs)
             return self._compute_without_data(func, plan, args, kwargs, taken)
 
+    def charge_as_one(self, func: Any, taken: Any, made: Any) -> None:
+        """Charge an operation that nothing computes, with what it takes and gives."""
+        self._see(tensors_in(taken))
+        self._is_known = False
+        mark_hollow(list(made))
+        super().charge_as_one(func, taken, made)
+
     def _compute_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Have a library compute, whose own operations are seen, and charged as this one."""
         was_quiet, self._is_quiet = self._is_quiet, True
@@ -203,7 +213,7 @@ class TimingMode(ChargingMode):
 
     def _result_without_data(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """What an operation gives: tensors of the right shape, whose memory is never touched."""
-        if plan.is_dynamic:
+        if plan.is_dynamic and plan.name != _INDEX:
             return self._count_rows(func, args)
         inferred = self._infer(func, args, kwargs) if plan.makes or plan.outputs else ()
         given = []
@@ -321,6 +331,7 @@ class TimingMode(ChargingMode):
         """The error of a rank whose device is full."""
         from rankwise.sim.torch.out_of_memory import out_of_memory  # noqa: PLC0415  # rare
 
+        self.paths.note_gradients()
         return out_of_memory(full, self.clock, torch.OutOfMemoryError)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -331,6 +342,10 @@ class TimingMode(ChargingMode):
                     self._hold(tensor)
             return
         super()._note(func, args, kwargs, result)
+
+    def _is_of_host(self, kind: Any, args: Any) -> bool:
+        del kind, args
+        return False  # `_is_on_device` tells
 
     def _wait_for_value(self) -> None:
         # A value of the host, such as an optimiser's count of steps, waits for nothing.

@@ -5,6 +5,7 @@ See `timing_only` for tensors, `placing` for devices and `cuda_choices` for oper
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
@@ -13,16 +14,17 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rankwise.sim.prediction.holders import GRADIENTS, OPTIMIZER, PARAMETERS, HolderBook
-from rankwise.sim.rehearsal.scheduler import Rank
+from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch import cuda, cuda_choices, storages
+from rankwise.sim.torch.cuda_graphs import WITHOUT_DATA
+from rankwise.sim.torch.device_memory import settings_of
 from rankwise.sim.torch.module_paths import follow_modules, with_paths
 from rankwise.sim.torch.operations import charge_thread
 from rankwise.sim.torch.placing import Placing, relocate
 from rankwise.sim.torch.storages import PLACEMENT, name_cuda, storage_of, strided_in
+from rankwise.sim.torch.synthetic_data import repeat_first_batch
 from rankwise.sim.torch.timing_only import TimingMode
-
-_MODE = "timing only"
 
 
 def compute_nothing() -> Callable[[], None]:
@@ -43,6 +45,8 @@ def compute_nothing() -> Callable[[], None]:
     replace(torch.nn.Module, "compile", _compiled_in_place)
     replace(torch, "save", _unwritten)
     replace(torch, "load", _unread)
+    loader = import_module("torch.utils.data").DataLoader
+    replace(loader, "__iter__", lambda original: repeat_first_batch(original, remark))
     replace(torch, "set_default_device", _default)
     replace(torch.cuda, "set_device", _naming)
     stack.callback(register_optimizer_step_pre_hook(_note_roles).remove)
@@ -52,10 +56,10 @@ def compute_nothing() -> Callable[[], None]:
 def begin_rank(world: SimulatedWorld, rank: Rank) -> None:
     """Let the calling thread's rank compute nothing, for as long as it lives."""
     clock = world.prediction.clock_of(rank)
-    clock.memory.limit = world.prediction.memory_limit
+    clock.memory.be_limited(world.prediction.memory_limit, lambda: settings_of(os.environ))
     clock.memory.book = HolderBook()
     mode = TimingMode(clock, world.timing_only, follow_modules())
-    rank.belongings[_MODE] = mode
+    rank.belongings[WITHOUT_DATA] = mode
     charge_thread(mode)
     cuda.enter_for_good(lambda: Placing(mode))
     torch._C._push_on_torch_dispatch_stack(mode)  # noqa: SLF001  # see `hooks`
@@ -82,7 +86,7 @@ def shard_on_device() -> Callable[[], None]:
 
 def _mode() -> TimingMode | None:
     rank = running_rank()
-    return None if rank is None else rank.belongings.get(_MODE)
+    return None if rank is None else rank.belongings.get(WITHOUT_DATA)
 
 
 def _with_target(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,16 +155,31 @@ def _unread_in_place(_original: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
+def _unwritten_later(_original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(*_args: Any, **_options: Any) -> Future[None]:
+        remark(_UNWRITTEN)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    return save
+
+
+_CHECKPOINTS = {
+    "save": _unwritten, "async_save": _unwritten_later, "load": _unread_in_place,
+    "save_state_dict": _unwritten, "load_state_dict": _unread_in_place,
+}  # fmt: skip
+
+
 def leave_checkpoints() -> Callable[[], None]:
     """Have `torch.distributed.checkpoint` neither read nor write; returns what undoes it."""
     stack = ExitStack()
-    checkpoint = import_module("torch.distributed.checkpoint")
-    for name, make in (
-        ("save", _unwritten), ("async_save", _unwritten), ("load", _unread_in_place),
-    ):  # fmt: skip
-        original = getattr(checkpoint, name)
-        setattr(checkpoint, name, make(original))
-        stack.callback(setattr, checkpoint, name, original)
+    for module in ("", ".state_dict_saver", ".state_dict_loader"):
+        owner = import_module(f"torch.distributed.checkpoint{module}")
+        for name, make in _CHECKPOINTS.items():
+            if (original := getattr(owner, name, None)) is not None:
+                setattr(owner, name, make(original))
+                stack.callback(setattr, owner, name, original)
     return stack.close
 
 
@@ -216,7 +235,7 @@ def _be(value: Any, kind: str) -> None:
 
 def end_step(rank: Rank) -> None:
     """A step of a rank is over."""
-    mode: TimingMode | None = rank.belongings.get(_MODE)
+    mode: TimingMode | None = rank.belongings.get(WITHOUT_DATA)
     if mode is not None and mode.clock.memory.book is not None:
         mode.paths.end_step()
         mode.clock.memory.book.end_step()

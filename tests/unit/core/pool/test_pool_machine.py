@@ -85,15 +85,35 @@ def test_next_task_lies_in_the_socket_of_a_busy_worker() -> None:
 
 def test_many_short_tasks_are_sent_ahead_and_few_after_a_long_one() -> None:
     machine = pool_of(1)
-    fed(machine, *map(TaskSubmitted, range(1000)))
+    sent = fed(machine, *map(TaskSubmitted, range(1000)))
     for task in range(200):
-        fed(machine, TaskAnswered(1, task, 1000))
+        sent += fed(machine, TaskAnswered(1, task, 1000))
 
-    _, sent, _ = machine.counts
-    assert sent == PoolSpec(size=1).depth_max
-    fed(machine, *(TaskAnswered(1, task, LONG) for task in range(200, 250)))
+    assert count_of_sent(sent) - 200 == PoolSpec(size=1).depth_max
+    sent += fed(machine, *(TaskAnswered(1, task, LONG) for task in range(200, 250)))
 
-    assert machine.counts[1] == 2
+    assert count_of_sent(sent) - 250 == 2
+
+
+def count_of_sent(effects: list[PoolEffect]) -> int:
+    return sum(isinstance(effect, SendTask) for effect in effects)
+
+
+def test_one_of_many_queued_tasks_is_cancelled_and_the_others_keep_their_order() -> None:
+    machine = pool_of(1)
+    fed(machine, *map(TaskSubmitted, range(10)))
+    begun = machine.workers[0].task
+    cancelled = fed(machine, *(TaskCancelled(task) for task in (5, 9)))
+
+    sent = [task for task in range(10) if task != begun and task not in {5, 9}]
+    rest = fed(machine, *(TaskAnswered(1, task, LONG) for task in (0, *sent)))
+
+    assert [effect for effect in cancelled if isinstance(effect, EndTask)] == [
+        EndTask(5, TaskEnd.CANCELLED),
+        EndTask(9, TaskEnd.CANCELLED),
+    ]
+    order = [effect.task for effect in rest if isinstance(effect, SendTask)]
+    assert order == sorted(order)
 
 
 def test_idle_worker_gets_what_lies_in_a_busy_workers_socket() -> None:

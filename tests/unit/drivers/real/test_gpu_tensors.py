@@ -1,6 +1,7 @@
 """What a rank's tensors hold when memory is short; here on torch's device without memory."""
 
 import gc
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,33 @@ def test_each_storage_counts_once_by_its_kind() -> None:
     )
     assert "3 of (512, 1024) float32 6 MiB" in told
     assert len(views) == 3
+
+
+class Sharded(torch.Tensor):
+    """As a DTensor: it says that it has memory, which another tensor has."""
+
+    @staticmethod
+    def __new__(cls: Any, local: Any) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(cls, local.shape, device=local.device)
+        made.local = local
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, _types: Any, args: Any, kwargs: Any = None) -> Any:
+        assert function is torch.ops.aten.detach.default
+        return cls(args[0].local)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["local"], None
+
+
+def test_tensor_in_another_counts_once_and_for_its_kind() -> None:
+    parameter = torch.nn.Parameter(Sharded(torch.empty(1 << 20, device="meta")))
+
+    told = held_in_words(torch, "meta")
+
+    assert told == "this rank's tensors: parameters 4 MiB"
+    assert parameter.requires_grad
 
 
 def test_error_of_torch_gets_the_note_once_and_others_do_not() -> None:

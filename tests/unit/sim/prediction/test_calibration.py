@@ -15,11 +15,11 @@ from rankwise.sim.prediction.machines.calibration import (
     Product,
     machine_of,
     machine_text,
-    read_nccl_tests,
     with_collectives,
 )
 from rankwise.sim.prediction.machines.catalogue import find_machine, named_machine, parse_machine
 from rankwise.sim.prediction.machines.fabric import FabricPrices
+from rankwise.sim.prediction.machines.nccl_logs import read_nccl_tests
 
 MIB = 1 << 20
 RATE, BANDWIDTH, START = 50e9, 10e9, 100e-6

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from rankwise.base.units import Instant
-from rankwise.sim.rehearsal.scheduler import SIGKILL, Gate, Rank, Scheduler
+from rankwise.sim.rehearsal.gates import Gate
+from rankwise.sim.rehearsal.ranks import SIGKILL, Rank
+from rankwise.sim.rehearsal.scheduler import Scheduler
 
 PATIENCE_S = 60.0
 ENTERED = ExitStack()
@@ -54,7 +56,7 @@ def run_to_the_end(scheduler: Scheduler) -> None:
 
 
 def test_a_rank_that_keeps_others_waiting_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.05)
+    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.05)
     told: list[int] = []
     goes_on = threading.Event()
 
@@ -66,17 +68,17 @@ def test_a_rank_that_keeps_others_waiting_is_told_of_once(monkeypatch: pytest.Mo
         goes_on.set()
 
     scheduler = scheduler_of(block, block)
-    scheduler.on_held = tell
+    scheduler.patience.on_held = tell
     run_to_the_end(scheduler)
 
     assert told == [0]
 
 
 def test_a_rank_that_is_the_only_one_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.scheduler.NOTICE_S", 0.01)
+    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.01)
     told: list[Rank] = []
     scheduler = scheduler_of(lambda: threading.Event().wait(0.2) and None)
-    scheduler.on_held = told.append
+    scheduler.patience.on_held = told.append
     run_to_the_end(scheduler)
 
     assert told == []
@@ -234,7 +236,7 @@ def test_a_rank_that_gets_on_is_given_up_when_it_does_no_more() -> None:
         looks.append(rank.number)
         return len(looks) < 6
 
-    scheduler.gets_on = gets_on
+    scheduler.patience.gets_on = gets_on
     stuck = scheduler.run(patience_s=0.02)
 
     assert stuck is scheduler.ranks[0]
@@ -251,7 +253,7 @@ def test_who_asks_for_a_stop_does_not_wait_for_a_rank_that_gets_on() -> None:
         scheduler.interrupt(0.02)
         return True
 
-    scheduler.gets_on = gets_on
+    scheduler.patience.gets_on = gets_on
 
     assert scheduler.run(patience_s=0.02) is scheduler.ranks[0]
     held.set()

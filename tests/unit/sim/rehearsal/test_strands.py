@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rankwise.sim.rehearsal.scheduler import Nap, Rank, Scheduler
+from rankwise.sim.rehearsal.ranks import Nap, Rank
+from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.rehearsal.threads import _Waiter
 
 PATIENCE_S = 60.0
@@ -78,10 +79,10 @@ def test_thread_that_is_being_started_may_still_ask() -> None:
 
         def live() -> None:
             assert begins.wait(PATIENCE_S)
-            scheduler.end_thread(scheduler.begin_thread(rank, None), lambda: None)
+            scheduler.turns.end_thread(scheduler.turns.begin_thread(rank, None), lambda: None)
 
         thread = threading.Thread(target=live)
-        with scheduler.starting_thread():
+        with scheduler.turns.starting_thread():
             thread.start()
         seen.append(scheduler.next_instant)
         begins.set()
@@ -95,7 +96,7 @@ def test_thread_that_cannot_be_started_is_not_waited_for() -> None:
     with (
         Scheduler(belongings=Nothing()) as scheduler,
         pytest.raises(RuntimeError),
-        scheduler.starting_thread(),
+        scheduler.turns.starting_thread(),
     ):
         raise RuntimeError
 
@@ -107,27 +108,27 @@ def test_thread_takes_the_turn_of_a_sibling_that_waits_for_it_within_its_own_tur
     order: list[str] = []
 
     def act(rank: Rank) -> None:
-        strand = scheduler.begin_thread(rank, threading.current_thread())
+        strand = scheduler.turns.begin_thread(rank, threading.current_thread())
 
         def wait() -> bool:
             taken.set()  # the main thread goes on, and asks
             return done.wait(PATIENCE_S)
 
-        with scheduler.turn():
+        with scheduler.turns.turn():
             order.append("thread")
-            scheduler.nap(ShortNap(), wait)
+            scheduler.turns.nap(ShortNap(), wait)
             order.append("thread again")
-        scheduler.end_thread(strand, lambda: None)
+        scheduler.turns.end_thread(strand, lambda: None)
 
     def program() -> int:
         rank = scheduler.ranks[0]
-        with scheduler.starting_thread():
+        with scheduler.turns.starting_thread():
             thread = threading.Thread(target=act, args=(rank,))
             thread.start()
-        scheduler.nap(ShortNap(), lambda: taken.wait(PATIENCE_S))
+        scheduler.turns.nap(ShortNap(), lambda: taken.wait(PATIENCE_S))
         order.append("main")
         done.set()
-        scheduler.nap(ShortNap(), thread.join)
+        scheduler.turns.nap(ShortNap(), thread.join)
         return 0
 
     with ExitStack() as stack:

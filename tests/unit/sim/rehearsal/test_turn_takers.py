@@ -12,30 +12,30 @@ from rankwise.sim.rehearsal import turn_takers
 from rankwise.sim.rehearsal.turn_takers import taking_turns
 
 if TYPE_CHECKING:
-    from rankwise.sim.rehearsal.scheduler import Scheduler
+    from rankwise.sim.rehearsal.turns import Turns
 
 
 class OneThread:
-    """A scheduler to which the calling thread is one that a rank has started."""
+    """Turns of a world in which the calling thread is one that a rank has started."""
 
     def __init__(self) -> None:
         self.helpers = {threading.get_ident(): object()}
-        self.turns = 0
+        self.taken = 0
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        self.turns += 1
+        self.taken += 1
         yield
 
 
 @pytest.fixture
-def scheduler() -> Iterator[OneThread]:
+def turns() -> Iterator[OneThread]:
     yield OneThread()
     turn_takers.end()
 
 
-def begin(scheduler: OneThread) -> None:
-    turn_takers.begin(cast("Scheduler", scheduler))
+def begin(turns: OneThread) -> None:
+    turn_takers.begin(cast("Turns", turns))
 
 
 def add(first: int, second: int = 2, *, third: int = 3) -> int:
@@ -64,49 +64,49 @@ def logged(function: Any) -> Any:
 
 @pytest.mark.parametrize("function", [made(), logged(add)])
 def test_function_taken_before_the_first_thread_takes_a_turn(
-    function: Any, scheduler: OneThread
+    function: Any, turns: OneThread
 ) -> None:
     taken = taking_turns(function)
     code = function.__code__
 
-    assert (taken(1), scheduler.turns) == (6, 0)
-    begin(scheduler)
-    assert (taken(1, third=4), scheduler.turns) == (7, 1)
+    assert (taken(1), turns.taken) == (6, 0)
+    begin(turns)
+    assert (taken(1, third=4), turns.taken) == (7, 1)
     assert function.__code__.co_name == code.co_name
     turn_takers.end()
-    assert (taken(1), scheduler.turns) == (6, 1)
+    assert (taken(1), turns.taken) == (6, 1)
     assert function.__code__ is code
 
 
-def test_other_functions_with_the_same_code_take_no_turn(scheduler: OneThread) -> None:
+def test_other_functions_with_the_same_code_take_no_turn(turns: OneThread) -> None:
     taking_turns(logged(add))
     other = logged(add)
 
-    begin(scheduler)
+    begin(turns)
 
-    assert (other(1), scheduler.turns) == (6, 0)
+    assert (other(1), turns.taken) == (6, 0)
 
 
 def test_function_of_a_module_that_is_imported_later_takes_turns_at_once(
-    scheduler: OneThread,
+    turns: OneThread,
 ) -> None:
-    begin(scheduler)
+    begin(turns)
 
-    assert (taking_turns(logged(add))(1), scheduler.turns) == (6, 1)
+    assert (taking_turns(logged(add))(1), turns.taken) == (6, 1)
 
 
-def test_thread_that_no_rank_has_started_takes_no_turn(scheduler: OneThread) -> None:
+def test_thread_that_no_rank_has_started_takes_no_turn(turns: OneThread) -> None:
     function = taking_turns(logged(add))
-    scheduler.helpers = {}
+    turns.helpers = {}
 
-    begin(scheduler)
+    begin(turns)
 
-    assert (function(1), scheduler.turns) == (6, 0)
+    assert (function(1), turns.taken) == (6, 0)
 
 
-def test_error_of_a_function_is_its_own(scheduler: OneThread) -> None:
+def test_error_of_a_function_is_its_own(turns: OneThread) -> None:
     function = taking_turns(logged(add))
-    begin(scheduler)
+    begin(turns)
 
     with pytest.raises(TypeError, match=r"add\(\) takes from 1 to 2 positional arguments"):
         function(1, 2, 3)

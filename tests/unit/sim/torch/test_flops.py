@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  # need
 
 from rankwise.sim import load_topology  # noqa: E402  # the same
 from rankwise.sim.prediction.clocks import Prediction  # noqa: E402  # the same
-from rankwise.sim.rehearsal.scheduler import Rank  # noqa: E402  # the same
+from rankwise.sim.rehearsal.ranks import Rank  # noqa: E402  # the same
 from rankwise.sim.torch.flops import formula_of, is_of_matrices  # noqa: E402  # the same
 from rankwise.sim.torch.operations import ChargingMode  # noqa: E402  # the same
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from rankwise.sim import load_topology  # noqa: E402  # needs torch
 from rankwise.sim.prediction.clocks import Prediction  # noqa: E402  # the same
-from rankwise.sim.rehearsal.scheduler import Rank  # noqa: E402  # the same
+from rankwise.sim.rehearsal.ranks import Rank  # noqa: E402  # the same
 from rankwise.sim.torch.fused_kernels import (  # noqa: E402  # the same
     rms_norm,
     scaled_dot_product_attention,

@@ -41,6 +41,8 @@ _SERVER_FD = "RANKWISE_SERVER_FD"
 SERVER_NUMBER = 0
 """The fork server's own number at its guardian; workers count from 1."""
 SIGKILL = 9
+_CODES_OF_OTHERS = (-1, -2, -SIGKILL, -15)
+"""Exit codes that say nothing about imports: others have killed the fork server."""
 LOSS_TOKEN = 0
 """The sweep after the loss of the fork server; the tokens of gangs are other numbers."""
 LOSS_PATIENCE = Duration(1 * SECOND)
@@ -82,8 +84,9 @@ class Hosting:
         mode = f"--automatic={','.join(watched)}" if watched else "--guessed" if is_guess else ""
         self._modules = (mode, *self._preload) if mode else self._preload
         self._is_guess = is_guess
-        self.on_unfit: Callable[[str], None] = lambda _: None
-        """Is told why ranks are not forked by an automatic fork server."""
+        self.on_unfit: Callable[[str, bool], None] = lambda _, _is_lasting: None
+        """Is told why ranks are not forked by an automatic fork server, and whether the next run
+        would find the same."""
         self._is_abandoned = False
         self._reactor: Reactor | None = None
         self._spare_end: socket.socket | None = None
@@ -248,8 +251,9 @@ class Hosting:
             kill_marked(self.guardian.mark, LOSS_PATIENCE)
         self.conclude_loss(reason)
 
-    def on_server_ended(self, reason: str) -> None:
+    def on_server_ended(self, code: int) -> None:
         """The fork server has ended: start another if it died of a guess, else tell of the loss."""
+        reason = f"the fork server has ended with {ExitStatus(code)}"
         if self.server is not None:
             # The guardian's message can overtake the server's last ones, which say what it imported
             # and whether it was ready and had taken orders.
@@ -257,7 +261,9 @@ class Hosting:
         if self._spare_end is not None and not self.loss:
             if self._is_automatic and self.server is not None:
                 module = f" while it imported {self.importing}" if self.importing else ""
-                self.on_unfit(self.server.unfit or f"{reason}{module}")
+                unfit = self.server.unfit
+                is_lasting = bool(unfit) or code not in _CODES_OF_OTHERS
+                self.on_unfit(unfit or f"failed: {reason}{module}", is_lasting)
             self._preload = ()
             self._modules = ("--exec",) if self._is_automatic else ()
             self._start_server(*self._modules)
@@ -344,7 +350,7 @@ class _Listener:
 
     def on_exited(self, worker: int, code: int, at: Instant) -> None:
         if worker == self._hosting.server_number:
-            self._hosting.on_server_ended(f"the fork server has ended with {ExitStatus(code)}")
+            self._hosting.on_server_ended(code)
         elif worker > SERVER_NUMBER and self._hosting.gang is not None:
             self._hosting.gang.on_exited(worker, code, at)
 

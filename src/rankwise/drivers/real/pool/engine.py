@@ -79,7 +79,7 @@ from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.connection import MARK_VARIABLE
 from rankwise.drivers.real.hosting.environments import inherited_environment, server_environment
 from rankwise.drivers.real.hosting.hosting import Hosting
-from rankwise.drivers.real.interrupts import for_an_instant, gate_here
+from rankwise.drivers.real.interrupts import for_an_instant
 from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.pool.errors import BrokenPool
 from rankwise.drivers.real.pool.functions import WITH_CALL, FunctionTable, SentFunction
@@ -289,6 +289,7 @@ class _Link:
         self.sending = Lock()
         self.stuck: Packed | None = None
         """A message for which the socket had no room."""
+        self.is_ready = False
         self.functions = [0] * SLOT_COUNT
         """Which generation of each function the worker remembers."""
         self.pid = 0
@@ -328,7 +329,7 @@ class _Death(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """The workers and the tasks of one pool.
+    """The workers and the tasks of one pool; made with the gate for signal handlers shut.
 
     Attributes:
         on_change: called by the reader after it was told something; for those that show progress.
@@ -370,17 +371,16 @@ class Engine:
         hosting: Hosting | None = None
         try:
             self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            with gate_here().used():
-                self._hosting = hosting = Hosting(
-                    os.urandom(8).hex(),
-                    preload=(*_ALWAYS_NEEDED, *_preload(options)),
-                    is_guess=options.preload is None,
-                    environment={**server_environment(), **options.environment},
-                )
-                self._order["env"][MARK_VARIABLE] = hosting.guardian.mark
-                self._reactor = Reactor(SystemClock())
-                self._thread = Thread(target=self._run, name="rankwise-pool", daemon=True)
-                self._thread.start()
+            self._hosting = hosting = Hosting(
+                os.urandom(8).hex(),
+                preload=(*_ALWAYS_NEEDED, *_preload(options)),
+                is_guess=options.preload is None,
+                environment={**server_environment(), **options.environment},
+            )
+            self._order["env"][MARK_VARIABLE] = hosting.guardian.mark
+            self._reactor = Reactor(SystemClock())
+            self._thread = Thread(target=self._run, name="rankwise-pool", daemon=True)
+            self._thread.start()
         except BaseException:
             if hosting is not None:
                 hosting.close()
@@ -482,8 +482,12 @@ class Engine:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many tasks wait, how many are sent, and how many workers there are."""
-        return self._machine.counts
+        """How many calls wait, how many run, and how many workers there are."""
+        with self._lock:
+            views = self._machine.workers
+            calls = sum(task.call_count for task in [*self._tasks.values()])
+        running = sum(view.task is not None for view in views)
+        return max(calls - running, 0), running, len(views)
 
     def look(self) -> PoolLook:
         """What each worker does; for the reader's thread."""
@@ -654,14 +658,14 @@ class Engine:
                 link.functions[sent.slot] = sent.generation
             task.sent_from = len(task.values)
             extra = task.sources_at | task.sent_from << FIRST_SHIFT
-            rest = sent.slot, extra, function
+            rest = sent.slot, sent.generation, extra, function
             if task.buffers.found or not send_small(
                 link.ours, task.kind, number, task.body, *rest, DONT_WAIT
             ):
                 packed = Packed(task.kind, number, task.body, task.buffers.described(), *rest)
                 packed.send(link.ours, DONT_WAIT)
         except BlockingIOError:
-            rest = task.sent.slot, extra, function
+            rest = task.sent.slot, task.sent.generation, extra, function
             link.stuck = packed or Packed(task.kind, number, task.body, (), *rest)
             raise
         except Exception as error:  # noqa: BLE001  # its future tells it
@@ -874,6 +878,7 @@ class Engine:
     def _take(self, link: _Link, message: Message) -> None:
         """Note what a worker has sent."""
         if message.kind == Kind.READY:
+            link.is_ready = True
             self._inbox.append(WorkerReady(link.number))
             return
         if message.kind == Kind.INITIALIZER_FAILED:
@@ -891,6 +896,10 @@ class Engine:
             link.sent.remove(message.task)
         except ValueError:
             return  # an interrupt came just after its answer
+        if message.kind == Kind.FUNCTION_MISSING:
+            link.functions[message.slot] = 0
+            self._inbox.append(TasksRecalled(link.number, (message.task,)))
+            return
         if task is not None:
             link.done_count += task.call_count - task.sent_from
             task.future.took_ns = 0 if task.sent_from else message.extra
@@ -898,11 +907,8 @@ class Engine:
             self._inbox.append(TaskAnswered(link.number, message.task, message.extra))
 
     def _answer_of(self, task: _Task, message: Message) -> tuple[Any, BaseException | None]:
-        if message.is_cut:
-            return None, OSError(
-                "the result cannot be received: this process may open no more files"
-                " (raise `ulimit -n`)"
-            )
+        if message.trouble:
+            return None, OSError(f"the result cannot be received: {message.trouble}")
         if task.kind in CHUNKS and message.kind == Kind.VALUE:
             failure = task.failure or self._add_values(task, message)
             if failure is not None:
@@ -919,7 +925,7 @@ class Engine:
 
     def _add_values(self, task: _Task, message: Message) -> BaseException | None:
         """Note results of a chunk; the reason why they cannot be read, if there is one."""
-        if message.is_cut:
+        if message.trouble:
             return self._answer_of(task, message)[1]
         buffers = iter(message.buffers)
         try:
@@ -980,6 +986,9 @@ class Engine:
     def _note_death(self, link: _Link, code: int) -> _Death:
         words = f"worker {link.number} (process {link.pid}) {ExitStatus(code).in_words}"
         was_oom = None
+        if not link.is_ready:
+            initializer = self._options.initializer
+            words += f" in {name_of(initializer[0])}, the initializer" if initializer else ""
         if code == -_SIGKILL:
             verdict = self._oom.verdict()
             self._oom = OomWatch()

@@ -96,7 +96,11 @@ def map_received(
 ) -> "memoryview":
     """Map what has come and take over its descriptor; with `is_shared` it can be sent on."""
     if is_shared:
-        return _mapped_and_kept(fd, offset, size_bytes, mapping)
+        try:
+            return _mapped_and_kept(fd, offset, size_bytes, mapping)
+        except BaseException:
+            os.close(fd)
+            raise
     try:
         if not size_bytes:
             return memoryview(b"")

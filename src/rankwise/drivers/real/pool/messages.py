@@ -36,7 +36,7 @@ INLINE_BYTES_MAX = 32 << 10
 SLOT_COUNT = 64
 """How many functions a worker remembers."""
 NO_SLOT = 0xFFFF
-_HEADER = struct.Struct("<BBHHIQQ")
+_HEADER = struct.Struct("<BBHHIIQQ")
 _BUFFER = struct.Struct("<QQB")
 _IN_FILE = 1
 # Plain numbers: the standard library's flags take a microsecond to combine.
@@ -45,6 +45,7 @@ DONT_WAIT = int(MSG_DONTWAIT)
 _OWN, _OWN_PRIVATE, _SHARED = range(3)
 _MESSAGE_BYTES_MAX = INLINE_BYTES_MAX + _HEADER.size + BUFFERS_MAX * _BUFFER.size
 _NOTHING = memoryview(b"")
+_TOO_MANY_FILES = "this process may open no more files (raise `ulimit -n`)"
 _NO_BUFFERS: "list[memoryview]" = []
 _ANCILLARY_BYTES = CMSG_SPACE((BUFFERS_MAX + 1) * 4)
 
@@ -63,6 +64,8 @@ class Kind:
     """The same, and each element is a tuple of arguments."""
     PART = 8
     """Results of a chunk that goes on."""
+    FUNCTION_MISSING = 9
+    """The worker was not sent this function: its pickle lay in a message that was taken back."""
 
 
 CHUNKS = (Kind.CHUNK, Kind.STARRED_CHUNK)
@@ -77,22 +80,24 @@ class Message(NamedTuple):
     Attributes:
         kind: what it is.
         slot: where the worker remembers the function; `NO_SLOT` if it is in the pickle.
+        generation: which of the functions that are remembered there.
         task: the task's number.
         extra: where in the pickle the sources begin, or how long a task has taken.
         function: a pickle of the function, if it is new to the worker.
         body: the pickle.
         buffers: memory of the pickle's large arrays.
-        is_cut: whether descriptors are missing, since this process may open no more files.
+        trouble: why its content cannot be had here; empty if it can.
     """
 
     kind: int
     slot: int
+    generation: int
     task: int
     extra: int
     function: "memoryview"
     body: "memoryview"
     buffers: "list[memoryview]"
-    is_cut: bool = False
+    trouble: str = ""
 
 
 class Packed:
@@ -107,6 +112,7 @@ class Packed:
         body: "bytes | memoryview",
         described: "Any" = (),
         slot: int = NO_SLOT,
+        generation: int = 0,
         extra: int = 0,
         function: bytes = b"",
     ) -> None:
@@ -127,7 +133,7 @@ class Packed:
         except BaseException:
             self.close()
             raise
-        header = _HEADER.pack(kind, flags, slot, count, len(function), task, extra)
+        header = _HEADER.pack(kind, flags, slot, count, len(function), generation, task, extra)
         self._parts: list[Any] = [header + lines]
         if not flags:
             self._parts += (function, body) if function else (body,)
@@ -182,32 +188,43 @@ class Receiver:
         if not length:
             return None
         memory = self._memory
-        kind, marks, slot, count, function_bytes, task, extra = _HEADER.unpack_from(memory)
+        unpacked = _HEADER.unpack_from(memory)
+        kind, marks, slot, count, function_bytes, generation, task, extra = unpacked
         at = _HEADER.size
         if not ancillary and not count:
             at_body = at + function_bytes
             function = memory[at:at_body] if function_bytes else _NOTHING
-            is_cut = bool(status & _TRUNCATED or marks)
+            trouble = _TOO_MANY_FILES if status & _TRUNCATED or marks else ""
             body = memory[at_body:length]
-            return Message(kind, slot, task, extra, function, body, _NO_BUFFERS, is_cut)
+            rest = function, body, _NO_BUFFERS, trouble
+            return Message(kind, slot, generation, task, extra, *rest)
         fds = array("i")
         for _, _, packed in ancillary:
             fds.frombytes(packed[: len(packed) - len(packed) % fds.itemsize])
         lines = [_BUFFER.unpack_from(memory, at + place * _BUFFER.size) for place in range(count)]
         at += count * _BUFFER.size
         wanted = count + bool(marks & _IN_FILE)
-        if len(fds) < wanted:
-            for fd in fds:
-                os.close(fd)
-            return Message(kind, slot, task, extra, memory[:0], memory[:0], [], is_cut=True)
-        content = memory[at:length]
-        if marks & _IN_FILE:
-            file = fds.pop(0)
-            content = map_received(file, 0, os.fstat(file).st_size, Mapping.READ, is_shared=False)
-        buffers = [self._mapped(fd, *line) for fd, line in zip(fds, lines, strict=True)]
-        return Message(
-            kind, slot, task, extra, content[:function_bytes], content[function_bytes:], buffers
-        )
+        content, buffers, trouble = memory[at:length], _NO_BUFFERS, ""
+        left = [*fds]
+        try:
+            if len(fds) < wanted:
+                trouble = _TOO_MANY_FILES
+            else:
+                if marks & _IN_FILE:
+                    content = self._content(left.pop(0))
+                buffers = [self._mapped(left.pop(0), *line) for line in lines]
+        except OSError as error:  # out of address space, or of mappings
+            trouble = error.strerror or str(error)
+        for fd in left:
+            os.close(fd)
+        if trouble:
+            content, buffers, function_bytes = memory[:0], _NO_BUFFERS, 0
+        function, body = content[:function_bytes], content[function_bytes:]
+        return Message(kind, slot, generation, task, extra, function, body, buffers, trouble)
+
+    @staticmethod
+    def _content(fd: int) -> "memoryview":
+        return map_received(fd, 0, os.fstat(fd).st_size, Mapping.READ, is_shared=False)
 
     def _mapped(self, fd: int, offset: int, size_bytes: int, manner: int) -> "memoryview":
         if manner == _SHARED:
@@ -222,6 +239,7 @@ def send_small(  # noqa: PLR0917  # by name they take a tenth of it all
     task: int,
     body: bytes,
     slot: int = NO_SLOT,
+    generation: int = 0,
     extra: int = 0,
     function: bytes = b"",
     flags: int = 0,
@@ -229,7 +247,7 @@ def send_small(  # noqa: PLR0917  # by name they take a tenth of it all
     """Send a message without buffers; whether it is short enough for that."""
     if len(body) + len(function) > INLINE_BYTES_MAX:
         return False
-    header = _HEADER.pack(kind, 0, slot, 0, len(function), task, extra)
+    header = _HEADER.pack(kind, 0, slot, 0, len(function), generation, task, extra)
     sock.send(header + function + body, flags)
     return True
 
@@ -248,4 +266,4 @@ def task_of_unread(sock: socket) -> int | None:
         fds.frombytes(packed[: len(packed) - len(packed) % fds.itemsize])
         for fd in fds:
             os.close(fd)
-    return int(_HEADER.unpack_from(data)[5]) if len(data) >= _HEADER.size else None
+    return int(_HEADER.unpack_from(data)[6]) if len(data) >= _HEADER.size else None

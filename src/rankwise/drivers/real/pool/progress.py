@@ -1,13 +1,16 @@
 """A line on the terminal that tells how far a pool has come."""
 
+import os
 import sys
 import time
+from contextlib import suppress
 from typing import TextIO
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.drivers.real.pool.engine import Engine
 
 _INTERVAL = Duration(200 * MILLISECOND)
+_COLUMNS = 80
 
 
 def show_progress(engine: Engine, stream: TextIO | None = None) -> None:
@@ -28,8 +31,8 @@ class _Line:
     def update(self) -> None:
         """Show what has changed, now or soon."""
         if self._engine.has_ended:
-            if self._shown:
-                self._write(self._text(), "\n")
+            if text := self._text():
+                self._write(text, "\n")
             return
         if self._is_due:
             return
@@ -53,10 +56,17 @@ class _Line:
         if not (waiting or running or done):
             return ""
         seconds = (time.monotonic_ns() - self._began) // SECOND
-        return (
-            f"{done} done, {failed} failed, {running} running, {waiting} waiting, "
-            f"{workers} workers, {seconds // 60}:{seconds % 60:02}"
-        )
+        now = f", {running} running, {waiting} waiting, {workers} workers"
+        if self._engine.has_ended:
+            now = ""
+        text = f"{done} done, {failed} failed{now}, {seconds // 60}:{seconds % 60:02}"
+        return text[: self._columns() - 1]
+
+    def _columns(self) -> int:
+        """The terminal's: of a line that is broken, only the last part could be erased."""
+        with suppress(OSError, ValueError):  # it is gone, or a stream without a descriptor
+            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+        return _COLUMNS
 
     def _write(self, text: str, end: str) -> None:
         try:

@@ -58,9 +58,11 @@ def serve(initializer: bytes, sources: dict[str, Any], *, is_writable: bool) -> 
     with socket(AF_UNIX, SOCK_SEQPACKET, 0, fd) as ours:
         _add_sources(sources)
         worker = _Worker(ours, Receiver(is_writable=is_writable), notes)
-        if worker.initialize(initializer):
-            with suppress(KeyboardInterrupt):
-                worker.serve()
+        # A caller that is killed may leave answers unread, which resets the connection.
+        with suppress(ConnectionError):
+            if worker.initialize(initializer):
+                with suppress(KeyboardInterrupt):
+                    worker.serve()
 
 
 class _Worker:
@@ -69,6 +71,8 @@ class _Worker:
         self._notes = notes
         self._receiver = receiver
         self._functions: list[Any] = [None] * SLOT_COUNT
+        self._generations = [0] * SLOT_COUNT
+        """Which of the functions of each slot it is."""
 
     def initialize(self, initializer: bytes) -> bool:
         try:
@@ -86,6 +90,9 @@ class _Worker:
         while (message := receive(ours)) is not None:
             began = _now()
             task = message.task
+            if not self._has_function(message):
+                send_small(ours, Kind.FUNCTION_MISSING, task, b"", message.slot)
+                continue
             if message.kind in CHUNKS:
                 try:
                     self._serve_chunk(message, began)
@@ -121,6 +128,12 @@ class _Worker:
                 except OSError as error:  # too many descriptors are on their way
                     packed.close()
                     self._send_error(Kind.ERROR, task, error, 0)
+
+    def _has_function(self, message: Message) -> bool:
+        """Whether a message's function is here: it may lie in one that the pool has taken back."""
+        slot = message.slot
+        is_known = slot == NO_SLOT or self._generations[slot] == message.generation
+        return is_known or bool(message.function or message.trouble)
 
     def _serve_chunk(self, message: Message, began: int) -> None:
         """Answer the values up to the first failure, and that failure."""
@@ -218,24 +231,22 @@ class _Worker:
                 raise
 
     def _call_of(self, message: Message) -> Any:
-        if message.is_cut:
-            raise OSError(
-                "the arguments cannot be received: this worker may open no more files"
-                " (raise `ulimit -n`)"
-            )
+        if message.trouble:
+            raise OSError(f"worker {os.getpid()} cannot receive the arguments: {message.trouble}")
         body = message.body
         sources_at = message.extra & _SOURCES_MASK
         if sources_at:
             _add_sources(pickle.loads(body[sources_at:]))  # noqa: S301  # the caller's own
         slot = message.slot
         if slot == NO_SLOT:
-            return pickle.loads(body, buffers=message.buffers)  # noqa: S301  # the same
+            return _unpickled(body, message.buffers)
         if message.function:
             self._functions[slot] = _loaded(message.function)
+            self._generations[slot] = message.generation
         function = self._functions[slot]
         if isinstance(function, _Unreadable):
             raise function.error
-        return function, *pickle.loads(body, buffers=message.buffers)  # noqa: S301  # the same
+        return function, *_unpickled(body, message.buffers)
 
     def _send_error(self, kind: int, task: int, error: BaseException, took: int) -> None:
         body = pickle.dumps(_packed_error(error))
@@ -257,6 +268,14 @@ class _Unreadable:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+def _unpickled(body: "memoryview", buffers: "list[memoryview]") -> Any:
+    try:
+        return pickle.loads(body, buffers=buffers)  # noqa: S301  # the caller's own
+    except Exception as error:
+        error.add_note("The worker could not unpickle the arguments.")
+        raise
 
 
 def _loaded(pickled: "memoryview") -> Any:

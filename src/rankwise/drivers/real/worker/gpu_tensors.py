@@ -51,7 +51,7 @@ def held_in_words(torch: ModuleType, device_type: str) -> str:
     others: "dict[str, tuple[int, int]]" = {}  # noqa: UP037 - the same
     for name, members in kinds:
         total = 0
-        for tensor in members:
+        for tensor in _plain(torch, members):
             storage = tensor.untyped_storage()
             if storage._cdata in counted:  # noqa: SLF001 - tensors without data have no pointer
                 continue
@@ -68,6 +68,16 @@ def held_in_words(torch: ModuleType, device_type: str) -> str:
     largest = sorted(others.items(), key=lambda item: -item[1][0])[:_TENSORS_SHOWN]
     shown = ", ".join(f"{count} of {kind} {_size(size)}" for kind, (size, count) in largest)
     return f"this rank's tensors: {', '.join(told)}" + (f" ({shown})" if shown else "")
+
+
+def _plain(torch: ModuleType, tensors: "list[Any]") -> "list[Any]":
+    """The tensors that hold memory: those of FSDP2 are DTensors, whose own storage holds none."""
+    found: "list[Any]" = []  # noqa: UP037 - the same
+    for tensor in tensors:
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        parts = [tensor] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+        found += [each for each in parts if isinstance(each, torch.Tensor)]
+    return found
 
 
 def _living(torch: ModuleType, device_type: str) -> tuple[list[Any], list[Any]]:

@@ -6,7 +6,6 @@ cannot describe stays as the residual, which the file keeps.
 """
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -303,48 +302,6 @@ def _rounded(part: Any) -> Any:
     return part
 
 
-_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+([\d.]+)\s+[\d.]+\s+[\d.]+\s")
-_RANK = re.compile(r"^#\s+Rank\s+\d+\b.*?\bon\s+(\S+)\s+device\s")
-_KINDS = {
-    "all_reduce": "all_reduce", "allreduce": "all_reduce", "all_gather": "all_gather",
-    "allgather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
-}  # fmt: skip
-_KIND = re.compile(
-    r"\b(all_?reduce|all_?gather|reduce_?scatter|alltoall)(?:_perf)?\b", re.IGNORECASE
-)
-
-
-def read_nccl_tests(text: str, source: str) -> list[Collective]:
-    """The points of a log of nccl-tests: out-of-place times by size.
-
-    Raises:
-        ConfigError: it has no points, or does not say which ranks there were.
-    """
-    hosts = [match[1] for match in map(_RANK.match, text.splitlines()) if match]
-    rows = [match for match in map(_ROW.match, text.splitlines()) if match]
-    if not rows or len(hosts) < 2:
-        lacking = "no table of sizes and times" if not rows else "no list of two or more ranks"
-        raise ConfigError(
-            f"{source} has {lacking}, expected the output of a program of nccl-tests",
-            hint="keep the whole output, with the lines `#  Rank  0 ... on HOST device ...`",
-        )
-    named = _KIND.search(text)
-    kind = _KINDS[named[1].lower()] if named else "all_reduce"
-    nodes = len(set(hosts))
-    points = []
-    for row in rows:
-        size, seconds = int(row[1]), float(row[6]) * 1e-6
-        if size and seconds > 0:
-            size //= len(hosts) if kind == "all_gather" else 1
-            points.append(
-                Collective(
-                    kind=kind, size=size, nodes=nodes, per_node=len(hosts) // nodes, seconds=seconds
-                )
-            )
-    return points
-
-
 def with_collectives(real: RealMachine, points: Sequence[Collective], source: str) -> RealMachine:
     """A machine whose fabric has been fitted to measured collectives.
 
@@ -371,5 +328,5 @@ def with_collectives(real: RealMachine, points: Sequence[Collective], source: st
 
 __all__ = [
     "Attention", "Collective", "Elementwise", "Figure", "LevelSpec", "Measurements", "Product",
-    "machine_of", "machine_text", "read_nccl_tests", "with_collectives",
+    "machine_of", "machine_text", "with_collectives",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import nearest
 from rankwise.sim.faults.vocabulary import FaultOfChip
 from rankwise.sim.files import Loader, load_yaml, read_text
+from rankwise.sim.hardware.cost_models import SHIPPED
 from rankwise.sim.hardware.plugins import plugin_names
 from rankwise.sim.hardware.specification import MachineSpec
 from rankwise.sim.hardware.topology import GROUP, PRESETS, Topology, load_topology
@@ -42,6 +43,25 @@ class MachineTopology(Topology):
         super().__init__(_as_chips(real, nodes, per_node), source)
         self.real = real
         self.per_node = per_node
+
+    @property
+    def described(self) -> str:
+        """Its devices, in a few words."""
+        nodes = self.sip_count // self.per_node
+        return f"{self.sip_count} devices" + (f" on {nodes} nodes" if nodes > 1 else "")
+
+    @property
+    def own_facts(self) -> list[tuple[str, str]]:
+        """Its figures: it has no chips to draw."""
+        device, levels = self.real.device, self.real.levels
+        peaks = ", ".join(f"{each.value:g} in {name}" for name, each in device.peak_tflops.items())
+        return [
+            ("machine", self.real.title),
+            ("peak", f"TFLOPS: {peaks}"),
+            ("memory", f"{device.memory_gib.value:g} GiB at {device.bandwidth.value:,g} GB/s"),
+            *((level.name, f"{level.bandwidth.value:g} GB/s per device") for level in levels),
+            ("software", self.real.software),
+        ]
 
     def with_faults(self, faults: Sequence[FaultOfChip]) -> "MachineTopology":
         """The same machine, which has no faults of chips.
@@ -205,6 +225,7 @@ def _as_chips(real: RealMachine, nodes: int, per_node: int) -> MachineSpec:
             },
         },
         "pe": {
+            "cost_model": real.cost_model or SHIPPED,
             "tcm": {"capacity_KiB": 256, "bandwidth_GBps": 1e6, "latency_ns": 2},
             "dma": {"bandwidth_GBps": 1e6, "setup_ns": 20},
             "gemm": {

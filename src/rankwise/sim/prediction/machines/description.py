@@ -56,6 +56,8 @@ class FittedSpec(_Part, frozen=True, kw_only=True):
 class DeviceSpec(_Part, frozen=True, kw_only=True):
     """One device."""
 
+    capability: tuple[int, int] = (9, 0)
+    """CUDA's name of the generation, which decides what torch chooses (`dispatch.yaml`)."""
     sms: Count
     """Units that carry out tiles side by side."""
     tile: tuple[Count, Count] = (128, 256)
@@ -150,6 +152,8 @@ class RealMachine(_Part, frozen=True, kw_only=True):
     device: DeviceSpec
     host: HostSpecOfMachine
     levels: tuple[LevelSpec, ...]
+    cost_model: str | None = None
+    """The plug-in that prices operations which have no formula, or that it knows better."""
     validated: ValidatedSpec | None = None
     residuals: dict[str, float] = msgspec.field(default_factory=dict)
     """How far the measurements of a calibration lie from what the figures give, by kind."""

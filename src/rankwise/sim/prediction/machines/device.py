@@ -17,6 +17,7 @@ import math
 from functools import lru_cache
 from math import prod
 
+from rankwise.sim.hardware.cost_models import PluggedCosts
 from rankwise.sim.hardware.quantities import WIDTH_BYTES
 from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines.description import DeviceSpec
@@ -46,10 +47,16 @@ _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "_
 
 
 class DevicePrices:
-    """The prices of operations on one device."""
+    """The prices of operations on one device.
 
-    def __init__(self, device: DeviceSpec) -> None:
+    Args:
+        device: it.
+        plugged: a cost model of a plug-in, which is asked first.
+    """
+
+    def __init__(self, device: DeviceSpec, plugged: PluggedCosts | None = None) -> None:
         self._device = device
+        self._plugged = plugged
         fitted = device.fitted
         self._peak = {
             name: figure.value * _PER_SECOND for name, figure in device.peak_tflops.items()
@@ -77,10 +84,19 @@ class DevicePrices:
         name = "compute" if compute > memory else "memory"
         return name, round(max(compute, memory) * _PER_SECOND)
 
+    def at_peak(self, work: DeviceOperation) -> int:
+        """How long its products take at the full peak of their type, all of them."""
+        if work.engine != "gemm":
+            return 0
+        return round(work.flops / self._peak_of(work.dtype) * _PER_SECOND)
+
     def time(self, work: DeviceOperation) -> int:
         """How long its kernels take."""
         if not work.size and not work.flops:
             return 0
+        answer = self._answer_of_plugin(work)
+        if answer is not None:
+            return answer
         return round(max(self._seconds(work) * _PER_SECOND, 0) + self._least)
 
     def launch(self, work: DeviceOperation, duration: int) -> int:
@@ -89,9 +105,13 @@ class DevicePrices:
         return 0
 
     def is_plugged(self, work: DeviceOperation) -> bool:
-        """Plug-ins price chips alone."""
-        del work
-        return False
+        """Whether a cost model of a plug-in says what it takes."""
+        return self._answer_of_plugin(work) is not None
+
+    def _answer_of_plugin(self, work: DeviceOperation) -> int | None:
+        if self._plugged is None:
+            return None
+        return self._plugged.operation(work.name, work.flops, work.size, work.dtype)
 
     def _seconds(self, work: DeviceOperation) -> float:
         moved = bytes_moved(work) / self._bandwidth
