@@ -34,7 +34,7 @@ def test_each_storage_counts_once_by_its_kind() -> None:
     assert len(views) == 3
 
 
-class Sharded(torch.Tensor):
+class Sharded(torch.Tensor):  # type: ignore[name-defined, misc]  # it may be missing
     """As a DTensor: it says that it has memory, which another tensor has."""
 
     @staticmethod
