@@ -90,6 +90,7 @@ class Task(NamedTuple):
         root: the root of a collective that has one.
         ring: the ranks in the order in which a ring visits them.
         homes: for each rank the device that it lives on; ranks with equal homes are close.
+        axes: how many devices are in a unit of each level of the network, from the inside out.
     """
 
     rank: int
@@ -98,6 +99,7 @@ class Task(NamedTuple):
     root: int = 0
     ring: tuple[int, ...] = ()
     homes: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
 
     @property
     def position(self) -> int:

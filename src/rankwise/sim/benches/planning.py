@@ -37,8 +37,8 @@ def bound_of(
     """The alpha-beta bound of a collective, by the algorithm that it would get."""
     homes = tuple(device.sip for device in devices_of(torch, size))
     chosen = torch.ccl.algorithm(collective, algorithm)
-    grid = torch.engine.topology.machine.system.sips.shape
-    planned = plan(requested(chosen, collective, elements, 0, homes, grid))
+    network = torch.engine.topology.machine.system.sips
+    planned = plan(requested(chosen, collective, elements, 0, homes, network))
     return alpha_beta_bound(torch.engine.machine, planned, homes, element_type(dtype).itemsize)
 
 

@@ -8,7 +8,7 @@ the defaults of the collectives.
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
@@ -242,6 +242,8 @@ def topology_with(source: str | Topology, fields: Mapping[str, str]) -> Topology
     if not fields:
         return topology
     tree = deepcopy(topology.spec)
+    if topology.machine.system.sips.levels and "system.sips.count" not in fields:
+        del tree["system"]["sips"]["count"]  # it follows from the levels, which may be set
     for key, text in fields.items():
         _set(tree, key, text)
     return parse_topology(
@@ -263,14 +265,29 @@ def _collectives(source: str | None, fields: Mapping[str, str]) -> CollectiveCon
     return parse_configuration(tree, f"{name} with {_shown(fields)}")
 
 
-def _set(tree: dict[str, Any], key: str, text: str) -> None:
+def _entry(entries: Sequence[Any], key: str, name: str) -> Any:
+    """The entry of a list that is called so, such as a level of the network, or has that number."""
+    for number, entry in enumerate(entries):
+        if name in {str(number), entry.get("name") if isinstance(entry, dict) else None}:
+            return entry
+    names = [str(each.get("name") or number) for number, each in enumerate(entries)]
+    raise ConfigError(f"--set {key}: there is no {name!r}; expected one of {', '.join(names)}")
+
+
+def _set(tree: Any, key: str, text: str) -> None:
     """Set a field that is named by its path, such as `system.sips.count`."""
     *sections, name = key.split(".")
     for section in sections:
-        inner = tree.setdefault(section, {})
-        if not isinstance(inner, dict):
+        inner = (
+            _entry(tree, key, section)
+            if isinstance(tree, list | tuple)
+            else tree.setdefault(section, {})
+        )
+        if not isinstance(inner, dict | list | tuple):
             raise ConfigError(f"--set {key}={text}: {section} is a value and has no fields")
         tree = inner
+    if isinstance(tree, list | tuple):
+        raise ConfigError(f"--set {key}={text}: {name} is not a field; expected one of an entry's")
     try:
         tree[name] = load_yaml(text)
     except yaml.YAMLError:

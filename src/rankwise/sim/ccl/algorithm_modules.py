@@ -41,6 +41,7 @@ INSTRUCTIONS_MOST = 1 << 20
 """A program of one rank that is longer does not end: 1,024 ranks that send to all have 2,046."""
 
 _OURS = __package__ + ".algorithms."
+_IN_CORE = "rankwise.core.collectives.algorithms."
 
 
 class AlgorithmError(ConfigError):
@@ -100,13 +101,18 @@ def parameters_of(kernel: Any) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(getattr(kernel, "fn", kernel)).parameters)
 
 
+def is_ours(module: ModuleType) -> bool:
+    """Whether an algorithm ships with the package, and is tested."""
+    return module.__name__.startswith((_OURS, _IN_CORE))
+
+
 def instructions_of(module: ModuleType, task: Task) -> Iterator[Instruction]:
     """What an algorithm has one rank do, instruction by instruction.
 
     Raises:
         AlgorithmError: its `program` fails, gives what is no instruction, or does not end.
     """
-    if module.__name__.startswith(_OURS):  # tested, and long where there are many ranks
+    if is_ours(module):  # they are long where there are many ranks
         yield from module.program(task)
         return
     whose = f"failed for rank {task.rank} of {task.size}"

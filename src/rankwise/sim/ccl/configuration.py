@@ -93,6 +93,7 @@ SHIPPED: dict[str, str] = {
     "halving_doubling_allreduce": "halving_doubling_allreduce",
     "direct_allreduce": "direct_allreduce",
     "hierarchical_allreduce": "hierarchical_allreduce",
+    "torus_allreduce": "torus_allreduce",
     "ring_allgather": "ring_allgather",
     "direct_allgather": "direct_allgather",
     "ring_reduce_scatter": "ring_reduce_scatter",
@@ -288,7 +289,9 @@ def levels_of(module: ModuleType) -> tuple[Level, ...]:
         ("queue", "program"),
         ("message", "rounds"),
     )
-    return tuple(level for level, name in needed if hasattr(module, name))
+    levels = tuple(level for level, name in needed if hasattr(module, name))
+    # What programs say is timed by messages, too (`message_graph`).
+    return (*levels, "message") if levels[-1] == "queue" else levels
 
 
 def _check_fidelity(algorithm: Algorithm, where: str) -> None:
@@ -298,7 +301,7 @@ def _check_fidelity(algorithm: Algorithm, where: str) -> None:
         reason = {
             "kernel": "its module has no kernel",
             "queue": "its module is a kernel alone, without program(task)",
-            "message": "only algorithms that go in the rounds of a ring have it",
+            "message": "its module is a kernel alone, without program(task)",
         }[algorithm.fidelity]
         raise ConfigError(
             f"{where}: {algorithm.name} cannot be simulated as {algorithm.fidelity!r}: {reason}",

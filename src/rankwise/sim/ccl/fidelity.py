@@ -78,6 +78,7 @@ def level_of(
         return "kernel"
     if (
         "message" in possible
+        and plan.rounds is not None  # of others, the error is above 3 %: it must be asked for
         and _suits_messages(algorithm, plan)
         and (faults is None or not (faults.deaths or faults.jitter_percent > JITTER_MOST))
         and _has_more_slots(plan, item_bytes, lane_count, slot_size, QUEUE_SLOTS_MOST)
@@ -144,8 +145,10 @@ def may_fill_pes(spec: MachineSpec, lane_count: int, groups: int) -> bool:
     if groups == 1:
         return False  # its collectives follow each other
     cube, sips = spec.cube, spec.system.sips
-    wires = Counter(sip for edge in sip_edges(sips) for sip in edge if sip < sips.count)
-    arriving = min(groups, max(wires.values(), default=1)) * exactly(sips.link.bandwidth)
+    arriving = groups * exactly(sips.fastest_link.bandwidth)
+    if sips.link is not None:  # between levels, devices have wires of several kinds
+        wires = Counter(sip for edge in sip_edges(sips) for sip in edge if sip < sips.count)
+        arriving = min(groups, max(wires.values(), default=1)) * exactly(sips.link.bandwidth)
     in_a_cube = min(lane_count, cube.pes.count)
     lanes_of_channel = -(-in_a_cube // cube.hbm.channels)
     channel = exactly(cube.hbm.bandwidth) / lanes_of_channel

@@ -122,7 +122,7 @@ def _slots_under_way(
 
 def _chunk_for(machine: Machine, slot_size: int) -> int:
     """The largest power of two that divides a slot and takes a link no longer than wanted."""
-    rate = machine.topology.machine.system.sips.link.rate
+    rate = machine.topology.machine.system.sips.fastest_link.rate
     chunk = slot_size & -slot_size
     while chunk > CHUNK_LEAST and rate.time_for(chunk) > _CHUNK_PICOSECONDS:
         chunk //= 2

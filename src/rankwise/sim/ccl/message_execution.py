@@ -1,5 +1,7 @@
 """Time a ring on the machine by messages: the rounds of all ranks at once, in numpy.
 
+What does not go in the rounds of a ring is timed by its programs (`message_graph`).
+
 Every rank sends one message in each round, spread over its lanes. Of a message, two instants count:
 when its *head*, the first slot of each lane, can be sent on, and when its *tail*, the last slot,
 can. A message that a rank sends on follows the one that it receives from head to tail, so the ring
@@ -35,45 +37,25 @@ its first messages ahead, which no other rank could have answered with more than
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rankwise.core.collectives.ring import RingRound
 from rankwise.sim.ccl.configuration import Queues
-from rankwise.sim.ccl.execution import TCM_SHARE, pass_on
+from rankwise.sim.ccl.execution import pass_on
+from rankwise.sim.ccl.message_graph import MessageGraph
 from rankwise.sim.ccl.message_model import Picoseconds
+from rankwise.sim.ccl.message_pes import Elements, Lanes, PeTimes
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.hardware.fluids import Fluid
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
-from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import MIB, picoseconds
 from rankwise.sim.kernel import Future, Steps
-
-
-class Lanes(NamedTuple):
-    """The lanes of one rank: PEs of a device, by their numbers on it."""
-
-    sip: int
-    pes: tuple[int, ...]
-
-
-class Elements(NamedTuple):
-    """What a collective does with its elements.
-
-    Attributes:
-        item_bytes: bytes per element.
-        dtype: the element type, as the machine's engines call it.
-        operation: what the math engine does to combine.
-    """
-
-    item_bytes: int
-    dtype: str
-    operation: str
 
 
 class MessageExecution:
@@ -81,7 +63,7 @@ class MessageExecution:
 
     Args:
         machine: where it runs.
-        plan: what its ranks do; in the rounds of a ring.
+        plan: what its ranks do; rings by their rounds, others by their programs.
         lanes: those of every rank; equally many for all.
         layout: of the queues between them, with everything that suits the machine.
         work: what is done with the elements.
@@ -100,7 +82,7 @@ class MessageExecution:
     ) -> None:
         self._machine = machine
         self._plan = plan
-        self._lanes = [lanes[rank] for rank in plan.ring]
+        self._lanes = [lanes[rank] for rank in plan.ring] if plan.rounds else list(lanes)
         self._layout = layout
         self._work = work
         self._name = name
@@ -127,7 +109,9 @@ class MessageExecution:
             yield self._reached[rank]
 
     def _begin(self) -> None:
-        if not self._plan.rounds:
+        if self._plan.rounds is None and not any(self._plan.programs):
+            return
+        if self._plan.rounds is not None and not self._plan.rounds:
             return
         ends = self._ends()
         self._fluid = self._started(self._loads(), max(ends), ends)
@@ -158,7 +142,13 @@ class MessageExecution:
     def _ends(self) -> list[int]:
         """By rank: how long after all have begun it has its result, if nobody is in the way."""
         rounds = self._plan.rounds
-        assert rounds, "only rings have a message level, and one rank has nothing to do"
+        if rounds is None:
+            times = MessageGraph(
+                self._machine, self._plan, self._lanes, self._layout, self._work
+            ).times()
+            self._alone = max(times.ends)
+            self._still = max(0, self._alone - times.moving)
+            return times.ends
         timing = _Rounds(self._machine, self._plan, self._lanes, self._layout, self._work)
         ends = timing.ends(rounds)
         self._is_kept, self._alone = timing.is_kept, max(ends)
@@ -172,7 +162,8 @@ class MessageExecution:
         """Start a fluid for all messages, or for what is left of them."""
         layout, lanes = self._layout, self._lanes
         assert layout.vc_chunk_size is not None, "it is known by now"
-        own = int(self._plan.part_elements.max()) * self._work.item_bytes // len(lanes[0].pes)
+        longest = self._plan.longest_message
+        own = longest * self._work.item_bytes // len(lanes[0].pes)
         turn = min(layout.vc_chunk_size, max(1, own))
         lanes_over = self._lanes_over()
         return Fluid(
@@ -188,10 +179,18 @@ class MessageExecution:
 
     def _lanes_over(self) -> Counter[Link]:
         """How many lanes send over each link, those to all next ranks counted."""
+        if self._plan.rounds is None:
+            pairs = {pair: len(self._lanes[pair[0]].pes) for pair in self._plan.ways()}
+            return self._over_ways(pairs)
         return self._over_links([len(each.pes) for each in self._lanes])
 
     def _loads(self) -> dict[Link, int]:
         """The bytes over each wire between devices and cubes, and through busy parts of PEs."""
+        if self._plan.rounds is None:
+            item = self._work.item_bytes
+            return self._over_ways(
+                {pair: count * item for pair, count in self._plan.elements_sent().items()}
+            )
         sent = [
             sum(self._plan.elements_sent_by(rank).values()) * self._work.item_bytes
             for rank in self._plan.ring
@@ -232,12 +231,16 @@ class MessageExecution:
 
     def _over_links(self, sent: Sequence[int]) -> Counter[Link]:
         """What goes over each wire, if each rank sends so much to the next one."""
+        count = len(self._lanes)
+        return self._over_ways({(here, (here + 1) % count): size for here, size in enumerate(sent)})
+
+    def _over_ways(self, sent: Mapping[tuple[int, int], int]) -> Counter[Link]:
+        """What goes over each wire, if so much goes from one place in the lanes to another."""
         machine, lanes = self._machine, self._lanes
         loads: Counter[Link] = Counter()
         of_cubes = machine.topology.machine.cube.pes.count
         cubes = [Counter(pe // of_cubes for pe in each.pes) for each in lanes]
-        for here, size in enumerate(sent):
-            there = (here + 1) % len(lanes)
+        for (here, there), size in sent.items():
             source, target = lanes[here].sip, lanes[there].sip
             if source == target:
                 continue
@@ -299,53 +302,6 @@ def _inside(machine: Machine, one: Lanes, other: Lanes, wires: Sequence[Link]) -
     return max(path.latency for path in paths) - outside, slowest // len(paths)
 
 
-class _Pe:
-    """What the PE of a lane needs for one slot."""
-
-    def __init__(self, machine: Machine, lanes: Lanes, lane: int, work: Elements) -> None:
-        self._pe = pe = machine.sip(lanes.sip).pe(lanes.pes[lane])
-        self._work = work
-        self._load = Path([pe.dma_engine, *machine.path(pe.hbm, pe.tcm)])
-        self._store = Path([pe.dma_engine, *machine.path(pe.tcm, pe.hbm)])
-        spec = machine.topology.machine
-        channels = Counter(
-            (number // spec.cube.pes.count, number % spec.cube.pes.count % spec.cube.hbm.channels)
-            for number in lanes.pes
-        )
-        self._sharing_channel = max(channels.values())
-        self.keeps_bytes = pe.tcm.capacity // TCM_SHARE
-
-    def load(self, size: int) -> int:
-        """Bring it from the HBM into scratch memory."""
-        return _time_of(self._load, size)
-
-    def store(self, size: int) -> int:
-        """Bring it from scratch memory into the HBM."""
-        return _time_of(self._store, size)
-
-    def combine(self, size: int) -> int:
-        """Combine it with as many bytes that are there."""
-        elements = size // self._work.item_bytes
-        return self._pe.math_engine.duration(elements, self._work.operation, self._work.dtype)
-
-    def pass_on(self, size: int, *, combines: bool, loads_first: bool) -> int:
-        """Be busy with it, where the PE is busiest: what it takes in, it stores and sends."""
-        pe, loads = self._pe, 1 + combines + loads_first  # with the operand
-        assert pe.tcm.port is not None, "memories of a PE have ports"
-        assert pe.hbm.port is not None, "memories of a PE have ports"
-        return max(
-            pe.dma_engine.rate.time_for(loads * size),
-            pe.hbm.port.rate.time_for(loads * size * self._sharing_channel),
-            pe.tcm.port.rate.time_for((2 + loads) * size),
-            self.combine(size) if combines else 0,
-        )
-
-
-def _time_of(path: Path, size: int) -> int:
-    assert path.slowest is not None, "there are links on the way"
-    return path.latency + path.slowest.time_for(size)
-
-
 class _Rounds:
     """The recurrence of the module's text; arrays by position on the ring, or of one for all.
 
@@ -370,7 +326,10 @@ class _Rounds:
         numbers = {kind: number for number, kind in enumerate(kinds)}
         self._kind = np.array([numbers[_alike(machine, each.sip)] for each in lanes])
         self._pes = [
-            [_Pe(machine, each, lane, work) for lane in range(len(each.pes) if kind >= 0 else 1)]
+            [
+                PeTimes(machine, each, lane, work)
+                for lane in range(len(each.pes) if kind >= 0 else 1)
+            ]
             for kind, each in kinds.items()
         ]
         lengths, self._length_of = np.unique(plan.part_elements, return_inverse=True)
@@ -404,14 +363,14 @@ class _Rounds:
 
     def ends(self, rounds: Sequence[RingRound]) -> list[int]:
         """By position: when a rank has its result, if all begin at 0."""
-        load_first, load_last = self._by_slot(_Pe.load)
-        store_first, store_last = self._by_slot(_Pe.store)
-        combine_first, combine_last = self._by_slot(_Pe.combine)
+        load_first, load_last = self._by_slot(PeTimes.load)
+        store_first, store_last = self._by_slot(PeTimes.store)
+        combine_first, combine_last = self._by_slot(PeTimes.combine)
         busy = {
             combines: self._slots
-            * self._by_slot(partial(_Pe.pass_on, combines=combines, loads_first=not self.is_kept))[
-                0
-            ]
+            * self._by_slot(
+                partial(PeTimes.pass_on, combines=combines, loads_first=not self.is_kept)
+            )[0]
             for combines in (False, True)
         }
         here = self._kind
@@ -454,7 +413,7 @@ class _Rounds:
         ends = np.maximum(free, tail + store_last[here, got])
         return [int(end) for end in np.broadcast_to(ends, self._count)]
 
-    def _by_slot(self, time_of: Callable[[_Pe, int], int]) -> tuple[Picoseconds, Picoseconds]:
+    def _by_slot(self, time_of: Callable[[PeTimes, int], int]) -> tuple[Picoseconds, Picoseconds]:
         """How long the first and the last slot of a part take, by kind of device and length."""
         first, last = (
             np.array(

@@ -7,9 +7,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rankwise.core.collectives.levels import Grid, grid_of_homes
 from rankwise.sim.hardware.faults import Damage, live_route
 from rankwise.sim.hardware.quantities import Rate, picoseconds
-from rankwise.sim.hardware.routing import sip_route
+from rankwise.sim.hardware.routing import Hop, axes_of, link_of_hop, sip_route
 from rankwise.sim.hardware.specification import Graph, LinkSpec, SipsSpec
 
 Picoseconds = npt.NDArray[np.int64]
@@ -17,7 +18,9 @@ Indexes = npt.NDArray[np.int64]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Rooted = Literal["broadcast", "reduce", "gather", "scatter", "barrier"]
 """What else a group of a machine does; the root is its member 0."""
-Algorithm = Literal["ring", "direct", "halving_doubling", "double_binary_tree", "rooted"]
+Algorithm = Literal[
+    "ring", "direct", "halving_doubling", "double_binary_tree", "rooted", "hierarchical"
+]
 
 
 class Dimension(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +99,9 @@ class Wiring:
         self._sips = SipsSpec(
             count=dimension.count, graph=dimension.graph, shape=dimension.shape, link=link
         )
-        self.rate, self.latency = link.rate, link.latency
+        self.rate = link.rate
+        self.latency: Picoseconds = np.array(link.latency, np.int64)
+        """Of each link; by link where they may differ."""
         self.endpoint = picoseconds(costs.endpoint_ns)
         self._memory = (
             None if costs.memory_gbps is None else Rate.of_gigabytes_per_second(costs.memory_gbps)
@@ -111,10 +116,15 @@ class Wiring:
         self.link_free = np.zeros(links, np.int64)
         self.link_bytes = np.zeros(links, np.int64)
         self.messages = 0
+        self.grid: Grid | None = None
+        """What its members fill, along the levels of their network."""
 
     def reduction(self, size: int) -> int:
         """How long it takes to combine so many received bytes with what is there."""
         return self._memory.time_for(3 * size) if self._memory is not None and size else 0
+
+    def take_in_links(self) -> None:
+        """Nothing: all links are known from the beginning."""
 
     def duration(self, size: int) -> Picoseconds:
         """How long a link is busy with so many bytes; by link where they differ."""
@@ -151,30 +161,55 @@ class PlacedWiring(Wiring):
         dimension = Dimension(
             count=len(homes),
             algorithm=algorithm,
-            bandwidth_gbps=sips.link.bandwidth,
-            latency_ns=sips.link.latency_ns,
+            bandwidth_gbps=sips.fastest_link.bandwidth,
+            latency_ns=sips.fastest_link.latency_ns,
         )
         super().__init__(dimension, 1, len(homes), costs)
         self._sips, self._homes, self._damage = sips, homes, damage
-        self._nodes = sips.count + (sips.graph == "switch")
+        self.grid = grid_of_homes(homes, axes_of(sips))
         self.first_link = np.zeros(len(homes), np.int64)
-        self.link_free = np.zeros(self._nodes * self._nodes, np.int64)
+        self._numbers: dict[Hop, int] = {}
+        """Of the links that are used. Of all pairs of nodes there would be millions."""
+        self._kinds: list[Rate] = []
+        self._kind_of_link: list[int] = []
+        self._latencies: list[int] = []
+        self.link_free = np.zeros(0, np.int64)
         self.link_bytes = np.zeros_like(self.link_free)
 
     def links_between(self, source: int, destination: int) -> list[int]:
         """The links from the device of one member to that of another."""
         here, there = self._homes[source], self._homes[destination]
-        return self._links(here, live_route(self._sips, here, there, self._damage.dead))
+        nodes = live_route(self._sips, here, there, self._damage.dead)
+        return [self._number(hop) for hop in zip([here, *nodes], nodes, strict=False)]
+
+    def _number(self, hop: Hop) -> int:
+        number = self._numbers.get(hop)
+        if number is None:
+            number = self._numbers[hop] = len(self._numbers)
+            link = link_of_hop(self._sips, hop)
+            rate = self._damage.rates.get(hop, link.rate)
+            if rate not in self._kinds:
+                self._kinds.append(rate)
+            self._kind_of_link.append(self._kinds.index(rate))
+            self._latencies.append(link.latency)
+        return number
+
+    def take_in_links(self) -> None:
+        """Have a place for all links that routes have named so far."""
+        more = len(self._numbers) - len(self.link_free)
+        if more:
+            self.link_free = np.concatenate([self.link_free, np.zeros(more, np.int64)])
+            self.link_bytes = np.concatenate([self.link_bytes, np.zeros(more, np.int64)])
+            self.latency = np.array(self._latencies, np.int64)
 
     def duration(self, size: int) -> Picoseconds:
-        """How long a link is busy with so many bytes; by link where some are slow."""
-        usual = super().duration(size)
-        if not self._damage.rates:
-            return usual
-        durations = np.full_like(self.link_free, usual)
-        for (one, other), rate in self._damage.rates.items():
-            durations[one * self._nodes + other] = rate.time_for(size)
-        return durations
+        """How long a link is busy with so many bytes; by link where they differ."""
+        times = np.array([rate.time_for(size) for rate in self._kinds], np.int64)
+        durations: Picoseconds = np.array(times.sum()) if len(times) < _TO_TELL_APART else times
+        return durations[self._kind_of_link] if durations.ndim else durations
+
+
+_TO_TELL_APART = 2
 
 
 class Network(ABC):

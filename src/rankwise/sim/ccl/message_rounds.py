@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwise.base.errors import ConfigError
+from rankwise.core.collectives.levels import Grid
 from rankwise.sim.ccl.message_model import (
     Algorithm,
     Chunk,
@@ -81,7 +82,10 @@ class RoundNetwork(Network):
         wiring = self.wiring
         count = wiring.dimension.count
         ready = np.maximum(chunk.ready, self._free) + wiring.endpoint
-        rounds = list(ROUNDS[wiring.dimension.algorithm](kind, count, chunk.size))
+        if wiring.dimension.algorithm == "hierarchical":
+            rounds = list(_rounds_along_axes(kind, wiring.grid, chunk.size))
+        else:
+            rounds = list(ROUNDS[wiring.dimension.algorithm](kind, count, chunk.size))
         for number, each in enumerate(rounds):
             following = rounds[number + 1] if number + 1 < len(rounds) else None
             ready = self._run_equal_rounds(each, self._reduced_bytes(each, following), ready)
@@ -104,6 +108,7 @@ class RoundNetwork(Network):
         paths = self._paths.get(each.targets)
         if paths is None:
             paths = self._paths[each.targets] = self._find_paths(each.targets)
+            wiring.take_in_links()
         for left in reversed(range(each.times)):
             free, carried = wiring.link_free[paths.links], wiring.link_bytes[paths.links]
             began, ready = ready, self._run_round(each, paths, reduced, ready)
@@ -127,7 +132,7 @@ class RoundNetwork(Network):
         arrival = ready[paths.sources]
         for links, is_exclusive in zip(paths.hops, paths.is_exclusive, strict=True):
             arrival = self._cross(links, arrival, duration, each.size, is_exclusive=is_exclusive)
-        if not wiring.costs.contention or wiring.costs.cut_through:
+        if paths.hops and (not wiring.costs.contention or wiring.costs.cut_through):
             # Its tail comes as long after its head as the slowest link takes for all of it.
             arrival = arrival + np.max(
                 [np.where(links >= 0, _of(duration, links), 0) for links in paths.hops], axis=0
@@ -155,17 +160,17 @@ class RoundNetwork(Network):
         everyone = bool(crossing.all())
         chosen = links if everyone else links[crossing]
         came = arrival if everyone else arrival[crossing]
-        duration = _of(durations, chosen)
+        duration, latency = _of(durations, chosen), _of(wiring.latency, chosen)
         if not wiring.costs.contention:
-            left = came + wiring.latency
+            left = came + latency
         elif is_exclusive:
             end = np.maximum(came, wiring.link_free[chosen]) + duration
             wiring.link_free[chosen] = end
-            left = end + wiring.latency
+            left = end + latency
         else:
             end = _queue(chosen, np.maximum(came, wiring.link_free[chosen]), duration)
             np.maximum.at(wiring.link_free, chosen, end)
-            left = end + wiring.latency
+            left = end + latency
         if wiring.costs.contention and wiring.costs.cut_through:
             left = left - duration  # its head; the tail follows at the end of the way
         if is_exclusive:
@@ -210,8 +215,9 @@ class RoundNetwork(Network):
         )
 
 
-def _of(durations: Picoseconds, links: Indexes) -> Picoseconds:
-    return durations[links] if durations.ndim else durations
+def _of(figures: Picoseconds, links: Indexes) -> Picoseconds:
+    """Figures of links: of each its own, or one of all."""
+    return figures[links] if figures.ndim else figures
 
 
 def _are_distinct(links: Indexes) -> bool:
@@ -284,6 +290,25 @@ def _halving_doubling_rounds(kind: Collective | Rooted, count: int, size: int) -
         whole = size if kind == "all_reduce" else size * count
         for step in reversed(range(steps)):
             yield Round((partners[step],), -(-whole // (2 << step)), reduces=False)
+
+
+def _rounds_along_axes(kind: Collective | Rooted, grid: Grid | None, size: int) -> Iterator[Round]:
+    """Rings along each axis in turn, from the inside out, and back."""
+    assert grid is not None, "what is no grid is not asked for it"
+    following = []
+    for axis, length in enumerate(grid.lengths):
+        lines = (grid.along(rank, axis) for rank in range(len(grid.ranks)))
+        following.append((tuple(line[(here + 1) % length] for line, here in lines),))
+    axes = list(zip(following, grid.lengths, strict=True))
+    left = size
+    if kind in {"all_reduce", "reduce_scatter"}:
+        for targets, length in axes:
+            left = -(-left // length)
+            yield Round(targets, left, reduces=True, times=length - 1)
+    if kind in {"all_reduce", "all_gather"}:
+        for targets, length in reversed(axes):
+            yield Round(targets, left, reduces=False, times=length - 1)
+            left *= length
 
 
 def _rooted_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:

@@ -111,6 +111,7 @@ class _Passage:
     def _travel(self, number: int, source: int, destination: int) -> Steps:
         """Let a message cross its links, each of which serves one at a time."""
         wiring, size = self._wiring, self._chunks[number].size
+        latency = int(wiring.latency)
         duration = wiring.rate.time_for(size)
         wiring.messages += 1
         for link in self._links(source, destination):
@@ -119,9 +120,9 @@ class _Passage:
                 now = self._simulator.now
                 end = max(now, int(wiring.link_free[link])) + duration
                 wiring.link_free[link] = end
-                yield end - now + wiring.latency
+                yield end - now + latency
             else:
-                yield wiring.latency
+                yield latency
         if not wiring.costs.contention:
             yield duration
         self._arrival(number, source, destination).succeed()

@@ -18,12 +18,15 @@ from rankwise.sim.ccl.algorithm_modules import (
     AlgorithmError,
     algorithm_module,
     instructions_of,
+    is_ours,
     place_in,
     scratch_of,
 )
 from rankwise.sim.ccl.configuration import Algorithm
 from rankwise.sim.ccl.reductions import finish
 from rankwise.sim.ccl.rehearsal import Schedule, rehearse, schedule_of
+from rankwise.sim.hardware.routing import axes_of
+from rankwise.sim.hardware.specification import SipsSpec
 from rankwise.sim.triton.dtypes import Array, dtype
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ class Request(NamedTuple):
         root: the root of a broadcast or a reduction.
         ring: the ranks in the order of the ring; empty for their own.
         homes: the device of each rank; empty if each has one of its own.
+        axes: how many devices are in a unit of each level of the network; empty if not known.
     """
 
     module: str
@@ -52,10 +56,11 @@ class Request(NamedTuple):
     root: int = 0
     ring: tuple[int, ...] = ()
     homes: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
 
     def task(self, rank: int) -> Task:
         """What the program of one rank is given."""
-        return Task(rank, self.size, self.elements, self.root, self.ring, self.homes)
+        return Task(rank, self.size, self.elements, self.root, self.ring, self.homes, self.axes)
 
 
 def requested(  # noqa: PLR0917 (what a call says, in its order)
@@ -64,12 +69,13 @@ def requested(  # noqa: PLR0917 (what a call says, in its order)
     elements: int,
     root: int,
     homes: tuple[int, ...],
-    grid: tuple[int, int] | None,
+    network: SipsSpec,
 ) -> Request:
-    """What ranks on the given devices want of an algorithm; `grid` is the shape of the SIPs."""
+    """What ranks on the given devices want of an algorithm."""
     follows_grid = algorithm.topology in {"mesh_2d", "torus_2d"}
-    ring = _snake(homes, grid[1]) if follows_grid and grid else ()
-    return Request(algorithm.module, collective, len(homes), elements, root, ring, homes)
+    ring = _snake(homes, network.shape[1]) if follows_grid and network.shape else ()
+    axes = axes_of(network)
+    return Request(algorithm.module, collective, len(homes), elements, root, ring, homes, axes)
 
 
 def _snake(homes: tuple[int, ...], columns: int) -> tuple[int, ...]:
@@ -101,7 +107,10 @@ class Plan:
         self.rounds: list[RingRound] | None = (
             module.rounds(request.task(0)) if hasattr(module, "rounds") else None
         )
-        if self.rounds is None:  # all errors come now, from the line that called
+        # What ships is tested; of thousands of ranks, messages need no schedule.
+        if self.rounds is None and not is_ours(
+            module
+        ):  # all errors come now, from the line that called
             # Not through the properties: the line that called would be one of `functools`.
             self.programs = self._written()
             self.schedule = self._played()

@@ -31,7 +31,15 @@ from rankwise.base.seeds import derived_seed
 from rankwise.sim.faults.vocabulary import FaultOfChip, Jitter, KillLink, SlowPart
 from rankwise.sim.hardware.cost_models import CostModel
 from rankwise.sim.hardware.quantities import Rate, exactly
-from rankwise.sim.hardware.routing import Hop, detour, sip_edges, sip_route
+from rankwise.sim.hardware.routing import (
+    Hop,
+    detour,
+    link_of_hop,
+    node_name,
+    sip_edges,
+    sip_route,
+    switch_named,
+)
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.specification import MachineSpec, SipsSpec
@@ -129,9 +137,10 @@ class ChipFaults:
         """How the wires between devices are at an instant, in picoseconds."""
         sips = self._machine.system.sips
         wires = [hop for one, other in sip_edges(sips) for hop in ((one, other), (other, one))]
-        rates = {hop: self.slowed(_wire_name(sips, hop), sips.link.rate) for hop in wires}
+        usual = {hop: link_of_hop(sips, hop).rate for hop in wires}
+        rates = {hop: self.slowed(_wire_name(sips, hop), rate) for hop, rate in usual.items()}
         return Damage(
-            {hop: rate for hop, rate in rates.items() if rate is not sips.link.rate},
+            {hop: rate for hop, rate in rates.items() if rate is not usual[hop]},
             {hop for at, hops in self.deaths if at <= instant for hop in hops},
         )
 
@@ -193,21 +202,24 @@ class ChipFaults:
         return hop
 
     def _edge(self, part: str) -> Hop | None:
-        count = self._machine.system.sips.count
+        sips = self._machine.system.sips
         one, _, other = part.partition("->")
-        source, target = (count if end == "switch" else _number(end, "sip") for end in (one, other))
+        source, target = (
+            _number(end, "sip") if end.startswith("sip") else switch_named(sips, end)
+            for end in (one, other)
+        )
         edge = (min(source, target), max(source, target))
-        return (source, target) if edge in sip_edges(self._machine.system.sips) else None
+        return (source, target) if edge in self._edges else None
+
+    @cached_property
+    def _edges(self) -> frozenset[Hop]:
+        return frozenset(sip_edges(self._machine.system.sips))
 
     @property
     def _example(self) -> str:
-        edges = sip_edges(self._machine.system.sips)
-        if not edges:
+        if not self._edges:
             return "sip0.cube0.pe0"
-        one, other = edges[0]
-        return f"sip{one}-" + (
-            "switch" if other == self._machine.system.sips.count else f"sip{other}"
-        )
+        return "-".join(node_name(self._machine.system.sips, node) for node in min(self._edges))
 
 
 class _SlowCosts:
@@ -277,7 +289,7 @@ def checked_faults(
 
 
 def _wire_name(sips: "SipsSpec", hop: Hop) -> str:
-    return "->".join(f"sip{node}" if node < sips.count else "switch" for node in hop)
+    return "->".join(node_name(sips, node) for node in hop)
 
 
 def _owner(part: str) -> str:

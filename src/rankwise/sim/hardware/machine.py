@@ -19,7 +19,7 @@ from rankwise.sim.hardware.faults import live_route
 from rankwise.sim.hardware.links import Lane, Link, start_flow
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
-from rankwise.sim.hardware.routing import Hop, mesh_route
+from rankwise.sim.hardware.routing import Hop, link_of_hop, mesh_route, node_name
 from rankwise.sim.hardware.seats import Seats
 from rankwise.sim.kernel import Future, Server, Simulator, all_of
 
@@ -547,8 +547,9 @@ class Machine:
             spec: LinkSpec
             match kind:
                 case "sip":
-                    spec = self.topology.machine.system.sips.link
-                    name = f"{self._node(source)}->{self._node(destination)}"
+                    sips = self.topology.machine.system.sips
+                    spec = link_of_hop(sips, (source, destination))
+                    name = f"{node_name(sips, source)}->{node_name(sips, destination)}"
                 case "die":
                     spec = self.topology.machine.sip.cubes.link
                     name = f"sip{sip}.cube{source}->cube{destination}"
@@ -559,9 +560,6 @@ class Machine:
             if kind == "die":
                 self._inside.setdefault(sip, {})[kind, source, destination] = wire
         return wire
-
-    def _node(self, number: int) -> str:
-        return f"sip{number}" if number < self.topology.sip_count else "switch"
 
     def utilisation(self) -> dict[str, float]:
         """The share of the time up to now in which each used resource was busy, from 0 to 1."""

@@ -3,13 +3,19 @@
 Routes are fixed by the graph alone: shortest, and where several are, rows before columns and the
 increasing direction before the decreasing one. In a mesh that is dimension-ordered routing, which
 cannot deadlock. A switch is one more node, numbered after the SIPs.
+
+**Levels.** Two devices meet at the outermost level at which their units differ. A switch or a fat
+tree takes a flow there from one to the other. Rails and direct graphs connect devices with the same
+place in the units below: a flow first goes to that device in its own unit, then over this level.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
-from rankwise.sim.hardware.specification import SipsSpec
+from rankwise.base.seeds import derived_seed
+from rankwise.sim.hardware.specification import LevelOfNetwork, LinkSpec, SipsSpec
 
 Hop = tuple[int, int]
 """From node to node, which are neighbours."""
@@ -86,6 +92,215 @@ def sip_route(sips: SipsSpec, source: int, destination: int) -> list[int]:
             while nodes[-1] != destination:
                 nodes.append(follower[nodes[-1]])
             return nodes
+        case "levels":
+            return levels_of_network(sips).route(source, destination)
+
+
+class LeveledNetwork:
+    """The nodes and edges of a network of levels."""
+
+    def __init__(self, sips: SipsSpec) -> None:
+        self.levels: list[_Level] = []
+        self.node_count = sips.count
+        size = 1
+        for number, spec in enumerate(sips.levels):
+            level = _Level(spec, number, size, sips.count, self.node_count)
+            self.levels.append(level)
+            self.node_count += level.switch_count
+            size = level.size
+
+    def route(self, source: int, destination: int) -> list[int]:
+        """The nodes after a device on the way to another one."""
+        if source == destination:
+            return []
+        number = next(
+            number
+            for number in reversed(range(len(self.levels)))
+            if source // self.levels[number].below != destination // self.levels[number].below
+        )
+        level = self.levels[number]
+        if level.spec.graph in {"switch", "fat_tree"}:
+            return [*level.switches(source, destination), destination]
+        below = level.below
+        crossing = source - source % below + destination % below
+        return [*self.route(source, crossing), *level.across(crossing, destination)]
+
+    @cached_property
+    def links(self) -> dict[Hop, LinkSpec]:
+        """What each pair of neighbours is connected by, the lower number first."""
+        return {edge: link for level in self.levels for edge, link in level.edges()}
+
+    def level_at(self, node: int) -> "_Level":
+        """The level that a switch belongs to."""
+        return next(level for level in reversed(self.levels) if level.first_switch <= node)
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The switches, by name."""
+        return {
+            level.switch_name(node): node
+            for level in self.levels
+            for node in range(level.first_switch, level.first_switch + level.switch_count)
+        }
+
+
+class _Level:
+    """One level, over all of its units.
+
+    Attributes:
+        below, size: how many devices a unit of the level below has, and one of this.
+        uplink: of a fat tree, from each leaf to each spine.
+    """
+
+    def __init__(
+        self, spec: LevelOfNetwork, number: int, below: int, devices: int, first_switch: int
+    ) -> None:
+        self.spec = spec
+        self.name = spec.name or f"level{chr(ord('A') + number)}"
+        self.below, self.size = below, below * spec.count
+        self.first_switch = first_switch
+        self._devices = devices
+        units = devices // self.size
+        self.leaf = spec.leaf or below
+        self._leaves = devices // self.leaf if spec.graph == "fat_tree" else 0
+        self.switch_count = {
+            "switch": units,
+            "rails": units * below,
+            "fat_tree": self._leaves + units * spec.spines,
+        }.get(spec.graph, 0)
+        self.uplink = LinkSpec(
+            bandwidth=spec.link.bandwidth * self.leaf / spec.oversubscription / spec.spines,
+            latency_ns=spec.link.latency_ns,
+        )
+        self._plane: SipsSpec | None = None
+        match spec.graph:
+            case "switch" | "rails" | "fat_tree":
+                pass
+            case graph:
+                self._plane = SipsSpec(
+                    count=spec.count, graph=graph, shape=spec.shape, link=spec.link
+                )
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """How many units follow each other along each axis: of a grid there are two."""
+        if self.spec.graph == "fat_tree" and self.leaf > self.below and not self.leaf % self.below:
+            return (self.leaf // self.below, self.size // self.leaf)
+        return (self.spec.count,) if self.spec.shape is None else self.spec.shape[::-1]
+
+    def switch_name(self, node: int) -> str:
+        """What a switch is called."""
+        number = node - self.first_switch
+        if self.spec.graph == "fat_tree":
+            if number < self._leaves:
+                return f"{self.name}_leaf{number}"
+            return f"{self.name}_spine{number - self._leaves}"
+        return f"{self.name}{number}"
+
+    def switches(self, source: int, destination: int) -> list[int]:
+        """Those between two devices of one unit."""
+        unit = source // self.size
+        if self.spec.graph == "switch":
+            return [self.first_switch + unit]
+        here, there = source // self.leaf, destination // self.leaf
+        first = self.first_switch
+        if here == there:
+            return [first + here]
+        return [first + here, self._spine(unit, source, destination), first + there]
+
+    def _spine(self, unit: int, source: int, destination: int) -> int:
+        spec = self.spec
+        chosen = destination
+        if spec.routing == "hashed":
+            chosen = derived_seed(spec.seed, "route", source, destination)
+        return self.first_switch + self._leaves + unit * spec.spines + chosen % spec.spines
+
+    def across(self, source: int, destination: int) -> list[int]:
+        """The nodes after a device on the way to one that has the same place in its unit below."""
+        unit, place = source // self.size, source % self.below
+        if self.spec.graph == "rails":
+            return [self.first_switch + unit * self.below + place, destination]
+        assert self._plane is not None, "the others connect devices directly"
+        one, other = (each % self.size // self.below for each in (source, destination))
+        start = unit * self.size + place
+        return [start + each * self.below for each in sip_route(self._plane, one, other)]
+
+    def edges(self) -> Iterator[tuple[Hop, LinkSpec]]:
+        """All pairs of neighbours, the lower number first, and their links."""
+        link, first = self.spec.link, self.first_switch
+        match self.spec.graph:
+            case "switch":
+                for device in range(self._devices):
+                    yield (device, first + device // self.size), link
+            case "rails":
+                for device in range(self._devices):
+                    unit, place = device // self.size, device % self.below
+                    yield (device, first + unit * self.below + place), link
+            case "fat_tree":
+                for device in range(self._devices):
+                    yield (device, first + device // self.leaf), link
+                for leaf in range(self._leaves):
+                    unit = leaf * self.leaf // self.size
+                    for spine in range(self.spec.spines):
+                        top = first + self._leaves + unit * self.spec.spines + spine
+                        yield (first + leaf, top), self.uplink
+            case _:
+                assert self._plane is not None, "the others connect devices directly"
+                for start in range(0, self._devices, self.size):
+                    for one, other in sip_edges(self._plane):
+                        for place in range(start, start + self.below):
+                            yield (place + one * self.below, place + other * self.below), link
+
+
+@lru_cache(maxsize=16)
+def levels_of_network(sips: SipsSpec) -> LeveledNetwork:
+    """The network of levels that a system has."""
+    return LeveledNetwork(sips)
+
+
+def node_count(sips: SipsSpec) -> int:
+    """How many devices and switches there are."""
+    if sips.levels:
+        return levels_of_network(sips).node_count
+    return sips.count + (sips.graph == "switch")
+
+
+def node_name(sips: SipsSpec, node: int) -> str:
+    """What a device or a switch is called."""
+    if node < sips.count:
+        return f"sip{node}"
+    if not sips.levels:
+        return "switch"
+    return levels_of_network(sips).level_at(node).switch_name(node)
+
+
+def switch_named(sips: SipsSpec, name: str) -> int:
+    """The number of a switch; -1 if there is none of that name."""
+    if sips.levels:
+        return levels_of_network(sips).numbers.get(name, -1)
+    return sips.count if name == "switch" and sips.graph == "switch" else -1
+
+
+def link_of_hop(sips: SipsSpec, hop: Hop) -> LinkSpec:
+    """What connects two neighbours."""
+    if sips.link is not None:
+        return sips.link
+    return levels_of_network(sips).links[min(hop), max(hop)]
+
+
+def axes_of(sips: SipsSpec) -> tuple[int, ...]:
+    """How many devices are in a unit of each level of the network, from the inside out.
+
+    The axes of a grid are levels of their own. The last number is that of all devices.
+    """
+    if not sips.levels:
+        counts: tuple[int, ...] = (sips.count,) if sips.shape is None else sips.shape[::-1]
+    else:
+        counts = tuple(n for level in levels_of_network(sips).levels for n in level.axes)
+    axes: list[int] = []
+    for count in counts:
+        axes.append(count * (axes[-1] if axes else 1))
+    return tuple(axes)
 
 
 def detour(
@@ -139,4 +354,6 @@ def sip_edges(sips: SipsSpec) -> list[Hop]:
             edges = [(sip, count) for sip in range(count)]
         case "custom":
             edges = list(sips.edges)
+        case "levels":
+            edges = list(levels_of_network(sips).links)
     return sorted({(min(edge), max(edge)) for edge in edges})

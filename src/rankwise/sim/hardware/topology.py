@@ -53,7 +53,8 @@ class Topology:
     @property
     def described(self) -> str:
         """Its devices, in a few words."""
-        return f"{self.sip_count} SIPs, {self.machine.system.sips.graph}"
+        sips = self.machine.system.sips
+        return f"{self.sip_count} SIPs, {sips.words if sips.levels else sips.graph}"
 
     @property
     def own_facts(self) -> list[tuple[str, str]]:
@@ -89,7 +90,7 @@ class Topology:
         return in_notebook("topology_html", self)
 
     def __repr__(self) -> str:
-        return f"<Topology {self.name}: {self.sip_count} SIPs, {self.machine.system.sips.graph}>"
+        return f"<Topology {self.name}: {self.sip_count} SIPs, {self.machine.system.sips.words}>"
 
 
 def load_topology(path_or_preset: str | Path) -> Topology:
@@ -101,8 +102,7 @@ def load_topology(path_or_preset: str | Path) -> Topology:
     """
     name = str(path_or_preset)
     if name in PRESETS:
-        text = resources.files(__package__).joinpath("presets", f"{name}.yaml").read_text("utf-8")
-        return parse_topology(text, name)
+        return parse_topology(_text_of_preset(name), name)
     try:
         text = read_text(name)
     except FileNotFoundError:
@@ -163,6 +163,7 @@ def parse_topology(text: str, source: str, *, has_lines: bool = True) -> Topolog
         raise ConfigError(f"{source}: not YAML: it is nested too deeply") from None
     try:
         _refuse_repeated_keys(node, source)
+        tree = _with_preset(tree, source)
         machine = msgspec.convert(tree, MachineSpec)
     except msgspec.ValidationError as error:
         mistake = mistake_in(error, MachineSpec, tree)
@@ -170,6 +171,30 @@ def parse_topology(text: str, source: str, *, has_lines: bool = True) -> Topolog
     except RecursionError:
         raise ConfigError(f"{source}: it is nested without end") from None
     return Topology(machine, source)
+
+
+def _with_preset(tree: Any, source: str) -> Any:
+    """The tree of a file, with the sections of the preset that it is like."""
+    name = tree.get("like") if isinstance(tree, dict) else None
+    if not name:
+        return tree
+    if name not in PRESETS:
+        meant = nearest(str(name), PRESETS)
+        raise ConfigError(
+            f"{source}: like: there is no preset {name!r}",
+            hint=f"did you mean {meant}?" if meant else f"presets are {', '.join(PRESETS)}",
+        )
+    preset = load_yaml(_text_of_preset(name))
+    whole = {**preset, **tree}
+    if isinstance(tree.get("system"), dict):
+        # A file that is like another one is another system: it has a name and a network of its own.
+        usual = {key: value for key, value in preset["system"].items() if key != "name"}
+        whole["system"] = {**usual, **tree["system"]}
+    return whole
+
+
+def _text_of_preset(name: str) -> str:
+    return resources.files(__package__).joinpath("presets", f"{name}.yaml").read_text("utf-8")
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, source: str) -> None:

@@ -6,8 +6,8 @@ bytes. A cost model of a plug-in (`pe.cost_model`) that has a method
 `operation(name, flops, size, dtype)` is asked first; None leaves it to the roofline.
 
 What ranks take together is computed at message level over the routes of the machine
-(`ccl.message_timing`), on otherwise idle links. Where a ring and halving-doubling do the same, the
-faster one is taken.
+(`ccl.message_timing`), on otherwise idle links. Of a ring, halving-doubling and, on a network of
+levels, the hierarchical algorithm, the fastest one is taken.
 
 **Faults of chips.** An operation is dealt to all PEs of a device in equal shares, so it takes as
 long as the slowest of them. Messages pass slow links at their rates and go around dead ones. If a
@@ -21,11 +21,13 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from rankwise.core.collectives.levels import grid_of_homes
 from rankwise.sim.benches.bounds import Roofline, roofline_of
 from rankwise.sim.ccl.message_model import Algorithm
 from rankwise.sim.ccl.message_timing import NO_DAMAGE, placed_time
 from rankwise.sim.hardware.cost_models import PluggedCosts, plugged_costs
 from rankwise.sim.hardware.quantities import WIDTH_BYTES, picoseconds
+from rankwise.sim.hardware.routing import axes_of
 from rankwise.sim.hardware.topology import Topology
 
 Engine = Literal["gemm", "math"]
@@ -175,17 +177,22 @@ class NetworkCosts:
         if time is None:
             time = self._known[key] = min(
                 placed_time(kind, size, self._sips, ranks, algorithm, damage=self._damages[died])  # type: ignore[arg-type]
-                for algorithm in _algorithms(kind, len(ranks))
+                for algorithm in self._algorithms(kind, ranks)
             )
         return time
 
-
-def _algorithms(kind: str, count: int) -> tuple[Algorithm, ...]:
-    if kind in _ROOTED:
-        return ("rooted",)
-    if kind == "all_to_all":
-        return ("direct",)
-    return ("ring",) if count & (count - 1) else ("ring", "halving_doubling")
+    def _algorithms(self, kind: str, ranks: tuple[int, ...]) -> list[Algorithm]:
+        if kind in _ROOTED:
+            return ["rooted"]
+        if kind == "all_to_all":
+            return ["direct"]
+        count, found = len(ranks), list[Algorithm](["ring"])
+        if not count & (count - 1):
+            found.append("halving_doubling")
+        grid = grid_of_homes(ranks, axes_of(self._sips)) if self._sips.levels else None
+        if grid is not None and len(grid.lengths) > 1:
+            found.append("hierarchical")
+        return found
 
 
 def _operation(name: str) -> str:

@@ -5,7 +5,8 @@ from html import escape
 from textwrap import wrap
 
 from rankwise.base.units import format_bytes
-from rankwise.sim.hardware.routing import sip_edges
+from rankwise.sim.hardware.routing import levels_of_network, sip_edges
+from rankwise.sim.hardware.specification import SipsSpec
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.reporting.results import format_rate
 
@@ -24,15 +25,11 @@ def facts(topology: Topology) -> list[tuple[str, str]]:
     fastest = max(pe.gemm.flops_per_cycle.items(), key=lambda item: item[1])
     whole_pes = sips.count * topology.pe_count
     memory = sips.count * cubes.count * hbm.channels * hbm.bandwidth * 1e9
-    shape = f" {sips.shape[0]} x {sips.shape[1]}" if sips.shape else ""
+    host = f"to the host {_link(spec.system.host.link)}"
+    links = "" if sips.levels else f", {sips.words}; links of {_link(sips.link)}"
     return [
-        (
-            "system",
-            (
-                f"{sips.count} SIPs, {sips.graph}{shape}; links of {_link(sips.link)}; to the host "
-                f"{_link(spec.system.host.link)}"
-            ),
-        ),
+        ("system", f"{sips.count} SIPs{links}; {host}"),
+        *((_level_name(sips, number), _level_facts(sips, number)) for number in _levels(sips)),
         ("SIP", f"{cubes.shape[0]} x {cubes.shape[1]} cubes; links of {_link(cubes.link)}"),
         (
             "cube",
@@ -59,6 +56,43 @@ def facts(topology: Topology) -> list[tuple[str, str]]:
     ]
 
 
+def _levels(sips: SipsSpec) -> range:
+    return range(len(sips.levels))
+
+
+def _level_name(sips: SipsSpec, number: int) -> str:
+    return levels_of_network(sips).levels[number].name
+
+
+def _level_facts(sips: SipsSpec, number: int) -> str:
+    spec = sips.levels[number]
+    units = "SIPs" if not number else f"units of {_level_name(sips, number - 1)}"
+    uplinks = ""
+    if spec.graph == "fat_tree":
+        uplink = levels_of_network(sips).levels[number].uplink
+        uplinks = f", from a leaf to a spine of {_link(uplink)}; routing {spec.routing}"
+    return f"{spec.count} {units} in {spec.words}; links of {_link(spec.link)}{uplinks}"
+
+
+def _text_levels(sips: SipsSpec) -> list[str]:
+    """Each level with an example: a unit, what connects it, and what is in it."""
+    lines: list[str] = []
+    network = levels_of_network(sips)
+    for number in reversed(_levels(sips)):
+        level = network.levels[number]
+        units, below = sips.count // level.size, level.below
+        parts = [
+            f"SIP {place}" if below == 1 else f"SIP {place} to {place + below - 1}"
+            for place in range(0, level.size, below)
+        ]
+        indent = "   " * (len(lines) - 1) + "└─ " if lines else ""
+        times = f", {units} times" if units > 1 else ""
+        lines.append(
+            f"{indent}{level.name}: {level.spec.words}{times}: {' ── '.join(_ends(parts))}"
+        )
+    return lines
+
+
 def _link(link: object) -> str:
     return f"{getattr(link, 'bandwidth', 0):g} GB/s and {getattr(link, 'latency_ns', 0):g} ns"
 
@@ -67,7 +101,9 @@ def as_text(topology: Topology, columns: int | None = None) -> str:
     """The machine for a terminal, its sentences folded to so many columns."""
     sips, cubes = topology.machine.system.sips, topology.machine.sip.cubes
     lines = [topology.name, ""]
-    if sips.shape and sips.graph in {"mesh_2d", "torus_2d"}:
+    if sips.levels:
+        lines += _text_levels(sips)
+    elif sips.shape and sips.graph in {"mesh_2d", "torus_2d"}:
         lines += _text_grid(*sips.shape, "SIP")
         if sips.graph == "torus_2d":
             lines.append("(and around, in rows and columns)")
@@ -122,6 +158,8 @@ def as_svg(topology: Topology) -> str:
     name, is_torus = topology.name, sips.graph == "torus_2d"
     if len(name) > NAME_SHOWN:
         name = f"{name[: NAME_SHOWN - 1]}…"
+    drawn = _system_of_levels(sips) if sips.levels else _system(topology)
+    network = f"{len(sips.levels)} levels" if sips.levels else sips.graph
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -130,9 +168,9 @@ def as_svg(topology: Topology) -> str:
         ),
         (
             f'<text x="10" y="18" fill="#7a8699">{escape(name)}: {sips.count} SIPs, '
-            f"{sips.graph}{' (dashed: round to the other side)' * is_torus}</text>"
+            f"{network}{' (dashed: round to the other side)' * is_torus}</text>"
         ),
-        *_system(topology),
+        *drawn,
         (
             f'<text x="400" y="18" fill="#7a8699">each SIP: {cubes.shape[0]} x {cubes.shape[1]} '
             f"cubes of {topology.machine.cube.pes.count} PEs</text>"
@@ -141,6 +179,61 @@ def as_svg(topology: Topology) -> str:
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+UNITS_DRAWN = 8
+"""Of each level; the others are told."""
+_SHADES = ("#2f6fb5", "#c77d2e", "#4c8f6b", "#8a5fa8", "#7a8699")
+
+
+def _system_of_levels(sips: SipsSpec) -> list[str]:
+    """Levels as bars over what they connect, the outermost on top, and SIPs as a row of circles."""
+    network = levels_of_network(sips)
+    height = min(64.0, 270 / (len(sips.levels) + 1))
+    left, width, top = 14.0, 350.0, 40.0
+    lines = []
+    x, span = left, width  # of the unit that is drawn; those beside it are hints
+    for row, number in enumerate(reversed(_levels(sips))):
+        level, y = network.levels[number], top + row * height
+        colour = _SHADES[(number + 1) % len(_SHADES)]
+        lines.append(
+            f'<text x="{left}" y="{y - 4:.1f}" fill="#7a8699" font-size="10">'
+            f"{escape(_level_words(sips, number))}</text>"
+        )
+        drawn = min(UNITS_DRAWN, level.spec.count)
+        part = span / drawn
+        lines.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{span:.1f}" height="10" rx="3" class="level" '
+            f'fill="{colour}"/>'
+        )
+        lines += [
+            f'<line x1="{x + part * (unit + 0.5):.1f}" y1="{y + 10:.1f}" '
+            f'x2="{x + part * (unit + 0.5):.1f}" y2="{y + height - 16:.1f}" '
+            'stroke="#8fa3bf" stroke-width="1.5"/>'
+            for unit in range(drawn)
+        ]
+        if number:  # what one of them is made of, wide enough to be seen
+            lines += [
+                f'<rect x="{x + part * unit + 2:.1f}" y="{y + height - 16:.1f}" '
+                f'width="{part - 4:.1f}" height="6" rx="2" fill="#c9d4e3"/>'
+                for unit in range(1, drawn)
+            ]
+            span = max(part, 150.0)
+        else:
+            radius = min(9.0, part / 2.4)
+            for unit in range(drawn):
+                lines.append(
+                    f'<circle cx="{x + part * (unit + 0.5):.1f}" cy="{y + height - 6:.1f}" '
+                    f'r="{radius:.1f}" class="sip" fill="#2f6fb5"/>'
+                )
+    return lines
+
+
+def _level_words(sips: SipsSpec, number: int) -> str:
+    spec = sips.levels[number]
+    more = f", {UNITS_DRAWN} drawn" if spec.count > UNITS_DRAWN else ""
+    link = f"{spec.link.bandwidth:g} GB/s"
+    return f"{_level_name(sips, number)}: {spec.count} in {spec.words}, {link}{more}"
 
 
 def _system(topology: Topology) -> list[str]:

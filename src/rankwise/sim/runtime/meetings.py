@@ -27,7 +27,8 @@ from rankwise.sim.ccl.fidelity import (
 )
 from rankwise.sim.ccl.kernel_execution import KernelExecution
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
-from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
+from rankwise.sim.ccl.message_execution import MessageExecution
+from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Plan, plan, requested
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
@@ -210,8 +211,10 @@ class Collective:
 
     def _planned(self, algorithm: Algorithm, asked: Signature) -> Plan:
         homes = tuple(device.sip for device in self._devices)
-        grid = self._context.engine.topology.machine.system.sips.shape
-        return plan(requested(algorithm, asked.collective, asked.elements, asked.root, homes, grid))
+        network = self._context.engine.topology.machine.system.sips
+        return plan(
+            requested(algorithm, asked.collective, asked.elements, asked.root, homes, network)
+        )
 
     def _prepare(self, algorithm: Algorithm, asked: Signature) -> None:
         """Lay out queues and lanes, and decide how exactly the collective is simulated."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.core.collectives.algorithms import hierarchical_allreduce, tree_allreduce
+from rankwise.core.collectives.algorithms import tree_allreduce
+from rankwise.core.collectives.levels import grid_of, units_of
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.ccl.plan import Plan, Request, plan
 from rankwise.sim.ccl.program import Send
@@ -320,7 +321,36 @@ def test_every_rank_is_a_leaf_in_one_of_the_two_trees() -> None:
 def test_ranks_without_a_device_of_their_own_are_grouped_by_it() -> None:
     task = Request("", "all_reduce", 5, 1, homes=(4, 4, 2, 4, 2)).task(0)
 
-    assert hierarchical_allreduce.groups_by_device(task) == [[0, 1, 3], [2, 4]]
+    assert grid_of(task) is None
+    assert units_of(task) == [[0, 1, 3], [2, 4]]
+
+
+def test_ranks_fill_a_grid_if_all_units_of_a_level_have_as_many() -> None:
+    two_nodes = Request("", "all_reduce", 8, 1, homes=(0, 1, 2, 3, 8, 9, 10, 11), axes=(8, 16))
+    uneven = Request("", "all_reduce", 6, 1, homes=(0, 1, 2, 3, 8, 9), axes=(8, 16))
+
+    grid = grid_of(two_nodes.task(0))
+    assert grid is not None
+    assert grid.lengths == (4, 2)
+    assert grid.along(5, 0) == ([4, 5, 6, 7], 1)
+    assert grid.along(5, 1) == ([1, 5], 1)
+    assert grid_of(uneven.task(0)) is None
+    assert units_of(uneven.task(0)) == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("name", ["hierarchical_allreduce", "torus_allreduce"])
+@pytest.mark.parametrize("axes", [(2, 6, 12), (4, 12), (3, 12)])
+def test_all_reduce_along_axes_is_right_for_any_shape(name: str, axes: tuple[int, ...]) -> None:
+    kind = dtype_named("i32")
+    for length in (1, 7, 24, 101):
+        values = operands(kind, 12, length)
+
+        results = planned(name, "all_reduce", 12, length, axes=axes).results(
+            values, ReduceOp.SUM, kind
+        )
+
+        for result in results:
+            np.testing.assert_array_equal(result, sum(values))
 
 
 def test_an_average_of_integers_is_refused() -> None:

@@ -16,13 +16,15 @@ from rankwise.sim.benches.session import Session, Settings, topology_with
 from rankwise.sim.ccl.algorithms import ring_allreduce
 from rankwise.sim.ccl.configuration import Queues, load_configuration
 from rankwise.sim.ccl.fidelity import level_of, may_fill_pes, may_get_out_of_step
-from rankwise.sim.ccl.message_execution import Elements, Lanes, MessageExecution
+from rankwise.sim.ccl.message_execution import MessageExecution
+from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Request, plan, requested
 from rankwise.sim.faults.vocabulary import FaultOfChip, Jitter, KillLink
 from rankwise.sim.hardware import Machine, load_topology
 from rankwise.sim.hardware.faults import ChipFaults
 from rankwise.sim.kernel import Simulator, Steps
 
+LINE = load_topology("default").machine.system.sips
 Ran = tuple[int, str, dict[str, int]]
 
 
@@ -107,7 +109,7 @@ def test_auto_uses_messages_where_they_are_known_to_be_close(
     fields: dict[str, Any], homes: tuple[int, ...], level: str
 ) -> None:
     algorithm = load_configuration({"defaults": fields}).algorithm("all_reduce")
-    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, homes, None))
+    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, homes, LINE))
 
     assert level_of(algorithm, ring_allreduce, planned, 4, 32) == level
 
@@ -156,7 +158,7 @@ def test_groups_that_could_be_under_way_at_once_are_counted_by_device() -> None:
 @pytest.mark.parametrize(("lanes", "level"), [(4, "queue"), (32, "message")])
 def test_auto_uses_queues_where_collectives_on_few_lanes_could_meet(lanes: int, level: str) -> None:
     algorithm = load_configuration({}).algorithm("all_reduce")
-    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1), None))
+    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1), LINE))
     spec = load_topology("default").machine
 
     def choose(groups: int) -> str:
@@ -254,14 +256,70 @@ def test_auto_uses_queues_under_strong_jitter_and_where_a_link_dies(
     faults: list[FaultOfChip], level: str
 ) -> None:
     algorithm = load_configuration({}).algorithm("all_reduce")
-    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1, 2, 3), None))
+    planned = plan(requested(algorithm, "all_reduce", 1 << 24, 0, (0, 1, 2, 3), LINE))
     of_machine = ChipFaults(faults, load_topology("default").machine)
 
     assert level_of(algorithm, ring_allreduce, planned, 4, 32, faults=of_machine) == level
 
 
-def test_an_algorithm_without_messages_keeps_to_queues_when_all_are_asked() -> None:
-    assert ran("all_reduce", 64, "message", algorithm="tree_allreduce")[1] == "queue"
+OTHERS = (
+    "tree_allreduce", "halving_doubling_allreduce", "recursive_doubling_allreduce",
+    "hierarchical_allreduce", "direct_allreduce",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_programs_are_timed_by_messages_when_that_is_asked_for(algorithm: str) -> None:
+    exact, level, wires = ran("all_reduce", 1 << 17, "queue", algorithm=algorithm)
+    by_messages, other_level, loads = ran("all_reduce", 1 << 17, "message", algorithm=algorithm)
+
+    assert (level, other_level) == ("queue", "message")
+    assert by_messages == pytest.approx(exact, rel=0.1)
+    # Queues also send credits.
+    data = {name: size for name, size in loads.items() if size and "->" in name}
+    assert data
+    assert all(size <= wires[name] <= 1.1 * size for name, size in data.items())
+
+
+def test_auto_keeps_programs_to_queues_since_their_messages_are_less_exact() -> None:
+    assert ran("all_reduce", 1 << 21, "auto", algorithm="direct_allreduce", defaults={
+        "slot_size": 1 << 16, "n_lanes": 1,
+    })[1] == "queue"  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_a_program_by_messages_gives_the_same_numbers(algorithm: str) -> None:
+    def sums(fidelity: str) -> list[list[float]]:
+        found: list[list[float]] = []
+
+        def worker(rank: int, torch: Any) -> None:
+            x = torch.full((37,), rank + 0.1, dtype="f16")
+            torch.distributed.all_reduce(x, algorithm=algorithm)
+            found.append(x.tolist())
+
+        ccl = {"defaults": {"fidelity": fidelity}}
+        with RuntimeContext(engine=GraphEngine("default"), ccl=ccl) as torch:
+            torch.multiprocessing.spawn(worker, args=(torch,), nprocs=4)
+        return found
+
+    assert sums("message") == sums("queue")
+
+
+def test_halving_doubling_among_256_ranks_costs_little_by_messages() -> None:
+    began = process_time()
+    engine = GraphEngine(topology_with("switch8", {"system.sips.count": "256"}), enable_data=False)
+
+    def worker(_rank: int, torch: Any) -> None:
+        x = torch.empty(1 << 18, dtype="f32")
+        torch.distributed.all_reduce(x, algorithm="halving_doubling_allreduce")
+
+    with RuntimeContext(engine=engine, ccl={"defaults": {"fidelity": "message"}}) as torch:
+        torch.multiprocessing.spawn(worker, args=(torch,), nprocs=256)
+        took = torch.now
+
+    bytes_time = 2 * 255 / 256 * (1 << 20) / 0.45
+    assert bytes_time + 16 * 1_000_000 < took < 1.3 * (bytes_time + 16 * 1_000_000)
+    assert process_time() - began < 6
 
 
 @pytest.mark.parametrize("elements", [1, 3, 5, 4_097])
@@ -378,12 +436,7 @@ def test_two_collectives_by_messages_share_their_wires() -> None:
         (
             {"algorithms": {"tree_broadcast": {"fidelity": "kernel"}}},
             "x: algorithms.tree_broadcast.fidelity: tree_broadcast cannot be simulated",
-            "it can as auto, queue",
-        ),
-        (
-            {"algorithms": {"tree_allreduce": {"fidelity": "message"}}},
-            "x: algorithms.tree_allreduce.fidelity: tree_allreduce cannot be simulated",
-            "it can as auto, queue",
+            "it can as auto, queue, message",
         ),
     ],
 )

@@ -77,7 +77,7 @@ def one_by_one(rounds: Iterator[Round]) -> Iterator[Round]:
 def event_driven(algorithm: Algorithm, kind: Collective, sips: SipsSpec, size: int) -> int:
     """The same model, told to the event kernel: a process per rank and per message."""
     simulator = Simulator()
-    rate, latency = sips.link.rate, sips.link.latency
+    rate, latency = sips.fastest_link.rate, sips.fastest_link.latency
     links: dict[tuple[int, int], Server] = {}
     ranks = range(sips.count)
     rounds = list(one_by_one(ROUNDS[algorithm](kind, sips.count, size)))

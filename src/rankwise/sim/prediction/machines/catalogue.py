@@ -40,7 +40,7 @@ class MachineTopology(Topology):
     """
 
     def __init__(self, real: RealMachine, nodes: int, per_node: int, source: str) -> None:
-        super().__init__(_as_chips(real, nodes * per_node), source)
+        super().__init__(_as_chips(real, nodes, per_node), source)
         self.real = real
         self.per_node = per_node
 
@@ -164,9 +164,39 @@ def _shipped(name: str) -> str:
     return resources.files(__package__).joinpath("shipped", f"{name}.yaml").read_text("utf-8")
 
 
-def _as_chips(real: RealMachine, count: int) -> MachineSpec:
+def _network(real: RealMachine, nodes: int, per_node: int) -> list[dict[str, Any]]:
+    """The levels of some nodes, in the words of topology files."""
+    levels: list[dict[str, Any]] = []
+    joined = 1  # nodes in a unit of the levels so far
+    for number, level in enumerate(real.levels):
+        count = per_node
+        if number:
+            within = nodes if level.devices is None else level.devices // real.node_size
+            if within <= joined or nodes % within:
+                continue  # the run has only a part of one unit
+            count, joined = within // joined, within
+        is_single = per_node == 1 and joined == count
+        graph = level.graph or ("switch" if not number or is_single else "rails")
+        is_tree = graph == "fat_tree"
+        rate = level.bandwidth.value * level.reached.value
+        levels.append(
+            {
+                "name": level.name if level.name.isalpha() else "",
+                "count": count,
+                "graph": graph,
+                **({"oversubscription": level.oversubscription} if is_tree else {}),
+                "link": {
+                    "bandwidth_GBps": rate if is_tree else rate / level.oversubscription,
+                    "latency_ns": level.latency_us.value * 500,
+                },
+            }
+        )
+    return levels
+
+
+def _as_chips(real: RealMachine, nodes: int, per_node: int) -> MachineSpec:
     """The machine as the simulator's chips: one cube per device, one PE per SM."""
-    device, inner = real.device, real.levels[0]
+    device = real.device
     sms, fitted = device.sms, device.fitted
     bandwidth = device.bandwidth.value * fitted.memory.value
     peak = {
@@ -178,14 +208,7 @@ def _as_chips(real: RealMachine, count: int) -> MachineSpec:
     tree: dict[str, Any] = {
         "system": {
             "name": real.name,
-            "sips": {
-                "count": count,
-                "graph": "switch",
-                "link": {
-                    "bandwidth_GBps": inner.bandwidth.value * inner.reached.value,
-                    "latency_ns": inner.latency_us.value * 500,
-                },
-            },
+            "sips": {"levels": _network(real, nodes, per_node)},
             "host": {
                 "link": {"bandwidth_GBps": 55, "latency_ns": 700},
                 "command_ns": real.host.launch_us.plain.value * 1_000,

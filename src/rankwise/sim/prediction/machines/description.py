@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from rankwise.sim.hardware.specification import GraphOfLevel
+
 Fraction01 = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
@@ -101,6 +103,8 @@ class LevelSpec(_Part, frozen=True, kw_only=True):
     """One level of the fabric."""
 
     name: str
+    graph: GraphOfLevel | None = None
+    """As in topology files. A switch at the first level and rails at others, if not given."""
     devices: Count | None = None
     """How many devices one unit of the level has; the last level has as many as a run asks for."""
     bandwidth: Figure = msgspec.field(name="bandwidth_GBps")

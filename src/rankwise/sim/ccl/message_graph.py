@@ -1,0 +1,427 @@
+"""Time any collective on the machine by messages: those that its programs say, as flows.
+
+Each instruction of each rank is a *step*. A send is a flow over the links of its way and through
+the memories of both PEs; flows that are under way at an instant have max-min fair rates
+(`hardware.fair_shares`), by lanes. Equal flows begin and end at equal instants, so that all of them
+are one event: a thousand ranks that do the same cost what a few do.
+
+Of a step two instants count, as round a ring (`message_execution`): its *head*, when the first slot
+of each lane may be used, and its *tail*, when the last one may. A step that is about the same span
+as the one that it waits for follows it slot by slot, from head to tail; any other one waits for the
+end. So trees and recursive doubling are pipelines, and halving is not.
+
+    start of a send   = head of what it waits for, and the first slot is loaded
+    end of a send     = when its flow has moved all bytes, and its last slot after the tail of that
+    head of a receive = start + latency + first slots of the lanes + combining
+    tail of a receive = end + latency + combining; stored, it is done
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwise.core.collectives.program import Copy, Fold, Receive, Send
+from rankwise.sim.ccl.configuration import Queues
+from rankwise.sim.ccl.execution import dependencies
+from rankwise.sim.ccl.message_pes import Elements, Lanes, PeRates, PeTimes
+from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.hardware.fair_shares import Uses, fair_speeds
+from rankwise.sim.hardware.links import Link
+from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.quantities import picoseconds
+
+
+class GraphTimes(NamedTuple):
+    """How long a collective takes alone.
+
+    Attributes:
+        ends: by rank, when it has its result.
+        moving: the time in which bytes move at the busiest rank.
+    """
+
+    ends: list[int]
+    moving: int
+
+
+class _Way(NamedTuple):
+    """From the lanes of one rank to those of another: latency, and time per byte by resource."""
+
+    latency: int
+    uses: tuple[tuple[int, float], ...]
+    later: tuple[tuple[int, float], ...]
+    """What is used at the receiver, a latency after the message has begun."""
+    cap: float
+    """The least time per byte that one message takes."""
+
+
+class _Flow:
+    """A message that is under way."""
+
+    __slots__ = ("arrives", "left", "rate", "step", "uses", "way")
+
+    def __init__(self, step: "_Step", way: _Way, left: float, now: float) -> None:
+        self.step = step
+        self.arrives = now + way.latency
+        self.uses = way.uses
+        self.way = way
+        self.left = left
+        self.rate = 0.0
+
+
+class _Step:
+    """An instruction of a rank, and what is known of its head and its tail so far."""
+
+    __slots__ = (
+        "combines", "depth", "done", "flowed_at", "followers", "head", "head_missing",
+        "is_in_tcm", "kind", "local", "peer", "rank", "size", "tail", "tail_missing",
+        "target", "way",
+    )  # fmt: skip
+
+    def __init__(self, rank: int, kind: str, size: int) -> None:
+        self.rank, self.kind, self.size = rank, kind, size
+        self.head = self.tail = self.done = 0.0
+        self.head_missing = self.tail_missing = 0
+        self.followers: list[tuple[_Step, bool, bool]] = []
+        """What waits for it: whether slot by slot, and whether from scratch memory."""
+        self.peer: _Step | None = None
+        self.target = -1
+        self.way: _Way | None = None
+        self.combines = self.is_in_tcm = False
+        self.local = self.flowed_at = 0.0
+        self.depth = 0
+        """How many messages it follows, one after the other."""
+
+
+class MessageGraph:
+    """The steps of all ranks of a collective, and the recurrence of the module's text."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        plan: Plan,
+        lanes: Sequence[Lanes],
+        layout: Queues,
+        work: Elements,
+    ) -> None:
+        self._machine, self._plan, self._lanes = machine, plan, lanes
+        self._layout, self._work = layout, work
+        self._lane_count = len(lanes[0].pes)
+        self._pe = PeTimes(machine, lanes[0], 0, work)
+        self._resources: dict[object, int] = {}
+        self._ways: dict[tuple[int, int, bool, bool], _Way] = {}
+        self._inside: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], _Inside] = {}
+        self._known_slots: dict[int, tuple[int, int]] = {}
+        self._starts: list[tuple[float, int, _Step]] = []
+        self._count = 0
+        assert layout.vc_chunk_size is not None, "it is known by now"
+        self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
+        """The same that rings have (`message_execution`)."""
+        self._steps = self._written()
+
+    def times(self) -> GraphTimes:
+        """Work out when each rank has its result."""
+        first = [step for steps in self._steps for step in steps if not step.head_missing]
+        for step in first:
+            self._on_head(step)
+            if step.kind != "send":
+                self._on_tail(step)
+        moving = self._flow()
+        stuck = [
+            rank for rank, steps in enumerate(self._steps) if any(s.tail_missing for s in steps)
+        ]
+        assert not stuck, "a plan whose programs fit each other comes to its end"
+        ends = [round(max((step.done for step in steps), default=0)) for steps in self._steps]
+        return GraphTimes(ends, round(moving))
+
+    def _written(self) -> list[list[_Step]]:
+        """The steps, and what waits for what."""
+        all_steps: list[list[_Step]] = []
+        mail: dict[tuple[int, int], deque[_Step]] = {}
+        keeps = self._pe.keeps_bytes
+        item = self._work.item_bytes
+        for rank, program in enumerate(self._plan.programs):
+            steps: list[_Step] = []
+            last_to: dict[int, _Step] = {}
+            for instruction, needs in zip(program, dependencies(program), strict=True):
+                match instruction:
+                    case Send(peer, span):
+                        step = _Step(rank, "send", span.length * item)
+                        self._follow_queue(step, last_to.get(peer))
+                        last_to[peer] = step
+                        mail.setdefault((rank, peer), deque()).append(step)
+                        step.target = peer
+                    case Receive(peer, span, combines):
+                        step = _Step(rank, "receive", span.length * item)
+                        step.combines = bool(combines)
+                    case Copy(_, target):
+                        step = _Step(rank, "local", target.length * item)
+                        step.local = self._local(step.size, 1)
+                    case Fold(sources, target):
+                        step = _Step(rank, "local", target.length * item)
+                        step.local = self._local(step.size, len(sources))
+                own = -(-step.size // self._lane_count)
+                for need in needs:
+                    before = steps[need.step]
+                    in_tcm = (
+                        step.kind == "send" and before.kind == "receive" and need.is_same_span
+                    ) and own <= keeps
+                    step.is_in_tcm |= in_tcm
+                    self._wait(step, before, slot_by_slot=need.is_same_span, in_tcm=in_tcm)
+                steps.append(step)
+            all_steps.append(steps)
+        self._match(all_steps, mail)
+        return all_steps
+
+    def _follow_queue(self, step: _Step, before: _Step | None) -> None:
+        if before is not None:  # messages of a queue follow each other
+            self._wait(step, before, slot_by_slot=False, in_tcm=False)
+
+    @staticmethod
+    def _wait(step: _Step, before: _Step, *, slot_by_slot: bool, in_tcm: bool) -> None:
+        before.followers.append((step, slot_by_slot, in_tcm))
+        step.depth = max(step.depth, before.depth + (before.kind == "receive"))
+        step.head_missing += 1
+        step.tail_missing += 1
+
+    def _match(
+        self, all_steps: list[list[_Step]], mail: dict[tuple[int, int], deque[_Step]]
+    ) -> None:
+        for rank, (steps, program) in enumerate(zip(all_steps, self._plan.programs, strict=True)):
+            for step, instruction in zip(steps, program, strict=True):
+                if isinstance(instruction, Receive):
+                    sent = mail[instruction.peer, rank].popleft()
+                    sent.peer = step
+                    sent.way = self._way(
+                        instruction.peer, rank, loads=not sent.is_in_tcm, combines=step.combines
+                    )
+                    step.head_missing += 1
+                    step.tail_missing += 1
+                elif isinstance(instruction, Send):
+                    step.tail_missing += 1  # its own flow
+
+    def _slot_sizes(self, size: int) -> tuple[int, int]:
+        """The first and the last slot of a lane's part of a message."""
+        known = self._known_slots.get(size)
+        if known is not None:
+            return known
+        own = -(-size // self._lane_count)
+        slots = max(1, -(-own // self._layout.slot_size))
+        slot_size = self._layout.slot_size
+        known = self._known_slots[size] = min(own, slot_size), own - (slots - 1) * slot_size
+        return known
+
+    def _local(self, size: int, sources: int) -> float:
+        own = -(-size // self._lane_count)
+        combining = (sources - 1) * self._pe.combine(own)
+        return sources * self._pe.load(own) + combining + self._pe.store(own)
+
+    def _on_head(self, step: _Step) -> None:
+        """All that it waits for has its first slot."""
+        first, _ = self._slot_sizes(step.size)
+        if step.kind == "send":
+            load = 0 if step.is_in_tcm else self._pe.load(first)
+            self._push(step.head + load, step)
+            return
+        if step.combines:
+            step.head += self._pe.combine(first)
+        if step.kind == "local":
+            step.head += step.local
+        self._tell_heads(step, step.head)
+
+    def _tell_heads(self, step: _Step, head: float) -> None:
+        first, _ = self._slot_sizes(step.size)
+        stored = head + (self._pe.store(first) if step.kind == "receive" else 0)
+        for follower, slot_by_slot, in_tcm in step.followers:
+            if slot_by_slot:
+                self._add_head(follower, head if in_tcm else stored)
+
+    def _on_tail(self, step: _Step) -> None:
+        """All that it waits for has its last slot; of a send, its flow has ended."""
+        _, last = self._slot_sizes(step.size)
+        if step.kind == "send":
+            assert step.way is not None, "it goes somewhere"
+            assert step.peer is not None, "it is received"
+            step.done = step.tail
+            step.peer.flowed_at = step.done
+            step.peer.local = self._spread(step)
+            self._add_tail(step.peer, step.done + step.way.latency)
+        elif step.kind == "receive":
+            step.tail += self._pe.combine(last) if step.combines else 0
+            step.done = step.tail + self._pe.store(last)
+        else:
+            step.tail = step.done = max(step.tail + step.local, step.head)
+        for follower, slot_by_slot, in_tcm in step.followers:
+            if slot_by_slot:
+                self._add_tail(follower, step.tail if in_tcm else step.done)
+            else:
+                self._add_head(follower, self._first_done(step))
+                self._add_tail(follower, step.done)
+
+    def _spread(self, sent: _Step) -> float:
+        """How long before the last lane of a message the first one has ended."""
+        assert sent.way is not None, "it goes somewhere"
+        apart = min((sent.depth + 1) * self._get_apart, sent.size) * sent.way.cap
+        return apart * (self._lane_count - 1) / self._lane_count
+
+    @staticmethod
+    def _first_done(step: _Step) -> float:
+        """When the first lane is done. While it goes on, others still have the links."""
+        if step.kind != "receive":
+            return step.done
+        return max(step.flowed_at, step.done - step.local)
+
+    def _add_head(self, step: _Step, instant: float) -> None:
+        step.head = max(step.head, instant)
+        step.head_missing -= 1
+        if not step.head_missing:
+            self._on_head(step)
+
+    def _add_tail(self, step: _Step, instant: float) -> None:
+        if step.kind == "send":
+            # What comes last is sent last.
+            _, last = self._slot_sizes(step.size)
+            assert step.way is not None, "it goes somewhere"
+            instant += last * step.way.cap
+        step.tail = max(step.tail, instant)
+        step.tail_missing -= 1
+        if not step.tail_missing:
+            self._on_tail(step)
+
+    def _push(self, instant: float, step: _Step) -> None:
+        self._count += 1
+        heappush(self._starts, (instant, self._count, step))
+
+    def _flow(self) -> float:
+        """Let all messages move, at the rates that their links give them."""
+        now = moving = 0.0
+        flows: list[_Flow] = []
+        while self._starts or flows:
+            ends = min((now + flow.left / flow.rate for flow in flows), default=np.inf)
+            begins = self._starts[0][0] if self._starts else np.inf
+            arrives = min(
+                (flow.arrives for flow in flows if flow.uses is flow.way.uses), default=np.inf
+            )
+            instant = min(ends, begins, arrives)
+            passed = max(0.0, instant - now)
+            if flows:
+                moving += passed
+            now = max(now, instant)
+            ended: list[_Flow] = []
+            left: list[_Flow] = []
+            for flow in flows:
+                flow.left -= flow.rate * passed
+                (ended if flow.left <= flow.rate * _TOGETHER else left).append(flow)
+            flows = left
+            for flow in flows:
+                if flow.arrives <= now + _TOGETHER:
+                    flow.uses = flow.way.later
+            new: list[_Flow] = []
+            while self._starts and self._starts[0][0] <= now + _TOGETHER:
+                step = heappop(self._starts)[2]
+                assert step.way is not None, "it goes somewhere"
+                new.append(_Flow(step, step.way, float(step.size), now))
+            flows += new
+            self._share(flows)
+            for flow in ended:
+                self._on_flowed(flow.step, now)
+            for flow in new:
+                self._on_begun(flow, now)
+        return moving
+
+    def _on_flowed(self, step: _Step, now: float) -> None:
+        step.tail = max(step.tail, now)
+        step.tail_missing -= 1
+        if not step.tail_missing:
+            self._on_tail(step)
+
+    def _on_begun(self, flow: _Flow, now: float) -> None:
+        step = flow.step
+        assert step.peer is not None, "it is received"
+        first, _ = self._slot_sizes(step.size)
+        # As round a ring, lanes get apart from message to message.
+        others = max(0, min(first * self._lane_count, step.size) - first)
+        ahead = (first + max(0, others - step.depth * self._get_apart)) / flow.rate
+        self._tell_heads(step, now + ahead)
+        self._add_head(step.peer, now + flow.way.latency + ahead)
+
+    def _share(self, flows: list[_Flow]) -> None:
+        """Give all flows their rates."""
+        if not flows:
+            return
+        counts = [len(flow.uses) for flow in flows]
+        caps = np.array([1 / flow.way.cap for flow in flows])
+        number = np.repeat(np.arange(len(flows)), counts)
+        entries = np.array([use for flow in flows for use in flow.uses], np.float64)
+        present, link = np.unique(entries[:, 0].astype(np.int64), return_inverse=True)
+        share = entries[:, 1] * caps[number]
+        speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
+        for flow, rate in zip(flows, (speeds * caps).tolist(), strict=True):
+            flow.rate = rate
+
+    def _resource(self, key: object) -> int:
+        return self._resources.setdefault(key, len(self._resources))
+
+    def _way(self, source: int, target: int, *, loads: bool, combines: bool) -> _Way:
+        key = (source, target, loads, combines)
+        way = self._ways.get(key)
+        if way is None:
+            way = self._ways[key] = self._found(source, target, loads=loads, combines=combines)
+        return way
+
+    def _found(self, source: int, target: int, *, loads: bool, combines: bool) -> _Way:
+        one, other = self._lanes[source], self._lanes[target]
+        is_apart = one.sip != other.sip
+        key = (is_apart, one.pes, other.pes)
+        inside = self._inside.get(key)
+        if inside is None:
+            inside = self._inside[key] = self._look_inside(one, other)
+        wires = self._machine.sip_links(one.sip, other.sip) if is_apart else []
+        uses = [(self._resource(link), 1 / float(link.rate)) for link in wires]
+        pe = inside.pe
+        # What is sent on is still there, or loaded; what is received is stored, and if it is
+        # combined, its operand is loaded.
+        later = [(self._resource((target, "in")), pe.port)]
+        uses.append((self._resource((source, "out")), pe.port))
+        for rank, times, parts in ((source, int(loads), uses), (target, 1 + combines, later)):
+            if times:
+                parts.append((self._resource((rank, "memory")), times * pe.memory))
+                parts.append((self._resource((rank, "engine")), times * pe.engine))
+        latency = inside.latency + sum(link.latency for link in wires)
+        wake = picoseconds(self._machine.topology.machine.pe.ipcq.wake_ns)
+        assert self._layout.n_slots is not None, "it is known by now"
+        # As credits come back, a lane has so many slots under way.
+        window = self._layout.n_slots * self._layout.slot_size * self._lane_count
+        cap = max(inside.cap, (2 * latency + wake) / window, *(time for _, time in (*uses, *later)))
+        return _Way(latency, tuple(uses), (*uses, *later), cap)
+
+    def _look_inside(self, one: Lanes, other: Lanes) -> "_Inside":
+        """The parts of both devices: their latency, and time per byte of a whole message."""
+        machine = self._machine
+        paths = [
+            machine.path(machine.sip(one.sip).pe(here).tcm, machine.sip(other.sip).pe(there).tcm)
+            for here, there in zip(one.pes, other.pes, strict=True)
+        ]
+        wires = set(machine.sip_links(one.sip, other.sip)) if one.sip != other.sip else set[Link]()
+        users = Counter(link for path in paths for link in path if link not in wires)
+        lanes = len(paths)
+        narrowest = max(count / lanes / float(link.rate) for link, count in users.items())
+        return _Inside(
+            max(path.latency for path in paths) - sum(link.latency for link in wires),
+            self._pe.rates(lanes),
+            narrowest,
+        )
+
+
+class _Inside(NamedTuple):
+    """What a way has inside of its devices."""
+
+    latency: int
+    pe: PeRates
+    cap: float
+
+
+_TOGETHER = 1.0
+"""Picoseconds within which flows begin or end together."""
