@@ -131,7 +131,9 @@ def shown_on_terminal(kind: str, *words: str, cwd: Path) -> bytes:
 
 
 def test_a_terminal_sees_how_far_a_run_has_come(tmp_path: Path) -> None:
-    assert b"simulated" in shown_on_terminal("xterm", "bench", "ccl_allreduce", cwd=tmp_path)
+    words = ("bench", "ccl_allreduce", "--set", "elements=524288")  # longer than two seconds
+
+    assert b"simulated" in shown_on_terminal("xterm", *words, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("words", [["gemm", "--help"], ["--help", "gemm"]])
