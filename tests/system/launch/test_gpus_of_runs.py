@@ -21,12 +21,14 @@ RUN = (*RANKWISE, "run", "--standalone", "--nproc-per-node", "2")
 WAITING = """
 import os
 import sys
+import time
 
 rank = int(os.environ["RANK"])
 print(f"rank {rank} is pid {os.getpid()}.", flush=True)
 if rank == 1:
     with open(sys.argv[1]) as fifo:
         fifo.read()
+    time.sleep(0.2)  # of a run of less than 0.1 s, rankwise does not judge the clocks
     raise RuntimeError("CUDA error: unspecified launch failure")
 with open(sys.argv[1] + ".0") as fifo:
     fifo.read()

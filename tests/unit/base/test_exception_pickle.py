@@ -28,6 +28,7 @@ from rankwise.base.units import Instant
 from rankwise.compat.torch.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from rankwise.drivers.real.stores.etcd_stream import NoHttp
 from rankwise.launch.spawning import ProcessExitedException, ProcessRaisedException
+from rankwise.sim.prediction.memory import DeviceFull
 from rankwise.sim.runtime.multiprocessing import RanksStuck, SpawnException
 
 FAILURE = Failure(local_rank=1, rank=1, attempt=0, cause=FailureCause.RAISED, at=Instant(7), pid=9)
@@ -79,6 +80,7 @@ MADE_OTHERWISE: dict[str, Callable[[], BaseException]] = {
     "Deadlock": lambda: Deadlock("stuck", (WAITING,), hint="look"),
     "SpawnException": lambda: SpawnException("ranks failed", {1: KeyError("x")}, (FAILURE,)),
     "RanksStuck": lambda: RanksStuck("stuck", (WAITING,), {1: "a stack"}, (FAILURE,)),
+    "DeviceFull": lambda: DeviceFull(3, 1, None),
     "NoHttp": lambda: NoHttp("the answer begins with", b"SSH-2.0"),
     "ChildFailedError": lambda: ChildFailedError(
         "train.py", {0: ProcessFailure(local_rank=0, pid=1, exitcode=3, error_file="none")}
