@@ -587,10 +587,10 @@ class Engine:
                     self._links[number].ours.shutdown(SHUT_WR)
                 self._reactor.post(_nothing)  # a deadline may be new
             case InterruptWorker(worker=number):
-                self._links[number].signal(_SIGINT)
-                self._reactor.post(_nothing)
+                # In the reader: a worker may run before the fork server has told its process.
+                self._reactor.post(partial(self._signal, number, _SIGINT))
             case KillWorker(worker=number):
-                self._reactor.post(partial(self._kill, number))
+                self._reactor.post(partial(self._signal, number, _SIGKILL))
             case ReleasePool():
                 self._is_released = True
                 self._reactor.post(_nothing)
@@ -851,17 +851,17 @@ class Engine:
         if link.number in self._links:
             self._reactor.watch_writable(link.ours.fileno(), go_on)
 
-    def _kill(self, number: int) -> None:
+    def _signal(self, number: int, signum: int) -> None:
         link = self._links.get(number)
         if link is None:
             return
         if link.process is not None:
-            link.signal(_SIGKILL)
+            link.signal(signum)
             return
         # Its process is not known yet.
         for order_number, each in self._link_of_order.items():
             if each is link:
-                self._hosting.spawner.signal(order_number, _SIGKILL, group=False)
+                self._hosting.spawner.signal(order_number, signum, group=False)
 
     def _on_readable(self, link: _Link) -> None:
         with suppress(BlockingIOError):
