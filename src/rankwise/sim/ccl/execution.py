@@ -131,7 +131,7 @@ class CollectiveExecution:
         self.ranks = self.ranks or range(len(self.lanes))
 
     def rank_steps(self, rank: int) -> Steps:
-        """What one rank does; the generator ends when the rank has its result."""
+        """The program of one rank; the generator ends when the rank has its result."""
         simulator = self.machine.simulator
         processes: list[Future] = []
         lanes = [_Lane(self, rank, number, pe) for number, pe in enumerate(self.lanes[rank])]

@@ -87,7 +87,7 @@ class KernelExecution:
         self._running = len(lanes)
 
     def rank_steps(self, rank: int, env: KernelEnvironment, workspace: Array | None) -> Steps:
-        """What one rank does; returns its workspace when it is done with it, None without data."""
+        """The program of one rank; returns its workspace at the end, None without data."""
         lanes = self._lanes[rank]
         stored = None if workspace is None else self._kind.encode(workspace)
         size = self._plan.lengths[rank] * self._kind.itemsize

@@ -98,7 +98,7 @@ class MessageExecution:
         """Of the collective, what the fluid moves."""
 
     def rank_steps(self, rank: int) -> Steps:
-        """What one rank does; the generator ends when the rank has its result."""
+        """The program of one rank; the generator ends when the rank has its result."""
         self._missing -= 1
         if self._missing:
             yield self._began

@@ -63,7 +63,7 @@ class Strand:
         rank: whose it is.
         thread: it; None if the program has started it without `threading`.
         ident: of the thread; 0 before it lives.
-        baton: locked; released to let the thread go on with the token.
+        run_token: locked; released to let the thread go on.
         gate: what it has last begun to wait for, which may have happened; None while it runs.
         is_ready: whether it is in the queue of those that can go on.
         is_asking: whether it waits for the token, and for nothing else.
@@ -76,16 +76,28 @@ class Strand:
     """
 
     __slots__ = (
-        "baton", "displaced", "gate", "ident", "is_asking", "is_away", "is_dismissed", "is_parked",
-        "is_ready", "is_starting", "nap", "rank", "thread", "turns",
+        "displaced",
+        "gate",
+        "ident",
+        "is_asking",
+        "is_away",
+        "is_dismissed",
+        "is_parked",
+        "is_ready",
+        "is_starting",
+        "nap",
+        "rank",
+        "run_token",
+        "thread",
+        "turns",
     )  # fmt: skip
 
     def __init__(self, rank: Rank, thread: threading.Thread | None, ident: int = 0) -> None:
         self.rank = rank
         self.thread = thread
         self.ident = ident
-        self.baton = allocate_lock()
-        self.baton.acquire()
+        self.run_token = allocate_lock()
+        self.run_token.acquire()
         self.gate: Gate | None = None
         self.is_ready = self.is_asking = self.is_parked = self.is_away = self.is_dismissed = False
         self.nap: Nap | None = None
@@ -112,8 +124,8 @@ class Strand:
         return sys._current_frames().get(self.ident)  # noqa: SLF001  # no public way
 
     @property
-    def takes_baton(self) -> bool:
-        """Whether it takes the baton: a gate that it has ceased to wait for may make it ready."""
+    def takes_token(self) -> bool:
+        """Whether it takes the run token: a gate that it no longer waits for may make it ready."""
         if self.is_away or self.rank.exit_code is not None:
             return False
         return self is self.rank.main or self.turns > 0 or self.is_asking
@@ -273,7 +285,7 @@ class Rank:
     def _live(self) -> None:
         scheduler = self.scheduler
         self.main.ident = get_ident()
-        self.main.baton.acquire()
+        self.main.run_token.acquire()
         scheduler.pin()
         code = 1
         try:

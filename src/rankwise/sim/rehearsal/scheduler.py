@@ -143,7 +143,7 @@ class Scheduler:
         stuck = None
         if chosen is not None:
             self._pass_to(chosen)
-            stuck = self._wait_for_baton()
+            stuck = self._wait_for_token()
         self.is_interrupted = self._is_called = False
         self._ended_by = SIGKILL
         if self.broken_by is not None:
@@ -359,9 +359,9 @@ class Scheduler:
             del ready[index]
         chosen.is_ready = False
         is_main = chosen is chosen.rank.main and not chosen.is_away
-        if is_main and chosen.rank.exit_code is None:  # as `takes_baton`, which is slower
+        if is_main and chosen.rank.exit_code is None:  # as `takes_token`, which is slower
             return chosen
-        return chosen if chosen.takes_baton else self._pick()
+        return chosen if chosen.takes_token else self._pick()
 
     def _hand_over(self, strand: Strand) -> None:
         """Let the next one run, and return when it is this one's turn again."""
@@ -380,8 +380,8 @@ class Scheduler:
         else:
             self.turns.is_rest_certain = False
             self.current, self.holder = chosen.rank, chosen
-            chosen.baton.release()
-        strand.baton.acquire()
+            chosen.run_token.release()
+        strand.run_token.acquire()
         if strand.is_dismissed:
             raise end_of(strand)
         belongings.move_in(rank)
@@ -399,11 +399,11 @@ class Scheduler:
     def _pass_to(self, strand: Strand) -> None:
         self.turns.is_rest_certain = False
         self.current, self.holder = strand.rank, strand
-        strand.baton.release()
+        strand.run_token.release()
 
     def wait_for_turn(self, strand: Strand) -> None:
         """Wait until the token comes to this strand, which is the caller's."""
-        strand.baton.acquire()
+        strand.run_token.acquire()
         if strand.is_dismissed:
             raise end_of(strand)
         self._belongings.move_in(strand.rank)
@@ -467,7 +467,7 @@ class Scheduler:
             return False
         return self.turns.can_be_asked
 
-    def _wait_for_baton(self) -> Rank | None:
+    def _wait_for_token(self) -> Rank | None:
         patience = self.patience
         patience.begin(self._hand_overs)
         while True:

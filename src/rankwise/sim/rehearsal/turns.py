@@ -167,7 +167,7 @@ class Turns:
         """
         own = self._scheduler.holder
         if own is None or own.ident != get_ident():
-            return self._nap_without_baton(nap, wait)
+            return self._nap_without_token(nap, wait)
         if own.is_starting:
             return wait()
         with self._door:
@@ -182,20 +182,20 @@ class Turns:
         finally:
             with self._door:
                 own.nap = None
-                has_baton, own.is_parked = own.is_parked, False
-                if not has_baton:
+                has_token, own.is_parked = own.is_parked, False
+                if not has_token:
                     own.is_away = False
-                    has_baton = self._takes_from_parked(own)
-                if not has_baton:
+                    has_token = self._takes_from_parked(own)
+                if not has_token:
                     self._ask(own)
-            if not has_baton:
+            if not has_token:
                 try:
                     self._scheduler.wait_for_turn(own)
                 finally:
                     own.is_asking = False
             self._scheduler.take_signals(own)
 
-    def _nap_without_baton(self, nap: Nap, wait: Callable[[], Any]) -> Any:
+    def _nap_without_token(self, nap: Nap, wait: Callable[[], Any]) -> Any:
         strand = self.helpers.get(get_ident())
         if strand is None:
             return wait()
@@ -296,8 +296,8 @@ class Turns:
             for strand in rank.strands:
                 is_waiting = strand.is_in_line and strand is not self._scheduler.holder
                 strand.is_dismissed = True
-                if is_waiting and strand.baton.locked():
-                    strand.baton.release()
+                if is_waiting and strand.run_token.locked():
+                    strand.run_token.release()
                 if strand.thread is not None:
                     pools._threads_queues.pop(strand.thread, None)  # type: ignore[attr-defined]  # noqa: SLF001  # no public way
 

@@ -6,7 +6,7 @@ COLLECTIVE = "all_to_all"
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     result = task.size * task.elements
 
     def arrived(source: int) -> Span:

@@ -6,7 +6,7 @@ COLLECTIVE = "all_gather"
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     for distance in range(1, task.size):
         yield Send((task.rank + distance) % task.size, task.block(task.rank))
     for distance in range(1, task.size):

@@ -17,7 +17,7 @@ def scratch_elements(task: Task) -> int:
 
 
 def program(task: Task) -> Program:
-    """What one rank does; it begins with its right-hand neighbour, so that no one is flooded."""
+    """The program of one rank; it begins with its right neighbour, so that no rank is flooded."""
     mine = task.part(task.rank)
     others = [(task.rank + distance) % task.size for distance in range(1, task.size)]
     contribution = {task.rank: mine}

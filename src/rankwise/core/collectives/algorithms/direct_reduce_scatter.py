@@ -15,7 +15,7 @@ def scratch_elements(task: Task) -> int:
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     staged = task.size * task.elements
     mine = task.block(task.rank)
     contribution = [

@@ -6,7 +6,7 @@ COLLECTIVE = "scatter"
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     if task.rank != task.root:
         yield Receive(task.root, task.block(task.rank))
         return

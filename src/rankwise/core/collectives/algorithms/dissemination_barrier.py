@@ -9,7 +9,7 @@ COLLECTIVE = "barrier"
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     token = Span(0, 1)
     distance = 1
     while distance < task.size:

@@ -17,7 +17,7 @@ def scratch_elements(task: Task) -> int:
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     mine = Span(0, task.elements)
     contributions = [
         Span(place * task.elements, (place + 1) * task.elements) for place in range(1, task.size)

@@ -20,7 +20,7 @@ COLLECTIVE = "all_reduce"
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     everything = Span(0, task.elements)
     grid = grid_of(task)
     if grid is not None:

@@ -20,7 +20,7 @@ COLLECTIVE = "all_reduce"
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     yield from gather_the_spare(task)
     seat = seat_of(task)
     if seat is None:

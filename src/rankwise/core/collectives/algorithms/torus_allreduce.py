@@ -19,7 +19,7 @@ COLLECTIVE = "all_reduce"
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     grid = grid_of(task)
     if grid is None:
         yield from hierarchical_allreduce.program(task)

@@ -48,7 +48,7 @@ def place_in_tree(rank: int, count: int, tree: int) -> tuple[int | None, list[in
 
 
 def program(task: Task) -> Program:
-    """What one rank does in both trees."""
+    """The program of one rank, in both trees."""
     everything = Span(0, task.elements)
     roles = [
         (*place_in_tree(task.rank, task.size, tree), part_of(everything, tree, 2))

@@ -16,7 +16,7 @@ def lower_bits(number: int, size: int) -> list[int]:
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     everything = Span(0, task.elements)
     number = (task.rank - task.root) % task.size
     if number:

@@ -12,7 +12,7 @@ COLLECTIVE = "reduce"
 
 
 def program(task: Task) -> Program:
-    """What one rank does."""
+    """The program of one rank."""
     everything = Span(0, task.elements)
     number = (task.rank - task.root) % task.size
     for bit in reversed(lower_bits(number, task.size)):

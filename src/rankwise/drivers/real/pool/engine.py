@@ -132,7 +132,7 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLook(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker does.
+    """The state of a worker.
 
     Attributes:
         worker: its number.
@@ -154,7 +154,7 @@ class WorkerLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool does.
+    """The state of a pool.
 
     Attributes:
         phase: how far it has come.
@@ -227,7 +227,7 @@ class _Task:
         self.has_begun = False
         """Whether the future says that it runs."""
         self.is_notified = False
-        """Whether those that wait for the future know that it was cancelled."""
+        """True once the future's waiters know that it was cancelled."""
         self.failure: BaseException | None = None
         self.answer: tuple[Any, BaseException | None] = None, None
         self.values: list[Any] = []
@@ -237,7 +237,7 @@ class _Task:
 
     @property
     def is_concluded(self) -> bool:
-        """Whether those that wait for the future know how it ended."""
+        """True once the future's waiters know how it ended."""
         return self.future.done() and (self.is_notified or not self.future.cancelled())
 
     def pack(self, functions: FunctionTable, args: Any, kwargs: Any) -> None:
@@ -272,7 +272,7 @@ class _Link:
     def __init__(self, number: int) -> None:
         self.number = number
         self.notes = new_notes()
-        """What the worker has done of a chunk."""
+        """Memory with the results of the worker's present chunk."""
         try:
             self.ours, self.theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         except BaseException:
@@ -490,12 +490,12 @@ class Engine:
         return max(calls - running, 0), running, len(views)
 
     def look(self) -> PoolLook:
-        """What each worker does; for the reader's thread."""
+        """The state of the pool and of each worker; call it in the reader's thread."""
         now = _now()
         with self._lock:
             views = self._machine.workers
             workers = tuple(self._look_at(view, now) for view in views)
-            # What is in the inbox is queued, too.
+            # Tasks in the inbox are queued, too.
             queued = len(self._tasks) - sum(bool(worker.task) for worker in workers)
             return PoolLook(
                 phase=self._machine.phase,
@@ -712,7 +712,7 @@ class Engine:
         future = task.future
         future.engine = None
         if error is not None and task.values:
-            # What a chunk has done is not lost with the call that failed.
+            # The failed call does not lose the results of the calls before it.
             value, error = (task.values, error), None
         if error is None and task.kind in CHUNKS:
             has_failed = value[1] is not None

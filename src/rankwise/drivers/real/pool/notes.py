@@ -1,4 +1,4 @@
-"""What a worker has done of a chunk: memory that survives the worker.
+"""Results of a worker's present chunk, in memory that survives the worker.
 
 The worker writes the pickle of each result there before it begins the next call. That takes less
 than a microsecond, and the pool is not woken: it reads the notes only if the worker dies. With the
@@ -60,7 +60,7 @@ class NotesWriter:
     def begin(self, task: int, first: int) -> None:
         """Forget all notes; the next are those of a task, from this result on."""
         self._used = 0
-        self._header[0] = 0  # first: whoever reads must not take old notes for new ones
+        self._header[0] = 0  # first: a reader must not take old notes for new ones
         self._header[1], self._header[2] = task, first
 
     def add(self, noted: bytes) -> bool:
