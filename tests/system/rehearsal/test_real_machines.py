@@ -69,6 +69,27 @@ def test_streams_overlap_and_events_tell_the_time_of_the_device(tmp_path: Path) 
     assert "host 0.000" in finished.stdout
 
 
+@pytest.mark.parametrize(
+    ("machine", "told"),
+    [
+        ("a100-80gb", "NVIDIA A100-SXM4-80GB (8, 0) 108"),
+        ("h100-sxm", "NVIDIA H100 80GB HBM3 (9, 0) 132"),
+    ],
+)
+def test_cuda_names_the_device_of_the_machine(machine: str, told: str, tmp_path: Path) -> None:
+    program = """
+import torch
+sms = torch.cuda.get_device_properties(0).multi_processor_count
+print(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(), sms)
+"""
+    path = write_program(tmp_path, program)
+
+    finished = run("run", "--on", f"sim:{machine}", "--device", "cuda", str(path))
+
+    assert finished.code == 0, finished.stderr
+    assert told in finished.stdout
+
+
 def test_gathers_of_fsdp_hide_behind_products(tmp_path: Path) -> None:
     program, path = write_program(tmp_path, SHARDED), tmp_path / "p.json"
 

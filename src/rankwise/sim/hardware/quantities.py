@@ -39,7 +39,9 @@ def format_picoseconds(time: int, digits: int = 4) -> str:
     """Write simulated time for people: `12.3 us`."""
     for factor, unit in ((10**12, "s"), (10**9, "ms"), (10**6, "us"), (10**3, "ns")):
         if time >= factor:
-            return f"{time / factor:.{digits}g} {unit}"
+            told = f"{time / factor:.{digits}g}"
+            # No powers of ten: of an hour, all seconds.
+            return f"{time / factor:,.0f} {unit}" if "e" in told else f"{told} {unit}"
     return f"{time} ps"
 
 

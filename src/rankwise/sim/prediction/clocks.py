@@ -114,8 +114,7 @@ class RankClock:
             of the first step and of the last one.
         memory: of its device.
         record: keeps the numbers that the program asks for, if that is wanted.
-        captured: what a graph under capture gets: its operations, to be carried out again; else
-            None.
+        captured: what a graph under capture gets: what its replay has the device do; else None.
         trail: what it has computed, and the bytes of what it has communicated, if that is compared.
         carry_out, deliver: those of the prediction.
     """
@@ -180,8 +179,9 @@ class RankClock:
 
     def compute(self, priced: "PricedWork") -> None:
         """Let the time of an operation pass, which `price` has priced."""
-        if self.captured is not None:
+        if self.captured is not None:  # the device does nothing until the graph is replayed
             self.captured.append(partial(self.compute_again, priced))
+            return
         self.compute_again(priced)
 
     def compute_again(self, priced: "PricedWork") -> None:
@@ -232,6 +232,25 @@ class RankClock:
         self.time = passage.ends_at
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)
         self._prediction.log(self, "Wait", "waits for the transfer", under_way, self.time)
+
+    def begin_capture(self) -> None:
+        """What the device is given from now on belongs to a graph."""
+        self.captured = []
+
+    def end_capture(self) -> Callable[[], None]:
+        """The graph is complete; returns what replays it, at the cost of one launch."""
+        calls, self.captured = self.captured or [], None
+
+        def replay() -> None:
+            self.note_free()
+            for call in calls:
+                call()
+
+        return replay
+
+    def placed(self, run: Callable[[], object]) -> Callable[[], object]:
+        """What a replay calls to have something done where it was captured."""
+        return run
 
     def wait_until(self, time: int) -> None:
         """Go on at an instant, if it is to come."""
@@ -363,12 +382,14 @@ class Prediction:
         return machine.sip.cubes.count * machine.cube.hbm.capacity
 
     @property
-    def capability(self) -> tuple[int, int]:
-        """What CUDA calls the generation of the devices, which decides what torch chooses."""
+    def identity(self) -> modelled_device.DeviceIdentity:
+        """What CUDA tells of the devices."""
         topology = self.topology
-        if isinstance(topology, MachineTopology):
-            return topology.real.device.capability
-        return modelled_device.CAPABILITY
+        if not isinstance(topology, MachineTopology):
+            return modelled_device.UNNAMED
+        device = topology.real.device
+        name = device.cuda_name or modelled_device.UNNAMED.name
+        return modelled_device.DeviceIdentity(name, device.capability, device.sms)
 
     @property
     def memory_limit(self) -> int:

@@ -16,9 +16,14 @@ calls that ask the device for a value, or for its end, let the host wait (`synch
 What is accounted is the first lane's time, that of the default stream: it computes, waits for
 communication under way (exposed) or for other ranks, or has nothing to do since its host is behind.
 Kernels on other lanes are taken to run beside it, at no cost for either.
+
+While a graph is captured the device does nothing. What it is given is kept with its lane, and so
+are the instants at which lanes are marked and the waits for them: each replay marks them anew. The
+lane of the capture is, in a replay, the lane that launches the graph.
 """
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from rankwise.sim.prediction.bill import LAUNCHES
@@ -60,6 +65,16 @@ class Lane:
         self.waits_for = OTHER_STREAMS
 
 
+class Moment:
+    """When a lane has done what it was given until it was marked; see `Lane`."""
+
+    __slots__ = ("ends_at", "waits_for", "waits_from")
+
+    def __init__(self) -> None:
+        self.ends_at = self.waits_from = 0
+        self.waits_for = ""
+
+
 class QueuedClock(RankClock):
     """The host and the lanes of one rank.
 
@@ -78,6 +93,8 @@ class QueuedClock(RankClock):
         self.lane = self.default_lane = Lane(begun_at)
         self._lanes = [self.default_lane]
         self._behind = 0
+        self._captured_on = self.lane
+        self._replayed: tuple[Lane, Lane] | None = None
 
     @property
     def latest(self) -> int:
@@ -113,10 +130,46 @@ class QueuedClock(RankClock):
 
     def compute(self, priced: PricedWork) -> None:
         """Launch an operation."""
-        if self.captured is not None:
-            self.captured.append(partial(self.compute_again, priced))
         self._launch(self._launches.of(priced.work))
-        self.compute_again(priced)
+        if self.captured is None:
+            self.compute_again(priced)
+        else:
+            self.captured.append(self.placed(partial(self.compute_again, priced)))
+
+    def placed(self, run: Callable[[], object]) -> Callable[[], object]:
+        """What a replay calls to have something done on the present lane."""
+        lane = self.lane
+
+        def replayed() -> None:
+            before, self.lane = self.lane, self._in_replay(lane)
+            try:
+                run()
+            finally:
+                self.lane = before
+
+        return replayed
+
+    def begin_capture(self) -> None:
+        """What the device is given from now on belongs to a graph, which begins on this lane."""
+        super().begin_capture()
+        self._captured_on = self.lane
+
+    def end_capture(self) -> Callable[[], None]:
+        """The graph is complete; returns what replays it."""
+        captured_on, replay_all = self._captured_on, super().end_capture()
+
+        def replay() -> None:
+            self._replayed = captured_on, self.lane
+            try:
+                replay_all()
+            finally:
+                self._replayed = None
+
+        return replay
+
+    def _in_replay(self, lane: Lane) -> Lane:
+        captured_on, launched_on = self._replayed or (lane, lane)
+        return launched_on if lane is captured_on else lane
 
     def compute_again(self, priced: PricedWork) -> None:
         """Have the device carry an operation out: one of a graph needs no launch of its own."""
@@ -161,14 +214,37 @@ class QueuedClock(RankClock):
             passage.is_paid = True
             hidden = min(ends_at, self.lane.ends_at) - passage.begins_at
             ends_at = max(ends_at, self.lane.ends_at) + round(self._shared * hidden)
-        self.let_wait(self.lane, ends_at, passage.begins_at, passage.kind)
+        self._let_wait(self.lane, ends_at, passage.begins_at, passage.kind)
+
+    def mark(self, lane: Lane, moment: Moment | None = None) -> Moment:
+        """When a lane has done what it has been given until now."""
+        moment = moment or Moment()
+        if self.captured is not None:
+            self.captured.append(partial(self._mark, lane, moment))
+        self._mark(lane, moment)
+        return moment
 
     def wait_for_lane(self, lane: Lane) -> None:
         """Let the present lane go on when another has done what it has been given until now."""
-        self.let_wait(self.lane, lane.ends_at, lane.waits_from, lane.waits_for)
+        self.let_wait(self.lane, self.mark(lane))
 
-    def let_wait(self, lane: Lane, ends_at: int, waits_from: int, waits_for: str) -> None:
+    def let_wait(self, lane: Lane, moment: Moment) -> None:
         """Let a lane go on at an instant at which an event of another happens."""
+        if self.captured is not None:
+            self.captured.append(partial(self._let_wait_again, lane, moment))
+            return
+        self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for)
+
+    def _mark(self, lane: Lane, moment: Moment) -> None:
+        lane = self._in_replay(lane)
+        moment.ends_at, moment.waits_from = lane.ends_at, lane.waits_from
+        moment.waits_for = lane.waits_for
+
+    def _let_wait_again(self, lane: Lane, moment: Moment) -> None:
+        lane = self._in_replay(lane)
+        self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for)
+
+    def _let_wait(self, lane: Lane, ends_at: int, waits_from: int, waits_for: str) -> None:
         begun = lane.ends_at
         if ends_at <= begun:
             return

@@ -5,20 +5,36 @@ and torch's own code goes on as on the CPU: the answer depends on the caller.
 """
 
 from types import FrameType, SimpleNamespace
+from typing import NamedTuple
 
-NAME = "modelled CUDA device"
 MEMORY_BYTES = 80 << 30
-CAPABILITY = 9, 0
+
+
+class DeviceIdentity(NamedTuple):
+    """What CUDA tells of a kind of device, whichever machine it is in.
+
+    Attributes:
+        capability: the generation, which decides what torch chooses (`dispatch.yaml`).
+        sms: how many multiprocessors it has.
+    """
+
+    name: str = "modelled CUDA device"
+    capability: tuple[int, int] = (9, 0)
+    sms: int = 132
+
+
+UNNAMED = DeviceIdentity()
+"""A device of no machine that exists."""
 
 
 def properties(
-    memory_bytes: int = MEMORY_BYTES, capability: tuple[int, int] = CAPABILITY
+    memory_bytes: int = MEMORY_BYTES, identity: DeviceIdentity = UNNAMED
 ) -> SimpleNamespace:
     """What `torch.cuda.get_device_properties` tells of it."""
-    major, minor = capability
+    major, minor = identity.capability
     return SimpleNamespace(
-        name=NAME, gcnArchName="", total_memory=memory_bytes, major=major, minor=minor,
-        multi_processor_count=132, warp_size=32,
+        name=identity.name, gcnArchName="", total_memory=memory_bytes, major=major, minor=minor,
+        multi_processor_count=identity.sms, warp_size=32,
     )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ class Stream(LaneStream):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
             return False
-        return other.device == self.device and other.lane is self.lane
+        return other.device == self.device and other.lanes is self.lanes
 
     def __hash__(self) -> int:
         return hash(self.device)
@@ -176,7 +176,7 @@ def _on_device(find: Callable[[], LaneStream]) -> Callable[..., Stream]:
 
     def stream_of(_device: Any = None) -> Stream:
         stream = Stream()
-        stream.lane = find().lane
+        stream.lanes = find().lanes
         return stream
 
     return stream_of
@@ -226,12 +226,20 @@ class Device:
 
 
 def _properties(_device: Any = None) -> SimpleNamespace:
-    return modelled_device.properties(capacity(), _capability())
+    return modelled_device.properties(capacity(), _identity())
+
+
+def _name(_device: Any = None) -> str:
+    return _identity().name
 
 
 def _capability(_device: Any = None) -> tuple[int, int]:
+    return _identity().capability
+
+
+def _identity() -> modelled_device.DeviceIdentity:
     prediction = None if running_rank() is None else present_world().prediction
-    return modelled_device.CAPABILITY if prediction is None else prediction.capability
+    return modelled_device.UNNAMED if prediction is None else prediction.identity
 
 
 def _answers(value: Any = None) -> Callable[..., Any]:
@@ -269,7 +277,7 @@ _MEMORY = memory_names(lambda device: _index(device) == present_device())
 _NAMES: dict[str, Any] = {
     "device_count": _count, "current_device": present_device, "set_device": _set_device,
     "_lazy_init": _initialised, "device": Device, "get_device_properties": _properties,
-    "get_device_name": _answers(modelled_device.NAME),
+    "get_device_name": _name,
     "get_device_capability": _capability,
     **_MEMORY, "get_rng_state": _cpu_random_state,
     "Stream": Stream, "Event": Event, "current_stream": _on_device(streams.current_stream),

@@ -6,8 +6,9 @@ random state, too. A replay calls each operation with the very tensors of the ca
 results where those of the capture are. Collectives of a capture are called again in each replay, as
 calls of their group.
 
-Without data (`--timing-only`) a graph keeps the times of its operations, and no tensors: a replay
-is one launch. Its pool holds what the capture has held at once, until the graph is gone.
+Without data (`--timing-only`) a graph keeps the times of its operations with their streams, and no
+tensors: a capture takes no time of the device, and a replay is one launch. Its pool holds what the
+capture has held at once, until the graph is gone.
 """
 
 import weakref
@@ -101,29 +102,25 @@ class Capture(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
 
 
 class TimedCapture:
-    """Notes what a rank would compute, and how much of its device's memory that takes at once.
-
-    Attributes:
-        calls: what a replay calls, in order.
-    """
+    """Notes what a rank would compute, and how much of its device's memory that takes at once."""
 
     def __init__(self, clock: RankClock) -> None:
-        self.calls: list[Callable[[], object]] = [clock.note_free]
         self._clock = clock
-        clock.captured = self.calls
+        clock.begin_capture()
         requested = clock.memory.requested
         self._peak_before, requested.peak = requested.peak, requested.current
 
-    def keep(self, written: object) -> None:
-        """There are no numbers to keep."""
+    def note(self, call: Callable[[], object]) -> None:
+        """A replay calls this, too, on the present stream."""
+        assert self._clock.captured is not None, "it is under way"
+        self._clock.captured.append(self._clock.placed(call))
 
-    def close(self) -> int:
-        """End the capture, and tell how many bytes have been freed in it."""
-        self._clock.captured = None
+    def close(self) -> tuple[Callable[[], None], int]:
+        """End the capture; returns its replay, and how many bytes have been freed in it."""
         requested = self._clock.memory.requested
         freed = requested.peak - requested.current
         requested.peak = max(requested.peak, self._peak_before)
-        return freed
+        return self._clock.end_capture(), freed
 
 
 class _Pool:
@@ -224,12 +221,13 @@ class Graph:
     def _end_timed(self, rank: Any, capture: TimedCapture) -> None:
         mode = rank.belongings[WITHOUT_DATA]
         pool = _pools().setdefault(self._pool, _Pool(mode.clock))
+        replay, freed = capture.close()
         try:
-            pool.enter(capture.close())
+            pool.enter(freed)
         except DeviceFull as full:
             raise mode.out_of_memory(full) from None
         self._leave = weakref.finalize(self, pool.leave)
-        self._calls = capture.calls
+        self._calls = [replay]
 
     def instantiate(self) -> None:
         """It is ready."""

@@ -28,7 +28,7 @@ from rankwise.sim.torch.arithmetic import (
     op_number,
     ring_reduced,
 )
-from rankwise.sim.torch.cuda_graphs import present_capture
+from rankwise.sim.torch.cuda_graphs import TimedCapture, present_capture
 from rankwise.sim.torch.in_flight import Watch, carry
 from rankwise.sim.torch.layout_rules import LayoutRules
 from rankwise.sim.torch.loads import (
@@ -48,7 +48,7 @@ from rankwise.sim.torch.loads import (
 from rankwise.sim.torch.named_group import NamedProcessGroup
 from rankwise.sim.torch.shape_rules import ShapeRules
 from rankwise.sim.torch.words import called, check_dtype, reducing, told_dtype, told_shapes
-from rankwise.sim.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone
+from rankwise.sim.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone, WorkOfGraph
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction import RankClock
@@ -412,6 +412,9 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def _end_coalescing(self, device: Any) -> RehearsedWork:
         del device
         works, self._coalescing = self._coalescing or [], None
+        if works and all(isinstance(work, WorkOfGraph) for work in works):
+            waits = [wait for work in works for wait in work.waits]
+            return WorkOfGraph(self._meetings, [], waits)
         gates = [gate for work in works for gate in work._gates]  # noqa: SLF001  # ours
         handle = gates and self._meetings.open_handle(self._number, gates[0], _INTERFACE)
         passages = [each for work in works for each in work._passages]  # noqa: SLF001  # the same
@@ -448,6 +451,17 @@ class RehearsedProcessGroup(NamedProcessGroup):
             if expanded := self._layouts.told_expanded(load):
                 self._meetings.note_layout(f"{call.partition(' ')[0]}: {expanded}")
         if (capture := present_capture()) is not None:
+            if isinstance(capture, TimedCapture):
+                words, _ = self._described(call, alike, load, carry_out, has_data=is_usual)
+                size = bytes_brought(call.partition(" ")[0], load)
+                captured = _CapturedCollective(
+                    partial(self._arrive, words, (), size, _nothing, root), self._wait, capture
+                )
+                return self._work_of_graph(
+                    captured,
+                    alike if outputs is None else outputs,
+                    is_async=getattr(opts, "asyncOp", True),
+                )
             again = partial(self._come, call, alike, load, carry_out, root, has_data=is_usual)
             capture.keep(load)
             capture.calls.append(lambda: self._wait(*again()))
@@ -459,6 +473,18 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 filled = None
             return self._work(meeting, load, outputs, filled, passages=passages)
         self._wait(meeting, passages)
+        return self._done
+
+    def _work_of_graph(
+        self, captured: "_CapturedCollective", outputs: Any, *, is_async: bool
+    ) -> RehearsedWork:
+        """What the program gets while a graph is captured: nothing is done before its replay."""
+        if is_async or self._coalescing is not None:
+            work = WorkOfGraph(self._meetings, outputs, [captured.wait])
+            if self._coalescing is not None:
+                self._coalescing.append(work)
+            return work
+        captured.wait()
         return self._done
 
     def _come(
@@ -475,6 +501,20 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
         `has_data` says that the load is known to have, if it has tensors.
         """
+        words, carry_out = self._described(call, alike, load, carry_out, has_data=has_data)
+        size = 0 if self._clock is None else bytes_brought(call.partition(" ")[0], load)
+        return self._arrive(words, load, size, partial(carry, carry_out), root)
+
+    def _described(
+        self,
+        call: str,
+        alike: Sequence[Tensor],
+        load: Any,
+        carry_out: Callable[[Loads], None],
+        *,
+        has_data: bool,
+    ) -> tuple[str, Callable[[Loads], None]]:
+        """A call with its shapes and dtypes, and what carries it out."""
         if len(alike) == 1:
             if alike[0].is_sparse and not call.startswith("all_reduce"):
                 raise NotImplementedError(f"{call.partition(' ')[0]} takes no sparse tensors")
@@ -484,12 +524,17 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 check_dtype(call, tensor.dtype, self._backend_name)
             words = f"{call} of {told_shapes(alike)}" if alike else call
         if not has_data and has_no_data(load):  # as torch's own kernels for such tensors
-            words, carry_out = f"{words} {_WITHOUT_DATA}", _nothing
-        computed, clock = partial(carry, carry_out), self._clock
+            return f"{words} {_WITHOUT_DATA}", _nothing
+        return words, carry_out
+
+    def _arrive(
+        self, words: str, load: Any, size: int, computed: Callable[..., None], root: int
+    ) -> tuple[Meeting, Sequence[Timed]]:
+        clock = self._clock
         if clock is None:
             return self._meetings.meet(self._number, words, load, computed), ()
-        name = call.partition(" ")[0]
-        passage = clock.come(load, bytes_brought(name, load), words, self._meetings.ranks)
+        name = words.partition(" ")[0]
+        passage = clock.come(load, size, words, self._meetings.ranks)
         kind = _KINDS.get(name, name)
         timed = partial(clock.carry_out, self._meetings, kind, root, computed)
         return self._meetings.meet(self._number, words, passage, timed), [(clock, passage)]
@@ -638,3 +683,37 @@ def _alike(own: Tensor, parts: list[Tensor]) -> list[Tensor]:
 
 def _nothing(_loads: Loads) -> None:
     """Move no data."""
+
+
+class _CapturedCollective:
+    """A collective of a graph without data: each replay comes to it anew.
+
+    It keeps no tensors: that would keep their memory.
+
+    Args:
+        come: comes to it.
+        finish: waits for it to be over.
+    """
+
+    def __init__(
+        self,
+        come: Callable[[], tuple[Meeting, Sequence[Timed]]],
+        finish: Callable[[Meeting, Sequence[Timed]], None],
+        capture: TimedCapture,
+    ) -> None:
+        self._come = come
+        self._finish = finish
+        self._capture = capture
+        self._under_way: tuple[Meeting, Sequence[Timed]] | None = None
+        capture.note(self._begin)
+
+    def wait(self) -> None:
+        """Let each replay wait for it here."""
+        self._capture.note(self._end)
+
+    def _begin(self) -> None:
+        self._under_way = self._come()
+
+    def _end(self) -> None:
+        assert self._under_way is not None, "a replay begins it first"
+        self._finish(*self._under_way)

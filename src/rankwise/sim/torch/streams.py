@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from rankwise.sim.prediction.queued_clocks import Moment
 from rankwise.sim.rehearsal.world import present_world, running_rank
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def streams_of_rank() -> RankStreams:
     if streams is None:
         streams = rank.belongings[_KEY] = RankStreams()
         clock = queued_clock()
-        streams.default.lane = None if clock is None else clock.default_lane
+        if clock is not None:
+            streams.default.begin_on(clock)
     return streams
 
 
@@ -52,19 +54,27 @@ def queued_clock() -> "QueuedClock | None":
 
 
 class LaneStream:
-    """A stream; `lane` is its place on the device, None before it is used, or if there is none."""
+    """A stream: a lane on the device of each rank that uses it.
+
+    Most streams have one rank. Torch keeps that of captured graphs in a class, for all of them.
+    """
 
     def __init__(self, *_: Any, priority: int = 0, **__: Any) -> None:
         self.priority = priority
         self.cuda_stream = 0
-        self.lane: Lane | None = None
+        self.lanes: dict[QueuedClock, Lane] = {}
         self._before: list[LaneStream] = []
 
     def lane_on(self, clock: "QueuedClock") -> "Lane":
-        """Its lane."""
-        if self.lane is None:
-            self.lane = clock.new_lane()
-        return self.lane
+        """Its lane, new before it is used."""
+        lane = self.lanes.get(clock)
+        if lane is None:
+            lane = self.lanes[clock] = clock.new_lane()
+        return lane
+
+    def begin_on(self, clock: "QueuedClock") -> None:
+        """It is the default stream of a rank."""
+        self.lanes[clock] = clock.default_lane
 
     def synchronize(self) -> None:
         """Let the host wait until all is done that it has been given."""
@@ -76,8 +86,7 @@ class LaneStream:
         """Go on when another stream has done what it has been given until now."""
         clock = queued_clock()
         if clock is not None:
-            lane = other.lane_on(clock)
-            clock.let_wait(self.lane_on(clock), lane.ends_at, lane.waits_from, lane.waits_for)
+            clock.let_wait(self.lane_on(clock), clock.mark(other.lane_on(clock)))
 
     def wait_event(self, event: "LaneEvent") -> None:
         """Go on when an event has happened."""
@@ -108,8 +117,7 @@ class LaneEvent:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.recorded_ns: float | None = None
-        self._ends_at = self._waits_from = 0
-        self._waits_for = ""
+        self._moment = Moment()
 
     def record(self, stream: LaneStream | None = None) -> None:
         """It is when the stream has done what it has been given until now."""
@@ -118,22 +126,22 @@ class LaneEvent:
             self.recorded_ns = time.perf_counter_ns()
             return
         lane = (stream or streams_of_rank().present).lane_on(clock)
-        self._ends_at = max(lane.ends_at, clock.time)
-        self._waits_from, self._waits_for = lane.waits_from, lane.waits_for
-        self.recorded_ns = self._ends_at / 1e3
+        moment = clock.mark(lane, self._moment)
+        moment.ends_at = max(moment.ends_at, clock.time)
+        self.recorded_ns = moment.ends_at / 1e3
 
     def synchronize(self) -> None:
         """Let the host wait for it."""
         clock = queued_clock()
         if clock is not None:
-            clock.synchronize(self._ends_at)
+            clock.synchronize(self._moment.ends_at)
 
     def wait(self, stream: LaneStream | None = None) -> None:
         """Let a stream wait for it, the present one if none is given."""
         clock = queued_clock()
         if clock is not None:
             lane = (stream or streams_of_rank().present).lane_on(clock)
-            clock.let_wait(lane, self._ends_at, self._waits_from, self._waits_for)
+            clock.let_wait(lane, self._moment)
 
     def query(self) -> bool:
         """Whether it has happened: nobody asks for it but to do something else meanwhile."""

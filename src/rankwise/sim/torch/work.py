@@ -70,6 +70,10 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
             if not self._group.wait(gate, patience):
                 raise CollectiveTimeout(f"waited {seconds:g} s of virtual time for {gate.told()}")
 
+    @property
+    def _takes_time(self) -> bool:
+        return bool(self._passages)
+
     def _let_time_pass(self) -> None:
         """Go on when it is over, on a machine that is modelled."""
         for clock, passage in self._passages:
@@ -113,7 +117,7 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
             self._meet()
             self._future = Future()
             self._future.set_result(self._outputs)
-            if self._passages:
+            if self._takes_time:
                 try:
                     Variable._execution_engine.queue_callback(self._let_time_pass)  # noqa: SLF001  # as DDP does in C++
                 except RuntimeError:  # nothing goes backward
@@ -140,3 +144,28 @@ class WorkDone(RehearsedWork):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:  # noqa: ARG002  # torch's signature
         """Nothing is left to wait for."""
         return True
+
+
+class WorkOfGraph(WorkDone):
+    """One that has been captured by a graph: who waits for it, waits in each replay.
+
+    Args:
+        waits: note a wait in the graph, of each operation that this is.
+    """
+
+    def __init__(self, group: Group, outputs: Any, waits: Sequence[Callable[[], None]]) -> None:
+        super().__init__(group, [], outputs)
+        self.waits = waits
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:  # noqa: ARG002  # torch's signature
+        """Note the wait."""
+        self._let_time_pass()
+        return True
+
+    @property
+    def _takes_time(self) -> bool:
+        return bool(self.waits)
+
+    def _let_time_pass(self) -> None:
+        for wait in self.waits:
+            wait()

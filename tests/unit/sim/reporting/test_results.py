@@ -117,5 +117,7 @@ def test_times_and_rates_are_written_for_people() -> None:
     assert format_picoseconds(999) == "999 ps"
     assert format_picoseconds(7_869_520) == "7.87 us"
     assert format_picoseconds(2 * 10**12) == "2 s"
+    assert format_picoseconds(6_712 * 10**12, 3) == "6,712 s"
+    assert format_picoseconds(999_960 * 10**3, 3) == "1,000 us"
     assert format_rate(1.5e12, "FLOP/s") == "1.5 TFLOP/s"
     assert format_rate(0, "B/s") == "-"

@@ -246,7 +246,8 @@ def _tree(
         "status": "calibrated",
         "software": measured.software,
         "sources": dict(_SOURCES),
-        "device": {
+        "device": ({"cuda_name": measured.device} if measured.is_queueing else {})
+        | {
             "sms": measured.sms,
             "tile": [128, 256] if measured.is_queueing else [16, 16],
             "peak_tflops": {dtype: figure(peak / 1e12) for dtype, peak in sorted(peaks.items())},

@@ -58,6 +58,8 @@ class DeviceSpec(_Part, frozen=True, kw_only=True):
 
     capability: tuple[int, int] = (9, 0)
     """CUDA's name of the generation, which decides what torch chooses (`dispatch.yaml`)."""
+    cuda_name: str | None = None
+    """What `torch.cuda.get_device_name` tells; programs look a peak up by it."""
     sms: Count
     """Units that carry out tiles side by side."""
     tile: tuple[Count, Count] = (128, 256)
