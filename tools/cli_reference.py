@@ -16,7 +16,7 @@ import click
 from rankwise.cli.main import SUBCOMMANDS, command_line
 from rankwise.cli.options import OptionWithVariable
 from rankwise.cli.run import EXAMPLES
-from rankwise.cli.run_options import GROUPS
+from rankwise.launch.options import GROUPS
 
 EXAMPLES_OF_OPTIONS: dict[str, tuple[str, ...]] = runpy.run_path(
     str(Path(__file__).with_name("cli_examples.py"))
@@ -142,7 +142,7 @@ def _groups(command: click.Command, context: click.Context) -> list[str]:
     options = [option for option in command.params if isinstance(option, OptionWithVariable)]
     for group in GROUPS:
         rows = ["| option | meaning | example |", "| --- | --- | --- |"]
-        rows += [_row(option, context) for option in options if option.group == group]
+        rows += [_row(option, context) for option in options if option.row.group == group]
         tables.append(f"### {group}\n\n" + "\n".join(rows) + "\n")
     return tables
 

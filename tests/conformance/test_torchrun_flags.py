@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rankwise.base.units import SECOND
 from rankwise.cli.run import parse
-from rankwise.cli.run_options import OPTIONS
+from rankwise.launch.options import OPTIONS
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -173,7 +173,7 @@ def test_what_torchrun_refuses_we_refuse_unless_it_only_is_ambiguous_by_spelling
 def test_we_have_all_flags_of_torchrun_and_know_which_those_are() -> None:
     theirs = {action.dest for action in torch_actions() if action.option_strings}
 
-    assert {str(option.name) for option in OPTIONS if option.is_torchrun} == theirs
+    assert {option.name for option in OPTIONS if option.torchrun is not None} == theirs
 
 
 def test_defaults_are_torchruns_except_where_said() -> None:

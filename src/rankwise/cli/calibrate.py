@@ -17,7 +17,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.options import MACHINES
+from rankwise.launch.options import MACHINES
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction.machines.description import RealMachine

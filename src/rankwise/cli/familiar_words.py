@@ -91,19 +91,19 @@ def hint_on_command(words: Sequence[str], commands: Iterable[str]) -> str | None
 
 def _options_first(words: Sequence[str]) -> list[str]:
     """The words with the options of `rankwise run` among them, and their values, in front."""
-    from rankwise.cli.run_options import OPTIONS  # noqa: PLC0415  # only for mistakes
+    from rankwise.launch.options import FLAG, OPTIONS  # noqa: PLC0415  # only for mistakes
 
-    flags = {option.flag.long: option.flag for option in OPTIONS}
+    takes_value = {option.flag: option.kind is not FLAG for option in OPTIONS}
     first: list[str] = []
     rest: list[str] = []
     remaining = iter(words)
     for word in remaining:
         name, equals, _ = word.partition("=")
-        flag = flags.get(name.replace("_", "-"))
-        if flag is None or name in _SCRIPTS_OWN:
+        flag = name.replace("_", "-")
+        if flag not in takes_value or name in _SCRIPTS_OWN:
             rest.append(word)
             continue
         first.append(word)
-        if flag.takes_value and not equals:
+        if takes_value[flag] and not equals:
             first += itertools.islice(remaining, 1)
     return first + rest

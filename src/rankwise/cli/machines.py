@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from rankwise.base.errors import ConfigError
 from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.options import MACHINES
+from rankwise.launch.options import MACHINES
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction.machines.description import Figure, RealMachine

@@ -136,10 +136,10 @@ class LazyGroup(click.Group):
         except click.NoSuchOption as error:
             import shlex  # noqa: PLC0415  # for mistakes
 
-            from rankwise.cli.run_options import OPTIONS  # noqa: PLC0415  # for mistakes
+            from rankwise.launch.options import OPTIONS  # noqa: PLC0415  # for mistakes
 
             name = error.option_name.replace("_", "-")
-            if name not in {option.flag.long for option in OPTIONS}:
+            if name not in {option.flag for option in OPTIONS}:
                 raise
             written = shlex.join(["rankwise", "run", *words])
             told = f"no such option: {error.option_name}, write {written}"

@@ -13,20 +13,13 @@ from rankwise.cli.nodes import check_rendezvous, node_counts, parse_settings
 from rankwise.cli.run_names import random_run_name
 from rankwise.launch.limits import check_run_id
 from rankwise.launch.on_ray.job import RayJob
+from rankwise.launch.options import RAY
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
 
 JOIN_TIMEOUT = Duration(600 * SECOND)
 """How long to wait for nodes, unless `--rdzv-conf join_timeout` says so."""
-_MEANINGLESS = {
-    "standalone": "it means one node, this one",
-    "node_rank": "ranks are agreed upon when the agents meet",
-    "master_addr": "the agents agree upon it when they meet",
-    "local_addr": "every agent finds its own",
-    "report": "give --log-dir, and join the journals of the nodes by rankwise report",
-    "trace": "give --log-dir, and join the journals of the nodes by rankwise report --trace",
-}
 _DECIDED_HERE = ("--on", "--ray-resources", "--nnodes", "--rdzv-id", "--rdzv-backend")
 _ALSO_DECIDED_HERE = ("--rdzv-endpoint", "--rdzv-conf")
 _PREFIX_OF_RANKS = "[${role_name}${rank}]:"
@@ -62,9 +55,7 @@ def ray_job(options: "RunOptions", words: Sequence[str]) -> RayJob:
             hint="write the program to a file that all of them can read",
         )
     counts = node_counts(options.nnodes, 0, label=options.label("nnodes"))
-    for name, why in _MEANINGLESS.items():
-        if name in options.origins:
-            raise ConfigError(f"{options.label(name)} has no meaning with --on ray: {why}")
+    options.refuse_with(RAY)
     names_backend = "rdzv_backend" in options.origins
     if names_backend:
         check_rendezvous(options.rdzv_backend, options.rdzv_conf)

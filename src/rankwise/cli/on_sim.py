@@ -19,6 +19,14 @@ from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.cli.nodes import NodeCounts, node_counts, parse_settings
 from rankwise.cli.run_job import job_from
 from rankwise.drivers.real.early_signals import leave_alone
+from rankwise.launch.options import (
+    MACHINE,
+    ORDER,
+    SIM,
+    TIMING_ONLY,
+    options_deciding,
+    options_needing,
+)
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
@@ -31,22 +39,7 @@ if TYPE_CHECKING:
 
 _VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """What the runtimes of GPUs read: a simulation uses none of this machine's."""
-_MEANINGLESS = {
-    "node_rank": "all nodes are simulated in one process",
-    "rdzv_backend": "simulated nodes meet in a store of their own",
-    "rdzv_endpoint": "simulated nodes meet in a store of their own",
-    "no_python": "simulated ranks are threads of one Python program",
-    "start_method": "simulated ranks are threads, not processes",
-    "start_timeout": "simulated ranks start at once",
-    "preload": "simulated ranks share what one of them has imported",
-    "numa_binding": "simulated ranks take turns on one core",
-    "node_check": "simulated nodes are always fit",
-    "health_port": "the run ends before a request could arrive",
-    "retry_startup_errors": "simulated ranks always start",
-    "keep_children": "what simulated ranks leave running ends with the command",
-    "ray_resources": "it is for --on ray",
-}
-_MACHINE_EXPECTED = "expected --on sim:MACHINE, a preset or a topology file"
+_MACHINE_EXPECTED = f"expected {MACHINE}, a preset or a topology file"
 _PREFIX_OF_RANKS = "[${role_name}${rank}]:"
 """Local ranks would be the same on every node, and all nodes write to one console."""
 
@@ -62,9 +55,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     counts = node_counts(options.nnodes, 0, label=options.label("nnodes"))
     machine = (options.on or "").partition(":")[2] or None
     _check_files(options, machine)
-    for name, why in _MEANINGLESS.items():
-        if name in options.origins:
-            raise ConfigError(f"{options.label(name)} has no meaning with --on sim: {why}")
+    options.refuse_with(SIM)
     one_node = msgspec.structs.replace(options, nnodes="1", spares=0)
     if counts.most > 1 and not {"log_prefix", "no_prefix"} & options.origins.keys():
         one_node = msgspec.structs.replace(one_node, log_prefix=_PREFIX_OF_RANKS)
@@ -197,25 +188,30 @@ def _rendezvous(
 
 
 def _check_one_order(options: "RunOptions") -> None:
-    given = [name for name in ("schedule", "explore", "replay") if name in options.origins]
+    given = [
+        options.label(option.name)
+        for option in options_deciding(ORDER)
+        if option.name in options.origins
+    ]
     if len(given) > 1:
-        labels = " and ".join(options.label(name) for name in given)
-        raise ConfigError(f"{labels} exclude each other: each decides the order of ranks")
+        raise ConfigError(f"{' and '.join(given)} exclude each other: each decides {ORDER}")
 
 
 def _check_timing_only(options: "RunOptions", machine: str | None) -> None:
-    for name in ("timing_only", "prediction", "record_values", "tokens_per_step"):
-        if name in options.origins and machine is None:
-            raise ConfigError(
-                f"{options.label(name)} needs a machine, which says how long things take: "
-                f"{_MACHINE_EXPECTED}"
-            )
-    for name in ("every_rank", "values", "synthetic_data"):
-        if name in options.origins and not options.timing_only:
-            raise ConfigError(f"{options.label(name)} has no meaning without --timing-only")
-    for name, why in (("record_values", "it computes no values"), ("explore", "it has one order")):
-        if name in options.origins and options.timing_only:
-            raise ConfigError(f"{options.label(name)} has no meaning with --timing-only: {why}")
+    for option in options_needing(MACHINE):
+        if option.name in options.origins and machine is None:
+            raise _no_machine(options, option.name)
+    if options.timing_only:
+        options.refuse_with(TIMING_ONLY)
+    else:
+        options.refuse_without(TIMING_ONLY)
+
+
+def _no_machine(options: "RunOptions", name: str) -> ConfigError:
+    return ConfigError(
+        f"{options.label(name)} needs a machine, which says how long things take: "
+        f"{_MACHINE_EXPECTED}"
+    )
 
 
 def _check_packages(options: "RunOptions") -> None:
@@ -252,10 +248,7 @@ def _check_files(options: "RunOptions", machine: str | None) -> None:
     from rankwise.cli.run_files import check_files  # noqa: PLC0415  # only there
 
     if options.trace is not None and machine is None:
-        raise ConfigError(
-            f"{options.label('trace')} needs a machine, which says how long things take: "
-            f"{_MACHINE_EXPECTED}"
-        )
+        raise _no_machine(options, "trace")
     check_files(options)
 
 

@@ -7,13 +7,16 @@ depends on nothing but its arguments, and each value's origin is known for messa
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from rankwise.base.units import DURATION_MAX, Duration, parse_duration
 from rankwise.cli.spelling import Flag
+
+if TYPE_CHECKING:
+    from rankwise.launch.options import Option
 
 _SECONDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
 _SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -22,51 +25,46 @@ _SIZE_MIN = 4 << 10
 _BRIEF_SPELLING_MAX = 28
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
-PRESETS = ("default", "torus16", "pod64", "switch8")
-"""The simulated machines that ship (`sim/hardware/presets`), for help and completion: to look them
-up there takes the simulator, which takes numpy."""
-MACHINES = (
-    "a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb-500w", "h200", "b200", "gb200", "mi300x",
-)  # fmt: skip
-"""The machines that exist (`sim/prediction/machines/shipped`), for the same."""
-PRESETS_IN_WORDS = ", ".join(PRESETS)
-
 
 class OptionWithVariable(click.Option):
-    """An option of `rankwise run`.
+    """An option of `rankwise run`, made from its row in the table of options.
 
     Attributes:
-        group: the heading under which the help shows it.
+        row: that row.
         variables: environment variables that give it a value, the first one set wins.
-        is_torchrun: whether torchrun has it, which gives its abbreviations precedence.
-        default_shown: what the help says about the default, when click's own word would not do.
-        brief: one line for the short help, of the few options that most people need.
     """
 
-    def __init__(
-        self,
-        declarations: Iterable[str],
-        *,
-        group: str,
-        variables: tuple[str, ...] = (),
-        is_torchrun: bool = True,
-        default_shown: str | None = None,
-        brief: str | None = None,
-        **attributes: Any,
-    ) -> None:
-        super().__init__(list(declarations), **attributes)
-        self.brief = brief
-        self.group = group
-        self.is_torchrun = is_torchrun
-        self.variables = (f"PET_{(self.name or '').upper()}", *variables)
-        self.default_shown = default_shown
+    def __init__(self, row: "Option") -> None:
+        attributes: dict[str, Any] = {}
+        match row.kind.name:
+            case "flag":
+                attributes["is_flag"] = True
+            case "texts":
+                attributes["multiple"] = True
+            case "choice":
+                attributes["type"] = click.Choice(row.choices)
+            case "integer" if row.least is not None:
+                attributes["type"] = click.IntRange(row.least)
+            case "file":
+                attributes["shell_complete"] = complete_file
+            case "directory":
+                attributes["shell_complete"] = complete_directory
+            case name:
+                attributes["type"] = _TYPES[name]
+        super().__init__(
+            [row.short, row.flag] if row.short else [row.flag],
+            help=row.help,
+            metavar=row.metavar,
+            default=row.initial,
+            **attributes,
+        )
+        self.row = row
+        self.variables = (f"PET_{row.name.upper()}", *row.variables)
 
     @property
     def flag(self) -> Flag:
         """How it may be spelled."""
-        long = next(name for name in self.opts if name.startswith("--"))
-        short = next((name for name in self.opts if not name.startswith("--")), None)
-        return Flag(long, short, not self.is_flag, self.is_torchrun)
+        return Flag(self.row.flag, self.row.short, not self.is_flag, self.row.torchrun is not None)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """The spelling, and one sentence with default and variables."""
@@ -86,9 +84,9 @@ class OptionWithVariable(click.Option):
     @property
     def default_in_words(self) -> str | None:
         """What happens when the option is not given; None for a flag."""
-        if self.default_shown is not None or self.is_flag:
-            return self.default_shown
-        return str(self.default)
+        if self.row.default_shown is not None or self.is_flag:
+            return self.row.default_shown
+        return "none" if self.row.default in {None, ()} else str(self.row.default)
 
     def variable_set(self, environ: Mapping[str, str]) -> str | None:
         """The name of the variable that gives the value, if one does."""
@@ -180,6 +178,8 @@ class ElsewhereType(click.ParamType):  # type: ignore[type-arg]  # the same
         incomplete: str,
     ) -> list[CompletionItem]:
         """The words, and `sim:` with each preset."""
+        from rankwise.launch.options import MACHINES, PRESETS  # noqa: PLC0415  # only for completion
+
         words = [
             "ray",
             "sim",
@@ -192,6 +192,17 @@ DURATION = DurationType()
 ELSEWHERE = ElsewhereType()
 COMMA_LIST = CommaListType()
 SIZE = SizeType()
+_TYPES: dict[str, Any] = {
+    "text": None,
+    "integer": click.INT,
+    "number": click.FLOAT,
+    "seconds": DURATION,
+    "size": SIZE,
+    "words": COMMA_LIST,
+    "place": ELSEWHERE,
+}
+"""Kinds of values in the table of options; this module does not import the table, because commands
+without it need the types."""
 
 
 def values_from(

@@ -21,7 +21,6 @@ from rankwise.cli.exit_codes import (
 )
 from rankwise.cli.main import CONTEXT_SETTINGS, begin_work
 from rankwise.cli.options import OptionWithVariable, complete_file, values_from
-from rankwise.cli.run_options import GROUPS, OPTIONS, REHEARSAL
 from rankwise.cli.spelling import Flag, SpellingError, in_strict_spelling
 from rankwise.drivers.real.early_signals import (
     end_on_sigterm,
@@ -29,6 +28,7 @@ from rankwise.drivers.real.early_signals import (
     leave_alone,
     outlive_user_signals,
 )
+from rankwise.launch.options import GROUPS, OPTIONS, SIM, SWEEP
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -48,6 +48,8 @@ EXAMPLES = """\
   rankwise run --nproc-per-node 4 --max-restarts 3 --hang-timeout 5m train.py
   rankwise run --nproc-per-node 2 --no-python ./prepare.sh
 """
+
+RUN_OPTIONS = tuple(map(OptionWithVariable, OPTIONS))
 
 _HELP = Flag("--help", "-h", takes_value=False, is_torchrun=True)
 _HELP_ALL = Flag("--help-all", None, takes_value=False, is_torchrun=False)
@@ -99,13 +101,13 @@ class RunCommand(click.Command):
                 with formatter.section(group):
                     formatter.write_dl([option.get_help_record(ctx) for option in options])
             return
-        needed = [option for option in _options(self) if option.brief is not None]
+        needed = [option for option in _options(self) if option.row.brief is not None]
         with formatter.section("Options"):
-            formatter.write_dl([(each.brief_spelling(ctx), str(each.brief)) for each in needed])
+            formatter.write_dl([(each.brief_spelling(ctx), str(each.row.brief)) for each in needed])
         formatter.write_paragraph()
         formatter.write("More options, which --help-all explains:\n")
         for group, options in _by_group(self).items():
-            names = [each.flag.long for each in options if each.brief is None]
+            names = [each.flag.long for each in options if each.row.brief is None]
             if names:
                 formatter.write(
                     fill(
@@ -155,7 +157,7 @@ def _check_one_place(words: Sequence[str]) -> None:
     "run",
     cls=RunCommand,
     params=[
-        *OPTIONS,
+        *RUN_OPTIONS,
         click.Option(
             ["--help-all"],
             is_flag=True,
@@ -196,12 +198,10 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
             from rankwise.cli.run_sweep import sweep  # noqa: PLC0415  # rare
 
             return sweep(options, ctx.meta[STRICT_WORDS])
-        for name in ("results", "format"):
-            if name in options.origins:
-                raise ConfigError(f"{options.label(name)} has no meaning without --sweep")
+        options.refuse_without(SWEEP)
         return exit_code(simulate(options, ctx.meta[STRICT_WORDS], os.environ))
-    for option in _options(ctx.command):
-        if option.group == REHEARSAL and (given := options.origins.get(str(option.name))):
+    for option in OPTIONS:
+        if option.only == SIM and (given := options.origins.get(option.name)):
             raise ConfigError(f"{given} is for simulated ranks", hint="give --on sim as well")
     if options.on is not None:
         from rankwise.cli.on_ray import run_elsewhere  # noqa: PLC0415  # only there
@@ -315,7 +315,7 @@ def options_in(ctx: click.Context) -> "RunOptions":
     environ: Mapping[str, str] = os.environ if ctx.obj is None else ctx.obj
     origins = {
         str(option.name): _origin(option, ctx, environ)
-        for option in OPTIONS
+        for option in RUN_OPTIONS
         if ctx.get_parameter_source(str(option.name)) is not ParameterSource.DEFAULT
     }
     return RunOptions(**ctx.params, origins=origins)
@@ -365,7 +365,7 @@ def _note_on_options_of_script(options: "RunOptions") -> str | None:
     return note_on_options_of_script(
         options.training_script,
         options.training_script_args,
-        {option.flag.long for option in OPTIONS},
+        {option.flag for option in OPTIONS},
         {f"--{name.replace('_', '-')}" for name in options.origins},
     )
 
@@ -406,7 +406,7 @@ def _options(command: click.Command) -> list[OptionWithVariable]:
 
 def _by_group(command: click.Command) -> dict[str, list[OptionWithVariable]]:
     options = _options(command)
-    return {group: [each for each in options if each.group == group] for group in GROUPS}
+    return {group: [each for each in options if each.row.group == group] for group in GROUPS}
 
 
 def _origin(

@@ -49,6 +49,7 @@ from rankwise.launch.limits import (
     shown,
 )
 from rankwise.launch.log_layout import check_prefix, log_plan_problems, parse_streams
+from rankwise.launch.options import options_needing, options_refused
 from rankwise.launch.thread_limit import thread_environment
 
 BEYOND_RESTARTS = (
@@ -93,90 +94,107 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     training_script: str
     training_script_args: tuple[str, ...]
-    nnodes: str
-    nproc_per_node: str
-    rdzv_backend: str
-    rdzv_endpoint: str
-    rdzv_id: str
-    rdzv_conf: str
-    standalone: bool
-    max_restarts: int
-    monitor_interval: float
-    start_method: str
-    event_log_handler: str
-    role: str
+    # Written by `python tools/run_arguments.py` from launch/options.py.
     module: bool
     no_python: bool
     run_path: bool
+    start_method: str
+    preload: list[str] | None
+    nproc_per_node: str
+    role: str
+    numa_binding: str | None
+    virtual_local_rank: bool
+    on: str | None
+    ray_resources: str
+    max_restarts: int
+    restart_backoff: Duration | None
+    no_retry: list[str]
+    retry_startup_errors: bool
+    max_no_progress: int | None
+    max_node_failures: int | None
+    on_failure: str | None
+    hang_timeout: Duration | None
+    no_ledger: bool
+    start_timeout: Duration | None
+    timeout: Duration | None
+    shutdown_timeout: Duration | None
+    signals_to_handle: str
+    forward_signals: str
+    on_preemption: str
+    keep_children: bool
     log_dir: str | None
     redirects: str
     tee: str
+    log_size: int | None
     local_ranks_filter: str
     duplicate_stdout_filters: list[str]
     duplicate_stderr_filters: list[str]
-    node_rank: int
-    master_addr: str
-    master_port: int | None
-    local_addr: str | None
+    log_prefix: str | None
+    log_format: str
+    no_prefix: bool
     logs_specs: str | None
-    numa_binding: str | None
-    signals_to_handle: str
-    forward_signals: str
-    shutdown_timeout: Duration | None
-    virtual_local_rank: bool
-    preload: list[str] | None
-    spares: int
-    max_no_progress: int | None
-    max_node_failures: int | None
-    no_retry: list[str]
-    retry_startup_errors: bool
-    on_preemption: str
-    rdzv_once: bool
-    rdzv_own_etcd: bool
-    node_check: list[str]
-    node_topology: str
+    quiet: bool
+    verbose: bool
+    report: str | None
+    trace: str | None
     health_port: int | None
     health_host: str | None
-    on: str | None
+    nnodes: str
+    node_rank: int
+    standalone: bool
+    master_addr: str
+    master_port: int | None
+    rdzv_id: str
+    rdzv_own_etcd: bool
+    rdzv_once: bool
+    rdzv_backend: str
+    rdzv_endpoint: str
+    rdzv_conf: str
+    local_addr: str | None
+    spares: int
+    node_topology: str
+    node_check: tuple[str, ...]
     virtual_clock: bool
     timing_only: bool
-    synthetic_data: bool
-    tokens_per_step: int | None
     every_rank: bool
     values: str
+    synthetic_data: bool
+    tokens_per_step: int | None
+    record_values: str | None
     prediction: str | None
     sweep: tuple[str, ...]
     results: str | None
     format: str
-    record_values: str | None
-    import_per_rank: tuple[str, ...]
-    trace: str | None
-    report: str | None
-    ray_resources: str
     schedule: str
     seed: int
     explore: int | None
     replay: str | None
     device: str
+    import_per_rank: tuple[str, ...]
     faults: tuple[str, ...]
-    hang_timeout: Duration | None
-    start_timeout: Duration | None
-    timeout: Duration | None
-    on_failure: str | None
-    no_ledger: bool
-    keep_children: bool
-    restart_backoff: Duration | None
-    log_prefix: str | None
-    log_size: int | None
-    no_prefix: bool
-    quiet: bool
-    verbose: bool
-    log_format: str
+    monitor_interval: float
+    event_log_handler: str
+    # The end of what is written.
     origins: Mapping[str, str] = {}
 
     def label(self, name: str) -> str:
         """How the user gave an option, for messages."""
         return self.origins.get(name, "--" + name.replace("_", "-"))
+
+    def refuse_with(self, world: str) -> None:
+        """Refuse what has no meaning there; raises `ConfigError` with the table's reason."""
+        for option in options_refused(world):
+            if option.name in self.origins:
+                raise ConfigError(
+                    f"{self.label(option.name)} has no meaning with {world}: "
+                    f"{option.refused[world]}"
+                )
+
+    def refuse_without(self, needed: str) -> None:
+        """Refuse what has no meaning without another option; raises `ConfigError`."""
+        for option in options_needing(needed):
+            if option.name in self.origins:
+                raise ConfigError(f"{self.label(option.name)} has no meaning without {needed}")
 
 
 def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.sim_options import assignments, points_of
+from rankwise.launch.options import SWEEP, options_refused
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
@@ -21,7 +22,6 @@ _OF_RANKWISE = {
     "nnodes": "--nnodes=",
 }
 """Keys, and what their values are put behind."""
-_OF_ONE_RUN = ("prediction", "trace", "record_values", "explore", "replay", "log_dir")
 _OWN = ("--sweep", "--results", "--report", "--format")
 
 
@@ -44,10 +44,10 @@ def sweep(options: "RunOptions", words: Sequence[str]) -> int:
         raise ConfigError(
             f"{label} needs a machine: expected --on sim:MACHINE, a preset or a topology file"
         )
-    for name in _OF_ONE_RUN:
-        if name in options.origins:
+    for option in options_refused(SWEEP):
+        if option.name in options.origins:
             raise ConfigError(
-                f"{options.label(name)} is for one run, and {label} makes several",
+                f"{options.label(option.name)} {option.refused[SWEEP]}, and {label} makes several",
                 hint="run one combination alone",
             )
     check_files(options)

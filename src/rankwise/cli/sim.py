@@ -24,7 +24,6 @@ import msgspec
 
 from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.options import MACHINES, PRESETS_IN_WORDS
 from rankwise.cli.sim_cluster import cluster
 from rankwise.cli.sim_compare import compare
 from rankwise.cli.sim_options import (
@@ -36,6 +35,7 @@ from rankwise.cli.sim_options import (
     simulation_options,
     time_limits,
 )
+from rankwise.launch.options import MACHINES, PRESETS_IN_WORDS
 
 if TYPE_CHECKING:
     from rankwise.sim.benches.session import Settings

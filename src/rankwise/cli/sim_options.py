@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from rankwise.base.errors import ConfigError
-from rankwise.cli.options import PRESETS_IN_WORDS
+from rankwise.launch.options import PRESETS_IN_WORDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -24,6 +24,7 @@ from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLo
 from rankwise.compat.torch.elastic.multiprocessing.std import Std
 from rankwise.launch.job import Job, StreamChoice, Streams, program_name
 from rankwise.launch.log_layout import Destinations, LogPlaces
+from rankwise.launch.options import PLUG_IN, options_refused
 from rankwise.launch.supervision import supervise
 
 if TYPE_CHECKING:
@@ -64,10 +65,10 @@ def launch_with_handler(options: "RunOptions") -> int:
     from rankwise.compat.torch.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from rankwise.compat.torch.run import run  # noqa: PLC0415  # all three pay for much
 
-    for name in ("timeout", "on_failure", "log_size", "report", "trace"):
-        if name in options.origins:
+    for option in options_refused(PLUG_IN):
+        if option.name in options.origins:
             raise ConfigError(
-                f"{options.label(name)} is not known to agents that meet by a plug-in",
+                f"{options.label(option.name)} {option.refused[PLUG_IN]}",
                 hint="choose another --rdzv-backend",
             )
     args = argparse.Namespace(**msgspec.structs.asdict(options))

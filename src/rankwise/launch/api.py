@@ -7,7 +7,7 @@ behind.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import nearest
@@ -22,43 +22,54 @@ from rankwise.launch.supervision import Supervision
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
+# Written by `python tools/run_arguments.py` from launch/options.py.
 ScheduleName: TypeAlias = Literal["queue", "random"]
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 
 
-class RunOptions(TypedDict, total=False):
+class SimulationArguments(TypedDict, total=False):
+    """The keywords of `run` that are for simulated ranks only; see there."""
+
+    virtual_clock: bool
+    timing_only: bool
+    every_rank: bool
+    values: str
+    synthetic_data: bool
+    tokens_per_step: int | None
+    prediction: str | os.PathLike[str] | None
+    schedule: ScheduleName
+    seed: int
+    explore: int | None
+    replay: str | os.PathLike[str] | None
+    device: DeviceName
+    faults: str | Sequence[str]
+
+
+class RunArguments(SimulationArguments, total=False):
     """The keywords of `run` that are the same for every function; see there."""
 
     start_method: StartMethodName
     preload: Sequence[str] | None
-    server: ForkServer | None
+    role: str
+    on: str | None
     max_restarts: int
-    grace: float
     hang_timeout: float | None
     start_timeout: float
     timeout: float | None
+    grace: float
     keep_children: bool
-    env: Mapping[str, str] | None
     log_dir: str | os.PathLike[str] | None
     redirects: str
     tee: str
     prefix: str | None
     run_id: str | None
-    role: str
-    on: str | None
-    virtual_clock: bool
-    schedule: ScheduleName
-    seed: int
-    explore: int | None
-    replay: str | os.PathLike[str] | None
-    faults: str | Sequence[str]
-    device: DeviceName
-    timing_only: bool
-    every_rank: bool
-    synthetic_data: bool
-    tokens_per_step: int | None
-    values: str
-    prediction: str | os.PathLike[str] | None
+    server: ForkServer | None
+    env: Mapping[str, str] | None
+
+
+# The end of what is written.
+
+_OF_SIMULATIONS = tuple(SimulationArguments.__annotations__)
 
 
 @overload
@@ -68,7 +79,7 @@ def run(
     nprocs: int = ...,
     *,
     kwargs: None = ...,
-    **options: Unpack[RunOptions],
+    **options: Unpack[RunArguments],
 ) -> list[R]: ...
 
 
@@ -79,7 +90,7 @@ def run(
     nprocs: int = ...,
     *,
     kwargs: None = ...,
-    **options: Unpack[RunOptions],
+    **options: Unpack[RunArguments],
 ) -> list[R]: ...
 
 
@@ -90,7 +101,7 @@ def run(  # what no type can tell: a list of arguments, or arguments by name
     nprocs: int = ...,
     *,
     kwargs: Mapping[str, Any] | None = ...,
-    **options: Unpack[RunOptions],
+    **options: Unpack[RunArguments],
 ) -> list[R]: ...
 
 
@@ -101,7 +112,7 @@ def run(
     nprocs: int = ...,
     *,
     kwargs: Mapping[str, Any],
-    **options: Unpack[RunOptions],
+    **options: Unpack[RunArguments],
 ) -> list[R]: ...
 
 
@@ -113,34 +124,34 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     start_method: StartMethodName = "forkserver",
     preload: Sequence[str] | None = None,
-    server: ForkServer | None = None,
+    role: str = "rank",
+    on: str | None = None,
     max_restarts: int = 0,
-    grace: float = 30.0,
     hang_timeout: float | None = None,
     start_timeout: float = 600.0,
     timeout: float | None = None,
+    grace: float = 30.0,
     keep_children: bool = False,
-    env: Mapping[str, str] | None = None,
     log_dir: str | os.PathLike[str] | None = None,
     redirects: str = "0",
     tee: str = "0",
     prefix: str | None = None,
     run_id: str | None = None,
-    role: str = "rank",
-    on: str | None = None,
     virtual_clock: bool = False,
+    timing_only: bool = False,
+    every_rank: bool = False,
+    values: str = "",
+    synthetic_data: bool = False,
+    tokens_per_step: int | None = None,
+    prediction: str | os.PathLike[str] | None = None,
     schedule: ScheduleName = "queue",
     seed: int = 0,
     explore: int | None = None,
     replay: str | os.PathLike[str] | None = None,
-    faults: str | Sequence[str] = (),
     device: DeviceName = "cpu",
-    timing_only: bool = False,
-    every_rank: bool = False,
-    synthetic_data: bool = False,
-    tokens_per_step: int | None = None,
-    values: str = "",
-    prediction: str | os.PathLike[str] | None = None,
+    faults: str | Sequence[str] = (),
+    server: ForkServer | None = None,
+    env: Mapping[str, str] | None = None,
     **_others: Any,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` once on each of `nprocs` ranks and return the results, by rank.
@@ -157,18 +168,21 @@ def run(
         start_method: `forkserver` imports once and forks; `spawn` starts a fresh interpreter for
             every rank.
         preload: modules that the fork server imports; by default those that `fn` certainly needs.
-        server: a warm fork server to use instead of a new one; it has made its own preloads.
+        role: the ranks' role, for the prefix and ROLE_NAME.
+        on: `"sim"` runs simulated ranks instead, threads of this process in virtual time; then
+            `start_method`, `preload`, `server` and `start_timeout` mean nothing. `hang_timeout` is
+            how long one rank may run in real time without letting others run; ranks that wait for
+            each other for ever are found at once. `"sim:MACHINE"`, a preset or a topology file,
+            also predicts how long they take there.
         max_restarts: how often all ranks may be started again after a failure.
-        grace: seconds that ranks have to end when they are told to, before they are killed.
-        hang_timeout: seconds without progress of any rank (see docs/howto/hang.md) after
-            which the run counts as hung: stacks are collected and it fails.
+        hang_timeout: seconds without progress of any rank (see docs/howto/hang.md) after which the
+            run counts as hung: stacks are collected and it fails.
         start_timeout: seconds that starting all ranks may take, with what the fork server imports.
         timeout: seconds that the whole run may take, restarts included, before ranks are told to
             stop; on simulated ranks in real time.
+        grace: seconds that ranks have to end when they are told to, before they are killed.
         keep_children: whether processes that ranks have left running live on when all ranks have
             returned; they are killed otherwise.
-        env: variables to add; not those that tell a rank its place, such as RANK or MASTER_PORT,
-            which rankwise sets itself.
         log_dir: directory for log files.
         redirects: streams that go to files instead of the console, as in `rankwise run`: `"3"` is
             both streams of every rank, `"0:1,3:2"` is stdout of rank 0 and stderr of rank 3.
@@ -176,13 +190,16 @@ def run(
         prefix: what stands before each line on the console, a `string.Template` with
             `${role_name}`, `${local_rank}`, `${rank}`, `${date}`, `${time}`; `""` for nothing.
         run_id: the run's name in `rankwise ps`, without a slash; by default a random one.
-        role: the ranks' role, for the prefix and ROLE_NAME.
-        on: `"sim"` runs simulated ranks instead, threads of this process in virtual time; then
-            `start_method`, `preload`, `server` and `start_timeout` mean nothing. `hang_timeout` is
-            how long one rank may run in real time without letting others run; ranks that wait for
-            each other for ever are found at once. `"sim:MACHINE"`, a preset or a topology file,
-            also predicts how long they take there.
         virtual_clock: let the functions of `time` tell simulated ranks virtual time alone.
+        timing_only: compute nothing on `sim:MACHINE`: tensors have no data, each rank has a
+            modelled CUDA device, and its time and memory are predicted (docs/howto/predict.md).
+            Ranks that do the same are run once: the result of one that did not run is None.
+        every_rank: run all of them then.
+        values: what a program gets then that asks for a number: `"constant=NUMBER"`, `"seeded"`, or
+            a file.
+        synthetic_data: let data loaders of PyTorch repeat their first batch then.
+        tokens_per_step: of all ranks together, for the tokens/s of a prediction; None counts them.
+        prediction: file for the predicted figures, as JSON.
         schedule: `random` draws from `seed` which simulated rank runs next, and which message is
             received first; `queue` takes them in the order in which they are ready.
         seed: of everything random on simulated ranks, at least 0.
@@ -190,18 +207,12 @@ def run(
             each has been tried. Results are those of the last run. A schedule that fails in a new
             way is written to a file in the working directory.
         replay: such a file: run with the schedule in it.
+        device: `cuda` models a CUDA device for each simulated rank, for programs of PyTorch.
         faults: of simulated ranks, such as `"kill:rank=3@collective=9"`, or the name of a YAML
             file; one or several (docs/howto/faults.md).
-        device: `cuda` models a CUDA device for each simulated rank, for programs of PyTorch.
-        timing_only: compute nothing on `sim:MACHINE`: tensors have no data, each rank has a
-            modelled CUDA device, and its time and memory are predicted (docs/howto/predict.md).
-            Ranks that do the same are run once: the result of one that did not run is None.
-        every_rank: run all of them then.
-        synthetic_data: let data loaders of PyTorch repeat their first batch then.
-        tokens_per_step: of all ranks together, for the tokens/s of a prediction; None counts them.
-        values: what a program gets then that asks for a number: `"constant=NUMBER"`, `"seeded"`, or
-            a file.
-        prediction: file for the predicted figures, as JSON.
+        server: a warm fork server to use instead of a new one; it has made its own preloads.
+        env: variables to add; not those that tell a rank its place, such as RANK or MASTER_PORT,
+            which rankwise sets itself.
         _others: any further name is refused.
 
     Returns:
@@ -219,23 +230,10 @@ def run(
             they would have had without rankwise.
     """
     __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
+    given = locals()
+    simulation = cast("SimulationArguments", {name: given[name] for name in _OF_SIMULATIONS})
     if _others:
         raise _no_such_argument(*next(iter(_others.items())))
-    simulation: dict[str, Any] = {
-        "virtual_clock": virtual_clock,
-        "schedule": schedule,
-        "seed": seed,
-        "explore": explore,
-        "replay": replay,
-        "faults": faults,
-        "device": device,
-        "timing_only": timing_only,
-        "every_rank": every_rank,
-        "synthetic_data": synthetic_data,
-        "tokens_per_step": tokens_per_step,
-        "values": values,
-        "prediction": prediction,
-    }
     kind, _, machine = on.partition(":") if isinstance(on, str) else (on, "", "")
     if kind not in (None, "sim"):
         raise ConfigError(
@@ -271,9 +269,9 @@ def run(
         role=role,
     )
     if on is not None:
-        from rankwise.launch.on_sim.functions import Simulation  # noqa: PLC0415  # only there
+        from rankwise.launch.on_sim.functions import run_simulated  # noqa: PLC0415  # only there
 
-        return _by_rank(job, Simulation(**simulation).run(job, machine or None))
+        return _by_rank(job, run_simulated(job, machine or None, simulation))
     supervision = Supervision(job, hosting=None if server is None else server.hosting)
     raise_unless_succeeded(supervision.run(), supervision)
     return _by_rank(job, supervision)
@@ -295,7 +293,7 @@ def _by_rank(job: Job, finished: FinishedRun) -> list[Any]:
 
 
 def _no_such_argument(name: str, value: Any) -> TypeError:
-    meant = nearest(name, [*RunOptions.__annotations__, "nprocs", "kwargs"])
+    meant = nearest(name, [*RunArguments.__annotations__, "nprocs", "kwargs"])
     hint = (
         f"did you mean {meant}?"
         if meant

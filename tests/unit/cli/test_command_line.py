@@ -18,8 +18,8 @@ from rankwise.base.failure import (
 )
 from rankwise.base.units import SECOND, Instant
 from rankwise.cli.main import SUBCOMMANDS, command_line, invoke
-from rankwise.cli.run import exit_code
-from rankwise.cli.run_options import GROUPS, OPTIONS
+from rankwise.cli.run import RUN_OPTIONS, exit_code
+from rankwise.launch.options import GROUPS, OPTIONS
 
 LINES_OF_A_SCREEN = 24
 
@@ -73,7 +73,7 @@ def test_help_of_run_has_twelve_options_on_the_first_screen_and_fits_three(
     explained = [line for line in lines[:LINES_OF_A_SCREEN] if line.startswith("  -")]
     assert len(explained) == 12
     assert len(lines) <= 3 * LINES_OF_A_SCREEN
-    assert all(option.flag.long in " ".join(lines) for option in OPTIONS)
+    assert all(option.flag in " ".join(lines) for option in OPTIONS)
     assert "  rankwise run --nproc-per-node 4 train.py --epochs 3" in lines
 
 
@@ -82,15 +82,13 @@ def test_help_all_of_run_explains_all_options_by_group(capsys: pytest.CaptureFix
 
     shown = " ".join(capsys.readouterr().out.split())
     assert all(f"{group}:" in shown for group in GROUPS)
-    for option in OPTIONS:
+    for option in RUN_OPTIONS:
         assert option.flag.long in shown
         assert all(variable in shown for variable in option.variables)
 
 
 def test_every_option_of_run_is_completed() -> None:
-    assert {option.flag.long for option in OPTIONS} | {"--help-all"} <= set(
-        completions("run", "--")
-    )
+    assert {option.flag for option in OPTIONS} | {"--help-all"} <= set(completions("run", "--"))
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

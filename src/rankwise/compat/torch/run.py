@@ -30,6 +30,18 @@ from rankwise.compat.torch.launcher.api import LaunchConfig, elastic_launch
 from rankwise.compat.torch.launcher.signals import heed_all_signals
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.early_signals import be_interruptible, leave_alone
+from rankwise.launch.options import (
+    FLAG,
+    INTEGER,
+    NUMBER,
+    OPTIONS,
+    SAME,
+    SECONDS,
+    WORDS,
+    Kind,
+    Option,
+    Torchrun,
+)
 from rankwise.launch.run_path import run_script_path
 from rankwise.launch.standard_streams import flush_standard_streams
 from rankwise.launch.thread_limit import VARIABLE, thread_environment, thread_notice
@@ -60,101 +72,49 @@ def get_args_parser() -> argparse.ArgumentParser:
         ValueError: the variable of a flag such as PET_STANDALONE is not a whole number.
     """
     parser = argparse.ArgumentParser(description="Torch Distributed Elastic Training Launcher")
-    _add_nodes(parser)
-    _add_workers(parser)
-    _add_logs(parser)
-    _option(parser, "node-rank", 0, "this node's rank, for the static rendezvous", kind=int)
-    _option(parser, "master-addr", "127.0.0.1", "where rank 0 listens (static rendezvous)")
-    _option(parser, "master-port", None, "its port (static rendezvous)", kind=int)
-    _option(parser, "local-addr", None, "this node's address, as the others reach it")
+    for option in OPTIONS:
+        if option.torchrun is not None:
+            _add(parser, option, option.torchrun)
     parser.add_argument("training_script", help="the script, module or program to launch")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
     return parser
 
 
-def _add_nodes(parser: argparse.ArgumentParser) -> None:
-    _option(parser, "nnodes", "1:1", "how many nodes, N or MIN:MAX")
-    _option(parser, "nproc-per-node", "1", "workers of each: a number, auto, cpu, gpu or xpu")
-    _option(parser, "rdzv-backend", "static", "how nodes meet: static, c10d, etcd, embedded")
-    _option(parser, "rdzv-endpoint", "", "where they meet: HOST:PORT")
-    _option(parser, "rdzv-id", "none", "the run's name")
-    _option(parser, "rdzv-conf", "", "more settings: key=value,key=value")
-    _flag(parser, "standalone", "one node by itself, on any free port")
-    _option(parser, "max-restarts", 0, "how often all workers may be started again", kind=int)
-    _option(parser, "monitor-interval", 0.1, "seconds between questions to the nodes", kind=float)
-
-
-def _add_workers(parser: argparse.ArgumentParser) -> None:
-    methods = ["spawn", "fork", "forkserver"]
-    _option(parser, "start-method", "spawn", "how functions get processes", choices=methods)
-    _option(parser, "event-log-handler", "null", "where events go")
-    _option(parser, "role", "default", "what the workers are called")
-    _flag(parser, "module", "the script is a module, as with python -m", "-m")
-    _flag(parser, "no-python", "the script is a program of any kind")
-    _flag(parser, "run-path", "run the script with runpy.run_path in the worker")
-    signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-    _option(parser, "signals-to-handle", signals, "the signals that end the launch")
-    _option(parser, "shutdown-timeout", None, "seconds that workers have to end", kind=int)
-    _flag(parser, "virtual-local-rank", "every worker sees LOCAL_RANK=0 and one device")
+def _add(parser: argparse.ArgumentParser, option: Option, torchrun: Torchrun) -> None:
+    names = [*filter(None, [option.short]), *_spellings(option.flag)]
+    # argparse formats the text with %.
+    text = (torchrun.help or option.help).replace("%", "%%")
+    if option.kind is FLAG:
+        parser.add_argument(*names, dest=option.name, action=check_env, help=text)
+        return
+    default = option.default if torchrun.default is SAME else torchrun.default
     parser.add_argument(
-        "--numa-binding",
-        "--numa_binding",
-        choices=["node", "socket", "exclusive", "core-complex"],
-        default=None,
-        help="bind workers to CPUs",
+        *names,
+        dest=option.name,
+        action=env if torchrun.has_variable else "store",
+        default=[] if default == () else default,
+        type=_CONVERTERS.get(option.kind, str),
+        choices=list(torchrun.choices or option.choices) or None,
+        help=text,
     )
 
 
-def _add_logs(parser: argparse.ArgumentParser) -> None:
-    _option(parser, "log-dir", None, "where log files go")
-    _option(parser, "redirects", "0", "streams that go to files: 3, or 0:1,1:2", "-r")
-    _option(parser, "tee", "0", "streams that go to files and to the console", "-t")
-    _option(parser, "local-ranks-filter", "", "local ranks that are shown: 0,2")
-    for stream in ("stdout", "stderr"):
-        _option(
-            parser,
-            f"duplicate-{stream}-filters",
-            [],
-            f"copy lines of {stream} that contain one of these; ,, means a comma",
-            kind=_comma_list,
-        )
-    parser.add_argument("--logs-specs", "--logs_specs", default=None, help="a plug-in for logs")
-
-
-def _option(
-    parser: argparse.ArgumentParser,
-    name: str,
-    default: Any,
-    what: str,
-    *short: str,
-    kind: Callable[[str], Any] = str,
-    choices: Sequence[str] | None = None,
-) -> None:
-    parser.add_argument(
-        *short,
-        *_spellings(name),
-        dest=name.replace("-", "_"),
-        action=env,
-        default=default,
-        type=kind,
-        choices=choices,
-        help=what,
-    )
-
-
-def _flag(parser: argparse.ArgumentParser, name: str, what: str, *short: str) -> None:
-    dest = name.replace("-", "_")
-    parser.add_argument(*short, *_spellings(name), dest=dest, action=check_env, help=what)
-
-
-def _spellings(name: str) -> list[str]:
-    return list(dict.fromkeys([f"--{name}", f"--{name.replace('-', '_')}"]))
+def _spellings(flag: str) -> list[str]:
+    return list(dict.fromkeys([flag, "--" + flag.removeprefix("--").replace("-", "_")]))
 
 
 def _comma_list(text: str) -> list[str]:
     """Split at commas; two of them are one that belongs to the text."""
     parts = text.replace(",,", "\0").split(",")
     return [part.replace("\0", ",") for part in parts if part]
+
+
+_CONVERTERS: dict[Kind, Callable[[str], Any]] = {
+    INTEGER: int,
+    NUMBER: float,
+    SECONDS: int,
+    WORDS: _comma_list,
+}
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
@@ -268,28 +228,20 @@ def config_from_args(
     settings: dict[str, Any] = dict(_parse_rendezvous_config(_without_quotes(args.rdzv_conf)))
     if args.rdzv_backend == "static":
         settings["rank"] = args.node_rank
+    fields = {
+        option.torchrun.field: getattr(args, option.name)
+        for option in OPTIONS
+        if option.torchrun is not None and option.torchrun.field
+    }
     config = LaunchConfig(
+        **fields | {"rdzv_endpoint": get_rdzv_endpoint(args)},
         min_nodes=nodes_min,
         max_nodes=nodes_max,
         nproc_per_node=size,
-        run_id=args.rdzv_id,
-        role=args.role,
-        rdzv_endpoint=get_rdzv_endpoint(args),
-        rdzv_backend=args.rdzv_backend,
         rdzv_configs=settings,
-        max_restarts=args.max_restarts,
-        monitor_interval=args.monitor_interval,
-        start_method=args.start_method,
         log_line_prefix_template=os.environ.get(PREFIX_TEMPLATE_VARIABLE),
-        local_addr=args.local_addr,
         logs_specs=_logs_specs(args),
-        event_log_handler=args.event_log_handler,
         numa_options=_numa_options(args.numa_binding),
-        signals_to_handle=args.signals_to_handle,
-        duplicate_stdout_filters=args.duplicate_stdout_filters,
-        duplicate_stderr_filters=args.duplicate_stderr_filters,
-        virtual_local_rank=args.virtual_local_rank,
-        shutdown_timeout=args.shutdown_timeout,
     )
     return config, *_command(args)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.cli.options import PRESETS as shown_presets  # noqa: N811  # one of two
+from rankwise.launch.options import PRESETS as shown_presets  # noqa: N811  # one of two
 from rankwise.sim.hardware import PRESETS, load_topology, parse_topology
 from rankwise.sim.hardware.routing import mesh_route, sip_edges, sip_route
 from rankwise.sim.hardware.specification import Graph, LinkSpec, SipsSpec

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.cli.options import MACHINES as SHOWN
+from rankwise.launch.options import MACHINES as SHOWN
 from rankwise.sim.faults.reading import read_chip_faults
 from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines import MACHINES, MachineTopology, find_machine, open_machine

@@ -36,12 +36,14 @@ from rankwise.compat.torch.elastic.rendezvous import RendezvousParameters
 from rankwise.compat.torch.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from rankwise.compat.torch.elastic.utils.logging import get_logger
 from rankwise.drivers.real.proc import check_proc
+from rankwise.launch.options import launch_defaults
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
 
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 RENDEZVOUS_TIMEOUT_S = 900
 SHUTDOWN_TIMEOUT_S = "30"
+_DEFAULTS = launch_defaults()
 
 logger = get_logger(__name__)
 
@@ -80,25 +82,25 @@ class LaunchConfig:
     max_nodes: int
     nproc_per_node: int
     logs_specs: LogsSpecs | None = None
-    run_id: str = ""
-    role: str = "default_role"
-    rdzv_endpoint: str = ""
-    rdzv_backend: str = "etcd"
+    run_id: str = _DEFAULTS["run_id"]
+    role: str = _DEFAULTS["role"]
+    rdzv_endpoint: str = _DEFAULTS["rdzv_endpoint"]
+    rdzv_backend: str = _DEFAULTS["rdzv_backend"]
     rdzv_configs: dict[str, Any] = field(default_factory=dict)
     rdzv_timeout: int = -1
-    max_restarts: int = 3
-    monitor_interval: float = 0.1
-    start_method: str = "spawn"
+    max_restarts: int = _DEFAULTS["max_restarts"]
+    monitor_interval: float = _DEFAULTS["monitor_interval"]
+    start_method: str = _DEFAULTS["start_method"]
     log_line_prefix_template: str | None = None
     metrics_cfg: dict[str, str] = field(default_factory=dict)
-    local_addr: str | None = None
-    event_log_handler: str = "null"
+    local_addr: str | None = _DEFAULTS["local_addr"]
+    event_log_handler: str = _DEFAULTS["event_log_handler"]
     numa_options: Any = None
-    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-    duplicate_stdout_filters: list[str] | None = None
-    duplicate_stderr_filters: list[str] | None = None
-    virtual_local_rank: bool = False
-    shutdown_timeout: int | None = None
+    signals_to_handle: str = _DEFAULTS["signals_to_handle"]
+    duplicate_stdout_filters: list[str] | None = _DEFAULTS["duplicate_stdout_filters"]
+    duplicate_stderr_filters: list[str] | None = _DEFAULTS["duplicate_stderr_filters"]
+    virtual_local_rank: bool = _DEFAULTS["virtual_local_rank"]
+    shutdown_timeout: int | None = _DEFAULTS["shutdown_timeout"]
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:

@@ -1,0 +1,199 @@
+"""The table of a run's options, against every interface that is made from it."""
+
+import inspect
+import re
+import runpy
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import rankwise
+from rankwise.base.errors import ConfigError
+from rankwise.cli.main import invoke
+from rankwise.cli.on_ray import ray_job
+from rankwise.cli.on_sim import simulate
+from rankwise.cli.run import parse
+from rankwise.cli.run_job import RunOptions
+from rankwise.cli.run_sweep import sweep
+from rankwise.compat.torch.launcher.api import LaunchConfig
+from rankwise.compat.torch.run import config_from_args, get_args_parser, parse_args
+from rankwise.launch.options import (
+    CHOICE,
+    FLAG,
+    INTEGER,
+    ONLY_IN_PYTHON,
+    OPTIONS,
+    PROCESSES,
+    RAY,
+    SIM,
+    SWEEP,
+    TIMING_ONLY,
+    WORLDS,
+    Option,
+)
+
+EXAMPLES: tuple[str, ...] = runpy.run_path(
+    str(Path(__file__).parents[3] / "tools" / "cli_examples.py")
+)["EXAMPLES"]["run"]
+PLACES = {PROCESSES: [], SIM: ["--on=sim"], RAY: ["--on=ray"]}
+
+
+def example(option: Option) -> list[str]:
+    """The option with a value, as the reference shows it."""
+    names = {option.flag, option.short}
+    given = next(each for each in EXAMPLES if re.split(r"[ =]", each)[0] in names)
+    return shlex.split(given)
+
+
+def parsed(*words: str) -> RunOptions:
+    return parse([*words, "train.py"], {})
+
+
+def chosen(predicate: Any) -> Any:
+    """Runs a test for each option of a kind."""
+    options = [option for option in OPTIONS if predicate(option)]
+    assert options
+    return pytest.mark.parametrize("option", options, ids=lambda each: each.name)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda each: each.name)
+def test_every_option_is_read_as_the_type_that_the_table_says(option: Option) -> None:
+    options = parsed(*example(option))
+
+    assert option.name in options.origins
+    msgspec.convert(msgspec.structs.asdict(options), RunOptions)
+
+
+@chosen(lambda option: SIM in option.worlds)
+def test_an_option_of_simulated_ranks_is_not_refused_there(option: Option) -> None:
+    options = parsed("--on=sim", *example(option))
+
+    options.refuse_with(SIM)
+    assert option.name in options.origins
+
+
+@chosen(lambda option: SIM in option.refused)
+def test_an_option_without_meaning_on_simulated_ranks_is_refused_with_its_reason(
+    option: Option,
+) -> None:
+    options = parsed("--on=sim", *example(option))
+
+    with pytest.raises(ConfigError) as refused:
+        simulate(options, [], {})
+
+    assert str(refused.value) == (
+        f"{option.flag} has no meaning with --on sim: {option.refused[SIM]}"
+    )
+
+
+@chosen(lambda option: TIMING_ONLY in option.refused)
+def test_an_option_without_meaning_for_timing_alone_is_refused_with_its_reason(
+    option: Option,
+) -> None:
+    options = parsed("--timing-only", *example(option))
+
+    with pytest.raises(ConfigError, match=f"{option.flag} has no .*{option.refused[TIMING_ONLY]}"):
+        options.refuse_with(TIMING_ONLY)
+
+
+@chosen(lambda option: SWEEP in option.refused)
+def test_an_option_for_one_run_is_refused_for_a_sweep(option: Option) -> None:
+    options = parsed("--on=sim:h100-sxm", "--sweep=size=1,2", *example(option))
+
+    with pytest.raises(ConfigError, match=f"{option.flag} {option.refused[SWEEP]}, and --sweep"):
+        sweep(options, [])
+
+
+@chosen(lambda option: RAY in option.worlds and option.name not in {"on", "rdzv_backend"})
+def test_an_option_of_agents_on_ray_is_passed_on_to_them_or_decides_there(option: Option) -> None:
+    where = ["--rdzv-backend=etcd"] if option.name == "rdzv_endpoint" else []
+    options = parsed("--on=ray", *where, *example(option))
+
+    job = ray_job(options, [*example(option), "--", "train.py"])
+
+    passed_on = example(option)[0] in job.words
+    decided = {"nnodes", "rdzv_id", "rdzv_endpoint", "rdzv_conf", "ray_resources"}
+    assert passed_on or option.name in decided
+
+
+@chosen(lambda option: RAY in option.refused)
+def test_an_option_without_meaning_on_ray_is_refused_with_its_reason(option: Option) -> None:
+    options = parsed("--on=ray", *example(option))
+
+    with pytest.raises(ConfigError) as refused:
+        ray_job(options, ["--", "train.py"])
+
+    assert str(refused.value).startswith(
+        f"{option.flag} has no meaning with --on ray: {option.refused[RAY]}"
+    )
+
+
+@chosen(lambda option: option.only == SIM)
+def test_an_option_for_simulated_ranks_alone_is_refused_elsewhere(
+    option: Option, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for world in (PROCESSES, RAY):
+        assert invoke(["run", *PLACES[world], *example(option), "train.py"]) == 2
+        assert f"{option.flag} is for simulated ranks" in capsys.readouterr().err
+
+
+def test_the_table_refuses_nothing_without_a_reason_and_uses_every_world() -> None:
+    assert all(why for option in OPTIONS for why in option.refused.values())
+    assert {world for option in OPTIONS for world in option.worlds} == set(WORLDS)
+    assert all(option.worlds for option in OPTIONS)
+
+
+@chosen(lambda option: option.python is not None)
+def test_an_argument_of_python_has_the_default_and_the_line_of_the_table(option: Option) -> None:
+    assert option.python is not None
+    name = option.python.name or option.name
+    parameter = inspect.signature(rankwise.run).parameters[name]
+
+    assert parameter.default == option.python.default
+    assert f"{name}: {option.python.help}" in " ".join((inspect.getdoc(rankwise.run) or "").split())
+
+
+def test_run_in_python_has_no_argument_besides_those_of_the_table() -> None:
+    of_table = {each.python.name or each.name for each in OPTIONS if each.python is not None}
+    of_python = {each.name for each in ONLY_IN_PYTHON}
+    of_function = {"fn", "args", "nprocs", "kwargs", "_others"}
+
+    assert set(inspect.signature(rankwise.run).parameters) == of_table | of_python | of_function
+
+
+@chosen(lambda option: option.python is not None and option.only == SIM)
+def test_an_argument_for_simulated_ranks_alone_is_refused_for_processes(option: Option) -> None:
+    value: Any = {FLAG: True, INTEGER: 3, CHOICE: option.choices[-1:]}.get(option.kind, "given")
+
+    with pytest.raises(ConfigError, match=f"{option.name} is .* only simulated ranks have one"):
+        rankwise.run(int, **{option.name: value})
+
+
+@chosen(lambda option: option.torchrun is not None)
+def test_an_option_of_torchrun_is_read_by_its_module_too(option: Option) -> None:
+    given = parse_args([*example(option), "train.py"])
+
+    assert getattr(given, option.name) != get_args_parser().get_default(option.name)
+
+
+@chosen(lambda option: option.torchrun is not None and option.torchrun.field)
+def test_an_option_of_torchrun_reaches_its_launch_config(option: Option) -> None:
+    assert option.torchrun is not None
+    given = parse_args([*example(option), "train.py"])
+
+    config, *_ = config_from_args(given)
+
+    assert getattr(config, option.torchrun.field) == getattr(given, option.name)
+
+
+def test_every_field_of_the_launch_config_that_an_option_has_has_its_default() -> None:
+    config = LaunchConfig(1, 1, 1)
+    expected = {
+        "run_id": "", "role": "default_role", "rdzv_backend": "etcd", "max_restarts": 3,
+        "start_method": "spawn", "monitor_interval": 0.1, "virtual_local_rank": False,
+    }  # fmt: skip
+
+    assert {name: getattr(config, name) for name in expected} == expected
