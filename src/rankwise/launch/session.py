@@ -18,8 +18,10 @@ from msgspec.structs import replace
 from rankwise.base.failure import (
     NO_RANK,
     TIME_LIMIT_SIGNAL,
+    Failure,
     Outcome,
     OutcomeStatus,
+    Stood,
     signal_name,
 )
 from rankwise.base.units import SECOND, Duration, Instant, after, between
@@ -40,7 +42,6 @@ from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
 from rankwise.launch.control.answers import ControlAnswers
 from rankwise.launch.control.server import ControlServer
-from rankwise.launch.decoration import FailureDecorator, stood_of
 from rankwise.launch.fork_server import hosting_for
 from rankwise.launch.job import Job
 from rankwise.launch.journal_file import open_journal
@@ -50,6 +51,7 @@ from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.notices import notice
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_abandoned, remove_tree
+from rankwise.launch.process_evidence import ProcessEvidence
 from rankwise.launch.run_history import RunHistory
 from rankwise.launch.run_parts import RunParts
 from rankwise.launch.signal_effects import STOPPING, SignalEffect, effects_of
@@ -183,13 +185,9 @@ class Session:
         self._guard_files(hosting)
         # Now, so that a log directory which cannot be made stops us before any worker exists.
         self._planner.prepare_attempt(0)
-        self._decorator = FailureDecorator(
-            job,
-            self._host,
-            self._planner,
-            clock.wall_ns() - clock.now(),
-            keeps_files=places.keep,
-        )
+        self._evidence = ProcessEvidence(self._host, self._planner, clock.wall_ns() - clock.now())
+        self._stood: tuple[Stood, ...] = ()
+        self._awaited = ""
         self._plan = plan_of(job)
         self._journal = open_journal(job, places, self._complaints, stack, clock)
         parts = RunParts(
@@ -199,7 +197,8 @@ class Session:
             reactor=self.reactor,
             host=self._host,
             planner=self._planner,
-            decorator=self._decorator,
+            evidence=self._evidence,
+            describe=self._describe,
             journal=self._journal,
             watches=self._watches,
             history=RunHistory(clock.wall_ns, failure_command),
@@ -240,16 +239,33 @@ class Session:
             line = left_behind_line(self._host.left_behind, are_kept=kept)
             self._say(line, "kept-children" if kept else "left-behind")
         lateness = self._watches.take_last_look()
-        if lateness is not None and self._decorator.gpus is not None:
+        if lateness is not None and self._evidence.gpus is not None:
             delay, text = lateness
-            slow = self._decorator.gpus.throttling(delay.rank)
+            slow = self._evidence.gpus.throttling(delay.rank)
             lateness = delay, "; ".join((text, *slow))
         self._read_to_the_end(outcome, lateness)
-        told = self._decorator.decorate_outcome(outcome, "" if lateness is None else lateness[1])
+        told = replace(
+            outcome,
+            failures=self._describe(outcome.failures),
+            lateness="" if lateness is None else lateness[1],
+            stood=self._stood if outcome.status is OutcomeStatus.STOPPED else (),
+            awaited=self._awaited if outcome.status is OutcomeStatus.STOPPED else "",
+        )
         self._answers.tell_end(told)
         if self._signals is not None and not self._plan.is_alone:
             self._signals.on_arrival = self._tell_that_it_is_over
         return told
+
+    def _describe(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+        """Describe what is not described yet, in the same order."""
+        if not failures:
+            return ()
+        from rankwise.launch.failure_description import describe_failure  # noqa: PLC0415  # rare
+
+        gather, keeps_files = self._evidence.gather, self._places.keep
+        return tuple(
+            describe_failure(each, self._job, gather, keeps_files=keeps_files) for each in failures
+        )
 
     def _tell_that_it_is_over(self, signum: int) -> None:
         """Answer a signal while nodes that are slower than this one hear of the end."""
@@ -459,7 +475,8 @@ class Session:
     ) -> None:
         from rankwise.launch.announcements import time_limit_line  # noqa: PLC0415  # rare
 
-        self._decorator.remember_stand(verdict, waits, stacks)
+        self._awaited = verdict
+        self._stood = stood_of(waits, stacks, self._planner.ranks.rank)
         if self._plan.is_alone:  # an agent among others says itself what follows
             self._say(time_limit_line(timeout, self._job.gang.grace), "timeout")
         self.request_stop(TIME_LIMIT_SIGNAL)
@@ -493,7 +510,7 @@ class Session:
     def _abandon_spawns(self, hosting: Hosting) -> None:
         """Have no more ranks made; say what has held them up, unless the user did not want them."""
         module = hosting.importing
-        self._decorator.remember_import(module)
+        self._evidence.remember_import(module)
         if module and self.caught_signal is None:
             self._say(f"no rank could start: the fork server is still importing {module}")
         hosting.abandon_spawns()
@@ -533,7 +550,7 @@ class Session:
             rank = self._planner.ranks.rank
             return {rank(local_rank): pid for local_rank, pid in self._host.living().items()}
 
-        self._decorator.gpus = watch = GpuWatch(self.reactor, self._clock, self._say, leaders)
+        self._evidence.gpus = watch = GpuWatch(self.reactor, self._clock, self._say, leaders)
         stack.callback(watch.close)
 
     def _open_control(self, stack: ExitStack, answers: ControlAnswers) -> None:
@@ -551,7 +568,7 @@ class Session:
 
         return RunRecorder(
             self._journal, self._host, self._planner, self.reactor, self._clock,
-            name=self._shown_id, gpus=self._decorator.gpus,
+            name=self._shown_id, gpus=self._evidence.gpus,
         )  # fmt: skip
 
     @property
@@ -579,12 +596,12 @@ class Session:
         from rankwise.launch.announcements import hang_line, stacks_of_rank  # noqa: PLC0415  # rare
 
         here, is_for_machines = self._planner.ranks, self._job.log_format == "json"
-        self._decorator.remember_stacks(stacks)
+        self._evidence.remember_stacks(stacks)
         gang = self._dispatch.gang
         if gang is not None and any(worker.blame for worker in gang.workers):
             return  # it has not hung: the report tells who is to blame, and where that one is
         verdict, waits = self._watches.explain_hang()
-        self._decorator.remember_waits(verdict, waits)
+        self._evidence.remember_waits(verdict, waits)
         stood = stood_of(waits, stacks, here.rank)
         has_report = self._plan.is_alone or is_for_machines
         line = hang_line(self._job.gang.hang_timeout, stood, has_report=has_report)
@@ -621,6 +638,20 @@ def _with_own_loopback(job: Job) -> Job:
         master_bind=own,
         cluster=cluster,
         environment={**interface_environment(own, os.environ), **job.environment},
+    )
+
+
+def stood_of(
+    waits: Mapping[int, str], stacks: Mapping[int, str], rank_of: Callable[[int], int]
+) -> tuple[Stood, ...]:
+    """Where each rank stood, from what it waited for and its stacks, by local rank."""
+    return tuple(
+        Stood(
+            rank=rank_of(local_rank),
+            waits_for=waits.get(local_rank, ""),
+            stacks=stacks.get(local_rank, ""),
+        )
+        for local_rank in sorted(waits.keys() | stacks.keys())
     )
 
 

@@ -288,7 +288,7 @@ class AgentRunner:
             failures=parts.history.failure_counts.copy(),
             leads=agent.rendezvous.is_leading,
             step=-1 if step is None else step,
-            xids={} if parts.decorator.gpus is None else parts.decorator.gpus.xid_counts(),
+            xids={} if parts.evidence.gpus is None else parts.evidence.gpus.xid_counts(),
             waited_for_seconds={delay.rank: delay.waited / SECOND for delay in delays},
         )
         if (world := agent.world) is not None:

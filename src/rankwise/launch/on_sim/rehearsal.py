@@ -29,7 +29,6 @@ from rankwise.base.failure import (
     Outcome,
     OutcomeStatus,
     Stood,
-    exit_in_program,
 )
 from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.vocabulary import Announcement
@@ -38,12 +37,11 @@ from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.early_signals import usual
 from rankwise.drivers.real.logs.console import Console
 from rankwise.drivers.real.logs.file import DiskComplaints
-from rankwise.drivers.real.logs.tail import KEPT_LINES_MAX
 from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.announcements import as_sigterm_line, passed_on_line, time_limit_line
 from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.commands import ensure_open_files
-from rankwise.launch.failure_report.tracebacks import error_of_thread
+from rankwise.launch.failure_description import RankEvidence, describe_failure
 from rankwise.launch.job import Executable, Function, Job, Streams
 from rankwise.launch.journal_file import open_journal
 from rankwise.launch.log_layout import LogLayout
@@ -79,8 +77,6 @@ _CONSOLE_PATIENCE_MS = 3_000
 """How long a console that takes nothing is waited for when the run has been stopped."""
 _STOPS_MAX = 2
 """One more signal ends this process, whatever it does."""
-_STDERR_LINES = 60
-_STDOUT_LINES = 10
 _DESCRIPTORS_PER_RANK = 2
 _SIMULATED_OF_EQUALS = 2
 _OTHER_DESCRIPTORS = 64
@@ -524,30 +520,29 @@ class Rehearsal:
     def _describe(
         self, failure: Failure, host: str, records: RankRecords, output: Output
     ) -> Failure:
-        """The same failure with what only this world knows of it."""
-        rank, files = failure.rank, records.destinations
+        """Describe a failure of a rank, on a host."""
+        gather = partial(self._gather, host, records, output)
+        return describe_failure(failure, self.job, gather, keeps_files=self.places.keep)
+
+    def _gather(
+        self, host: str, records: RankRecords, output: Output, failure: Failure
+    ) -> RankEvidence:
+        """What only this world knows of a failure."""
+        rank, hang = failure.rank, self._stuck or records.hang
         is_hung = failure.cause is FailureCause.HUNG
         has_stacks = is_hung or failure.cause is FailureCause.OUT_OF_STEP
-        error_file = files.error_files.get(rank, "")
-        paths = (files.stdouts.get(rank, ""), files.stderrs.get(rank, ""))
-        hang = self._stuck or records.hang
-        return msgspec.structs.replace(
-            failure,
-            pid=None,
+        return RankEvidence(
             host=host,
-            role=self.job.role,
-            wall_ns=failure.error.wall_ns if failure.error else self._clock.wall_ns(),
-            detail=hang
-            if is_hung
-            else failure.detail or exit_in_program(failure, records.exits.get(rank, "")),
-            signal_sender=self._sender_of_signal(failure),
-            stacks=records.stacks.get(rank, "") if has_stacks else "",
+            wall_ns=self._clock.wall_ns(),
+            stderr=partial(output.tail, rank, Streams.ERR),
+            stdout=partial(output.tail, rank, Streams.OUT),
+            destinations=records.destinations,
+            file_key=rank,
+            detail=hang if is_hung else failure.detail,
+            exit_place=records.exits.get(rank, ""),
+            hang_stacks=records.stacks.get(rank, ""),
             waits_for=records.waits.get(rank, "") if has_stacks else "",
-            thread_error=error_of_thread(output.tail(rank, Streams.ERR, KEPT_LINES_MAX)),
-            stderr_tail=output.tail(rank, Streams.ERR, _STDERR_LINES),
-            stdout_tail=output.tail(rank, Streams.OUT, _STDOUT_LINES),
-            log_paths=tuple(filter(None, paths)),
-            error_file=error_file if failure.error and self.places.keep else "",
+            signal_sender=self._sender_of_signal(failure),
         )
 
     def _sender_of_signal(self, failure: Failure) -> str:
