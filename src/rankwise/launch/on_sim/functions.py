@@ -15,6 +15,7 @@ from rankwise.launch.on_sim.exploration import Order
 from rankwise.launch.on_sim.output import write_all
 from rankwise.launch.on_sim.rehearsal import Rehearsal
 from rankwise.launch.outcomes import raise_unless_succeeded
+from rankwise.launch.supervision import Supervision
 from rankwise.sim.faults.reading import read_faults_of_run
 
 
@@ -35,7 +36,7 @@ class Simulation(NamedTuple):
     values: str
     prediction: str | os.PathLike[str] | None
 
-    def run(self, job: Job, machine: str | None) -> Rehearsal:
+    def run(self, job: Job, machine: str | None) -> Supervision:
         """Run a job on simulated ranks, and return its last run when that has succeeded.
 
         Args:
@@ -82,7 +83,7 @@ class Simulation(NamedTuple):
             program = job.program.name if isinstance(job.program, Function) else ""
             write_document(done.run.prediction, os.fspath(self.prediction), program)
         try:
-            raise_unless_succeeded(done.outcome, done.run)
+            raise_unless_succeeded(done.outcome, done.run.supervision)
         except WorkersFailed as failed:
             if done.again:
                 failed.add_note(f"the same order again: {done.again}")
@@ -91,7 +92,7 @@ class Simulation(NamedTuple):
             raise
         for missed in done.run.missed_faults:
             warnings.warn(missed, stacklevel=3)  # at the call of `rankwise.run`; pytest lists it
-        return done.run
+        return done.run.supervision
 
     def _check(self) -> None:
         for name, value, names in (
