@@ -325,9 +325,8 @@ class Session:
     def request_stop(self, signum: int | None) -> None:
         """Ask the agents to end; the second time their ranks are killed."""
         if not self.stops_asked:
-            self.stop_signal = signum
+            self.stop_signal, self._stop_asked_at = signum, self.limits.now()
         self.stops_asked += 1
-        self._stop_asked_at = self._stop_asked_at or self.limits.now()
         self.host.stop(signum)
 
     @property
@@ -355,7 +354,8 @@ class Session:
     def grace_left(self) -> Duration:
         """How much of the time is left that this node has to end once it is told to stop."""
         now = self.limits.now()
-        return Duration(max(0, after(self._stop_asked_at or now, self.job.gang.grace) - now))
+        asked_at = now if self._stop_asked_at is None else self._stop_asked_at
+        return Duration(max(0, after(asked_at, self.job.gang.grace) - now))
 
 
 MakeHost = Callable[[Session, ExitStack], RunHost]
