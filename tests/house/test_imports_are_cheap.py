@@ -96,14 +96,3 @@ def test_a_run_on_processes_loads_nothing_of_simulated_ranks(tmp_path: Path) -> 
 
     assert "rankwise.launch.process_run_host" in loaded
     assert [name for name in loaded if name.startswith(SIMULATED)] == []
-
-
-def test_a_run_on_simulated_ranks_loads_nothing_that_makes_processes(tmp_path: Path) -> None:
-    (tmp_path / "program.py").touch()
-
-    loaded = loaded_by_run("--on=sim", str(tmp_path / "program.py"))
-
-    assert "rankwise.launch.on_sim.run_host" in loaded
-    assert loaded.isdisjoint(
-        {"rankwise.launch.process_run_host", "rankwise.drivers.real.process_host"}
-    )

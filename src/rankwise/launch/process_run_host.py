@@ -47,7 +47,7 @@ from rankwise.launch.planning import JobPlanner
 from rankwise.launch.private_places import new_private_path, remove_abandoned, remove_tree
 from rankwise.launch.process_evidence import ProcessEvidence
 from rankwise.launch.run_parts import RunParts
-from rankwise.launch.session import RunClocks, Session
+from rankwise.launch.session import Session
 from rankwise.launch.signal_effects import STOPPING
 from rankwise.launch.watches import Watches
 
@@ -96,7 +96,6 @@ class ProcessRunHost:
         self._job = job = _with_own_loopback(session.job)
         self._places = places = session.places
         self._clock = clock
-        self.clocks = RunClocks(agents=clock, limits=clock)
         self._on_begun: Callable[[], None] | None = on_begun
         self._caught_as = 0
         self._is_cut_short = False
@@ -160,7 +159,7 @@ class ProcessRunHost:
         self._planner.prepare_attempt(0)
         self._evidence = ProcessEvidence(self._host, self._planner, clock.wall_ns() - clock.now())
         self._plan = plan_of(job)
-        self._journal = session.open_journal(stack, clock)
+        self._journal = session.open_journal(stack)
         parts = RunParts(
             job=job,
             stack=stack,

@@ -85,11 +85,6 @@ class RunHost(Protocol):
     """Where the agents of a run and their ranks live, write and turn."""
 
     @property
-    def clocks(self) -> RunClocks:
-        """Its times."""
-        ...
-
-    @property
     def outcome(self) -> Outcome | None:
         """What became of the run, once all agents have finished."""
         ...
@@ -145,12 +140,13 @@ class Session:
     Args:
         job: what to run.
         stack: takes everything down; the caller closes it.
-        make_host: makes the host, which first sets `write`.
+        make_host: makes the host, which first sets `write`, and `clocks` where agents have another.
         places: where log files go.
         limits: the clock of people who wait for the run.
         failure_command: is told of attempts that fail.
 
     Attributes:
+        clocks: of its agents and of its limits.
         write: writes a notice for the user, between the lines of ranks and never inside one.
         caught_signal: the signal to this process that has stopped the run, if one did.
         late_signals: those that came when the gang had finished, complete when `stack` is closed.
@@ -188,7 +184,7 @@ class Session:
         self.effects = effects_of(job)
         self.complaints = DiskComplaints(self.say)
         self.history = RunHistory(limits.wall_ns, failure_command)
-        self.limits = limits
+        self.clocks = RunClocks(agents=limits, limits=limits)
         self._signals_told: set[int] = set()
         self._passed_told: dict[int, tuple[list[int], list[int]]] = {}
         """Which ranks a signal was passed on to, and which others there were, as was last told."""
@@ -225,23 +221,24 @@ class Session:
             line = notice(self.job, message, event, **fields)
             self.write(line.encode("utf-8", "replace"))
 
-    def open_journal(self, stack: ExitStack, clock: Clock) -> FileJournal | None:
+    def open_journal(self, stack: ExitStack) -> FileJournal | None:
         """Open the run's journal, if it has one; `stack` closes it. A bad disk ends no run.
 
         It is beside the logs, when the user has named a place for logs. A report or a timeline
         without logs is made of a file without a name (`Job.journal_fd`).
         """
         job, places, complain = self.job, self.places, self.complaints.complain
+        wall_ns = self.clocks.agents.wall_ns
         if job.journal_fd is not None:
             name = "the record of this run, in the place for temporary files"
-            journal = FileJournal(name, complain, clock.wall_ns, job.journal_fd)
+            journal = FileJournal(name, complain, wall_ns, job.journal_fd)
             stack.callback(journal.close)
             return journal
         if not job.logs.directory or job.logs.directory == os.devnull or places.directory is None:
             return None
         path = os.path.join(places.directory, "journal.jsonl")  # pathlib costs milliseconds
         try:
-            journal = FileJournal(path, complain, clock.wall_ns)
+            journal = FileJournal(path, complain, wall_ns)
         except OSError as error:
             complain(path, error)
             return None
@@ -325,7 +322,7 @@ class Session:
     def request_stop(self, signum: int | None) -> None:
         """Ask the agents to end; the second time their ranks are killed."""
         if not self.stops_asked:
-            self.stop_signal, self._stop_asked_at = signum, self.limits.now()
+            self.stop_signal, self._stop_asked_at = signum, self.clocks.limits.now()
         self.stops_asked += 1
         self.host.stop(signum)
 
@@ -353,7 +350,7 @@ class Session:
     @property
     def grace_left(self) -> Duration:
         """How much of the time is left that this node has to end once it is told to stop."""
-        now = self.limits.now()
+        now = self.clocks.limits.now()
         asked_at = now if self._stop_asked_at is None else self._stop_asked_at
         return Duration(max(0, after(asked_at, self.job.gang.grace) - now))
 

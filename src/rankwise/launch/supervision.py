@@ -27,6 +27,7 @@ from rankwise.drivers.real.interrupts import gate_here
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout, LogPlaces
 from rankwise.launch.notices import notice
+from rankwise.launch.process_run_host import ProcessRunHost
 from rankwise.launch.run_history import failure_command_of
 from rankwise.launch.session import Session
 from rankwise.launch.signal_effects import USER_SIGNALS
@@ -150,9 +151,6 @@ class Supervision:
         )
 
     def _make_process_host(self, session: Session, stack: ExitStack) -> "RunHost":
-        # Loaded only for processes, as the other host is for simulated ranks.
-        from rankwise.launch.process_run_host import ProcessRunHost  # noqa: PLC0415
-
         return ProcessRunHost(
             session,
             stack,

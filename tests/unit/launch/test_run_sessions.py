@@ -21,7 +21,7 @@ from rankwise.cli.run import config_from_cli
 from rankwise.core.agent.vocabulary import AnnounceRestart
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout
-from rankwise.launch.session import RunClocks, Session
+from rankwise.launch.session import Session
 
 SUCCESS = Outcome(status=OutcomeStatus.SUCCEEDED, attempts=1)
 STOPPED = Outcome(status=OutcomeStatus.STOPPED, attempts=1, stop_signal=TIME_LIMIT_SIGNAL)
@@ -44,7 +44,6 @@ class ScriptedHost:
     """A world without ranks, whose agents end after the events of a script."""
 
     def __init__(self, outcome: Outcome, *events: Callable[[], None]) -> None:
-        self.clocks = RunClocks(agents=ManualClock(), limits=ManualClock())
         self.outcome: Outcome | None = None
         self.stops: list[int | None] = []
         self.passed: list[int] = []
@@ -99,7 +98,7 @@ def session_of(host: ScriptedHost, job: Job | None = None) -> tuple[Session, lis
     said: list[str] = []
     places = LogLayout(job.logs, size=1, run_id=job.run_id)
     session = Session(
-        job, ExitStack(), lambda _session, _stack: host, places=places, limits=host.clocks.limits
+        job, ExitStack(), lambda _session, _stack: host, places=places, limits=ManualClock()
     )
     session.write = lambda line: said.append(line.decode())
     return session, said
@@ -179,7 +178,7 @@ def test_the_time_limit_leaves_a_run_alone_that_is_being_stopped() -> None:
 def test_the_grace_that_is_left_counts_from_the_first_request() -> None:
     host = ScriptedHost(STOPPED)
     session, _ = session_of(host, job_of("--shutdown-timeout=10s"))
-    limits = host.clocks.limits
+    limits = session.clocks.limits
     assert isinstance(limits, ManualClock)
 
     session.request_stop(signal.SIGTERM)

@@ -45,7 +45,7 @@ from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.ranks import VirtualClock
 from rankwise.launch.on_sim.run_token_watch import RunTokenWatch
 from rankwise.launch.private_places import remove_abandoned
-from rankwise.launch.session import RunClocks, Session
+from rankwise.launch.session import Session
 from rankwise.observe.records import RECORDER
 from rankwise.sim.rehearsal.descriptors import STANDARD
 from rankwise.sim.rehearsal.faults import FaultInjector
@@ -101,8 +101,8 @@ class SimulatedRunHost:
         self._world = world = stack.enter_context(self._make_world(STANDARD.union(console_fds)))
         world.substitutes.pipes_for_children = output.pipes_for_children
         self._watch_for_triton(stack)
-        clock = VirtualClock(world, session.limits.wall_ns)
-        self.clocks = RunClocks(agents=clock, limits=session.limits)
+        clock = VirtualClock(world, session.clocks.limits.wall_ns)
+        session.clocks = session.clocks._replace(agents=clock)
         self._watch_the_token()
         session.places.prepare(0)
         if session.places.root is not None:
@@ -243,7 +243,7 @@ class SimulatedRunHost:
             console_fds,
             session.complaints,
             now=lambda: self._world.scheduler.now,
-            real_now=session.limits.now,
+            real_now=session.clocks.limits.now,
             writer=rank_of_thread,
             # The world is made after its streams.
             is_own=lambda rank, number: self._world.descriptors.is_own(rank, number),  # noqa: PLW0108
@@ -278,7 +278,7 @@ class SimulatedRunHost:
         token_patience.on_held = self._tell_who_holds
         hang_timeout = self._session.job.gang.hang_timeout
         patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
-        limits = self._session.limits
+        limits = self._session.clocks.limits
         token_patience.gets_on = RunTokenWatch(patience, limits, lambda: output.byte_count).gets_on
 
     def _make_nodes(self, stack: ExitStack, clock: VirtualClock) -> SimulatedNodes:
@@ -291,7 +291,7 @@ class SimulatedRunHost:
             announcements.tell(host, announcement)
             session.history.note(announcement)
 
-        journal = session.open_journal(stack, clock)
+        journal = session.open_journal(stack)
         if journal is not None:
             from rankwise.launch.recording import described_run  # noqa: PLC0415  # only then
 
@@ -408,7 +408,7 @@ class SimulatedRunHost:
         has_stacks = is_hung or failure.cause is FailureCause.OUT_OF_STEP
         return RankEvidence(
             host=host,
-            wall_ns=self.clocks.limits.wall_ns(),
+            wall_ns=self._session.clocks.limits.wall_ns(),
             stderr=partial(output.tail, rank, Streams.ERR),
             stdout=partial(output.tail, rank, Streams.OUT),
             destinations=records.destinations,
