@@ -135,9 +135,7 @@ class Rehearsal:
         self.faults = faults
         self.missed_faults: list[str] = []
         self._console_fds = console_fds
-        self.supervision = Supervision(
-            job, make_host=self._make_host, size=self.size, console_fds=console_fds
-        )
+        self.supervision = Supervision(job, make_host=self._make_host, size=self.size)
 
     def run(self) -> Outcome:
         """Run the job to its end, in this thread and those of the ranks; once."""
