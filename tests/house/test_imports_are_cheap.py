@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ EXPENSIVE = (
     "rich",
     "importlib.metadata",
 )
+SIMULATED = ("rankwise.sim", "rankwise.launch.on_sim")
 
 
 def imported_by(statement: str) -> set[str]:
@@ -70,3 +72,27 @@ def test_a_run_imports_no_codec_and_makes_no_dataclasses() -> None:
     imported = imported_by(f"from rankwise.cli.main import invoke; invoke({words})")
 
     assert imported.isdisjoint({"dataclasses", "encodings.idna", "string"})
+
+
+LOADED_BY_A_RUN = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules))
+from rankwise.cli.main import main
+main(["run", "--nproc-per-node=2", *sys.argv[1:]])
+"""
+
+
+def loaded_by_run(*words: str) -> set[str]:
+    """The modules that a run of two ranks has loaded, which print nothing."""
+    source = [sys.executable, "-c", LOADED_BY_A_RUN, *words]
+    done = subprocess.run(source, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_a_run_on_processes_loads_nothing_of_simulated_ranks(tmp_path: Path) -> None:
+    (tmp_path / "program.py").touch()
+
+    loaded = loaded_by_run(str(tmp_path / "program.py"))
+
+    assert "rankwise.launch.process_run_host" in loaded
+    assert [name for name in loaded if name.startswith(SIMULATED)] == []

@@ -140,7 +140,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     if not is_shown:
         return outcome
     if job.console:
-        tell(outcome, rehearsal)
+        tell(outcome, rehearsal.supervision)
         if again and outcome.status is OutcomeStatus.FAILED:
             _say(f"again: {again}")
     if rehearsal.prediction is not None:
@@ -148,11 +148,13 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         _tell_prediction(options, rehearsal.prediction, job, has_failed=has_failed)
         _keep_prediction(options, rehearsal)
     if files is not None:
-        files.write(rehearsal.places)
-    if command := rehearsal.failure_command or failure_command_of(job):
+        files.write(rehearsal.supervision.places)
+    if rehearsal.supervision.has_failure_command:
+        rehearsal.supervision.run_failure_command()
+    elif command := failure_command_of(job):  # of an exploration, whose runs have none
         from rankwise.launch.failure_command import tell_of_end  # noqa: PLC0415  # rare
 
-        tell_of_end(command, outcome, rehearsal)
+        tell_of_end(command, outcome, rehearsal.supervision)
     return outcome
 
 
@@ -266,7 +268,7 @@ def _keep_prediction(options: "RunOptions", rehearsal: "Rehearsal") -> None:
 
     if rehearsal.prediction is None or options.log_dir in {None, os.devnull}:
         return
-    directory = rehearsal.places.directory
+    directory = rehearsal.supervision.places.directory
     if directory is None:
         return
     path = str(Path(directory, PREDICTION_FILE))

@@ -17,7 +17,7 @@ from rankwise.launch.function_job import function_job, parse_start_method
 from rankwise.launch.function_results import values_by_rank
 from rankwise.launch.job import Job, StartMethod, StartMethodName
 from rankwise.launch.limits import shown
-from rankwise.launch.outcomes import FinishedRun, raise_unless_succeeded
+from rankwise.launch.outcomes import raise_unless_succeeded
 from rankwise.launch.supervision import Supervision
 
 R = TypeVar("R")
@@ -287,7 +287,7 @@ def _refuse_for_processes(simulation: Mapping[str, Any]) -> None:
             )
 
 
-def _by_rank(job: Job, finished: FinishedRun) -> list[Any]:
+def _by_rank(job: Job, finished: Supervision) -> list[Any]:
     values = values_by_rank(finished.results)
     return [values.get(rank) for rank in range(job.gang.size)]
 

@@ -43,7 +43,7 @@ from rankwise.launch.notices import fields_of, line_for_machines, notice
 from rankwise.launch.signal_effects import STOPPING, effects_of
 
 if TYPE_CHECKING:
-    from rankwise.launch.outcomes import FinishedRun
+    from rankwise.launch.supervision import Supervision
 
 PATIENCE_S = 60.0
 _STDERR = 2
@@ -182,7 +182,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def tell_of_end(
     command: FailureCommand,
     outcome: Outcome,
-    run: "FinishedRun",
+    run: "Supervision",
     *,
     is_of_this_node: bool = True,
     grace_left: Duration | None = None,

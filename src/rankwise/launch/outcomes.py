@@ -2,8 +2,7 @@
 
 import os
 import signal
-from collections.abc import Mapping
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from rankwise.base.errors import GangError, RunTimeout, WorkersFailed
 from rankwise.base.failure import (
@@ -13,54 +12,19 @@ from rankwise.base.failure import (
     Outcome,
     OutcomeStatus,
 )
-from rankwise.base.units import Duration, format_duration
+from rankwise.base.units import format_duration
 from rankwise.launch.failure_report.composing import compose_report
 from rankwise.launch.failure_report.model import ReportContext
 from rankwise.launch.failure_report.rendering import plain_text
 from rankwise.launch.function_results import exceptions_by_rank
-from rankwise.launch.job import Job, Streams, program_name, restarts_allowed
-from rankwise.launch.log_layout import LogPlaces, console_streams
+from rankwise.launch.job import Streams, program_name, restarts_allowed
+from rankwise.launch.log_layout import console_streams
+
+if TYPE_CHECKING:
+    from rankwise.launch.supervision import Supervision
 
 
-class FinishedRun(Protocol):
-    """What is asked of a run that is over: a `Supervision`, or a `Rehearsal` of simulated ranks."""
-
-    @property
-    def job(self) -> Job:
-        """What was run."""
-        ...
-
-    @property
-    def places(self) -> LogPlaces:
-        """Where log files are."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many ranks there were, as far as this process knows."""
-        ...
-
-    @property
-    def elapsed(self) -> Duration:
-        """How long it has lasted."""
-        ...
-
-    @property
-    def results(self) -> Mapping[int, bytes | bytearray]:
-        """The result frame of every function worker."""
-        ...
-
-    @property
-    def caught_signal(self) -> int | None:
-        """The signal to this process that has stopped it."""
-        ...
-
-    def run(self) -> Outcome:
-        """Run it."""
-        ...
-
-
-def raise_unless_succeeded(outcome: Outcome, supervision: FinishedRun) -> None:
+def raise_unless_succeeded(outcome: Outcome, supervision: "Supervision") -> None:
     """Return after a success.
 
     Raises:
@@ -81,7 +45,7 @@ def raise_unless_succeeded(outcome: Outcome, supervision: FinishedRun) -> None:
             raise workers_failed(outcome, supervision)
 
 
-def raise_stopped(supervision: FinishedRun) -> NoReturn:
+def raise_stopped(supervision: "Supervision") -> NoReturn:
     """Let the signal that stopped a run take the effect that it would have had without us.
 
     Raises:
@@ -96,13 +60,13 @@ def raise_stopped(supervision: FinishedRun) -> NoReturn:
     raise GangError(f"the run was stopped by {name} before it had finished")
 
 
-def is_out_of_time(outcome: Outcome, supervision: FinishedRun) -> bool:
+def is_out_of_time(outcome: Outcome, supervision: "Supervision") -> bool:
     """Whether a time limit has stopped the run: its own, or that of another node."""
     is_limit = supervision.job.timeout is not None or supervision.caught_signal is None
     return is_limit and outcome.stop_signal == TIME_LIMIT_SIGNAL  # or a SIGALRM to this process
 
 
-def end_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
+def end_in_words(outcome: Outcome, supervision: "Supervision") -> str:
     """`failed after 3.2 s`, `stopped by SIGTERM after 3.2 s`."""
     elapsed = format_duration(supervision.elapsed)
     if outcome.status is not OutcomeStatus.STOPPED:
@@ -110,7 +74,7 @@ def end_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
     return f"stopped {who_stopped(outcome, supervision)} after {elapsed}"
 
 
-def who_stopped(outcome: Outcome, supervision: FinishedRun) -> str:
+def who_stopped(outcome: Outcome, supervision: "Supervision") -> str:
     """`by SIGTERM`, `by its time limit of 8 h`, for a run that was stopped."""
     signum, timeout = outcome.stop_signal, supervision.job.timeout
     if is_out_of_time(outcome, supervision):
@@ -122,7 +86,7 @@ def who_stopped(outcome: Outcome, supervision: FinishedRun) -> str:
     return "on request"
 
 
-def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
+def stop_in_words(outcome: Outcome, supervision: "Supervision") -> str:
     """How a run was stopped.
 
     Of one that its time limit has stopped, further lines tell where its ranks stood, unless all
@@ -138,7 +102,7 @@ def stop_in_words(outcome: Outcome, supervision: FinishedRun) -> str:
     return "\n".join([text + awaited, *lines_of_blocks(blocks_of_ranks(outcome.stood))])
 
 
-def workers_failed(outcome: Outcome, supervision: FinishedRun) -> WorkersFailed:
+def workers_failed(outcome: Outcome, supervision: "Supervision") -> WorkersFailed:
     """The exception for a failed run; its cause is the root cause's real exception, if it came."""
     from rankwise.base.exception_pickle import tell_traceback  # noqa: PLC0415  # only for failures
 
@@ -160,12 +124,12 @@ def workers_failed(outcome: Outcome, supervision: FinishedRun) -> WorkersFailed:
     return failed
 
 
-def report_of(outcome: Outcome, supervision: FinishedRun) -> str:
+def report_of(outcome: Outcome, supervision: "Supervision") -> str:
     """The failure report as text."""
     return plain_text(compose_report(outcome, report_context(supervision)))
 
 
-def report_context(supervision: FinishedRun) -> ReportContext:
+def report_context(supervision: "Supervision") -> ReportContext:
     """What a failure report tells about the run as a whole."""
     job, places = supervision.job, supervision.places
     directory = (places.directory or "") if places.keep else ""

@@ -1,15 +1,17 @@
 """The parts of a session that a node's agent acts through."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import msgspec
 
+from rankwise.base.failure import Failure
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.launch.decoration import FailureDecorator
 from rankwise.launch.job import Job
 from rankwise.launch.notices import Say
 from rankwise.launch.planning import JobPlanner
+from rankwise.launch.process_evidence import ProcessEvidence
 from rankwise.launch.run_history import RunHistory
 from rankwise.launch.watches import Watches
 from rankwise.ports.clock import Clock
@@ -22,7 +24,8 @@ class RunParts(msgspec.Struct, kw_only=True):
     Attributes:
         job: what is run.
         stack: takes down, in reverse order, what is put onto it.
-        clock, reactor, host, planner, decorator, journal: the parts.
+        clock, reactor, host, planner, evidence, journal: the parts.
+        describe: describes failures, each once.
         watches: know what the ranks do.
         history: remembers the attempts.
         say: tells the user a sentence on stderr, or a machine an object.
@@ -34,7 +37,8 @@ class RunParts(msgspec.Struct, kw_only=True):
     reactor: Reactor
     host: RealProcessHost
     planner: JobPlanner
-    decorator: FailureDecorator
+    evidence: ProcessEvidence
+    describe: Callable[[tuple[Failure, ...]], tuple[Failure, ...]]
     journal: Journal | None
     watches: Watches
     history: RunHistory

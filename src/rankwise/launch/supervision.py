@@ -1,4 +1,4 @@
-"""The composition root of a run: from a `Job` to its `Outcome`.
+"""One run, as its caller has it: from a `Job` to its `Outcome`, on processes or simulated ranks.
 
 `Supervision.run` runs a job in the calling thread. `start_in_thread` does the same in a thread of
 its own, for callers that must not wait: the workers' pipes are read whether or not somebody is
@@ -27,16 +27,17 @@ from rankwise.drivers.real.interrupts import gate_here
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import LogLayout, LogPlaces
 from rankwise.launch.notices import notice
+from rankwise.launch.process_run_host import ProcessRunHost
 from rankwise.launch.run_history import failure_command_of
 from rankwise.launch.session import Session
 from rankwise.launch.signal_effects import USER_SIGNALS
 
 if TYPE_CHECKING:
-    from rankwise.launch.outcomes import FinishedRun
+    from rankwise.launch.session import MakeHost, RunHost
 
 
 class Supervision:
-    """One run of a job on this machine.
+    """One run of a job.
 
     Args:
         job: what to run.
@@ -44,6 +45,8 @@ class Supervision:
         started: one that was started for this run, see `hosting_for`; it ends with it.
         places: where log files go, when not as `job.logs` says.
         console_fds: what stands for standard output and standard error.
+        make_host: makes the world that the run lives in; None: processes on this machine.
+        size: how many ranks there are in that world, as far as this process knows.
         ends_process: whether this process ends with the run, so that a signal after a success has
             nothing left to end. Otherwise it takes its effect, as it may be meant for the program.
     """
@@ -56,12 +59,16 @@ class Supervision:
         started: Hosting | None = None,
         places: LogPlaces | None = None,
         console_fds: tuple[int, int] = (1, 2),
+        make_host: "MakeHost | None" = None,
+        size: int | None = None,
         ends_process: bool = False,
     ) -> None:
         self.job = job
+        self.size = job.gang.size if size is None else size
+        self._make_host = make_host or self._make_process_host
         self._console_fds = console_fds
         self._ends_process = ends_process
-        self.places = places or LogLayout(job.logs, size=job.gang.size, run_id=job.run_id)
+        self.places = places or LogLayout(job.logs, size=self.size, run_id=job.run_id)
         self._hosting = hosting
         self._started = started
         self._clock = SystemClock()
@@ -78,11 +85,6 @@ class Supervision:
         """Of the threads that wait for an event of the run."""
         self._lock = threading.Lock()
         self._failure_command = failure_command_of(job)
-
-    @property
-    def size(self) -> int:
-        """How many ranks this node has."""
-        return self.job.gang.size
 
     @property
     def results(self) -> Mapping[int, bytes | bytearray]:
@@ -102,7 +104,7 @@ class Supervision:
     def pids(self) -> dict[int, int]:
         """The process of every worker of the present attempt, by local rank."""
         session = self._session
-        return {} if session is None else session.pids()
+        return {} if session is None else session.host.pids()
 
     def run(self) -> Outcome:
         """Run the job in this thread until it is over.
@@ -116,8 +118,7 @@ class Supervision:
         if self._session is not None or self._finished.is_set():
             raise LocalProtocolError("a supervision runs once; make another for another run")
         try:
-            # What a handler tears could not be taken down any more.
-            with gate_here().used(), _too_few_files_told(), ExitStack() as stack:
+            with _too_few_files_told(), ExitStack() as stack:
                 try:
                     session = self._make_session(stack)
                 finally:
@@ -129,8 +130,8 @@ class Supervision:
                     for signum in self._early_stops:
                         session.request_stop(signum)
                 self._outcome = session.run()
-                self._results = session.results()
-                is_over_for_good = self._ends_process and session.end_well_on_signals()
+                self._results = session.host.results()
+                is_over_for_good = self._ends_process and session.host.end_well_on_signals()
         finally:
             self._tell(self._begun)
             self._tell(self._finished)
@@ -143,13 +144,21 @@ class Supervision:
         return Session(
             self.job,
             stack,
+            self._make_host,
             places=self.places,
+            limits=self._clock,
+            failure_command=self._failure_command,
+        )
+
+    def _make_process_host(self, session: Session, stack: ExitStack) -> "RunHost":
+        return ProcessRunHost(
+            session,
+            stack,
             console_fds=self._console_fds,
             hosting=self._hosting,
             started=self._started,
             clock=self._clock,
             on_begun=partial(self._tell, self._begun),
-            failure_command=self._failure_command,
         )
 
     def start_in_thread(self, *, daemon: bool = True) -> None:
@@ -207,6 +216,11 @@ class Supervision:
             for bell in self._bells:
                 bell.ring()
 
+    @property
+    def has_failure_command(self) -> bool:
+        """Whether the job has a command that is told of failures."""
+        return self._failure_command is not None
+
     def run_failure_command(self) -> None:
         """Run the user's command about a run that has failed, on the node where it did, and wait.
 
@@ -223,7 +237,7 @@ class Supervision:
             command,
             outcome,
             self,
-            is_of_this_node=session.has_root_cause(outcome),
+            is_of_this_node=session.host.has_root_cause(outcome),
             grace_left=session.grace_left,
         )
 
@@ -235,7 +249,7 @@ class Supervision:
             if session is None:
                 self._early_stops.append(number)
         if session is not None and not self._finished.is_set():
-            session.reactor.post(lambda: session.request_stop(number))
+            session.host.post(lambda: session.request_stop(number))
 
     def _run_in_thread(self) -> None:
         try:
@@ -285,7 +299,7 @@ def supervise(
     return outcome
 
 
-def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
+def tell(outcome: Outcome, supervision: Supervision) -> None:
     """Tell the user on stderr how a run went wrong, if it did."""
     logs = supervision.places.directory if supervision.places.keep else None
     with suppress(OSError):  # the reader of stderr has gone; the exit code tells enough
@@ -312,7 +326,7 @@ def tell(outcome: Outcome, supervision: "FinishedRun") -> None:
             sys.stderr.write(notice(supervision.job, f"logs are in {logs}"))
 
 
-def _end_for_machines(outcome: Outcome, supervision: "FinishedRun") -> Iterable[str]:
+def _end_for_machines(outcome: Outcome, supervision: Supervision) -> Iterable[str]:
     from rankwise.launch.notices import end_notices  # noqa: PLC0415  # not for a success of people
     from rankwise.launch.outcomes import end_in_words  # noqa: PLC0415  # the same
 

@@ -54,7 +54,9 @@ def rehearse(
         outcome = rehearsal.run()
     finally:
         os.close(console)
-    return Rehearsed(outcome, values_by_rank(rehearsal.results), (folder / "console").read_text())
+    return Rehearsed(
+        outcome, values_by_rank(rehearsal.supervision.results), (folder / "console").read_text()
+    )
 
 
 def train() -> tuple[int, str, str, str]:

@@ -54,7 +54,8 @@ def test_no_port_is_reserved_any_more_when_the_run_is_over() -> None:
         nothing = cast("Any", None)
         parts = RunParts(
             job=job, stack=run, clock=SystemClock(), reactor=reactor, host=nothing, planner=nothing,
-            decorator=nothing, journal=None, watches=nothing, history=nothing, say=nothing,
+            evidence=nothing, describe=nothing, journal=None, watches=nothing, history=nothing,
+            say=nothing,
         )  # fmt: skip
         host = RealNodeHost(parts, plan_of(job), delivered.append)
         run.close()

@@ -96,12 +96,7 @@ class AgentRunner:
             has_taken_part = finished.has_taken_part and not self._agent.spec.is_alone
             if finished.verdict is None and has_taken_part:
                 outcome = msgspec.structs.replace(outcome, attempts=self._host.restarts + 1)
-            # A run that was stopped before the restart that was announced ends in that attempt.
-            last = {failure.attempt for failure in outcome.failures[:1]}
-            earlier = [each for each in self._parts.history.earlier if each.number not in last]
-            self._outcome = msgspec.structs.replace(
-                outcome, absence=self._absence(finished), earlier=tuple(earlier)
-            )
+            self._outcome = msgspec.structs.replace(outcome, absence=self._absence(finished))
             was_late = self._was_late(finished)
             if was_late and not self._agent.spec.is_alone:
                 assert finished.verdict is not None, "asked just above"
@@ -288,7 +283,7 @@ class AgentRunner:
             failures=parts.history.failure_counts.copy(),
             leads=agent.rendezvous.is_leading,
             step=-1 if step is None else step,
-            xids={} if parts.decorator.gpus is None else parts.decorator.gpus.xid_counts(),
+            xids={} if parts.evidence.gpus is None else parts.evidence.gpus.xid_counts(),
             waited_for_seconds={delay.rank: delay.waited / SECOND for delay in delays},
         )
         if (world := agent.world) is not None:

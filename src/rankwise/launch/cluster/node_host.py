@@ -136,7 +136,7 @@ class RealNodeHost:
         self._over = set()
         self._processes.is_stopping = False
         self.world_size, self.restarts = world.size, world.restarts
-        self._parts.decorator.begin_attempt()
+        self._parts.evidence.begin_attempt()
         listener = self._listener if world.node_rank == 0 else None
         self._parts.planner.collectives_fd = -1 if listener is None else listener.fileno()
         self._parts.planner.ranks = NodeRanks(
@@ -174,7 +174,7 @@ class RealNodeHost:
 
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         """Find out what only the world knows."""
-        described = self._parts.decorator.decorate(failures)
+        described = self._parts.describe(failures)
         self._parts.history.count(described)
         if not self._plan.is_alone:  # who is alone is told by what it announces
             self._parts.history.on_failures(described)

@@ -85,7 +85,7 @@ class ControlAnswers:
             "log_dir": self._log_directory(),
             "place": "" if self._job.cluster is None else self._job.cluster.place,
         }
-        if (gpus := self._parts.decorator.gpus) is not None:
+        if (gpus := self._parts.evidence.gpus) is not None:
             status["xids"] = gpus.told_xids()
         if gang is not None:  # between two rounds this node has no place among the others
             ranks = self._planner.ranks

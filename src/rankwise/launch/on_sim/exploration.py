@@ -143,7 +143,7 @@ def _explore(
             run = make(schedule=schedule, console_fds=nowhere)
             outcome = run.run()
             if outcome.status is OutcomeStatus.STOPPED:
-                who, number = who_stopped(outcome, run), done + 1
+                who, number = who_stopped(outcome, run.supervision), done + 1
                 say(f"stopped {who} in schedule {number}; before that {_failed(causes)}")
                 return _Found(Ordered(outcome, run, is_shown=False))
             done += 1
@@ -200,14 +200,17 @@ def _check_origin(
             f"the schedule {path} is of {schedule.program} on {schedule.ranks} ranks, and there are"
             f" {run.size} now"
         )
-    name = program_name(run.job)
+    name = program_name(run.supervision.job)
     if schedule.program and os.path.basename(schedule.program) != os.path.basename(name):
         say(f"the schedule {path} is of {schedule.program}, and this is {name}")
 
 
 def _written(choices: list[int], run: "Rehearsal") -> str:
     """Write a schedule to a file of its own, whose name is the first that is free."""
-    text = msgspec.json.encode(ScheduleFile(choices, program_name(run.job), run.size)) + b"\n"
+    text = (
+        msgspec.json.encode(ScheduleFile(choices, program_name(run.supervision.job), run.size))
+        + b"\n"
+    )
     for number in count(1):
         path = f"rankwise-schedule-{number}.json"
         try:

@@ -25,13 +25,14 @@ from rankwise.launch.options import (
     options_needing,
 )
 from rankwise.launch.outcomes import raise_unless_succeeded
+from rankwise.launch.supervision import Supervision
 from rankwise.sim.faults.reading import read_faults_of_run
 
 if TYPE_CHECKING:
     from rankwise.launch.api import SimulationArguments
 
 
-def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -> Rehearsal:
+def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -> Supervision:
     """Run a job on simulated ranks, and return its last run when that has succeeded.
 
     Args:
@@ -74,7 +75,7 @@ def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -
         program = job.program.name if isinstance(job.program, Function) else ""
         write_document(done.run.prediction, os.fspath(given["prediction"]), program)
     try:
-        raise_unless_succeeded(done.outcome, done.run)
+        raise_unless_succeeded(done.outcome, done.run.supervision)
     except WorkersFailed as failed:
         if done.again:
             failed.add_note(f"the same order again: {done.again}")
@@ -83,7 +84,7 @@ def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -
         raise
     for missed in done.run.missed_faults:
         warnings.warn(missed, stacklevel=3)  # at the call of `rankwise.run`; pytest lists it
-    return done.run
+    return done.run.supervision
 
 
 def _check(given: "SimulationArguments", machine: str | None) -> None:

@@ -189,7 +189,7 @@ class Node:
             self._dispatch.wake()
             self._forget_client_at_end()
 
-    def stop(self, signal: int) -> None:
+    def stop(self, signal: int | None) -> None:
         """The agent gets a signal."""
         self._deliver(self._lives, StopRequested(signal))
 
@@ -338,7 +338,7 @@ class SimulatedNodes:
         for node in self._nodes:
             node.find_stuck(rank)
 
-    def stop(self, signal: int) -> None:
+    def stop(self, signal: int | None) -> None:
         """All agents get a signal."""
         for node in self._nodes:
             node.stop(signal)
