@@ -45,6 +45,15 @@ from rankwise.core.rendezvous.vocabulary import (
     Order,
     World,
 )
+from rankwise.core.watch.vocabulary import (
+    AskRanks,
+    FindAwaited,
+    JudgeCalls,
+    LookAtEnd,
+    LookAtPast,
+    LookOrder,
+    NoteHold,
+)
 from rankwise.drivers.feed import Feeder
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
@@ -83,7 +92,15 @@ class NodeHost(ProcessHost, Protocol):
         ...
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
-        """The trouble that was told of has been looked into; go on with what was held back."""
+        """The trouble that this node was in has been looked into on all nodes."""
+        ...
+
+    def look_at_ranks(self, order: LookOrder) -> None:
+        """Find out for the exit watch what ranks have called; each order names its answer.
+
+        None is ordered before the host has told `CallsBegan`, but `FindAwaited`, where the agent's
+        `WatchSpec` says that the host answers it.
+        """
         ...
 
 
@@ -184,6 +201,8 @@ class AgentDispatch:
                 host.tell_books(effect)
             case InquiryAnswered():
                 host.on_inquiry_answered(effect)
+            case LookAtEnd() | AskRanks() | JudgeCalls() | LookAtPast() | FindAwaited():
+                host.look_at_ranks(effect)
             case (
                 AnnounceKill()
                 | AnnounceStuck()
@@ -194,5 +213,7 @@ class AgentDispatch:
                 self._on_announcement(effect)
             case MadeSpare() | AnnounceRound() | AnnounceStop():
                 self._on_announcement(effect)
+            case NoteHold():
+                pass  # for the journal, which has it already
             case FinishRun():
                 pass  # `finished` tells; the driver of the agent looks at it after every step
