@@ -149,7 +149,11 @@ class CallWatch:
         self.lateness = LatenessWatch(host, planner, clock, on_cpp_calls)
 
     def begin(self) -> int | None:
-        """Look at the present attempt in intervals, as long as it lasts; its number, if it is new."""
+        """Look at the present attempt in intervals, as long as it lasts.
+
+        Returns:
+            Its number; None if it is looked at already.
+        """
         if self._looks_at == self._attempt:
             return None
         is_looking = self._looks_at is not None
@@ -242,9 +246,7 @@ class CallWatch:
         return PastLooked(
             order.attempt,
             blamed=None if blame is None else self._blamed(blame),
-            asks_who_is_late=has_succeeded
-            and has_other_nodes
-            and self.lateness.asks_who_is_late,
+            asks_who_is_late=has_succeeded and has_other_nodes and self.lateness.asks_who_is_late,
         )
 
     def judge(self, order: JudgeCalls) -> CallsJudged:

@@ -168,7 +168,7 @@ class Session:
             spawner=hosting.spawner,
             planner=self._planner,
             flow=LogFlow(self.reactor, self._console, clock),
-            deliver=lambda fact: self._dispatch.on_rank(fact),
+            deliver=lambda fact: self._dispatch.on_rank(fact),  # noqa: PLW0108  # it is made later
             last_progress=self._watches.last_progress,
             on_hang=self._on_hang,
             on_calls=self._watches.on_calls,

@@ -569,9 +569,7 @@ class Agent:
         from rankwise.core.watch.machine import ExitWatch  # noqa: PLC0415  # few runs need one
 
         spec = self.spec
-        watch = ExitWatch(
-            spec.watch, grace=spec.gang.grace, hang_timeout=spec.gang.hang_timeout
-        )
+        watch = ExitWatch(spec.watch, grace=spec.gang.grace, hang_timeout=spec.gang.hang_timeout)
         if self._stops_asked:
             watch.handle(gang_words.StopRequested(), now)
         return watch

@@ -524,9 +524,7 @@ class ExitWatch:
             self._ask_nodes_about(hang, now)
             return
         self._hang = None
-        told = msgspec.structs.replace(
-            hang.looked, awaited=found.awaited, accused=found.accused
-        )
+        told = msgspec.structs.replace(hang.looked, awaited=found.awaited, accused=found.accused)
         self._effects.append(PassOn(told))
 
     def _ask_nodes_about(self, hang: Hang, now: Instant) -> None:

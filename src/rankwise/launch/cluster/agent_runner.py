@@ -16,8 +16,8 @@ from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, Announcement, FinishRun, Stimulus
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.gang.vocabulary import RecallRequested, Resumed, Started, WorkerExited
+from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.vocabulary import InquiryAnswered, Order, RefusalKind, TroubleTold
