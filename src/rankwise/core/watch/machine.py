@@ -20,8 +20,8 @@ looks and questions, and decides by the answers.
 
 - *An exception that may be another's doing* (`ERROR`) is passed on at once, and what follows waits:
   the first exit would have all others stopped, which could not answer any more.
-- *An exit by a limit* (`LIMIT`): the rank waited for another one. Its kind of trouble is a time-out:
-  ranks that are merely late are to blame.
+- *An exit by a limit* (`LIMIT`): the rank waited for another one. As after any time-out, ranks that
+  are merely late are to blame.
 - *An exit by SIGABRT* (`ABORT`) in a call in which ranks disagree: gloo ends a rank whose data does
   not fit. The books tell who is to blame once all have come.
 - *The last success of a node* (`LATENESS`): the other nodes are asked which rank has made others
@@ -33,9 +33,9 @@ looks and questions, and decides by the answers.
   that there are.
 - *A hang* holds no fact back but its own: before ranks count as hung, the host looks for whom they
   wait, and if it cannot tell, the other nodes are asked. Then the host looks once more.
-- *What dies*: a rank, a node or the host that should answer. Each step has a deadline, and each fact
-  has one: `HOLD_MAX` after it was heard it is passed on, whatever was answered; a request to stop
-  is given the gang's grace.
+- *What dies*: a rank, a node or the host that should answer. Each step has a deadline, and each
+  fact has one: `HOLD_MAX` after it was heard it is passed on, whatever was answered; a request to
+  stop is given the gang's grace.
 """
 
 from collections import deque
@@ -406,7 +406,7 @@ class ExitWatch:
             return
         if judged.is_open and hold.asks_nodes:
             hold.of_a_part = judged.blamed
-            self._ask_nodes(hold, hold.trouble, now)
+            self._ask_nodes(hold.trouble, now)
             return
         if judged.blamed is not None and not judged.is_open:
             self._accuse(judged.blamed)
@@ -422,11 +422,11 @@ class ExitWatch:
         if looked.blamed is not None:
             self._accuse(looked.blamed)
         elif looked.asks_who_is_late:
-            self._ask_nodes(hold, Trouble.DONE, now)
+            self._ask_nodes(Trouble.DONE, now)
             return
         self._let_go(now)
 
-    def _ask_nodes(self, hold: Hold, trouble: Trouble, now: Instant) -> None:
+    def _ask_nodes(self, trouble: Trouble, now: Instant) -> None:
         self._has_waited |= trouble is not Trouble.DONE
         self._effects.append(AskNodes(trouble))
         self._await(HoldStep.ASKING_NODES, NODES_PATIENCE, now)

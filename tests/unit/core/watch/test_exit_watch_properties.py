@@ -35,14 +35,14 @@ FACTS: st.SearchStrategy[Stimulus] = st.one_of(
 ANSWERS: st.SearchStrategy[WatchStimulus] = st.one_of(
     st.builds(
         EndLooked,
-        st.just(0),
-        RANKS,
-        st.booleans(),
-        st.booleans(),
-        st.booleans(),
-        BLAMED,
-        st.booleans(),
-    ),  # fmt: skip
+        attempt=st.just(0),
+        local_rank=RANKS,
+        is_over_limit=st.booleans(),
+        may_come=st.booleans(),
+        is_ending=st.booleans(),
+        blamed=BLAMED,
+        is_undecided=st.booleans(),
+    ),
     st.builds(RanksAnswered, st.just(0), st.booleans()),
     st.builds(CallsJudged, st.just(0), RANKS, BLAMED, st.booleans()),
     st.builds(PastLooked, st.just(0), BLAMED, st.booleans()),

@@ -10,8 +10,8 @@ code with the machine: what it demands follows from the promises in the machine'
 - One attempt at a time: none begins while a process of an earlier one lives, or may.
 - Budget: restarts are used, announced, after their pause, no more than there are, and not for
   what could not be started, unless the policy says so.
-- Facts are held back only behind an exit by SIGTERM in a gang that has no reason to end, for a moment
-  or until a stop that was asked for ends the gang. What follows an exit follows its release.
+- Facts are held back only behind an exit by SIGTERM in a gang that has no reason to end: for a
+  moment, or until a stop that was asked for ends the gang.
 - The outcome comes once and is true: its root cause is the worker that failed first, or the violent
   death that may have caused that; nobody lives on whom it does not name; nothing comes after it.
 """
