@@ -15,7 +15,6 @@ _AWAITED = {
     HoldStep.STRAGGLING: "waited for ranks that were late to the call",
     HoldStep.ASKING_RANKS: "asked the ranks for their calls",
     HoldStep.ASKING_NODES: "asked the other nodes",
-    HoldStep.AWAITING_STOP: "waited for a request to stop",
 }
 
 
@@ -32,15 +31,15 @@ def hold_in_words(note: NoteHold, first_rank: int) -> str:
         for each in note.exits
     )
     held = f"held back the exit{'s' if len(note.exits) > 1 else ''} {exits}"
-    awaited = ", ".join(_AWAITED[step] for step in note.awaited)
+    awaited = ", ".join(_AWAITED[step] for step in note.awaited if step in _AWAITED)
     parts = (_REASONS[note.reason].format(rank=rank), awaited, _result(note, rank))
     return f"{held}: {'; '.join(filter(None, parts))}"
 
 
 def _result(note: NoteHold, rank: str) -> str:
     if note.reason is HoldReason.STOP:
-        was_stopped = f"it came, so {rank} was stopped"
-        return was_stopped if note.is_stop else f"none came, so {rank} has failed"
+        was_stopped = f"a stop followed, so {rank} was stopped"
+        return was_stopped if note.is_stop else f"no stop followed, so {rank} has failed"
     if note.reason is HoldReason.LATENESS:
         return ""
     return f"blamed {ranks_in_words(note.accused)}" if note.accused else "blamed no other rank"

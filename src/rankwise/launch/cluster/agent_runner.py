@@ -7,6 +7,7 @@ the run on this node.
 
 import socket
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,12 +24,12 @@ from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.vocabulary import InquiryAnswered, Order, RefusalKind, TroubleTold
 from rankwise.core.watch.vocabulary import WatchSpec
 from rankwise.drivers.agent_dispatch import AgentDispatch
-from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.run_parts import RunParts
 
 if TYPE_CHECKING:
+    from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
     from rankwise.launch.cluster.metrics import AgentSnapshot
     from rankwise.launch.cluster.probe import Probe
     from rankwise.launch.hang_watch import NodesTold
@@ -42,6 +43,7 @@ class AgentRunner:
     def __init__(self, plan: MeetingPlan, parts: RunParts) -> None:
         job = parts.job
         self._parts = parts
+        self._plan = plan
         self._alive_until: Instant | None = None
         self._fence = NEVER
         self._agent = Agent(
@@ -63,7 +65,6 @@ class AgentRunner:
             )
         )
         self._host = RealNodeHost(parts, plan, self.deliver)
-        self._announcements = ConsoleAnnouncements(parts.job, plan, parts.say)
         self._dispatch = AgentDispatch(
             self._agent,
             host=self._host,
@@ -105,6 +106,13 @@ class AgentRunner:
                 self._announcements.tell_too_late(finished.verdict)
         return self._outcome
 
+    @cached_property
+    def _announcements(self) -> "ConsoleAnnouncements":
+        """Loaded with the first one: a node that is alone and succeeds has nothing to say."""
+        from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements  # noqa: PLC0415
+
+        return ConsoleAnnouncements(self._parts.job, self._plan, self._parts.say)
+
     def _announce(self, announcement: Announcement) -> None:
         self._announcements.tell(announcement)
         self._parts.history.note(announcement)
@@ -138,7 +146,11 @@ class AgentRunner:
     def lineup(self) -> str:
         """Who is in the present round, and what has changed; empty while there is none."""
         world = self._agent.world
-        return "" if world is None or self._agent.spec.is_alone else lineup_text(world)
+        if world is None or self._agent.spec.is_alone:
+            return ""
+        from rankwise.launch.cluster.console_announcements import lineup_text  # noqa: PLC0415  # rare
+
+        return lineup_text(world)
 
     @property
     def gang(self) -> Gang | None:

@@ -145,7 +145,7 @@ def test_ranks_that_may_yet_come_to_the_call_are_waited_for_before_any_rank_is_a
     watch.handle(reported(0, PEER_GONE), Instant(0))
 
     assert watch.handle(EndLooked(0, 0, may_come=True, is_ending=True), Instant(0)) == []
-    assert watch.next_deadline == STRAGGLE
+    assert watch.next_deadline == Instant(STRAGGLE)
     assert watch.tick(Instant(STRAGGLE)) == [LookAtEnd(0, 0, has_exited=False)]
     # One that is done by its book may tell how it ends; it has a second for that.
     assert watch.handle(EndLooked(0, 0, may_come=True, is_ending=True), Instant(STRAGGLE)) == []
@@ -245,7 +245,7 @@ def test_without_a_stop_such_a_death_is_a_failure_after_the_window() -> None:
     watch.handle(exited(0, -SIGTERM), Instant(0))
     watch.handle(Swept(0), Instant(1))
 
-    assert watch.next_deadline == STOP_WINDOW
+    assert watch.next_deadline == Instant(STOP_WINDOW)
     note = hold_of(HoldReason.STOP, [(0, STOP_WINDOW)], [HoldStep.AWAITING_STOP])
     assert watch.tick(Instant(STOP_WINDOW)) == [note, PassOn(exited(0, -SIGTERM))]
     assert watch.handle(Passed(), Instant(STOP_WINDOW)) == [PassOn(Swept(0))]
@@ -298,7 +298,7 @@ def test_answers_that_are_not_awaited_change_nothing(
     watch.handle(exited(0, -SIGABRT), Instant(0))
 
     assert watch.handle(late, Instant(0)) == []
-    assert watch.next_deadline == LOOK_PATIENCE
+    assert watch.next_deadline == Instant(LOOK_PATIENCE)
 
 
 def test_an_early_tick_changes_nothing() -> None:
