@@ -49,7 +49,9 @@ ANSWERS: st.SearchStrategy[WatchStimulus] = st.one_of(
     st.just(NodesAnswered()),
     st.just(CallsBegan(1)),
     st.just(StopRequested(15)),
+    st.just(StopRequested(None)),
 )
+"""The other nodes never agree to the stop without a signal: the gang does not hear of it."""
 STEPS = st.tuples(st.integers(0, 2000), st.one_of(FACTS, ANSWERS))
 
 
@@ -72,7 +74,7 @@ class Agent:
         if isinstance(stimulus, FACT_TYPES):
             self.heard.append((stimulus, now))
         self.carry_out(self.watch.handle(stimulus, now), now)
-        if isinstance(stimulus, StopRequested):
+        if isinstance(stimulus, StopRequested) and stimulus.signal is not None:
             self.gang.handle(stimulus, now)
             self.go_on(now)
 
