@@ -120,6 +120,9 @@ class AgentDispatch:
         journal: remembers every stimulus and effect; None for nowhere.
         name: the agent's in the journal.
         on_announcement: is told what the user should hear of; nobody listens to a simulation.
+
+    Attributes:
+        deliver: tells the agent a fact and carries out its answer.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class AgentDispatch:
         self._feeder: Feeder[Stimulus, NodeEffect | Order] = Feeder(
             name, agent, self._carry_out, clock, journal
         )
+        self.deliver: Callable[[Stimulus], None] = self._feeder.deliver
 
     @property
     def finished(self) -> FinishRun | None:
@@ -154,10 +158,6 @@ class AgentDispatch:
     def start(self) -> None:
         """Begin the agent's life."""
         self.deliver(AgentStarted(self._agent.spec))
-
-    def deliver(self, stimulus: Stimulus) -> None:
-        """Tell the agent a fact and carry out its answer."""
-        self._feeder.deliver(stimulus)
 
     def wake(self) -> None:
         """Let a deadline that has passed take effect; too early, nothing happens."""

@@ -11,22 +11,18 @@ What C++ calls by itself is in no book, but in torch's flight recorder, which co
 read. So ranks are *asked* only where there may be trouble: a rank has stood in a call for a second,
 none has begun one for `QUIET`, or one has told of an exception that may be another's doing. Pauses
 between questions double, but blame by the answers is followed by another question at the next
-look, and counts when that finds the same. After an exception the gang's news are held back
-until the answers are there, since the first exit would have all others stopped, who could not
-answer any more: that is decided by the exit watch (`core/watch`), which asks here.
+look, and counts when that finds the same. What waits for answers after an exception or an exit, and
+for how long, is decided by the exit watch (`core/watch`), which has ranks asked and books read here.
 Where ranks have answered, their recorders tell who is absent before the books do: by those alone,
 ranks that wait in C++ for another seem to be missing.
 
 Ranks that have come to one call with different things are told apart by what most have called, and
-when a backend ends one of them, others may be on their way to it. So a rank that fails is given
-`STRAGGLE` until the books are judged, if another one of its node has not come to its call, and up
-to `STRAGGLE_MAX` where that one may tell which of two parties is right. A rank that has destroyed
-its groups may be about to die of something, which it tells only then: it has up to `ENDING_MAX`.
+when a backend ends one of them, others may be on their way to it: `EndLooked` says so. A rank that
+has destroyed its groups may be about to die of something, which it tells only then.
 
 In a run over nodes the other nodes are asked too (`core/rendezvous/inquiry.py`): when a rank stands
 in a call from one look to the next, and when one has failed and this node's books do not tell by
-whose fault, or only some of those who disagree are here. News are held back then until there is an
-answer.
+whose fault, or only some of those who disagree are here.
 
 Who is merely late is accused only when an exception tells that patience is over. What lateness has
 cost is summed up by the way (`lateness_watch.py`).

@@ -231,9 +231,8 @@ class ExitWatch:
             self._pass_next()
             if self._calls_are_watched and may_be_of_others(fact.error):
                 self._begin(HoldReason.ERROR, fact, now)
-        elif isinstance(fact, ProgressLooked) and self._is_hang(fact, now):
-            self._facts.popleft()
-            self._on_hang(fact, now)
+        elif isinstance(fact, ProgressLooked):
+            self._examine_look(fact, now)
         else:
             self._pass_next()
 
@@ -499,20 +498,25 @@ class ExitWatch:
 
     # A hang
 
-    def _is_hang(self, looked: ProgressLooked, now: Instant) -> bool:
-        if not self._spec.asks_about_hangs or self._hang_timeout is None:
-            return False
+    def _examine_look(self, looked: ProgressLooked, now: Instant) -> None:
+        """Before ranks count as hung, find out for whom they wait."""
         hang = self._hang
         if hang is not None and hang.looked.attempt == looked.attempt:
-            self._hang = None if hang.step is HangStep.LOOKING_AGAIN else hang
-            return hang.step is not HangStep.LOOKING_AGAIN
-        return between(looked.last_progress, now) >= self._hang_timeout
-
-    def _on_hang(self, looked: ProgressLooked, now: Instant) -> None:
-        """Before ranks count as hung, find out for whom they wait."""
-        if self._hang is None or self._hang.looked.attempt != looked.attempt:
+            if hang.step is HangStep.LOOKING_AGAIN:
+                self._hang = None
+                self._pass_next()
+            else:
+                self._facts.popleft()  # what it says is being looked into
+        elif self._is_too_long_ago(looked, now):
+            self._facts.popleft()
             self._hang = Hang(looked, HangStep.FINDING, after(now, LOOK_PATIENCE))
             self._effects.append(FindAwaited(looked.attempt))
+        else:
+            self._pass_next()
+
+    def _is_too_long_ago(self, looked: ProgressLooked, now: Instant) -> bool:
+        hang_timeout = self._hang_timeout if self._spec.asks_about_hangs else None
+        return hang_timeout is not None and between(looked.last_progress, now) >= hang_timeout
 
     def _on_awaited_found(self, found: AwaitedFound, now: Instant) -> None:
         hang = self._hang
