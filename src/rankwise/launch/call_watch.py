@@ -11,8 +11,8 @@ What C++ calls by itself is in no book, but in torch's flight recorder, which co
 read. So ranks are *asked* only where there may be trouble: a rank has stood in a call for a second,
 none has begun one for `QUIET`, or one has told of an exception that may be another's doing. Pauses
 between questions double, but blame by the answers is followed by another question at the next
-look, and counts when that finds the same. What waits for answers after an exception or an exit, and
-for how long, is decided by the exit watch (`core/watch`), which has ranks asked and books read here.
+look, and counts when that finds the same. The exit watch (`core/watch`) decides what waits for
+answers after an exception or an exit, and for how long; it has ranks asked and books read here.
 Where ranks have answered, their recorders tell who is absent before the books do: by those alone,
 ranks that wait in C++ for another seem to be missing.
 
