@@ -133,6 +133,27 @@ agent …  finished    0 closed      leads  FailuresDescribed
 root cause: rank 0 failed: ValueError: bad shape
 ```
 
+An agent may hold the exit of a rank back for a moment, since another rank or a stop of the whole
+run may explain it. `replay` says for how long, and why:
+
+```python
+# file: killed.py
+import os
+import signal
+
+os.kill(os.getpid(), signal.SIGTERM)
+```
+
+```console
+$ rankwise run --quiet --log-dir killed killed.py
+$ rankwise replay killed
+agent                                                time  phase       round         leads  fact
+agent …  running     0 running     leads  RoundPrepared
+agent            held back the exit of rank 0 for … ms: the signal that ended rank 0 may …
+agent …  finished    0 closed      leads  FailuresDescribed
+root cause: rank 0 was killed by SIGTERM
+```
+
 The version of rankwise that wrote a journal reads it; others may not.
 
 One JSON object per line has a fact, an order or a record of the ranks. [The

@@ -13,6 +13,7 @@ WITHIN_A_MACHINE = {
     "core/agent/replay.py": "feeds what a journal holds, and compares",
     "core/gang/machine.py": "a deadline that is told as a fact",
     "core/rendezvous/machine.py": "the same",
+    "core/watch/machine.py": "the same",
 }
 """Who feeds a machine without the door, and why; docs/adr/0017 has the reasons."""
 NOT_A_MACHINE = ("sim/runtime/", "sim/benches/")

@@ -34,7 +34,7 @@ from rankwise.core.rendezvous.vocabulary import (
     Settled,
     Stimulus,
 )
-from rankwise.drivers import stop_window
+from rankwise.core.watch import machine as watch_machine
 from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Network, Workers
 from rankwise.drivers.sim.cluster.random_plans import random_plan
 from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
@@ -468,7 +468,7 @@ def test_ranks_that_are_signalled_before_their_agents_are_no_failure() -> None:
 def test_blaming_ranks_that_were_signalled_before_their_agents_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stop_window, "WINDOW", Duration(0))
+    monkeypatch.setattr(watch_machine, "STOP_WINDOW", Duration(0))
 
     with pytest.raises(InvariantBroken, match="the root cause is told to be"):
         ClusterSimulator(signalled_first(), 0).run()

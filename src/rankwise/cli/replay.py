@@ -37,7 +37,8 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     order (>) with the number of its cause.
 
     Each line is a state change: agent, time (UTC, and since its start), phase, number and phase of
-    the round, whether its node leads, and the fact that caused it. The root cause comes last.
+    the round, whether its node leads, and the fact that caused it. If the agent held the exit of a
+    rank back, a line says for how long, and why. The root cause comes last.
     """
     from rankwise.core.agent.replay import replay as steps_of  # noqa: PLC0415  # not for --help
 
@@ -62,6 +63,8 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
             leads = "leads" if step.leads else ""
             state_then = (step.phase, step.round, leads, fact)
             click.echo(_COLUMNS.format(step.machine, _wall(step.wall), time, *state_then))
+        for line in step.held_exits:
+            click.echo(f"{step.machine:<14}   {line}")
         last[step.machine] = state
         root = _root_cause(step) or root
         if step.differs and different is None:

@@ -45,6 +45,15 @@ from rankwise.core.rendezvous.vocabulary import (
     Order,
     World,
 )
+from rankwise.core.watch.vocabulary import (
+    AskRanks,
+    FindAwaited,
+    JudgeCalls,
+    LookAtEnd,
+    LookAtPast,
+    LookOrder,
+    NoteHold,
+)
 from rankwise.drivers.feed import Feeder
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
@@ -83,7 +92,15 @@ class NodeHost(ProcessHost, Protocol):
         ...
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
-        """The trouble that was told of has been looked into; go on with what was held back."""
+        """The trouble that this node was in has been looked into on all nodes."""
+        ...
+
+    def look_at_ranks(self, order: LookOrder) -> None:
+        """Find out for the exit watch what ranks have called; each order names its answer.
+
+        None is ordered before the host has told `CallsBegan`, but `FindAwaited`, where the agent's
+        `WatchSpec` says that the host answers it.
+        """
         ...
 
 
@@ -103,6 +120,9 @@ class AgentDispatch:
         journal: remembers every stimulus and effect; None for nowhere.
         name: the agent's in the journal.
         on_announcement: is told what the user should hear of; nobody listens to a simulation.
+
+    Attributes:
+        deliver: tells the agent a fact and carries out its answer.
     """
 
     def __init__(
@@ -123,6 +143,7 @@ class AgentDispatch:
         self._feeder: Feeder[Stimulus, NodeEffect | Order] = Feeder(
             name, agent, self._carry_out, clock, journal
         )
+        self.deliver: Callable[[Stimulus], None] = self._feeder.deliver
 
     @property
     def finished(self) -> FinishRun | None:
@@ -137,10 +158,6 @@ class AgentDispatch:
     def start(self) -> None:
         """Begin the agent's life."""
         self.deliver(AgentStarted(self._agent.spec))
-
-    def deliver(self, stimulus: Stimulus) -> None:
-        """Tell the agent a fact and carry out its answer."""
-        self._feeder.deliver(stimulus)
 
     def wake(self) -> None:
         """Let a deadline that has passed take effect; too early, nothing happens."""
@@ -184,6 +201,8 @@ class AgentDispatch:
                 host.tell_books(effect)
             case InquiryAnswered():
                 host.on_inquiry_answered(effect)
+            case LookAtEnd() | AskRanks() | JudgeCalls() | LookAtPast() | FindAwaited():
+                host.look_at_ranks(effect)
             case (
                 AnnounceKill()
                 | AnnounceStuck()
@@ -194,5 +213,7 @@ class AgentDispatch:
                 self._on_announcement(effect)
             case MadeSpare() | AnnounceRound() | AnnounceStop():
                 self._on_announcement(effect)
+            case NoteHold():
+                pass  # for the journal, which has it already
             case FinishRun():
                 pass  # `finished` tells; the driver of the agent looks at it after every step

@@ -11,22 +11,18 @@ What C++ calls by itself is in no book, but in torch's flight recorder, which co
 read. So ranks are *asked* only where there may be trouble: a rank has stood in a call for a second,
 none has begun one for `QUIET`, or one has told of an exception that may be another's doing. Pauses
 between questions double, but blame by the answers is followed by another question at the next
-look, and counts when that finds the same. After an exception the gang's news are held back
-until the answers are there, since the first exit would have all others stopped, who could not
-answer any more.
+look, and counts when that finds the same. The exit watch (`core/watch`) decides what waits for
+answers after an exception or an exit, and for how long; it has ranks asked and books read here.
 Where ranks have answered, their recorders tell who is absent before the books do: by those alone,
 ranks that wait in C++ for another seem to be missing.
 
 Ranks that have come to one call with different things are told apart by what most have called, and
-when a backend ends one of them, others may be on their way to it. So a rank that fails is given
-`STRAGGLE` until the books are judged, if another one of its node has not come to its call, and up
-to `STRAGGLE_MAX` where that one may tell which of two parties is right. A rank that has destroyed
-its groups may be about to die of something, which it tells only then: it has up to `ENDING_MAX`.
+when a backend ends one of them, others may be on their way to it: `EndLooked` says so. A rank that
+has destroyed its groups may be about to die of something, which it tells only then.
 
 In a run over nodes the other nodes are asked too (`core/rendezvous/inquiry.py`): when a rank stands
 in a call from one look to the next, and when one has failed and this node's books do not tell by
-whose fault, or only some of those who disagree are here. News are held back then until there is an
-answer.
+whose fault, or only some of those who disagree are here.
 
 Who is merely late is accused only when an exception tells that patience is over. What lateness has
 cost is summed up by the way (`lateness_watch.py`).
@@ -37,8 +33,7 @@ from functools import partial
 
 import msgspec
 
-from rankwise.base.failure import ErrorRecord, ExitStatus
-from rankwise.base.root_cause import may_be_of_others, tells_of_time
+from rankwise.base.root_cause import may_be_of_others
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
@@ -56,6 +51,15 @@ from rankwise.core.ledger import (
     waits_of,
 )
 from rankwise.core.rendezvous.records import Trouble
+from rankwise.core.watch.machine import STRAGGLE
+from rankwise.core.watch.vocabulary import (
+    CallsJudged,
+    EndLooked,
+    JudgeCalls,
+    LookAtEnd,
+    LookAtPast,
+    PastLooked,
+)
 from rankwise.drivers.real.call_rings import calls_begun, has_ended_well, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
@@ -69,8 +73,6 @@ from rankwise.ports.clock import Clock
 
 INTERVAL = Duration(500 * MILLISECOND)
 STANDING = Duration(1 * SECOND)
-STRAGGLE, STRAGGLE_MAX = Duration(200 * MILLISECOND), Duration(2 * SECOND)
-ENDING_MAX = Duration(1 * SECOND)
 QUIET = Duration(10 * SECOND)
 """Ranks are asked when one has stood in a call for so long, or none has begun one."""
 SAMPLE_PAUSE = Duration(60 * SECOND)
@@ -92,8 +94,8 @@ class CallWatch:
         reactor: wakes for the next look.
         clock: tells for how long a rank has stood in a call.
         blame: is told who is to blame.
-        ask_nodes: has the other nodes asked, or told that there is no more need; tells whether
-            there are others. What is awaited is answered by `on_nodes_answered`.
+        ask_nodes: has the other nodes asked, or told that there is no more need.
+        is_holding: whether an exit is held back until ranks or nodes have answered.
         hang_timeout: after which the run counts as hung, so that ranks are asked before.
         on_cpp_calls: is told what C++ has begun in a rank, by its local rank, where that is
             recorded; then ranks are also asked now and then.
@@ -108,6 +110,7 @@ class CallWatch:
         *,
         blame: Callable[[RanksBlamed], None],
         ask_nodes: Callable[[Trouble], bool],
+        is_holding: Callable[[], bool],
         hang_timeout: Duration | None,
         on_cpp_calls: OnCppCalls | None,
     ) -> None:
@@ -117,10 +120,10 @@ class CallWatch:
         self._clock = clock
         self._blame = blame
         self._ask_nodes = ask_nodes
+        self._is_holding = is_holding
         self._samples = on_cpp_calls is not None
         self._sample_pause = SAMPLE_PAUSE
         self._sampled_at = clock.now()
-        self._go_on: Callable[[], None] | None = None
         self._standing: dict[int, int] = {}
         self._looks_at: int | None = None
         self._begun: dict[int, int] = {}
@@ -139,93 +142,27 @@ class CallWatch:
         """Whether an answer is awaited: if the run ends before, the ranks' last words are it."""
         self._asked_at: Instant | None = None
         self._pause: Duration | None = None
-        self._is_holding = self._has_held = False
-        self._of_a_part: Blame | None = None
         self.lateness = LatenessWatch(host, planner, clock, on_cpp_calls)
 
-    def begin(self) -> None:
-        """Look at the present attempt in intervals, as long as it lasts."""
+    def begin(self) -> int | None:
+        """Look at the present attempt in intervals, as long as it lasts.
+
+        Returns:
+            Its number; None if it is looked at already.
+        """
         if self._looks_at == self._attempt:
-            return
+            return None
         is_looking = self._looks_at is not None
         self._looks_at = self._attempt
         self._begun, self._suspicion, self._told = {}, "", ""
         self._standing, self._stuck = {}, set()
         self._doubts_from, self._doubt_pause = self._clock.now(), INTERVAL
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
-        self._has_held, self._of_a_part, self._is_doubting = False, None, False
+        self._is_doubting = False
         self.lateness.begin()
         if not is_looking:
             self._look_later()
-
-    def on_error(self, local_rank: int, error: ErrorRecord, on_answers: Callable[[], None]) -> bool:
-        """A rank dies of this exception: tell who is to blame, if it is another one.
-
-        Returns:
-            Whether that can be told only when others have answered, until `on_answers` is called.
-        """
-        if not may_be_of_others(error) or self._is_holding:
-            return False
-        # A peer that its section ends is lost since patience is over.
-        is_over = tells_of_time(error) or self._is_peer_stuck_in_section(local_rank)
-        trouble = Trouble.TIMED_OUT if is_over else Trouble.FAILED
-        is_open = partial(self._judge_error, local_rank, trouble is Trouble.TIMED_OUT)
-        return self._hold(local_rank, trouble, is_open, on_answers)
-
-    def _hold(
-        self,
-        local_rank: int,
-        trouble: Trouble,
-        is_open: Callable[[], bool],
-        on_answers: Callable[[], None],
-    ) -> bool:
-        """Have `is_open` judge when the ranks have answered, and ask the nodes if it is still.
-
-        Returns:
-            Whether the gang's news are held back until `on_answers` is called.
-        """
-        let_go = partial(self._let_go, on_answers)
-
-        def ask() -> None:
-            if not self._questions.ask(end):
-                end()
-
-        def end() -> None:
-            if self._is_holding and not (is_open() and self._awaits_nodes(trouble, let_go)):
-                let_go()
-
-        if self._has_held:
-            is_open()
-            return False
-        if self._is_somebody_behind(trouble):
-            self._await_stragglers(local_rank, ask)
-        elif not (self._questions.ask(end) or (is_open() and self._awaits_nodes(trouble, let_go))):
-            return False
-        self._has_held = self._is_holding = True
-        return True
-
-    def _let_go(self, on_answers: Callable[[], None]) -> None:
-        if self._is_holding:
-            self._is_holding = False
-            on_answers()
-
-    def _await_stragglers(self, local_rank: int, go_on: Callable[[], None]) -> None:
-        """Go on in a while, and later where others tell who is right in this rank's last call."""
-        began_at = self._clock.now()
-
-        def look() -> None:
-            waited = between(began_at, self._clock.now())
-            blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
-            is_open = blame is not None and bool(blame.late) and waited < STRAGGLE_MAX
-            if is_open or (waited < ENDING_MAX and any(map(self._is_ending, self._awaited()))):
-                look_later()
-            else:
-                go_on()
-
-        def look_later() -> None:
-            self._reactor.call_at(after(self._clock.now(), STRAGGLE), look)
-
-        look_later()
+        return self._attempt
 
     def _is_somebody_behind(self, trouble: Trouble) -> bool:
         """Whether ranks stand in a call, or have failed in it, and others may yet come to it."""
@@ -245,28 +182,6 @@ class CallWatch:
         is_over = segment is None or has_ended_well(segment, local_rank)
         has_ended = is_over or self._host.links[local_rank].exit_code is not None
         return book.fate is Fate.LEFT and not has_ended
-
-    def _awaits_nodes(self, trouble: Trouble, go_on: Callable[[], None]) -> bool:
-        """Have the other nodes asked; whether `go_on` is to be called, and has not been yet.
-
-        There is an answer at once where the round is over meanwhile.
-        """
-        self._go_on = go_on
-        if not self._ask_nodes(trouble):
-            self._go_on = None
-        return self._go_on is not None
-
-    def on_nodes_answered(self) -> None:
-        """The other nodes have been asked, and the agent knows who is to blame, if anybody does.
-
-        If nobody does, what was seen of the ranks here has to serve.
-        """
-        if self._of_a_part is not None:
-            self._accuse(self._of_a_part)
-            self._of_a_part = None
-        go_on, self._go_on = self._go_on, None
-        if go_on is not None:
-            go_on()
 
     def tell_books(
         self, trouble: Trouble, on_sheet: Callable[[bytes], None], *, with_recorders: bool
@@ -290,58 +205,83 @@ class CallWatch:
         else:
             look()
 
-    def on_exit(
-        self, local_rank: int, exit_status: ExitStatus, on_answers: Callable[[], None]
-    ) -> bool:
-        """A rank has ended: tell who is to blame, if it is another one.
+    def look_at_end(self, order: LookAtEnd) -> EndLooked:
+        """Tell what the books show of a rank that has ended, or has told of its exception.
 
         gloo ends a rank whose data did not fit; a section, and the watchdog of NCCL, one that has
         waited for too long.
-
-        Returns:
-            Whether that can be told only after `on_answers` was called, with the same exit again.
         """
-        if self._is_holding:
-            return False
-        if exit_status.ok and all(link.is_over for link in self._host.links.values()):
-            self.lateness.see_arrivals()
-            if self.lateness.differ or self._is_doubting:
-                self._judge_past()  # by what the ranks have told at their ends
-        if not exit_status.ok and (
-            self._is_stuck_in_section(local_rank) or self._is_ended_by_watchdog(local_rank)
-        ):
-            is_open = partial(self._judge_section, local_rank)
-            return self._hold(local_rank, Trouble.TIMED_OUT, is_open, on_answers)
-        if exit_status.signal_number != _SIGABRT:
-            return False
+        attempt, local_rank = order.attempt, order.local_rank
+        if order.has_exited:
+            is_over = self._is_stuck_in_section(local_rank) or self._is_ended_by_watchdog(
+                local_rank
+            )
+            by_abort = self._host.links[local_rank].exit_code == -_SIGABRT
+            if is_over or not by_abort:
+                return EndLooked(attempt, local_rank, is_over_limit=is_over)
         blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
-        if blame is None:
-            return False
-        if not self._has_held and (blame.late or self._is_somebody_behind(Trouble.FAILED)):
-            self._has_held = self._is_holding = True
-            self._await_stragglers(local_rank, partial(self._let_go, on_answers))
-            return True
-        self._accuse(blame)
-        return False
+        return EndLooked(
+            attempt,
+            local_rank,
+            is_over_limit=not order.has_exited and self._is_peer_stuck_in_section(local_rank),
+            may_come=self._is_somebody_behind(Trouble.FAILED),
+            is_ending=any(map(self._is_ending, self._awaited())),
+            blamed=None if blame is None else self._blamed(blame),
+            is_undecided=blame is not None and bool(blame.late),
+        )
 
-    def _judge_section(self, local_rank: int) -> bool:
-        """Accuse whom a rank has awaited in a call until the limit of its section was over.
+    def look_at_past(self, order: LookAtPast) -> PastLooked:
+        """All ranks have ended: compare their calls, by what they have told at their ends."""
+        self.lateness.see_arrivals()
+        blame = None
+        if self.lateness.differ or self._is_doubting:
+            self._is_doubting = False
+            blame = find_past_disagreement(self._books())
+        has_succeeded = all(link.exit_code == 0 for link in self._host.links.values())
+        has_other_nodes = self._planner.ranks.node_count > 1
+        return PastLooked(
+            order.attempt,
+            blamed=None if blame is None else self._blamed(blame),
+            asks_who_is_late=has_succeeded and has_other_nodes and self.lateness.asks_who_is_late,
+        )
+
+    def judge(self, order: JudgeCalls) -> CallsJudged:
+        """Find who is to blame for the end of a rank, by books and by what ranks have answered."""
+        is_over = order.trouble is Trouble.TIMED_OUT
+        find = self._judge_section if order.has_exited else self._judge_error
+        blame, is_open = find(order.local_rank, patience_is_over=is_over)
+        blamed = None if blame is None else self._blamed(blame)
+        return CallsJudged(order.attempt, order.local_rank, blamed, is_open)
+
+    def _judge_section(
+        self, local_rank: int, *, patience_is_over: bool
+    ) -> tuple[Blame | None, bool]:
+        """Whom a rank has awaited in a call until the limit of its section was over.
 
         Returns:
-            Whether it stood in a call, and only other nodes can tell who has not come to it.
+            That, and whether only other nodes can tell who has not come to the call.
         """
         ranks = self._planner.ranks
         books = self._books(with_empty=True)
         recorded = self._recorded_books(books)
         rank = ranks.rank(local_rank)
         if rank not in waits_of(books) | waits_of(recorded):
-            return False
-        blame = judge(books, recorded, patience_is_over=True)
+            return None, False
+        blame = judge(books, recorded, patience_is_over=patience_is_over)
         if blame is None:
-            return ranks.node_count > 1
-        if rank not in blame.blamed:
-            self._accuse(blame)
-        return False
+            return None, ranks.node_count > 1
+        return (None if rank in blame.blamed else blame), False
+
+    def _judge_error(self, local_rank: int, *, patience_is_over: bool) -> tuple[Blame | None, bool]:
+        """Who is to blame for an exception; and whether other nodes may know better."""
+        books = self._books(with_empty=patience_is_over)
+        rank = self._planner.ranks.rank(local_rank)
+        known = [*books, *self._recorded_books(books)]
+        if not any(book.standing for book in known if book.rank == rank):
+            return None, False
+        blame = judge(books, self._recorded_books(books), patience_is_over=patience_is_over)
+        has_other_nodes = self._planner.ranks.node_count > 1
+        return blame, has_other_nodes and (blame is None or blame.is_of_a_part)
 
     def _is_ended_by_watchdog(self, local_rank: int) -> bool:
         """Whether torch's watchdog has ended a rank since a collective of NCCL took too long."""
@@ -372,10 +312,15 @@ class CallWatch:
         self.lateness.see_recorded(local_rank, recorded)
         self._questions.on_recorded(local_rank, recorded)
 
+    def ask_for_hold(self, on_answers: Callable[[bool], None]) -> None:
+        """Ask the ranks while an exit is held back; tell when they have told, and if any can."""
+        if not self._questions.ask(partial(on_answers, True)):  # noqa: FBT003  # it has no name
+            on_answers(False)  # noqa: FBT003  # the same
+
     def ask(self, on_answers: Callable[[], None]) -> None:
         """Ask the ranks what C++ has called; call back when they have told, or cannot."""
         # While news are held back, the answers that those wait for stay as they are.
-        if self._is_holding or not self._questions.ask(on_answers):
+        if self._is_holding() or not self._questions.ask(on_answers):
             on_answers()
 
     def awaited(self) -> tuple[int, ...]:
@@ -420,7 +365,7 @@ class CallWatch:
             return
         if text != self._suspicion:
             self._suspicion, self._suspected_at = text, self._clock.now()
-            if text and not self._is_holding:
+            if text and not self._is_holding():
                 self._questions.ask(lambda: None)
         self._tell_nodes_who_stands()
         self._ask_for_sample()
@@ -435,7 +380,7 @@ class CallWatch:
     def _tell_nodes_who_stands(self) -> None:
         """Let the other nodes know when ranks begin to stand in calls, and when all move again."""
         is_alone = self._planner.ranks.node_count < 2
-        if is_alone or not self.lateness.reads_this_attempt or self._is_holding:
+        if is_alone or not self.lateness.reads_this_attempt or self._is_holding():
             return
         standing = {
             rank: begun
@@ -480,7 +425,7 @@ class CallWatch:
 
     def _suspect(self) -> None:
         """Ask the ranks what C++ has called, if they may be in trouble, and judge their answers."""
-        if self._is_holding or not self.lateness.reads_this_attempt:
+        if self._is_holding() or not self.lateness.reads_this_attempt:
             return
         # What ranks are in whose sections' limits are over is asked for before these end them.
         last, self._stuck = self._stuck, {*filter(self._is_stuck_in_section, self._host.links)}
@@ -502,7 +447,7 @@ class CallWatch:
         if not self._samples or now < after(self._sampled_at, self._sample_pause):
             return
         self._sampled_at = now
-        if not self._is_holding and self._questions.ask(lambda: None):
+        if not self._is_holding() and self._questions.ask(lambda: None):
             was_used, self.lateness.has_cpp_calls = self.lateness.has_cpp_calls, False
             self._sample_pause = SAMPLE_PAUSE if was_used else Duration(2 * self._sample_pause)
 
@@ -522,7 +467,7 @@ class CallWatch:
     def _doubt_past(self) -> None:
         """Ask what a call was that ranks seem to differ in, and less often if they agreed."""
         now = self._clock.now()
-        if self.lateness.differ and not self._is_holding and now >= self._doubts_from:
+        if self.lateness.differ and not self._is_holding() and now >= self._doubts_from:
             self.lateness.differ, self._is_doubting = False, True
             self._doubts_from = after(now, self._doubt_pause)
             self._doubt_pause = min(Duration(2 * self._doubt_pause), SAMPLE_PAUSE)
@@ -531,23 +476,9 @@ class CallWatch:
     def _judge_past(self) -> None:
         """Accuse who has called something else in a call that was carried out all the same."""
         self._is_doubting = False
-        blame = None if self._is_holding else find_past_disagreement(self._books())
+        blame = None if self._is_holding() else find_past_disagreement(self._books())
         if blame is not None:
             self._accuse(blame)
-
-    def _judge_error(self, local_rank: int, patience_is_over: bool) -> bool:  # by `partial`
-        """Accuse who is to blame for an exception; whether only other nodes can tell who."""
-        books = self._books(with_empty=patience_is_over)
-        rank = self._planner.ranks.rank(local_rank)
-        known = [*books, *self._recorded_books(books)]
-        if not any(book.standing for book in known if book.rank == rank):
-            return False
-        blame = judge(books, self._recorded_books(books), patience_is_over=patience_is_over)
-        if blame is None or (blame.is_of_a_part and self._planner.ranks.node_count > 1):
-            self._of_a_part = blame
-            return True
-        self._accuse(blame)
-        return False
 
     def _recorded_books(
         self, seen: Iterable[Book], members: Collection[int] | None = None
@@ -572,9 +503,12 @@ class CallWatch:
         ]
 
     def _accuse(self, blame: Blame) -> None:
+        self._blame(self._blamed(blame))
+
+    def _blamed(self, blame: Blame) -> RanksBlamed:
         ranks = self._planner.ranks
         blamed = tuple(ranks.local_rank(rank) for rank in blame.blamed)
-        self._blame(RanksBlamed(blamed, self._attempt, blame.text, blame.blamed))
+        return RanksBlamed(blamed, self._attempt, blame.text, blame.blamed)
 
     def _books(self, *, with_empty: bool = False) -> list[Book]:
         """What the ranks have entered.

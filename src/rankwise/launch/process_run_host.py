@@ -142,7 +142,7 @@ class ProcessRunHost:
             spawner=hosting.spawner,
             planner=self._planner,
             flow=LogFlow(self._reactor, self._console, clock),
-            deliver=self._watches.deliver,
+            deliver=lambda fact: self._agent.on_rank(fact),  # noqa: PLW0108  # it is made later
             last_progress=self._watches.last_progress,
             on_hang=self._on_hang,
             on_calls=self._watches.on_calls,

@@ -1,28 +1,31 @@
-"""What is found out about the ranks of a run before its agent is told what they did.
+"""What is found out about the ranks of a run, for whoever asks.
 
-Each fact about a rank's process passes here on its way to the agent. Where it may be another rank's
-doing, it is held back until that is known. The watches that find it out (`call_watch.py`,
-`hang_watch.py`) are loaded when there is something to watch: that takes its time.
+The exit watch of the agent (`core/watch`) asks while it holds an exit back, `rankwise why` and the
+time limit when they are due. The watches that find it out (`call_watch.py`, `hang_watch.py`) are
+loaded when there is something to watch: that takes its time.
 """
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from rankwise.base.units import ZERO, Duration, Instant, between
 from rankwise.base.wording import BY_SIGNAL, ranks_in_words
 from rankwise.core.gang.state import GangPhase
-from rankwise.core.gang.vocabulary import (
-    ProgressLooked,
-    Stimulus,
-    WorkerExited,
-    WorkerReported,
-    WorkerSaid,
-    WorkerSpawned,
-)
+from rankwise.core.gang.vocabulary import Stimulus, WorkerExited, WorkerSaid, WorkerSpawned
 from rankwise.core.rendezvous.records import Trouble
+from rankwise.core.watch.vocabulary import (
+    AskRanks,
+    AwaitedFound,
+    CallsBegan,
+    FindAwaited,
+    HostAnswer,
+    JudgeCalls,
+    LookAtEnd,
+    LookAtPast,
+    LookOrder,
+    RanksAnswered,
+)
 
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
@@ -45,7 +48,7 @@ _OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
 
 
 class Watches:
-    """Stands between the processes of a run and its agent; `attach` comes before the first fact.
+    """Looks at the processes of a run for its agent; `attach` comes before the first fact.
 
     Args:
         job: what runs.
@@ -75,10 +78,10 @@ class Watches:
         self._say = say
         self._recorder = recorder
         self._starting_server = starting_server
-        self._held: list[Stimulus] | None = None
-        """What is heard of the gang while it is found out who is to blame for a failure."""
         self._curious: list[Callable[[InquiryAnswered | None], None]] = []
         """Who waits for what the other nodes tell."""
+        self._awaits_lateness = False
+        """Whether the exit watch asks the other nodes which rank made others wait."""
         self.ledger_lacks = ""
         """What the ledger does not have, in a sentence; empty if nothing."""
 
@@ -87,44 +90,42 @@ class Watches:
         self._host = host
         self._agent = agent
 
-    def deliver(self, stimulus: Stimulus) -> None:
-        """Tell the agent a fact about its ranks, at once or when it is known who is to blame."""
-        if isinstance(stimulus, _OF_PROCESSES) and (recorder := self._recorder()) is not None:
-            recorder.on_stimulus(stimulus)
-        self._pass_on(stimulus)
-
-    def _pass_on(self, stimulus: Stimulus) -> None:
-        if self._held is not None:
-            self._held.append(stimulus)
-            return
-        if isinstance(stimulus, ProgressLooked):
-            self._on_progress_looked(stimulus)
-            return
-        gang = self._agent.gang
-        is_running = gang is not None and gang.phase is GangPhase.RUNNING
-        if isinstance(stimulus, WorkerExited) and is_running and self._has_watch:
-            rank, ended = stimulus.local_rank, stimulus.exit
-            if self._call_watch.on_exit(rank, ended, self._let_go):
-                self._held = [stimulus]
-                return
-            is_last = ended.ok and self._is_last_success(rank)
-            if is_last and self._call_watch.lateness.asks_who_is_late:
-                self._held = [stimulus]
-                self._ask_nodes(Trouble.DONE, self._on_late)
-                return
-        self._agent.deliver(stimulus)
-        if isinstance(stimulus, WorkerSpawned) and self._job.gang.hang_timeout is not None:
+    def record(self, fact: Stimulus) -> None:
+        """Let the recorder, if there is one, know of a rank's beginning or end."""
+        if isinstance(fact, _OF_PROCESSES) and (recorder := self._recorder()) is not None:
+            recorder.on_stimulus(fact)
+        if isinstance(fact, WorkerSpawned) and self._job.gang.hang_timeout is not None:
             self._hang_watch.begin()
-        gang = self._agent.gang
-        is_running = gang is not None and gang.phase is GangPhase.RUNNING
-        if isinstance(stimulus, WorkerReported) and is_running:
-            rank, error = stimulus.local_rank, stimulus.error
-            if self._call_watch.on_error(rank, error, self._let_go):
-                self._held = []
+
+    def look(self, order: LookOrder, deliver: Callable[[HostAnswer], None]) -> None:
+        """Find out what the exit watch wants to know of the ranks, and tell it."""
+        calls = self._call_watch
+        match order:
+            case LookAtEnd():
+                deliver(calls.look_at_end(order))
+            case AskRanks():
+                calls.ask_for_hold(lambda asked: deliver(RanksAnswered(order.attempt, asked)))
+            case JudgeCalls():
+                deliver(calls.judge(order))
+            case LookAtPast():
+                looked = calls.look_at_past(order)
+                self._awaits_lateness = looked.asks_who_is_late
+                deliver(looked)
+            case FindAwaited():
+                deliver(self._find_awaited(order))
+
+    def _find_awaited(self, order: FindAwaited) -> AwaitedFound:
+        # One that is stopped is what the others wait for, whatever their books say.
+        stopped = self._host.stopped()
+        is_all = len(stopped) == len(self._host.living())
+        awaited = self._call_watch.awaited() if is_all or not stopped else stopped
+        return AwaitedFound(order.attempt, awaited, tuple(map(self._planner.ranks.rank, awaited)))
 
     def on_inquiry_answered(self, answered: "InquiryAnswered") -> None:
         """The trouble that the other nodes were asked about has been looked into."""
-        self._call_watch.on_nodes_answered()
+        if self._awaits_lateness:
+            self._awaits_lateness = False
+            self._call_watch.lateness.on_late(answered)
         curious, self._curious = self._curious, []
         for on_answer in curious:
             on_answer(answered)
@@ -154,7 +155,9 @@ class Watches:
 
     def on_calls(self) -> None:
         """A rank enters its calls."""
-        self._call_watch.begin()
+        attempt = self._call_watch.begin()
+        if attempt is not None:
+            self._agent.deliver(CallsBegan(attempt))
 
     def on_recorded(self, local_rank: int, recorded: "Recorded") -> None:
         """A rank has told what torch's flight recorder has."""
@@ -218,48 +221,6 @@ class Watches:
         """Whether ranks have made calls, so that there is a book to look into."""
         return "_call_watch" in vars(self)
 
-    def _is_last_success(self, local_rank: int) -> bool:
-        """Whether all other ranks of this node have ended well, in a job that has other nodes."""
-        others = (link for rank, link in self._host.links.items() if rank != local_rank)
-        has_other_nodes = self._planner.ranks.node_count > 1
-        return has_other_nodes and all(each.exit_code == 0 for each in others)
-
-    def _on_late(self, answered: "InquiryAnswered | None") -> None:
-        """It is known who of all ranks has made the others wait, or never will be."""
-        self._call_watch.lateness.on_late(answered)
-        self._let_go()
-
-    def _on_progress_looked(self, looked: ProgressLooked) -> None:
-        """Before this node's ranks count as hung, find out for whom they wait, on all nodes."""
-        if not self._is_too_long_ago(looked):
-            self._agent.deliver(looked)
-            return
-        # One that is stopped is what the others wait for, whatever their books say.
-        stopped = self._host.stopped()
-        is_all = len(stopped) == len(self._host.living())
-        awaited = self._call_watch.awaited() if is_all or not stopped else stopped
-        if awaited:
-            accused = tuple(map(self._planner.ranks.rank, awaited))
-            told = msgspec.structs.replace(looked, awaited=awaited, accused=accused)
-            self._agent.deliver(told)
-            return
-
-        def go_on(_: object) -> None:
-            self._agent.deliver(ProgressLooked(looked.attempt, self.last_progress()))
-
-        self._ask_nodes(Trouble.TIMED_OUT, go_on)
-
-    def _is_too_long_ago(self, looked: ProgressLooked) -> bool:
-        hang_timeout = self._job.gang.hang_timeout
-        still = between(looked.last_progress, self._clock.now())
-        return hang_timeout is not None and still >= hang_timeout
-
-    def _let_go(self) -> None:
-        """It is known who is to blame, or never will be: go on."""
-        held, self._held = self._held or [], None
-        for stimulus in held:
-            self._pass_on(stimulus)
-
     def _ask_nodes(
         self, trouble: Trouble, on_answer: Callable[["InquiryAnswered | None"], None]
     ) -> None:
@@ -292,6 +253,7 @@ class Watches:
             self._clock,
             blame=self._agent.deliver,
             ask_nodes=self._agent.ask_nodes,
+            is_holding=lambda: self._agent.is_holding,
             hang_timeout=self._job.gang.hang_timeout,
             on_cpp_calls=None if recorder is None else recorder.on_cpp_calls,
         )

@@ -1,6 +1,7 @@
 """What NCCL's recorder and watchdog tell, in the words of torch 2.13, on a machine without NCCL."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -61,13 +62,24 @@ print([(call["operation"], call["number"], call["is_over"]) for call in group["c
 """
 
 
-def test_rank_that_nccls_watchdog_ends_is_no_root_cause(tmp_path: Path) -> None:
+def test_rank_that_nccls_watchdog_ends_is_no_root_cause_and_replay_tells_why_its_exit_waited(
+    tmp_path: Path,
+) -> None:
     os.mkfifo(tmp_path / "fifo")
-    script = write_program(tmp_path, WATCHDOG)
+    script, logs = write_program(tmp_path, WATCHDOG), tmp_path / "logs"
+    options = ("--standalone", "--nproc-per-node", "3", "--log-dir", str(logs))
 
-    done = run("run", "--standalone", "--nproc-per-node", "3", str(script), str(tmp_path / "fifo"))
+    done = run("run", *options, str(script), str(tmp_path / "fifo"))
+    replayed = run("replay", str(logs))
 
     assert "root cause: rank 2 has not come to all_reduce #2" in done.stderr, done.stderr
+    assert replayed.code == 0, replayed.stderr
+    held = re.search(r"held back the exits? of rank ([01]) for \d.*?: (.*)", replayed.stdout)
+    assert held is not None, replayed.stdout
+    assert held[2] == (
+        f"a time limit ended rank {held[1]}, which may have waited for another rank; "
+        "asked the ranks for their calls; blamed rank 2"
+    )
 
 
 def test_calls_in_nccls_recorder_are_over_once_the_gpu_has_completed_them(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.vocabulary import AnnounceKill, GangSpec, Swept, WorkerRefused
 from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
+from rankwise.core.watch.vocabulary import LookOrder
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import VirtualClock
 from rankwise.drivers.sim.journal import MemoryJournal
@@ -78,6 +79,9 @@ class EagerHost:
 
     def tell_books(self, wanted: BooksWanted) -> None:
         raise AssertionError(f"a node that is alone was asked {wanted}")
+
+    def look_at_ranks(self, order: LookOrder) -> None:
+        raise AssertionError(f"no rank has made calls, and the host was asked {order}")
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
         raise AssertionError(f"a node that is alone has asked nobody, and was told {answered}")

@@ -4,13 +4,29 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import count
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
+from gangs import exited, running_gang
 
-from rankwise.base.failure import ErrorRecord, ExitStatus
+from rankwise.base.failure import ErrorRecord
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
+from rankwise.core.gang.vocabulary import RanksBlamed, WorkerReported
 from rankwise.core.rendezvous.records import Trouble
+from rankwise.core.watch.machine import ExitWatch
+from rankwise.core.watch.vocabulary import (
+    AskRanks,
+    CallsBegan,
+    JudgeCalls,
+    LookAtEnd,
+    LookAtPast,
+    Passed,
+    PassOn,
+    RanksAnswered,
+    WatchEffect,
+    WatchSpec,
+    WatchStimulus,
+)
 from rankwise.drivers.real.call_rings import read_book
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import Timer
@@ -21,9 +37,6 @@ from rankwise.drivers.real.worker.call_ring import DONE, FAILED, CallRing, RingG
 from rankwise.drivers.sim.agenda import VirtualClock
 from rankwise.launch.call_watch import CallWatch
 from rankwise.launch.node_ranks import NodeRanks
-
-if TYPE_CHECKING:
-    from rankwise.core.gang.vocabulary import RanksBlamed
 
 SIZE = 4
 LOST_PEER = "Connection closed by peer"
@@ -67,6 +80,8 @@ class World:
         }  # fmt: skip
         self.asked_at: list[Instant] = []
         self.let_go_at: list[Instant] = []
+        self.is_holding = False
+        self._due: set[Instant] = set()
         self.blamed: list[RanksBlamed] = []
         self.troubles: list[Trouble] = []
         self._segment = segment
@@ -83,14 +98,47 @@ class World:
             self.clock,
             blame=self.blamed.append,
             ask_nodes=self._ask_nodes,
+            is_holding=lambda: self.exits.awaits_answers,
             hang_timeout=None,
             on_cpp_calls=None,
         )
+        self.exits = ExitWatch(WatchSpec(), grace=Duration(SECOND), hang_timeout=None)
+        self.exits.gang = running_gang(SIZE)
         self.watch.begin()
+        self.tell(CallsBegan(0))
 
     def _ask_nodes(self, trouble: Trouble) -> bool:
         self.troubles.append(trouble)
         return False
+
+    def tell(self, stimulus: WatchStimulus) -> None:
+        """Tell the exit watch a fact, and carry out what it orders, as an agent and a host do."""
+        self._carry_out(self.exits.handle(stimulus, self.clock.now()))
+
+    def _carry_out(self, effects: list[WatchEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case PassOn(RanksBlamed() as blamed):
+                    self.blamed.append(blamed)
+                case LookAtEnd():
+                    self.tell(self.watch.look_at_end(effect))
+                case LookAtPast():
+                    self.tell(self.watch.look_at_past(effect))
+                case JudgeCalls():
+                    self.tell(self.watch.judge(effect))
+                case AskRanks():
+                    self.watch.ask_for_hold(lambda asked: self.tell(RanksAnswered(0, asked)))
+                case _:
+                    pass
+        if self.is_holding and self.exits.hold is None:
+            self.is_holding = False
+            self.let_go_at.append(self.clock.now())
+        if self.exits.awaits_gang:
+            self.tell(Passed())
+        due = self.exits.next_deadline
+        if due is not None and due not in self._due:
+            self._due.add(due)
+            self.timers.call_at(due, lambda: self._carry_out(self.exits.tick(self.clock.now())))
 
     @staticmethod
     def _ring(rank: int, monkeypatch: pytest.MonkeyPatch) -> CallRing:
@@ -142,7 +190,10 @@ class World:
         self.watch.on_recorded(rank, Recorded(-1, (told,)))
         ring.be_done(is_over=True)
         self.links[rank].is_over, self.links[rank].exit_code = True, 0
-        self.watch.on_exit(rank, ExitStatus(0), lambda: None)
+        exit_ = exited(rank, 0)
+        self.tell(exit_)
+        assert self.exits.gang is not None
+        self.exits.gang.handle(exit_, self.clock.now())
 
     def let_section_be_over(self, rank: int) -> None:
         self._segment.ledgers[rank * LEDGER_WORDS + LEDGER_SECTION_STUCK] = 1
@@ -155,7 +206,9 @@ class World:
             type="RuntimeError", message=LOST_PEER, traceback="", raised_at=now, wall_ns=0
         )
         self.links[rank].error = error
-        return self.watch.on_error(rank, error, lambda: self.let_go_at.append(self.clock.now()))
+        self.is_holding = True
+        self.tell(WorkerReported(rank, 0, error))
+        return self.is_holding
 
 
 @pytest.fixture

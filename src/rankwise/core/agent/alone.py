@@ -48,17 +48,25 @@ from rankwise.core.rendezvous.vocabulary import (
     StopStepAgreed,
     World,
 )
+from rankwise.core.watch.vocabulary import UNWATCHED, WatchSpec
 
 AloneEffect = Effect | AnnounceRestart
 
 
-def spec_alone(gang: GangSpec, policy: RestartPolicy, *, run_id: str = "simulated") -> AgentSpec:
+def spec_alone(
+    gang: GangSpec,
+    policy: RestartPolicy,
+    *,
+    run_id: str = "simulated",
+    watch: WatchSpec = UNWATCHED,
+) -> AgentSpec:
     """The spec of an agent whose node needs no name, since no other node will ever see it."""
     return AgentSpec(
         run_id=run_id,
         rendezvous=RendezvousConfig(nodes_min=1, nodes_max=1, policy=policy),
         offer=NodeOffer(node_id="0", host="localhost", address="127.0.0.1", slots=gang.size),
         gang=gang,
+        watch=watch,
         is_alone=True,
     )
 

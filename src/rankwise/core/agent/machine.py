@@ -5,7 +5,9 @@ Theory of operation
 
 An agent is a rendezvous and, one after the other, a gang for each round that this node is a member
 of. It carries words between the two, and takes the few decisions that are neither's. A node that is
-the only one has `Alone` for a rendezvous, which answers the same words by itself.
+the only one has `Alone` for a rendezvous, which answers the same words by itself. Facts about
+workers come through the exit watch (`core/watch`), which holds back what may be another rank's
+doing; it is made with the first fact that it may hold.
 
 ```
             PrepareRound   NodeReady     Settled            Finish
@@ -83,7 +85,7 @@ from rankwise.core.gang import vocabulary as gang_words
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.rendezvous import vocabulary as rendezvous_words
-from rankwise.core.rendezvous.records import Departure, Verdict
+from rankwise.core.rendezvous.records import Departure, Trouble, Verdict
 from rankwise.core.rendezvous.vocabulary import (
     Answer,
     BooksTold,
@@ -92,6 +94,7 @@ from rankwise.core.rendezvous.vocabulary import (
     Dissolved,
     GangEnded,
     GangFailing,
+    InquiryAnswered,
     Joined,
     LeaveSettled,
     Left,
@@ -107,11 +110,13 @@ from rankwise.core.rendezvous.vocabulary import (
     TroubleTold,
     World,
 )
+from rankwise.core.watch import vocabulary as watch_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankwise.core.rendezvous.machine import Rendezvous
+    from rankwise.core.watch.machine import ExitWatch
 
 SIGTERM = 15
 SIGKILL = 9
@@ -129,9 +134,13 @@ class Agent:
         self.gang: Gang | None = None
         self.make_gang: Callable[[gang_words.GangSpec, int], Gang] = Gang
         """Makes the gang of each round; others than `Gang` show that checkers can fail."""
+        self.watch: ExitWatch | None = None
+        """None while nothing was heard that it may hold back."""
         self.world: World | None = None
         self.finished: FinishRun | None = None
         self._effects: list[Effect] = []
+        self._untold: list[watch_words.WatchStimulus] = []
+        """What the watch is told next: it may be busy with the fact before."""
         self._deadline: Instant | None = None
         self._next_round = 0
         self._last_round = -1
@@ -169,6 +178,9 @@ class Agent:
         gangs = None if self.gang is None else self.gang.next_deadline
         if gangs is not None and (earliest is None or gangs < earliest):
             earliest = gangs
+        watchs = None if self.watch is None else self.watch.next_deadline
+        if watchs is not None and (earliest is None or watchs < earliest):
+            earliest = watchs
         return earliest
 
     @property
@@ -200,6 +212,8 @@ class Agent:
             case Ticked():
                 self._on_deadline(now)
             case gang_words.StopRequested():
+                if self.watch is not None:
+                    self._tell_watch(stimulus, now)
                 self._on_stop_requested(stimulus, now)
             case LeaveRequested():
                 self._on_leave_requested(now)
@@ -224,14 +238,21 @@ class Agent:
                 | gang_words.ProgressLooked()
                 | gang_words.DumpsLooked()
                 | gang_words.StacksDumped()
+                | gang_words.RanksBlamed()
+                | gang_words.GuardianLost()
             ):
-                self._tell_gang(stimulus, now)
-            case gang_words.RanksBlamed():
-                self._on_ranks_blamed(stimulus, now)
+                self._hear(stimulus, now)
+            case (
+                watch_words.CallsBegan()
+                | watch_words.EndLooked()
+                | watch_words.RanksAnswered()
+                | watch_words.CallsJudged()
+                | watch_words.PastLooked()
+                | watch_words.AwaitedFound()
+            ):
+                self._tell_watch(stimulus, now)
             case gang_words.StoodStill():
                 self._on_stood_still(stimulus, now)
-            case gang_words.GuardianLost():
-                self._on_guardian_lost(stimulus, now)
             case TroubleTold():
                 if self.has_workers and self.world is not None:
                     self._tell_rendezvous(stimulus, now)
@@ -249,6 +270,9 @@ class Agent:
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             self._on_own_deadline(now)
+        watch = self.watch
+        if watch is not None and watch.next_deadline is not None and now >= watch.next_deadline:
+            self._tell_watch(Ticked(), now)
         gang = self.gang
         if gang is not None and gang.next_deadline is not None and now >= gang.next_deadline:
             self._tell_gang(Ticked(), now)
@@ -314,6 +338,8 @@ class Agent:
         self._gone_by = after(self._gone_by, stimulus.duration)
         if isinstance(self.rendezvous, Alone):
             self.rendezvous.stand_still(stimulus.duration)
+        if self.watch is not None:
+            self._tell_watch(stimulus, now)
         if self.gang is not None:
             self._tell_gang(stimulus, now)
 
@@ -360,6 +386,10 @@ class Agent:
                     self._on_ranks_found(effect, now)
                 case LeaveSettled():
                     self._finish(now)
+                case InquiryAnswered():
+                    self._effects.append(effect)
+                    if self.watch is not None:
+                        self._tell_watch(watch_words.NodesAnswered(), now)
                 case _:
                     self._effects.append(effect)
 
@@ -506,6 +536,69 @@ class Agent:
             self._is_end_told = True
             self._effects.append(AnnounceRoundEnd(number, why))
 
+    # The watch
+
+    def _hear(self, fact: gang_words.Stimulus, now: Instant) -> None:
+        """Take in a fact about workers, now or when it is known whose doing it is."""
+        if self.watch is None and not self._may_be_held(fact):
+            self._pass_on(fact, now)
+        else:
+            self._tell_watch(fact, now)
+
+    def _may_be_held(self, fact: gang_words.Stimulus) -> bool:
+        spec = self.spec.watch
+        if isinstance(fact, gang_words.WorkerExited):
+            return spec.may_be_stop(fact.exit)
+        return spec.asks_about_hangs and isinstance(fact, gang_words.ProgressLooked)
+
+    def _tell_watch(self, stimulus: watch_words.WatchStimulus, now: Instant) -> None:
+        watch = self.watch = self.watch or self._new_watch(now)
+        self._untold.append(stimulus)
+        if len(self._untold) > 1:
+            return  # the loop below is at work, and comes to it
+        while self._untold:
+            watch.gang = self.gang
+            for effect in watch.handle(self._untold[0], now):
+                self._on_watch_effect(effect, now)
+            del self._untold[0]
+            watch.gang = self.gang
+            if not self._untold and watch.awaits_gang:
+                self._untold.append(watch_words.Passed())
+
+    def _new_watch(self, now: Instant) -> "ExitWatch":
+        from rankwise.core.watch.machine import ExitWatch  # noqa: PLC0415  # few runs need one
+
+        spec = self.spec
+        watch = ExitWatch(spec.watch, grace=spec.gang.grace, hang_timeout=spec.gang.hang_timeout)
+        if self._stops_asked:
+            watch.handle(gang_words.StopRequested(), now)
+        return watch
+
+    def _on_watch_effect(self, effect: watch_words.WatchEffect, now: Instant) -> None:
+        match effect:
+            case watch_words.PassOn():
+                self._pass_on(effect.fact, now)
+            case watch_words.AskNodes():
+                self._ask_nodes(effect.trouble, now)
+            case _:
+                self._effects.append(effect)
+
+    def _pass_on(self, fact: gang_words.Stimulus, now: Instant) -> None:
+        match fact:
+            case gang_words.RanksBlamed():
+                self._on_ranks_blamed(fact, now)
+            case gang_words.GuardianLost():
+                self._on_guardian_lost(fact, now)
+            case _:
+                self._tell_gang(fact, now)
+
+    def _ask_nodes(self, trouble: Trouble, now: Instant) -> None:
+        world = self.world
+        if self.has_workers and world is not None and len(world.members) > 1:
+            self._tell_rendezvous(TroubleTold(world.round, trouble), now)
+        else:
+            self._tell_watch(watch_words.NodesAnswered(), now)
+
     # The gang
 
     def _tell_gang(self, stimulus: gang_words.Stimulus, now: Instant) -> None:
@@ -523,6 +616,11 @@ class Agent:
                     self._effects.append(effect)
         if self.gang is gang:
             self._tell_of_failing(gang, now)
+        watch = self.watch
+        if watch is not None and watch.hold is not None and not self._untold:
+            watch.gang = self.gang
+            if watch.awaits_gang:  # it holds an exit back until the gang is stopped
+                self._tell_watch(watch_words.Passed(), now)
 
     def _tell_of_failing(self, gang: Gang, now: Instant) -> None:
         """Let the others know of a failure while this node's own workers are still ending."""

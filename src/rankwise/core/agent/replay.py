@@ -14,6 +14,8 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AGENT, AgentStarted, Effect, Stimulus
+from rankwise.core.watch.vocabulary import NoteHold
+from rankwise.core.watch.wording import hold_in_words
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -44,6 +46,7 @@ class ReplayStep:
         phase: of the agent.
         round: the number and phase of the round that it knows of; empty before the first.
         leads: whether its node leads.
+        first_rank: the job's rank of the node's first worker.
         recorded: what it had ordered then.
     """
 
@@ -55,7 +58,14 @@ class ReplayStep:
     phase: str
     round: str
     leads: bool
+    first_rank: int
     recorded: list[Effect]
+
+    @property
+    def held_exits(self) -> list[str]:
+        """A line for each hold that this step ended: which exits, for how long, and why."""
+        notes = (each for each in self.effects if isinstance(each, NoteHold))
+        return [hold_in_words(note, self.first_rank) for note in notes]
 
     @property
     def differs(self) -> bool:
@@ -173,5 +183,6 @@ def _take(agents: dict[str, Agent], line: _Line, stimulus: Stimulus, place: str)
         phase=str(agent.phase),
         round="" if round_ is None else f"{round_.number} {round_.phase}",
         leads=agent.rendezvous.is_leading,
+        first_rank=0 if agent.world is None else agent.world.first_rank,
         recorded=[],
     )

@@ -1,9 +1,10 @@
 """What an agent is told (stimuli) and what it orders (effects).
 
-An agent composes a rendezvous and, for each round, a gang, so most of its words are theirs: facts
-about workers and orders for them are those of `core/gang/vocabulary.py`, with the round's number as
-`attempt`; answers of the store and orders for it are those of `core/rendezvous/vocabulary.py`. The
-words here are what is left between the agent and its driver.
+An agent composes a rendezvous, an exit watch and, for each round, a gang, so most of its words are
+theirs: facts about workers and orders for them are those of `core/gang/vocabulary.py`, with the
+round's number as `attempt`; answers of the store and orders for it are those of
+`core/rendezvous/vocabulary.py`; what the host is asked about calls is in
+`core/watch/vocabulary.py`. The words here are what is left between the agent and its driver.
 
 `StopRequested` and `Ticked` are the gang's words with the agent's meaning: somebody wants this node
 to end, a second time at once; the agent's deadline has come.
@@ -20,6 +21,13 @@ from rankwise.core.rendezvous import vocabulary as rendezvous
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.records import Verdict
 from rankwise.core.rendezvous.vocabulary import Answer, Order, World
+from rankwise.core.watch.vocabulary import (
+    UNWATCHED,
+    HostAnswer,
+    LookOrder,
+    NoteHold,
+    WatchSpec,
+)
 
 AGENT = "agent"
 """The machine's name in journals, in a simulation followed by the node's id."""
@@ -35,6 +43,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         rendezvous: who may join, for how long anybody waits, and which failures the job survives.
         offer: what this node brings along.
         gang: the workers of this node.
+        watch: what may hold facts about them back.
         is_alone: whether this node is the only one, so that there is no rendezvous and no store.
         leaves_alone: whether a request to stop this node (SIGTERM) concerns it alone, so that the
             others go on without it; otherwise the whole job stops at one step.
@@ -46,6 +55,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rendezvous: RendezvousConfig
     offer: NodeOffer
     gang: gang.GangSpec
+    watch: WatchSpec = UNWATCHED
     is_alone: bool = False
     leaves_alone: bool = False
     prepare_timeout: Duration = Duration(120 * SECOND)
@@ -139,6 +149,7 @@ NodeStimulus = (
     | LeaveRequested
     | rendezvous.TroubleTold
     | rendezvous.BooksTold
+    | HostAnswer
 )
 """What does not come from the store."""
 Stimulus = NodeStimulus | Answer
@@ -338,6 +349,8 @@ NodeEffect = (
     | DescribeFailures
     | rendezvous.BooksWanted
     | rendezvous.InquiryAnswered
+    | LookOrder
+    | NoteHold
     | Announcement
     | FinishRun
 )

@@ -160,6 +160,10 @@ class Gang:
         """What is known of each worker, by local rank."""
         return tuple(self._workers)
 
+    def is_last(self, local_rank: int) -> bool:
+        """Whether all other workers have ended."""
+        return self._workers.have_ended_but(local_rank)
+
     @property
     def failures_so_far(self) -> tuple[Failure, ...]:
         """The failures as far as they are known, the likely root first."""

@@ -1,6 +1,7 @@
 """What is true of a gang's workers together: who runs, who is left, whether all have ended."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from rankwise.base.units import Duration, Instant, postponed
 from rankwise.core.gang.state import RecallState, WorkerLife
@@ -36,6 +37,11 @@ class GangWorkers:
         while self._ended_below < len(lives) and lives[self._ended_below].has_ended:
             self._ended_below += 1
         return self._ended_below == len(lives)
+
+    def have_ended_but(self, local_rank: int) -> bool:
+        """Whether all others have ended."""
+        others = islice(self._lives, 0 if self.have_ended else self._ended_below, None)
+        return all(each.has_ended or each.local_rank == local_rank for each in others)
 
     @property
     def has_failure(self) -> bool:

@@ -40,6 +40,8 @@ from rankwise.core.gang.vocabulary import (
     WorkerReported,
     WorkerSpawned,
 )
+from rankwise.core.watch.vocabulary import NoteHold
+from rankwise.core.watch.wording import hold_in_words
 
 Told = tuple[str, int | None, str]
 """A line in parts: before the worker's rank, the rank if there is one, after it."""
@@ -139,6 +141,8 @@ def _tell_effect(effect: Effect) -> Told | None:
             return f"announce restart {wait}, {left} left; {_failures(failures)}", None, ""
         case AnnounceKill():
             return f"announce the kill of {_ranks(list(effect.local_ranks))}", None, ""
+        case NoteHold():
+            return f"note: {hold_in_words(effect, 0)}", None, ""
         case FinishRun():
             return f"finish: {_outcome(effect.as_outcome())}", None, ""
         case _:

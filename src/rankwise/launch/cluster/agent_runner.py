@@ -7,6 +7,7 @@ the run on this node.
 
 import socket
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,20 +17,19 @@ from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, Announcement, FinishRun, Stimulus
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.state import GangPhase
+from rankwise.core.gang.vocabulary import RecallRequested, Resumed, Started, WorkerExited
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
-from rankwise.core.gang.vocabulary import WorkerExited
 from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.vocabulary import InquiryAnswered, Order, RefusalKind, TroubleTold
+from rankwise.core.watch.vocabulary import WatchSpec
 from rankwise.drivers.agent_dispatch import AgentDispatch
-from rankwise.drivers.stop_window import StopWindow
-from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements, lineup_text
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.run_parts import RunParts
 
 if TYPE_CHECKING:
+    from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
     from rankwise.launch.cluster.metrics import AgentSnapshot
     from rankwise.launch.cluster.probe import Probe
     from rankwise.launch.hang_watch import NodesTold
@@ -43,6 +43,7 @@ class AgentRunner:
     def __init__(self, plan: MeetingPlan, parts: RunParts) -> None:
         job = parts.job
         self._parts = parts
+        self._plan = plan
         self._alive_until: Instant | None = None
         self._fence = NEVER
         self._agent = Agent(
@@ -58,15 +59,12 @@ class AgentRunner:
                     seat=plan.seat,
                 ),
                 gang=job.gang,
+                watch=WatchSpec(stop_signals=tuple(sorted(job.signals)), asks_about_hangs=True),
                 is_alone=plan.is_alone,
                 leaves_alone=plan.leaves_alone,
             )
         )
-        self._host = RealNodeHost(parts, plan, self._deliver)
-        self._stop_window = StopWindow(
-            parts.clock, parts.reactor.call_at, parts.job.signals, self._host.on_gang_stimulus
-        )
-        self._announcements = ConsoleAnnouncements(parts.job, plan, parts.say)
+        self._host = RealNodeHost(parts, plan, self.deliver)
         self._dispatch = AgentDispatch(
             self._agent,
             host=self._host,
@@ -103,6 +101,13 @@ class AgentRunner:
                 self._announcements.tell_too_late(finished.verdict)
         return self._outcome
 
+    @cached_property
+    def _announcements(self) -> "ConsoleAnnouncements":
+        """Loaded with the first one: a node that is alone and succeeds has nothing to say."""
+        from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements  # noqa: PLC0415
+
+        return ConsoleAnnouncements(self._parts.job, self._plan, self._parts.say)
+
     def _announce(self, announcement: Announcement) -> None:
         self._announcements.tell(announcement)
         self._parts.history.note(announcement)
@@ -136,7 +141,11 @@ class AgentRunner:
     def lineup(self) -> str:
         """Who is in the present round, and what has changed; empty while there is none."""
         world = self._agent.world
-        return "" if world is None or self._agent.spec.is_alone else lineup_text(world)
+        if world is None or self._agent.spec.is_alone:
+            return ""
+        from rankwise.launch.cluster.console_announcements import lineup_text  # noqa: PLC0415  # rare
+
+        return lineup_text(world)
 
     @property
     def gang(self) -> Gang | None:
@@ -147,16 +156,26 @@ class AgentRunner:
         """Let the agent begin its life."""
         self._dispatch.start()
 
-    def deliver(self, stimulus: GangStimulus) -> None:
-        """Tell the agent what its processes do, or that it has to stop."""
-        if isinstance(stimulus, WorkerExited) and stimulus.at >= self._fence:
-            # The guardian has killed it, since this process was stopped for longer than its lease.
-            # It has not failed: the agent first finds out that it was cut off, then of the end.
-            self.wake()
-            stimulus = msgspec.structs.replace(stimulus, at=self._parts.clock.now())
-        if not self._stop_window.holds(stimulus, self._gang_runs):
-            self._host.on_gang_stimulus(stimulus)
-        self._stop_window.look(self._gang_runs)
+    def on_rank(self, fact: GangStimulus) -> None:
+        """Tell the agent what its processes do."""
+        if isinstance(fact, WorkerExited):
+            if fact.at >= self._fence:
+                # The guardian has killed it, since this process was stopped for longer than its
+                # lease. It has not failed: the agent first finds out that it was cut off.
+                self.wake()
+                fact = msgspec.structs.replace(fact, at=self._parts.clock.now())
+            self._host.note_exit(fact)
+        self._parts.watches.record(fact)
+        assert not isinstance(fact, Started | RecallRequested | Resumed), (
+            "the agent starts its gangs itself"
+        )
+        self.deliver(fact)
+
+    def deliver(self, stimulus: Stimulus) -> None:
+        """Tell the agent a fact: its store's, its node's, or that it has to stop."""
+        self._parts.host.note_ends()  # it may be a stop, and what is done by now stays done
+        self._dispatch.deliver(stimulus)
+        self._put_fence()
 
     def ask_nodes(self, trouble: Trouble) -> bool:
         """Have the other nodes asked what their ranks do; tells whether there are others."""
@@ -185,12 +204,11 @@ class AgentRunner:
         """Let a deadline that has passed take effect."""
         self._dispatch.wake()
         self._put_fence()
-        self._stop_window.look(self._gang_runs)
 
     @property
-    def _gang_runs(self) -> bool:
-        gang = self._agent.gang
-        return gang is not None and gang.phase in (GangPhase.STARTING, GangPhase.RUNNING)
+    def is_holding(self) -> bool:
+        """Whether an exit is held back until ranks or nodes have answered."""
+        return self._agent.watch is not None and self._agent.watch.awaits_answers
 
     def _meet(self, plan: MeetingPlan, parts: RunParts) -> Callable[[Order], None]:
         """Become a client of the store where the nodes meet."""
@@ -213,7 +231,7 @@ class AgentRunner:
             open_store(plan.backend, plan.endpoint, settings, run_id=run_id),
             reactor=parts.reactor,
             clock=parts.clock,
-            deliver=self._deliver,
+            deliver=self.deliver,
             request_timeout=plan.rendezvous.request_timeout,
         )
 
@@ -227,12 +245,6 @@ class AgentRunner:
     def _is_over(self) -> bool:
         finished = self._dispatch.finished
         return finished is not None and finished.verdict is not None
-
-    def _deliver(self, stimulus: Stimulus) -> None:
-        self._parts.host.note_ends()  # it may be a stop, and what is done by now stays done
-        self._dispatch.deliver(stimulus)
-        self._put_fence()
-        self._stop_window.look(self._gang_runs)
 
     def _put_fence(self) -> None:
         """Tell the guardian until when workers may live, should this process get stuck."""

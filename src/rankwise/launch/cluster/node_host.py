@@ -24,15 +24,9 @@ from rankwise.core.agent.vocabulary import (
     StepTold,
     Stimulus,
 )
-from rankwise.core.gang.vocabulary import (
-    RecallRequested,
-    Resumed,
-    Started,
-    WordToWorker,
-    WorkerExited,
-)
-from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
+from rankwise.core.gang.vocabulary import WordToWorker, WorkerExited
 from rankwise.core.rendezvous.vocabulary import BooksTold, BooksWanted, InquiryAnswered, World
+from rankwise.core.watch.vocabulary import LookOrder
 from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.master_port import ReservedPort, listen_next_to
 from rankwise.launch.node_ranks import NodeRanks
@@ -186,24 +180,23 @@ class RealNodeHost:
         self._parts.watches.tell_books(wanted, on_sheet)
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
-        """Go on with what was held back."""
+        """Tell whoever waits for that."""
         self._parts.watches.on_inquiry_answered(answered)
+
+    def look_at_ranks(self, order: LookOrder) -> None:
+        """Read the books of the ranks, or ask the ranks themselves."""
+        self._parts.watches.look(order, self._deliver)
 
     def _tell_sheet(self, inquiry: str, sheet: bytes) -> None:
         self._deliver(BooksTold(inquiry, sheet))
 
-    def on_gang_stimulus(self, stimulus: GangStimulus) -> None:
-        """Pass on what the process host tells, after what has to come before it."""
-        if isinstance(stimulus, WorkerExited):
-            self._over.add(stimulus.local_rank)
-            if len(self._over) == self._parts.job.gang.size:
-                self._tell_step(stimulus.attempt)
-            if self._agreement is not None and not stimulus.exit.ok:
-                self._tell_end(stimulus.local_rank)
-        assert not isinstance(stimulus, Started | RecallRequested | Resumed), (
-            "the agent starts its gangs itself"
-        )
-        self._deliver(stimulus)
+    def note_exit(self, exited: WorkerExited) -> None:
+        """Tell what has to be told before a rank's exit."""
+        self._over.add(exited.local_rank)
+        if len(self._over) == self._parts.job.gang.size:
+            self._tell_step(exited.attempt)
+        if self._agreement is not None and not exited.exit.ok:
+            self._tell_end(exited.local_rank)
 
     def close(self) -> None:
         """Give the port back, and end the threads that wait, and a check that nobody asks for."""

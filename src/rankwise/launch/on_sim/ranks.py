@@ -43,6 +43,7 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.ledger import Blame
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
+from rankwise.core.watch.vocabulary import LookOrder
 from rankwise.drivers.real.hosting.environments import inherited_environment
 from rankwise.drivers.real.recall_line import AgentWord
 from rankwise.drivers.real.report_pipe import ErrorReported, Exiting, ReportPipe
@@ -248,6 +249,9 @@ class SimulatedRanks:
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
         """Nothing is asked, so nothing is answered."""
+
+    def look_at_ranks(self, order: LookOrder) -> None:
+        """Never ordered: who waits for whom is known here when it comes about."""
 
     def look_for_progress(self, attempt: int) -> None:
         """If no rank can go on, or none gets on, they have hung, and perhaps one is to blame."""

@@ -10,6 +10,8 @@ code with the machine: what it demands follows from the promises in the machine'
 - One attempt at a time: none begins while a process of an earlier one lives, or may.
 - Budget: restarts are used, announced, after their pause, no more than there are, and not for
   what could not be started, unless the policy says so.
+- Facts are held back only behind an exit by SIGTERM in a gang that has no reason to end: for a
+  moment, or until a stop that was asked for ends the gang.
 - The outcome comes once and is true: its root cause is the worker that failed first, or the violent
   death that may have caused that; nobody lives on whom it does not name; nothing comes after it.
 """
@@ -20,9 +22,10 @@ from typing import Any, NoReturn
 from rankwise.base.errors import SimulationError
 from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.root_cause import names_lost_connection
-from rankwise.base.units import Duration, Instant, after, between
+from rankwise.base.units import MILLISECOND, Duration, Instant, after, between
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AnnounceRestart, FinishRun
+from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     DumpsLooked,
     DumpStacks,
@@ -42,12 +45,28 @@ from rankwise.core.gang.vocabulary import (
     WorkerReported,
     WorkerSpawned,
 )
-from rankwise.drivers.sim.cluster.host import SIGKILL, SimulatedHost
+from rankwise.core.watch.vocabulary import HoldReason, NoteHold
+from rankwise.drivers.sim.cluster.host import SIGKILL, SIGTERM, SimulatedHost
 from rankwise.drivers.sim.cluster.root_cause_truth import root_cause_is_true
 from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.ports.journal import Journal
 
 FAR_AWAY = Instant(1 << 62)
+STOP_NOTICE = Duration(300 * MILLISECOND)
+"""How long an exit by SIGTERM may be held back, unless a stop was asked for."""
+FACTS = (
+    WorkerSpawned,
+    WorkerRefused,
+    WorkerReported,
+    WorkerExited,
+    Swept,
+    ProgressLooked,
+    DumpsLooked,
+    RanksBlamed,
+    StacksDumped,
+    GuardianLost,
+)
+"""What an exit that is held back holds up."""
 
 
 def just_before(now: Instant) -> Instant:
@@ -113,9 +132,47 @@ class GangChecker:
         self._restarts_announced = 0
         self._asked_for_progress_at = Instant(0)
         self._outcome: Outcome | None = None
+        self._held: list[Any] = []
+        """Facts that the gang hears later."""
+        self._held_until = FAR_AWAY
+        self._released: tuple[Instant, set[int]] = Instant(0), set()
+        """Whose exits were held back until when: the gang hears of one after the other."""
 
     def stimulus(self, stimulus: Any, now: Instant) -> None:
         """Note what the agent is about to be told."""
+        if isinstance(stimulus, FACTS) and self._is_held(stimulus, now):
+            self._held.append(stimulus)
+            return
+        if isinstance(stimulus, StopRequested) and self._held:
+            self._held_until = after(now, self._spec.grace)
+        self._hear(stimulus, now)
+
+    def _is_held(self, fact: Any, now: Instant) -> bool:
+        """Whether the gang hears a fact later, since it may be a stop's doing."""
+        if self._held:
+            return True
+        is_open = isinstance(fact, WorkerExited) and fact.exit.code in (-SIGTERM, 128 + SIGTERM)
+        if is_open and self._gang_lives:
+            patience = self._spec.grace if self._stops_heard else STOP_NOTICE
+            self._held_until = after(now, patience)
+            return True
+        return False
+
+    @property
+    def _gang_lives(self) -> bool:
+        gang = self._agent.gang
+        return gang is not None and gang.phase in (GangPhase.STARTING, GangPhase.RUNNING)
+
+    def _release(self, now: Instant) -> None:
+        held, self._held, self._held_until = self._held, [], FAR_AWAY
+        if not held:
+            self._broken("a hold is noted, and no exit by SIGTERM was its reason")
+        exits = {fact.local_rank for fact in held if isinstance(fact, WorkerExited)}
+        self._released = now, exits
+        for fact in held:
+            self._hear(fact, now)
+
+    def _hear(self, stimulus: Any, now: Instant) -> None:
         match stimulus:
             case WorkerSpawned(local_rank, attempt):
                 self._note_birth(self._attempts[attempt], local_rank, now)
@@ -153,6 +210,8 @@ class GangChecker:
         if self._outcome is not None:
             self._broken(f"the agent is finished and still orders {effect}")
         match effect:
+            case NoteHold(reason=HoldReason.STOP):
+                self._release(now)
             case SpawnWorker(local_rank, attempt):
                 self._judge_spawn(local_rank, attempt, now)
             case SignalWorker():
@@ -177,6 +236,8 @@ class GangChecker:
         deadline = self._agent.next_deadline
         if deadline is not None and deadline < now:
             self._broken(f"the agent wants to be woken at {deadline}, which is over")
+        if self._held and (now > self._held_until or not self._gang_lives):
+            self._broken(f"{self._held[0]} is held back, and has no reason to be")
         if self._outcome is not None or not self._attempts:
             return
         book = self._attempts[-1]
@@ -349,7 +410,8 @@ class GangChecker:
         rank = order.local_rank
         if rank not in book.started:
             self._broken(f"worker {rank} is signalled, and no process of it is known")
-        if rank not in book.living:
+        released_at, released = self._released
+        if rank not in book.living and not (released_at == now and rank in released):
             self._broken(f"worker {rank} is signalled, and is known to have ended")
         self._find_reasons_to_end(book, now)
         if book.ending_since is None:

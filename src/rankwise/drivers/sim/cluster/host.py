@@ -45,6 +45,19 @@ from rankwise.core.rendezvous.vocabulary import (
     TroubleTold,
     World,
 )
+from rankwise.core.watch.vocabulary import (
+    AskRanks,
+    CallsBegan,
+    CallsJudged,
+    EndLooked,
+    FindAwaited,
+    JudgeCalls,
+    LookAtEnd,
+    LookAtPast,
+    LookOrder,
+    PastLooked,
+    RanksAnswered,
+)
 from rankwise.drivers.sim.agenda import VIRTUAL_EPOCH_NS, Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.guardian_line import GUARDIAN, Channel, GuardianLine
@@ -129,8 +142,6 @@ class SimulatedHost:
         self._unspawned: set[tuple[int, int]] = set()
         self._strays: list[SimulatedWorker] = []
         self._asked_in = -1
-        self._held: list[WorkerExited] = []
-        """Successes of the node's last workers, until it is known who made others wait."""
 
     def processes(self) -> list[SimulatedWorker]:
         """Every process that is alive in truth: ranks, those that wait to be one, strays."""
@@ -144,7 +155,6 @@ class SimulatedHost:
         """Another agent has begun; nothing that was ordered or told before concerns it."""
         self._line.life += 1
         self._unspawned.clear()
-        self._held = []
         self._line.is_lost = False
 
     def end_life(self, *, kills: bool) -> None:
@@ -226,9 +236,23 @@ class SimulatedHost:
         self._later(takes, BooksTold(wanted.inquiry, pack(Sheet(books), asked_at)))
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
-        """Let the ranks fail whose time-outs were held back, and the last one be done."""
+        """Let the ranks fail whose time-outs were held back."""
         self._fail_of_time_out(answered.round)
-        self._be_done()
+
+    def look_at_ranks(self, order: LookOrder) -> None:
+        """Answer that books show nothing, but that other nodes may know who is late."""
+        match order:
+            case LookAtEnd():
+                self._deliver(EndLooked(order.attempt, order.local_rank))
+            case AskRanks():
+                self._deliver(RanksAnswered(order.attempt, were_asked=False))
+            case JudgeCalls():
+                self._deliver(CallsJudged(order.attempt, order.local_rank))
+            case LookAtPast():
+                asks = self._habits.late > 0 and self._is_done(order.attempt)
+                self._deliver(PastLooked(order.attempt, asks_who_is_late=asks))
+            case FindAwaited():
+                raise SimulationError("a simulated node was asked for whom its ranks wait")
 
     # What the agent orders about its workers
 
@@ -405,6 +429,8 @@ class SimulatedHost:
         self.workers[worker.round, worker.local_rank] = worker
         self.living.add((worker.round, worker.local_rank))
         worker.is_rank = True
+        if self._habits.late:
+            self._deliver(CallsBegan(worker.round))
         self._witness.started(worker)
         takes = Duration(worker.program.after + self._up_to(self._habits.uneven))
         if not isinstance(worker.program.ending, RunsForever):
@@ -521,20 +547,7 @@ class SimulatedHost:
     def _tell_exit(self, worker: SimulatedWorker, status: ExitStatus, at: Instant) -> None:
         attempt = worker.round if worker.news_of is None else worker.news_of
         exited = WorkerExited(worker.local_rank, attempt, status, at)
-        agent = self._node.agent
-        if not self._habits.late or not self._is_done(attempt) or agent is None:
-            self._deliver(exited)
-            return
-        self._held.append(exited)
-        if len(self._held) == 1:
-            self._deliver(TroubleTold(attempt, Trouble.DONE))
-            if not agent.has_workers:
-                self._be_done()
-
-    def _be_done(self) -> None:
-        held, self._held = self._held, []
-        for exited in held:
-            self._deliver(exited)
+        self._deliver(exited)
 
     def _begin_sweep(self, attempt: int, spares: tuple[int, ...]) -> None:
         self._unspawned = {key for key in self._unspawned if key[0] != attempt}

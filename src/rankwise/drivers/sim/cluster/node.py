@@ -4,22 +4,18 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from rankwise.base.units import Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AGENT, AgentSpec, Announcement, LeaveRequested, Stimulus
-from rankwise.core.gang.state import GangPhase
-from rankwise.core.gang.vocabulary import RecallRequested, Resumed, Started, StopRequested
-from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
+from rankwise.core.gang.vocabulary import StopRequested
 from rankwise.core.rendezvous.vocabulary import Answer
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import Agenda
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.gang_checker import GangChecker, WatchedJournal
-from rankwise.drivers.sim.cluster.host import SIGTERM, SimulatedHost
+from rankwise.drivers.sim.cluster.host import SimulatedHost
 from rankwise.drivers.sim.cluster.plan import ClusterPlan
 from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
 from rankwise.drivers.sim.cluster.worker import Witness
-from rankwise.drivers.stop_window import StopWindow
 from rankwise.ports.journal import Journal
 
 
@@ -71,7 +67,6 @@ class SimulatedNode:
         self._on_step = on_step
         self._witness = witness
         self._client: StoreClient | None = None
-        self._stop_window = self._new_stop_window()
         self.workers = SimulatedHost(
             self,
             agenda=agenda,
@@ -119,7 +114,6 @@ class SimulatedNode:
             name=AGENT if is_alone else f"{AGENT} {self.node_id}",
             on_announcement=self.announcements.append,
         )
-        self._stop_window = self._new_stop_window()
         self.dispatch.start()
         self._on_step(self)
 
@@ -159,35 +153,8 @@ class SimulatedNode:
         if self.dispatch is not None:
             self.dispatch.wake()
             self._on_step(self)
-            self._stop_window.look(self._gang_runs)
 
     def _deliver(self, stimulus: Stimulus | Answer) -> None:
-        if self.dispatch is None:
-            return
-        if not isinstance(stimulus, GangStimulus) or not self._stop_window.holds(
-            stimulus, self._gang_runs
-        ):
+        if self.dispatch is not None:
             self.dispatch.deliver(stimulus)
             self._on_step(self)
-        self._stop_window.look(self._gang_runs)
-
-    def _new_stop_window(self) -> StopWindow:
-        pass_on = partial(self._pass_on, self.lives)
-        return StopWindow(self.clock, self._call_at, (SIGTERM,), pass_on)
-
-    def _pass_on(self, life: int, stimulus: GangStimulus) -> None:
-        """Tell the agent of that life what the window has held back."""
-        assert not isinstance(stimulus, Started | RecallRequested | Resumed), (
-            "an agent starts its gangs itself"
-        )
-        if self.dispatch is not None and life == self.lives:
-            self.dispatch.deliver(stimulus)
-            self._on_step(self)
-
-    @property
-    def _gang_runs(self) -> bool:
-        gang = None if self.agent is None else self.agent.gang
-        return gang is not None and gang.phase in (GangPhase.STARTING, GangPhase.RUNNING)
-
-    def _call_at(self, at: Instant, callback: Callable[[], None]) -> None:
-        self._agenda.at(max(self.clock.truth_of(at), self._agenda.now()), callback)

@@ -20,10 +20,12 @@ from rankwise.core.agent.vocabulary import AgentSpec, FinishRun
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.records import RunKeys, Verdict
 from rankwise.core.rendezvous.vocabulary import World
+from rankwise.core.watch.vocabulary import WatchSpec
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
 from rankwise.drivers.sim.cluster.books import RoundBook
 from rankwise.drivers.sim.cluster.checkers import ClusterChecker
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.host import SIGTERM
 from rankwise.drivers.sim.cluster.node import SimulatedNode
 from rankwise.drivers.sim.cluster.plan import ClusterPlan
 from rankwise.drivers.sim.cluster.store import SimulatedStore
@@ -50,6 +52,7 @@ from rankwise.sim.faults.vocabulary import (
 )
 
 RUN_ID = "simulated"
+_WATCH = WatchSpec(stop_signals=(SIGTERM,))
 STEPS_MAX = 50_000_000
 PEERS_NOTICE = Duration(SECOND // 20)
 """Within which a worker's peers see its connections close."""
@@ -213,7 +216,7 @@ class ClusterSimulator:
     def _spec_of(self, number: int, node_id: str) -> AgentSpec:
         plan = self.plan
         if plan.is_alone:
-            return spec_alone(plan.gang_spec, plan.rendezvous.policy)
+            return spec_alone(plan.gang_spec, plan.rendezvous.policy, watch=_WATCH)
         static = plan.rendezvous.is_static
         return AgentSpec(
             run_id=RUN_ID,
@@ -227,6 +230,7 @@ class ClusterSimulator:
                 seat=number if static else None,
             ),
             gang=plan.gang_spec,
+            watch=_WATCH,
             leaves_alone=plan.leaves_alone,
         )
 

@@ -1,0 +1,1 @@
+"""What holds facts about ranks back until the root cause is known."""
