@@ -11,8 +11,14 @@ from typing import ClassVar
 import pytest
 
 from rankwise.core.ledger import INIT_GROUP, Arrival, Fate, Stage
+from rankwise.core.matching import CallSignature, TensorForm
 from rankwise.drivers.real import section_ring, segments
-from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
+from rankwise.drivers.real.call_rings import (
+    ArrivalReader,
+    calls_begun,
+    read_book,
+    signature_in,
+)
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker import call_ring, torch_calls
 from rankwise.drivers.real.worker.call_ring import (
@@ -21,11 +27,13 @@ from rankwise.drivers.real.worker.call_ring import (
     GROUPS_MAX,
     ISSUED,
     CallRing,
+    signature_text,
     stamp_of,
     stamp_of_wait,
 )
 
-TEXT = "all_reduce #? (sum) of (4,) float32"
+TEXT = signature_text("all_reduce", "sum", tensors=[((4,), "float32")])
+SIGNATURE = CallSignature("all_reduce", "sum", tensors=(TensorForm((4,), "float32"),))
 LINE = ("/home/me/train.py", 88)
 
 
@@ -98,7 +106,7 @@ def test_a_wait_has_the_words_of_its_call_and_a_line_of_its_own(segment: Segment
     issued, wait = book.calls
     assert (issued.of_handle, wait.of_handle) == (False, True)
     assert (wait.group, wait.number, wait.match) == ("torch 0 0", 1, 77)
-    assert (wait.text, issued.place, wait.place) == (TEXT, "train.py:88", "train.py:90")
+    assert (wait.signature, issued.place, wait.place) == (SIGNATURE, "train.py:88", "train.py:90")
 
 
 def test_a_call_is_read_as_it_was_entered(segment: Segment) -> None:
@@ -118,7 +126,7 @@ def test_a_call_is_read_as_it_was_entered(segment: Segment) -> None:
     assert [call.stage for call in book.calls] == [Stage.DONE, Stage.WAITING]
     assert [call.number for call in book.calls] == [1, 2]
     assert [call.match for call in book.calls] == [77, 78]
-    assert (book.calls[1].text, book.calls[1].place) == (TEXT, "train.py:88")
+    assert (book.calls[1].signature, book.calls[1].place) == (SIGNATURE, "train.py:88")
     assert book.standing == (book.calls[1],)
 
 
@@ -147,29 +155,32 @@ def test_the_latest_calls_are_kept_and_all_are_counted(segment: Segment) -> None
     assert [call.number for call in book.calls] == [*range(2 * ENTRIES + 2, 3 * ENTRIES + 1)]
 
 
-def test_an_entry_that_is_used_again_has_the_text_of_its_new_call(segment: Segment) -> None:
+def test_an_entry_that_is_used_again_has_the_signature_of_its_new_call(segment: Segment) -> None:
     ring = attached()
     group = ring.add_group("torch 0 0", "", 4, range(8, 12))
     assert group is not None
     stamp = stamp_of(group, 1, TEXT, LINE)
-    other = stamp_of(group, 1, "barrier #?", LINE)
+    other = stamp_of(group, 1, "barrier", LINE)
 
-    for stored, text in ((stamp, TEXT), (stamp, TEXT), (other, "barrier #?"), (stamp, TEXT)):
+    barrier = CallSignature("barrier")
+    for stored, what in (
+        (stamp, SIGNATURE), (stamp, SIGNATURE), (other, barrier), (stamp, SIGNATURE),
+    ):  # fmt: skip
         for _ in range(ENTRIES):
             ring.end(ring.begin(group, stored), DONE)
-        assert latest_texts(segment) == {text}
+        assert latest_signatures(segment) == {what}
     for _ in range(ENTRIES):
         ring.begin_wait(1, stamp_of_wait(other, LINE))
     for _ in range(ENTRIES):
         ring.begin(group, stamp)
 
-    assert latest_texts(segment) == {TEXT}
+    assert latest_signatures(segment) == {SIGNATURE}
 
 
-def latest_texts(segment: Segment) -> set[str]:
+def latest_signatures(segment: Segment) -> set[CallSignature]:
     book = read_book(segment, 1, 8)
     assert book is not None
-    return {call.text for call in book.calls}
+    return {call.signature for call in book.calls}
 
 
 def test_arrivals_are_read_once_and_as_far_as_calls_have_ended(segment: Segment) -> None:
@@ -233,7 +244,7 @@ def test_what_is_read_while_a_rank_writes_is_whole(segment: Segment) -> None:
     while not is_over.is_set() or not looks:
         book = read_book(segment, 1, 8)
         assert book is not None
-        assert all(call.text == f"n{call.match}" for call in book.calls)
+        assert all(call.signature.operation == f"n{call.match}" for call in book.calls)
         assert all(call.number == call.match for call in book.calls)
         looks += 1
     writer.join()
@@ -406,7 +417,7 @@ def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None
 
     book = read_book(segment, 1, 8)
     assert book is not None
-    assert [call.text for call in book.calls] == [
+    assert [str(call.signature) for call in book.calls] == [
         f"send of (4,) float32 to rank 8{told}"
         for told in ("", ", tag 3", ", tag 4", ", tag 3", ", tag 5")
     ]
@@ -414,3 +425,38 @@ def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None
 
 def test_agents_know_the_key_under_which_ranks_enter_init_process_group() -> None:
     assert call_ring.INIT_KEY == INIT_GROUP
+
+
+def test_call_too_long_for_its_entry_keeps_all_but_its_last_tensors(segment: Segment) -> None:
+    ring = attached()
+    group = ring.add_group("g", "", 4, range(8, 12))
+    tensors = [((1024,) * 20, "float32"), ((1024,) * 20, "float32")]
+    ring.begin(group, stamp_of(group, 1, signature_text("all_gather", tensors=tensors), LINE))
+
+    book = read_book(segment, 1, 8)
+
+    assert book is not None
+    (call,) = book.calls
+    assert call.signature.tensors[0].shape == (1024,) * 20
+    assert str(call.signature).endswith(" float32, ...")
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        CallSignature("barrier"),
+        CallSignature("broadcast", root=0, tensors=(TensorForm((), "bfloat16"),)),
+        CallSignature("recv", root=3, tag=7, tensors=(TensorForm((2, 3), "int64"),)),
+        CallSignature("all_gather", lists=(2, 4), tensors=(TensorForm((4,), "float32"),)),
+        CallSignature("all_gather", lists=(0,)),
+        CallSignature("all_reduce", "max", tensors=(TensorForm((1,), "[('id', '<i4')]"),)),
+    ],
+)
+def test_signature_that_a_rank_enters_is_the_one_that_is_read(signature: CallSignature) -> None:
+    root = None if signature.root < 0 else signature.root
+    tensors = [(each.shape or (), each.dtype) for each in signature.tensors]
+    text = signature_text(
+        signature.operation, signature.reduction, root, signature.tag, signature.lists, tensors
+    )
+
+    assert signature_in(text.encode()) == signature

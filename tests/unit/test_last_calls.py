@@ -10,13 +10,21 @@ from rankwise.base.units import SECOND, Instant
 from rankwise.drivers.real.last_calls import awaited, last_call
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker import call_ring
-from rankwise.drivers.real.worker.call_ring import DONE, CallRing, RingGroup, stamp_of
+from rankwise.drivers.real.worker.call_ring import (
+    DONE,
+    CallRing,
+    RingGroup,
+    signature_text,
+    stamp_of,
+)
 from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.rank_status import WaitedSoFar, ranks_now
 
+SUM = signature_text("all_reduce", "sum", tensors=[((4,), "float32")])
+
 
 def stamp(group: RingGroup | None) -> bytes:
-    return stamp_of(group, 7, "all_reduce #? (sum) of (4,) float32", ("/home/me/train.py", 88))
+    return stamp_of(group, 7, SUM, ("/home/me/train.py", 88))
 
 
 @pytest.fixture

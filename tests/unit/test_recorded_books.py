@@ -6,6 +6,7 @@ import msgspec
 
 from rankwise.base.units import Instant
 from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_blame
+from rankwise.core.matching import CallSignature, TensorForm
 from rankwise.drivers.real.call_rings import SAFE_ENTRIES
 from rankwise.drivers.real.recorded_books import (
     FROM_CPP,
@@ -13,7 +14,12 @@ from rankwise.drivers.real.recorded_books import (
     recorded_book,
     with_library_numbers,
 )
-from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
+from rankwise.drivers.real.report_pipe import (
+    RawSignature,
+    Recorded,
+    RecordedCall,
+    RecordedGroup,
+)
 
 RANKS = (0, 1, 2)
 GROUP = "torch 0 0"
@@ -24,8 +30,12 @@ def recorded(*calls: RecordedCall, name: str = GROUP) -> Recorded:
     return Recorded(1, (RecordedGroup(name, "", RANKS, calls),))
 
 
+def of(operation: str) -> RawSignature:
+    return operation, "", -1, (((4,), "float32"),)
+
+
 def call(number: int, operation: str = "all_reduce", *, is_over: bool = True) -> RecordedCall:
-    return RecordedCall(number * SECOND, number, operation, "(4,) float32", len(operation), is_over)
+    return RecordedCall(number * SECOND, number, of(operation), len(operation), is_over)
 
 
 def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> Book:
@@ -35,14 +45,16 @@ def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> Book:
 
 def sampled(numbers: Iterable[int]) -> Recorded:
     sample = tuple((number, number * SECOND, 0) for number in numbers)
-    return Recorded(1, (RecordedGroup(GROUP, "", RANKS, (), sample, ("all_reduce #?",)),))
+    return Recorded(
+        1, (RecordedGroup(GROUP, "", RANKS, (), sample, (("all_reduce", "", -1, ()),)),)
+    )
 
 
 def entered(begun_s: float, ended_s: float, stage: Stage = Stage.DONE) -> Call:
     return Call(
         group=GROUP,
         number=1,
-        text="all_reduce #? (max) of (4,) float32",
+        signature=CallSignature("all_reduce", "max", tensors=(TensorForm((4,), "float32"),)),
         place="train.py:88",
         begun_at=Instant(round(begun_s * SECOND)),
         ended_at=Instant(round(ended_s * SECOND)),
@@ -73,9 +85,9 @@ def test_a_wait_for_a_handle_hides_nothing_that_cpp_begins_meanwhile() -> None:
 
     calls = begun_by_cpp(sampled([1, 2]), seen(0, wait))
 
-    assert [(call.number, call.text) for call in calls] == [
-        (1, "all_reduce #?"),
-        (2, "all_reduce #?"),
+    assert [(call.number, str(call.signature)) for call in calls] == [
+        (1, "all_reduce"),
+        (2, "all_reduce"),
     ]
 
 
@@ -101,10 +113,10 @@ def test_a_call_that_the_rank_has_entered_itself_is_told_with_its_line() -> None
     book = recorded_book(calls, own, RANKS)
 
     assert [each.place for each in book.calls] == ["train.py:88", FROM_CPP, "train.py:88"]
-    assert [each.text for each in book.calls] == [
-        "all_reduce #? (max) of (4,) float32",
-        "all_reduce #? of (4,) float32",
-        "all_reduce #? (max) of (4,) float32",
+    assert [str(each.signature) for each in book.calls] == [
+        "all_reduce (max) of (4,) float32",
+        "all_reduce of (4,) float32",
+        "all_reduce (max) of (4,) float32",
     ]
 
 
@@ -148,7 +160,7 @@ def test_the_rank_that_called_something_else_is_to_blame_not_those_that_wait_in_
 
 def test_entries_have_torchs_numbers_where_the_recorder_has_the_same_operation() -> None:
     wait = msgspec.structs.replace(entered(3.5, 4.5), of_handle=True)
-    other = msgspec.structs.replace(entered(4.6, 5.5), number=2, text="barrier #?")
+    other = msgspec.structs.replace(entered(4.6, 5.5), number=2, signature=CallSignature("barrier"))
     latest = msgspec.structs.replace(entered(5.6, 0, Stage.WAITING), number=3)
     own = seen(0, entered(1.5, 2.5), wait, other, latest)
 

@@ -106,7 +106,7 @@ def test_another_layout_version_is_refused() -> None:
     with Segment.create(2) as segment:
         os.pwrite(segment.fd, struct.pack("=I", 99), 8)
 
-        with pytest.raises(ConfigError, match=r"layout version 99, expected 4 .*same release"):
+        with pytest.raises(ConfigError, match=r"layout version 99, expected 5 .*same release"):
             Segment.attach(segment.fd)
 
 

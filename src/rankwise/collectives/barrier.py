@@ -35,6 +35,7 @@ from rankwise.base.units import Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.collectives import wording
 from rankwise.collectives.calls import Call, read_header
+from rankwise.core.matching import behind
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.segments import (
     ABORT_REASON_BYTES,
@@ -212,7 +213,8 @@ class Barrier:
         return wording.last_in(read_header(header, operations))
 
     def _missing(self, phase: int) -> list[int]:
-        return [rank for rank in range(self.size) if self._read(rank, LEDGER_PHASES) < phase]
+        ranks = range(self.size)
+        return behind(ranks, {rank: self._read(rank, LEDGER_PHASES) for rank in ranks}, phase)
 
     def _flags(self, offset: int, ranks: list[int]) -> list[int]:
         return [rank for rank in ranks if self._memory[offset + 4 * rank]]

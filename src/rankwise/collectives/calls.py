@@ -1,9 +1,9 @@
-"""What a rank is doing, in words that other ranks can compare with their own.
+"""What a rank is doing, in a form that other ranks can compare with their own.
 
 Ranks that disagree on the next operation must find out before they read each other's data. So
-each publishes a *header*, the text of its call, and a matching text is a matching call: the
-operation, the shape, the dtype, the reduction or the root. The number of the operation is not
-part of it, for ranks that agreed on all operations before have counted the same.
+each publishes a *header*, its call's signature field by field, and a matching header is a matching
+call: the operation, the shape, the dtype, the reduction or the root. The number of the operation is
+not part of it, for ranks that agreed on all operations before have counted the same.
 """
 
 import zlib
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rankwise.core.ledger.words import NUMBER, number_text
+from rankwise.core.matching import NO_RANK, CallSignature, TensorForm, describe_call
+from rankwise.drivers.real.call_rings import signature_in
 from rankwise.drivers.real.segments import HEADER_BYTES
+from rankwise.drivers.real.worker.call_ring import signature_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,12 +30,14 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     remembers them.
     """
 
-    text: str
+    signature: CallSignature
+    fields: str
+    """The signature as it stands in headers and rings."""
     header: bytes
 
     def numbered(self, number: int) -> str:
         """The text for people, as the `number`-th operation of its communicator."""
-        return number_text(self.text, number)
+        return describe_call(self.signature, number)
 
 
 @lru_cache(maxsize=1024)
@@ -45,17 +49,15 @@ def describe(
     op: str | None = None,
     root: int | None = None,
 ) -> Call:
-    """Describe a call: `all_reduce #? (max) of (4, 3) float64`."""
-    text = f"{name} {NUMBER}"
-    if op is not None:
-        text += f" ({op})"
-    if root is not None:
-        text += f" from rank {root}"
+    """Return a call such as `all_reduce #1 (max) of (4, 3) float64`."""
+    tensors: tuple[TensorForm, ...] = ()
     if dtype is not None:
         # `name` leaves the byte order out, and the fields of a structure.
         kind = dtype.name if dtype.isnative and dtype.names is None else str(dtype)
-        text += f" of {shape} {kind}"
-    return Call(text, _encode(text))
+        tensors = (TensorForm(shape, kind),)
+    signature = CallSignature(name, op or "", NO_RANK if root is None else root, tensors)
+    fields = signature_text(name, op or "", root, tensors=[(shape, each.dtype) for each in tensors])
+    return Call(signature, fields, _encode(fields))
 
 
 def _encode(text: str) -> bytes:
@@ -68,5 +70,4 @@ def _encode(text: str) -> bytes:
 
 def read_header(header: bytes, number: int) -> str:
     """Turn a published header back into text for people."""
-    text = header[_CHECKSUM_BYTES:].rstrip(b"\0").decode(errors="replace")
-    return number_text(text, number)
+    return describe_call(signature_in(header[_CHECKSUM_BYTES:]), number)

@@ -356,7 +356,7 @@ class Entries:
         if stamp is None:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
-            stamp = stamp_of(self._group, zlib.crc32(call.header), call.text, line)
+            stamp = stamp_of(self._group, zlib.crc32(call.header), call.fields, line)
             self._known[key] = stamp
         return self._ring.begin(self._group, stamp)
 

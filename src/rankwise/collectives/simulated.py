@@ -140,7 +140,7 @@ class RehearsedTransport:
             size = 0 if load is None else load[1].nbytes
             load = passage = self._clock.come(load, size)
             carry_out = partial(self._clock.carry_out, self._group, kind, root, carry_out)
-        meeting = self._group.meet(self.rank, self._call.text, load, carry_out)
+        meeting = self._group.meet(self.rank, self._call.signature, load, carry_out)
         if not self._group.wait(meeting, self._patience):
             patience = format_duration(self._patience or Duration(0))
             raise CollectiveTimeout(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from rankwise.base.errors import CollectiveError, CollectiveTimeout, PeerDied
 from rankwise.base.units import Duration, format_duration
+from rankwise.core.matching import parties
 
 NOTHING_YET = "has not come to any operation yet"
 
@@ -41,14 +42,11 @@ def timed_out(
 
 def mismatch(doings: Sequence[tuple[int, str]]) -> CollectiveError:
     """Ranks do different things: what each does, by ranks."""
-    ranks_by_text: dict[str, list[str]] = {}
-    for rank, text in doings:
-        ranks_by_text.setdefault(text, []).append(str(rank))
     told = [
         f"rank {ranks[0]} is in {text}"
         if len(ranks) == 1
-        else f"ranks {', '.join(ranks)} are in {text}"
-        for text, ranks in ranks_by_text.items()
+        else f"ranks {', '.join(map(str, ranks))} are in {text}"
+        for text, ranks in parties(doings).items()
     ]
     return CollectiveError(
         "; ".join(told),

@@ -32,12 +32,16 @@ class CallStatus(msgspec.Struct, frozen=True, kw_only=True):
         group: how people call the group; empty for the group of all ranks.
         place: the line of the program.
         in_s: for how long the rank has been in it; None once that has ended.
+        operation: what is called, without its arguments.
+        number: its number in the group; None where calls are not numbered.
     """
 
     text: str
     group: str
     place: str
     in_s: float | None
+    operation: str = ""
+    number: int | None = None
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +169,14 @@ def _told(call: LastCall, now: Instant | None) -> CallStatus:
     in_s = None
     if now is not None and call.is_standing:
         in_s = round(max(0, between(call.begun_at, now)) / SECOND, 3)
-    return CallStatus(text=call.text, group=call.group, place=call.place, in_s=in_s)
+    return CallStatus(
+        text=call.text,
+        group=call.group,
+        place=call.place,
+        in_s=in_s,
+        operation=call.signature.operation,
+        number=call.shown_number,
+    )
 
 
 def _state(worker: WorkerLife) -> RankState:

@@ -21,6 +21,7 @@ import rankwise
 from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, after
 from rankwise.core.gang.vocabulary import Said, WorkerExited, WorkerSaid, WorkerSpawned
 from rankwise.core.ledger import Begun, Group
+from rankwise.core.matching import CallSignature
 from rankwise.drivers.real.call_rings import CallReader, SeenCall, words_in
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.journal import FileJournal
@@ -63,7 +64,7 @@ page is made in ten seconds."""
 _CALLS_MAX, _CALLS_MIN = 4096, 16
 """How many calls a look takes in: of all ranks together (6 ms of CPU), and of each at least."""
 _ALWAYS = Instant(0)
-_TEXTS_MAX = 4096
+_KNOWN_MAX = 4096
 """So many texts of a rank are remembered, should each call have another shape."""
 _INSTALLED = re.compile(
     r"(?P<package>torch|numpy|triton|jax|tensorflow|mpi4py|nvidia_nccl_cu\d+)-(?P<version>[^-]+)"
@@ -147,7 +148,7 @@ class RunRecorder:
         self._cpp_calls_until[self._attempt, local_rank] = max(call.begun_at for call in new)
         base = min(call.begun_at for call in new)
         keys = list(dict.fromkeys(call.group for call in new))
-        texts = list(dict.fromkeys(call.text for call in new))
+        signatures = list(dict.fromkeys(filter(None, (call.signature for call in new))))
         record = CallsSampled(
             attempt=self._attempt,
             rank=self._planner.ranks.rank(local_rank),
@@ -156,10 +157,16 @@ class RunRecorder:
                 RecordedGroup(key, groups[key].label, groups[key].size, groups[key].members)
                 for key in keys
             ),
-            texts=tuple(texts),
+            signatures=tuple(signatures),
             calls=tuple(
-                (keys.index(each.group), each.number, each.begun_at - base, texts.index(each.text))
+                (
+                    keys.index(each.group),
+                    each.number,
+                    each.begun_at - base,
+                    signatures.index(each.signature),
+                )
                 for each in new
+                if each.signature is not None
             ),
         )
         self._thinning.note(self._write([record]))
@@ -271,7 +278,7 @@ class _RankReader:
         self._attempt = attempt
         self._rank = first_rank + local_rank
         self._complete_since = now
-        self._texts: dict[bytes, int] = {}
+        self._known: dict[bytes, int] = {}
         self._groups_told = 0
 
     def read(
@@ -304,7 +311,7 @@ class _RankReader:
 
     def _seen(self, calls: Sequence[SeenCall], since: Instant, until: Instant) -> CallsSeen:
         base = calls[0].begun_at
-        texts: dict[int, tuple[str, str]] = {}
+        signatures: dict[int, tuple[CallSignature, str]] = {}
         recorded = tuple(
             RecordedCall(
                 call.slot,
@@ -312,7 +319,7 @@ class _RankReader:
                 call.begun_at - base,
                 call.ended_at - call.begun_at if call.ended_at else -1,
                 OF_HANDLE if call.of_handle else call.stage,
-                self._number_of(call.words, texts),
+                self._number_of(call.words, signatures),
             )
             for call in calls
         )
@@ -324,15 +331,15 @@ class _RankReader:
             until=until,
             calls=recorded,
             groups=self._new_groups(),
-            texts=texts,
+            signatures=signatures,
         )
 
-    def _number_of(self, words: bytes, new: dict[int, tuple[str, str]]) -> int:
-        number = self._texts.get(words)
+    def _number_of(self, words: bytes, new: dict[int, tuple[CallSignature, str]]) -> int:
+        number = self._known.get(words)
         if number is None:
-            if len(self._texts) >= _TEXTS_MAX:
-                self._texts.clear()
-            number = self._texts[words] = len(self._texts)
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            number = self._known[words] = len(self._known)
             new[number] = words_in(words)
         return number
 

@@ -80,8 +80,7 @@ def _intervals(track: RankTrack) -> Iterable[_Interval]:
 
 def _kind_of(call: PlacedCall) -> str:
     """The operation without its number, operands and place: `all_reduce`."""
-    text = call.text.removeprefix("wait for ")
-    return text.split(" ")[0].split("(")[0]
+    return call.signature.operation
 
 
 def divide(intervals: Iterable[_Interval]) -> dict[Key, int]:

@@ -110,7 +110,7 @@ def _meetings(node: NodeStory) -> Iterator[tuple[tuple[int, str, int], _Meeting]
                 group is None
                 or len(group.members) >= group.size
                 or call.stage != Stage.DONE
-                or not call.text.startswith(_ALL_WAIT_FOR_ALL)
+                or not call.signature.operation.startswith(_ALL_WAIT_FOR_ALL)
             ):
                 continue
             key = (life.attempt, group.key, call.number)

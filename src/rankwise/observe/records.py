@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from rankwise.base.units import ZERO, Duration, Instant
+from rankwise.core.matching import CallSignature
 
 RECORDER = "recorder"
 """Who writes records: their `machine` in the journal."""
@@ -120,7 +121,7 @@ class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
         begun: when the rank came to it.
         lasted: until it had ended or was issued; -1 while the rank is in it.
         stage: how far it has come, see `core.ledger.Stage`; or `OF_HANDLE`.
-        text: the number of its text.
+        what: the number of its signature.
     """
 
     group: int
@@ -128,7 +129,7 @@ class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
     begun: int
     lasted: int
     stage: int
-    text: int
+    what: int
 
 
 class CallsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -138,9 +139,10 @@ class CallsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         attempt, rank: whose calls.
         base: from where instants count.
         since, until: between these instants no call is missing.
-        groups, texts: those that are new, by their numbers in this attempt of the rank; a text is
-            the operation (`#?` stands for the number) and the line that has called it.
+        groups, signatures: those that are new, by their numbers in this attempt of the rank; with a
+            signature comes the line that has called it.
         calls: in their order.
+        texts: the operation in words instead of its signature, in journals of earlier versions.
     """
 
     attempt: int
@@ -150,6 +152,7 @@ class CallsSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     until: Instant
     calls: tuple[RecordedCall, ...]
     groups: Mapping[int, RecordedGroup] = {}
+    signatures: Mapping[int, tuple[CallSignature, str]] = {}
     texts: Mapping[int, tuple[str, str]] = {}
 
 
@@ -161,17 +164,19 @@ class CallsSampled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         attempt, rank: whose calls.
         base: from where instants count.
-        groups, texts: those of these calls; a text has `#?` for the number.
+        groups, signatures: those of these calls.
         calls: of each the place of its group, its number there, when it was begun, and the place of
-            its text.
+            its signature.
+        texts: operations in words instead of signatures, in journals of earlier versions.
     """
 
     attempt: int
     rank: int
     base: Instant
     groups: tuple[RecordedGroup, ...]
-    texts: tuple[str, ...]
     calls: tuple[tuple[int, int, int, int], ...]
+    signatures: tuple[CallSignature, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 class RecordedSection(msgspec.Struct, frozen=True, array_like=True):

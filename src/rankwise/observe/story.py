@@ -34,6 +34,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSaid,
     WorkerSpawned,
 )
+from rankwise.core.matching import CallSignature
 from rankwise.core.rendezvous.records import LateRank
 from rankwise.core.rendezvous.vocabulary import InquiryAnswered, World
 from rankwise.observe.records import (
@@ -64,7 +65,7 @@ class TimedCall(NamedTuple):
     begun_at: int
     ended_at: int
     stage: int
-    text: str
+    signature: CallSignature
     place: str
 
 
@@ -241,6 +242,14 @@ def _whole_lines(
             ) from error
 
 
+_UNKNOWN = CallSignature("a call"), ""
+
+
+def _of_text(text: str) -> CallSignature:
+    """A call of a journal that tells it in words: they stand for the operation."""
+    return CallSignature(text.replace(" #?", "", 1))
+
+
 class _Reader:
     """Puts a story together, entry by entry."""
 
@@ -249,7 +258,7 @@ class _Reader:
         self.has_agent = self.has_simulated_nodes = False
         self._at = 0
         self._attempt = -1
-        self._texts: dict[tuple[int, int], dict[int, tuple[str, str]]] = {}
+        self._calls: dict[tuple[int, int], dict[int, tuple[CallSignature, str]]] = {}
         self._groups: dict[tuple[int, int], dict[int, RecordedGroup]] = {}
 
     def read(self, entry: _Line | _Word | Record) -> None:
@@ -343,26 +352,28 @@ class _Reader:
 
     def _take_calls(self, seen: CallsSeen) -> None:
         key = (seen.attempt, seen.rank)
-        texts = self._texts.setdefault(key, {})
+        known = self._calls.setdefault(key, {})
         groups = self._groups.setdefault(key, {})
-        texts |= seen.texts
+        known |= seen.signatures
+        known |= {at: (_of_text(text), place) for at, (text, place) in seen.texts.items()}
         groups |= seen.groups
         life = self._life(*key)
         life.covered.append((seen.since, seen.until))
         for call in seen.calls:
             begun = seen.base + call.begun
             ended = 0 if call.lasted < 0 else begun + call.lasted
-            text, place = texts.get(call.text, ("a call", ""))
+            what, place = known.get(call.what, _UNKNOWN)
             group = groups.get(call.group)
-            life.calls.append(TimedCall(group, call.number, begun, ended, call.stage, text, place))
+            life.calls.append(TimedCall(group, call.number, begun, ended, call.stage, what, place))
 
     def _take_sample(self, sample: CallsSampled) -> None:
         life = self._life(sample.attempt, sample.rank)
-        for group, number, begun, text in sample.calls:
+        signatures = sample.signatures or tuple(map(_of_text, sample.texts))
+        for group, number, begun, what in sample.calls:
             at = sample.base + begun
             life.calls.append(
                 TimedCall(
-                    sample.groups[group], number, at, at, BEGUN_BY_CPP, sample.texts[text],
+                    sample.groups[group], number, at, at, BEGUN_BY_CPP, signatures[what],
                     "begun by C++",
                 )
             )  # fmt: skip

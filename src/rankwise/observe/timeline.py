@@ -14,6 +14,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import ZERO, Duration
 from rankwise.core.ledger import (
     INIT_GROUP,
+    UNNUMBERED,
     Arrival,
     Begun,
     Delay,
@@ -21,9 +22,9 @@ from rankwise.core.ledger import (
     Lateness,
     SampledLateness,
     Stage,
-    number_text,
 )
 from rankwise.core.ledger.sampled import Straggler
+from rankwise.core.matching import CallSignature, describe_call
 from rankwise.observe.clocks import NodeClock, align
 from rankwise.observe.records import BEGUN_BY_CPP, OF_HANDLE, GpuSample, Sample
 from rankwise.observe.story import NodeStory, RankLife, TimedCall, read_story
@@ -58,11 +59,27 @@ class PlacedCall(NamedTuple):
     end: int
     waited_until: int
     awaited: int
-    text: str
+    signature: CallSignature
     place: str
     is_over: bool
     stage: int
     label: str
+
+    @property
+    def text(self) -> str:
+        """What was called, for people."""
+        is_numbered = self.key is not None and self.key[1] not in UNNUMBERED
+        number = self.key[2] if self.key is not None and is_numbered else None
+        return self._of_wait(describe_call(self.signature, number))
+
+    @property
+    def text_without_number(self) -> str:
+        """The same for all calls of one kind."""
+        return self._of_wait(describe_call(self.signature))
+
+    def _of_wait(self, text: str) -> str:
+        is_wait = self.stage == OF_HANDLE and self.key is not None
+        return f"wait for {text}" if is_wait else text
 
     @property
     def is_counted(self) -> bool:
@@ -324,14 +341,11 @@ def _place_life(
         last, awaited = begin, -1
         if key is not None and call.stage not in _WITHOUT_WAITING:
             last, awaited = last_to_come.get(key, (begin, -1))
-        text = number_text(call.text, call.number)
-        if call.stage == OF_HANDLE and key is not None:
-            text = f"wait for {text}"
         label = "" if call.group is None else call.group.label
         track.calls.append(
             PlacedCall(
                 key, begin, max(begin, until), max(begin, min(last, until)),
-                awaited if last > begin else -1, text, call.place,
+                awaited if last > begin else -1, call.signature, call.place,
                 bool(call.ended_at), call.stage, label,
             )
         )  # fmt: skip

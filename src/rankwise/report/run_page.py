@@ -337,8 +337,7 @@ def _collectives(timeline: RunTimeline) -> Iterable[str]:
 
 
 def _unnumbered(call: PlacedCall) -> str:
-    number = "" if call.key is None else f" #{call.key[2]}"
-    text = call.text.replace(number, "", 1) if number else call.text
+    text = call.text_without_number
     return f"{text} in group {call.label}" if call.label else text
 
 

@@ -289,10 +289,10 @@ def _state(worker: RankStatus, still_s: float, *, is_late: bool) -> tuple[State,
 
 def _call_in_words(worker: RankStatus) -> str:
     assert worker.call is not None, "asked for ranks that have called something"
-    operation, _, rest = worker.call.text.partition(" ")
-    number = rest.partition(" ")[0] if rest.startswith("#") else ""
+    call = worker.call
+    number = "" if call.number is None else f"#{call.number}"
     # The number first: where there is little room, the end is cut.
-    return " ".join(filter(None, (number, operation, worker.call.group)))
+    return " ".join(filter(None, (number, call.operation or call.text, call.group)))
 
 
 def _late_share(worker: RankStatus, look: RunLook) -> float | None:

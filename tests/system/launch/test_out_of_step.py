@@ -686,6 +686,7 @@ dist.destroy_process_group()
 
 HEALTHY = """
 import os, rankwise
+from rankwise.core.matching import describe_call
 from rankwise.drivers.real.call_rings import read_book
 from rankwise.drivers.real.segments import Segment
 
@@ -722,12 +723,13 @@ assert all(call.stage.name == "DONE" for call in book.calls), book.calls
 elsewhere = [call for call in book.calls if not call.place.startswith("train.py:")]
 assert not elsewhere, elsewhere
 told = [None] * size
-dist.all_gather_object(told, [(call.text, call.match) for call in book.calls if call.group])
+own = [(str(call.signature), call.match) for call in book.calls if call.group]
+dist.all_gather_object(told, own)
 assert told[0] == told[1], told
 if rank == 0:
     for call in book.calls:
         group = book.groups[call.group] if call.group else None
-        print(call.text.replace("#?", f"#{call.number}"), "|", group and group.label)
+        print(describe_call(call.signature, call.shown_number), "|", group and group.label)
 """
 
 

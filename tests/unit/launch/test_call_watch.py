@@ -33,7 +33,14 @@ from rankwise.drivers.real.reactor import Timer
 from rankwise.drivers.real.report_pipe import Exiting, Recorded, RecordedGroup
 from rankwise.drivers.real.segments import LEDGER_SECTION_STUCK, LEDGER_WORDS, Segment
 from rankwise.drivers.real.worker import call_ring
-from rankwise.drivers.real.worker.call_ring import DONE, FAILED, CallRing, RingGroup, stamp_of
+from rankwise.drivers.real.worker.call_ring import (
+    DONE,
+    FAILED,
+    CallRing,
+    RingGroup,
+    signature_text,
+    stamp_of,
+)
 from rankwise.drivers.sim.agenda import VirtualClock
 from rankwise.launch.call_watch import CallWatch
 from rankwise.launch.node_ranks import NodeRanks
@@ -162,7 +169,7 @@ class World:
         return {rank: group for rank, group in found.items() if group is not None}
 
     def begin_call(self, rank: int, group: RingGroup) -> int:
-        stamp = stamp_of(group, 1, "barrier #?", ("train.py", 7))
+        stamp = stamp_of(group, 1, "barrier", ("train.py", 7))
         return self.rings[rank].begin(group, stamp)
 
     def call(self, rank: int, group: RingGroup) -> None:
@@ -185,8 +192,9 @@ class World:
         book = read_book(segment, rank, 0)
         assert book is not None
         sample = tuple((call.number, call.begun_at, call.number - 1) for call in book.calls)
-        texts = tuple(call.text for call in book.calls)
-        told = RecordedGroup("all", "", tuple(self.links), (), sample, texts)
+        called = (call.signature for call in book.calls)
+        signatures = tuple((each.operation, each.reduction, -1, ()) for each in called)
+        told = RecordedGroup("all", "", tuple(self.links), (), sample, signatures)
         self.watch.on_recorded(rank, Recorded(-1, (told,)))
         ring.be_done(is_over=True)
         self.links[rank].is_over, self.links[rank].exit_code = True, 0
@@ -289,7 +297,9 @@ def test_a_rank_that_has_destroyed_its_groups_may_tell_what_it_dies_of(
 
 def test_run_that_ends_before_the_answer_is_judged_by_the_ranks_last_words(world: World) -> None:
     groups = world.group("all", tuple(range(SIZE)))
-    calls = dict.fromkeys(range(SIZE), "all_reduce #? (sum)") | {1: "all_reduce #? (product)"}
+    calls = dict.fromkeys(range(SIZE), signature_text("all_reduce", "sum")) | {
+        1: signature_text("all_reduce", "product")
+    }
     world.call_together(groups, calls)
 
     world.timers.run_for(Duration(600 * MILLISECOND))  # a look finds that they differ, and asks

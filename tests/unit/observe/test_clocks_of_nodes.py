@@ -6,9 +6,12 @@ import pytest
 
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND
 from rankwise.core.ledger import Stage
+from rankwise.core.matching import CallSignature
 from rankwise.observe.clocks import align
 from rankwise.observe.records import RecordedGroup
 from rankwise.observe.story import NodeStory, RankLife, TimedCall
+
+BARRIER = CallSignature("barrier")
 
 START = 5_000 * SECOND
 
@@ -34,7 +37,7 @@ def nodes_with(
                 return instant - rank * (offset + round((instant - START) * drift))
 
             call = TimedCall(
-                group, number, shown(begins[rank]), shown(ended), Stage.DONE, "barrier #?", ""
+                group, number, shown(begins[rank]), shown(ended), Stage.DONE, BARRIER, ""
             )
             life.calls.append(call)
     for node, life in zip(nodes, lives, strict=True):

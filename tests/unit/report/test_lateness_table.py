@@ -7,6 +7,7 @@ import msgspec
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.agent.vocabulary import AGENT, BeginAttempt
 from rankwise.core.ledger import Delay, Stage
+from rankwise.core.matching import CallSignature
 from rankwise.core.rendezvous.records import LateRank
 from rankwise.core.rendezvous.vocabulary import InquiryAnswered, World
 from rankwise.observe.records import Sample
@@ -74,7 +75,7 @@ def test_shares_are_of_the_time_since_the_first_call_until_the_last_rank_has_end
     late.lives = [PlacedLife(0, 0, 0, 9 * SECOND, "exit 0", is_over=True)]
     call = PlacedCall(
         key=(0, "world", 1), begin=SECOND // 2, end=SECOND, waited_until=SECOND, awaited=-1,
-        text="barrier", place="", is_over=True, stage=Stage.DONE, label="",
+        signature=CallSignature("barrier"), place="", is_over=True, stage=Stage.DONE, label="",
     )  # fmt: skip
     late.calls = [call]
 

@@ -16,7 +16,14 @@ MIB = 1 << 20
 
 def standing(number: int, in_s: float | None, group: str = "dp") -> CallStatus:
     text = f"all_reduce #{number} (sum) of (4096,) bfloat16"
-    return CallStatus(text=text, group=group, place="train.py:88", in_s=in_s)
+    return CallStatus(
+        text=text,
+        group=group,
+        place="train.py:88",
+        in_s=in_s,
+        operation="all_reduce",
+        number=number,
+    )
 
 
 def rank_status(rank: int, **fields: Any) -> RankStatus:

@@ -9,7 +9,16 @@ from rankwise.core.ledger.blame import (
     judge,
     waits_of,
 )
-from rankwise.core.ledger.books import INIT_GROUP, NO_PEER, Book, Call, Fate, Group, Stage
+from rankwise.core.ledger.books import (
+    INIT_GROUP,
+    NO_PEER,
+    UNNUMBERED,
+    Book,
+    Call,
+    Fate,
+    Group,
+    Stage,
+)
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.sampled import Begun, SampledLateness
 from rankwise.core.ledger.sheets import Sheet, pack, unpack, with_all_members
@@ -24,9 +33,7 @@ from rankwise.core.ledger.timetables import (
     who_is_late,
 )
 from rankwise.core.ledger.words import (
-    NUMBER,
     delay_in_words,
-    number_text,
     straggler_in_words,
     wait_in_words,
 )
@@ -35,7 +42,7 @@ __all__ = [
     "CALLS_MAX",
     "INIT_GROUP",
     "NO_PEER",
-    "NUMBER",
+    "UNNUMBERED",
     "Arrival",
     "Begun",
     "Blame",
@@ -58,7 +65,6 @@ __all__ = [
     "find_past_disagreement",
     "judge",
     "late_over_nodes",
-    "number_text",
     "pack",
     "pack_times",
     "straggler_in_words",

@@ -32,13 +32,13 @@ a way that ends at a rank which stands in a call that all have come to (its data
 somebody elsewhere is late) blames nobody.
 """
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from rankwise.core.ledger import words
 from rankwise.core.ledger.books import INIT_GROUP, NO_PEER, Book, Call, Fate, Stage
+from rankwise.core.matching import behind, parties
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -201,8 +201,7 @@ def _is_known_to_be_over(call: Call) -> bool:
 
 def _by_operation(call: Call) -> Call:
     """The call, with what its members must agree on without sizes and types."""
-    operation = call.text.partition(" of ")[0]
-    return msgspec.structs.replace(call, match=zlib.crc32(operation.encode()))
+    return msgspec.structs.replace(call, match=call.signature.in_kind().checksum)
 
 
 def _awaited(book: Book, call: Call, books: Mapping[int, Book]) -> tuple[int, ...]:
@@ -210,12 +209,11 @@ def _awaited(book: Book, call: Call, books: Mapping[int, Book]) -> tuple[int, ..
         return (call.peer,) if call.peer != NO_PEER and call.peer in books else ()
     group = book.groups.get(call.group)
     members = () if group is None else group.members
+    counts = {rank: books[rank].counts.get(call.group, 0) for rank in members if rank in books}
     return tuple(
         rank
-        for rank in members
-        if rank in books
-        and books[rank].counts.get(call.group, 0) < call.number
-        and not (call.library_number and _has_come_by_library(books[rank], call))
+        for rank in behind(members, counts, call.number)
+        if not (call.library_number and _has_come_by_library(books[rank], call))
     )
 
 
@@ -234,22 +232,24 @@ def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Blame | None:
     if not wait.call.group:
         return None
     group = books[wait.rank].groups[wait.call.group]
-    parties: dict[int, list[tuple[int, Call]]] = {}
-    for rank in group.members:
-        call = books[rank].call_that_meets(wait.call) if rank in books else None
-        if call is not None:
-            parties.setdefault(call.match, []).append((rank, call))
-    if len(parties) < 2:
+    calls = {
+        rank: call
+        for rank in group.members
+        if rank in books and (call := books[rank].call_that_meets(wait.call)) is not None
+    }
+    by_match = parties((rank, call.match) for rank, call in calls.items())
+    if len(by_match) < 2:
         return None
-    come = [rank for party in parties.values() for rank, _ in party]
-    *minority, largest = sorted(parties.values(), key=len)
+    all_parties = [[(rank, calls[rank]) for rank in ranks] for ranks in by_match.values()]
+    come = [rank for party in all_parties for rank, _ in party]
+    *minority, largest = sorted(all_parties, key=len)
     late: tuple[int, ...] = ()
     if 2 * len(largest) > len(come):
         waiting = tuple(rank for rank, _ in largest)
         text = words.minority_in_words(minority, largest, group)
     else:
         waiting = ()
-        text = words.disagreement_in_words(list(parties.values()), group)
+        text = words.disagreement_in_words(all_parties, group)
         awaited = _awaited(books[wait.rank], wait.call, books)
         late = tuple(rank for rank in awaited if books[rank].fate is Fate.LIVES)
     blamed = tuple(sorted(rank for rank in come if rank not in waiting))

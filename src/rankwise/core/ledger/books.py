@@ -10,10 +10,13 @@ from enum import IntEnum, StrEnum
 import msgspec
 
 from rankwise.base.units import Instant
+from rankwise.core.matching import CallSignature
 
 NO_PEER = -1
 INIT_GROUP = "torch init"
 """The key of the group of all ranks while they are in `init_process_group`."""
+UNNUMBERED = ("", INIT_GROUP)
+"""The keys of groups whose calls have no number for people: messages have no group."""
 
 
 class Stage(IntEnum):
@@ -60,7 +63,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         group: the group's key, the same on all its members; empty for a message to one rank.
         number: the call's number among the rank's calls of that group, from 1.
-        text: the operation in words, with `#?` where the number goes.
+        signature: what is called.
         match: stands for all that the members must agree on; equal where they do.
         place: the line of the program, such as `train.py:88`.
         begun_at: when the rank came to it.
@@ -75,7 +78,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str
     number: int
-    text: str
+    signature: CallSignature
     match: int = 0
     place: str = ""
     begun_at: Instant = Instant(0)
@@ -85,6 +88,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     is_of_main_thread: bool = True
     of_handle: bool = False
     library_number: int = 0
+
+    @property
+    def shown_number(self) -> int | None:
+        """Its number for people; None where calls are not numbered."""
+        return None if self.group in UNNUMBERED else self.number
 
     def meets(self, other: "Call") -> bool:
         """Whether it is the same call as another rank's, as far as is known."""

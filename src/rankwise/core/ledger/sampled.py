@@ -25,6 +25,7 @@ import msgspec
 
 from rankwise.core.ledger.books import Group
 from rankwise.core.ledger.lateness import NOTABLE_SHARE, Doubt, is_outstanding, no_doubt
+from rankwise.core.matching import CallSignature
 
 _PENDING_MAX = 512
 _VOLLEYS_MIN = 8
@@ -32,12 +33,12 @@ _KEPT_MAX = 1024
 
 
 class Begun(NamedTuple):
-    """A call that a rank has begun; `text` is the operation, with `#?` for the number."""
+    """A call that a rank has begun; `signature` is what, where that is of interest."""
 
     group: str
     number: int
     begun_at: int
-    text: str = ""
+    signature: CallSignature | None = None
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):

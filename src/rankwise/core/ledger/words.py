@@ -1,22 +1,17 @@
 """How calls, and who is to blame, are said."""
 
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rankwise.base.units import Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.core.ledger.books import INIT_GROUP, Book, Call, Group
+from rankwise.core.matching import describe_call
 
 if TYPE_CHECKING:
     from rankwise.core.ledger.blame import Wait
     from rankwise.core.ledger.lateness import Delay
     from rankwise.core.ledger.sampled import Straggler
-
-NUMBER = "#?"
-"""Stands in the text of a call for its number."""
-
 
 Party = Sequence[tuple[int, Call]]
 """Ranks that have called the same, each with its call."""
@@ -29,14 +24,9 @@ _LINKS_SHOWN = 3
 """Of a longer circle two are told, and where it closes."""
 
 
-def number_text(text: str, number: int) -> str:
-    """Fill in the number of an operation."""
-    return text.replace(NUMBER, f"#{number}", 1)
-
-
 def call_in_words(call: Call, group: Group | None) -> str:
     """`all_reduce #201 (sum) of (4096,) float32 in group dp (train.py:88)`."""
-    text = number_text(call.text, call.number)
+    text = describe_call(call.signature, call.shown_number)
     if group is not None and group.label:
         text += f" in group {group.label}"
     return f"{text} ({call.place})" if call.place else text
@@ -126,26 +116,24 @@ def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
     return f"ranks wait for each other: {'; '.join(told)}"
 
 
-_MESSAGE = re.compile(r"(send|recv) of \(([\d, ]*)\) (\w+) (?:to|from) rank \d+(.*)")
-"""A message of one tensor: the side, the shape, the dtype, and the tag."""
-
-
 def _misfit_in_words(circle: Sequence["Wait"]) -> str | None:
     """`rank 0 sends 4 elements, rank 1 takes 3: ...`; None if size and type of a message agree."""
-    found = [(_MESSAGE.fullmatch(wait.call.text), wait) for wait in circle]
-    ends = {match[1]: (match, wait) for match, wait in found if match is not None}
-    if len(circle) != _TWO or len(ends) != _TWO:
+    ends = {
+        wait.call.signature.operation: wait
+        for wait in circle
+        if wait.call.signature.is_of_one_tensor and wait.call.group == ""
+    }
+    if len(circle) != _TWO or ends.keys() != {"send", "recv"}:
         return None
-    (sent, sender), (taken, receiver) = ends["send"], ends["recv"]
-    counts = [math.prod(map(int, re.findall(r"\d+", match[2]))) for match in (sent, taken)]
+    sender, receiver = ends["send"], ends["recv"]
+    (sent,), (taken,) = sender.call.signature.tensors, receiver.call.signature.tensors
     # With another tag it is another message: its size says nothing.
-    if sent[4] != taken[4] or (counts[0] == counts[1] and sent[3] == taken[3]):
+    if sender.call.signature.tag != receiver.call.signature.tag or sent.flat() == taken.flat():
         return None
-    unit = "element" if counts[0] == 1 else "elements"
-    if sent[3] == taken[3]:
-        of_sender, of_receiver = f"{counts[0]} {unit}", f"{counts[1]}"
-    else:
-        of_sender, of_receiver = f"{counts[0]} {unit} of {sent[3]}", f"{counts[1]} of {taken[3]}"
+    unit = "element" if sent.count == 1 else "elements"
+    of_sender, of_receiver = f"{sent.count} {unit}", f"{taken.count}"
+    if sent.dtype != taken.dtype:
+        of_sender, of_receiver = f"{of_sender} of {sent.dtype}", f"{of_receiver} of {taken.dtype}"
     calls = f"{call_in_words(sender.call, None)}, {call_in_words(receiver.call, None)}"
     return (
         f"rank {sender.rank} sends {of_sender}, rank {receiver.rank} takes {of_receiver}: {calls}"
@@ -206,7 +194,7 @@ def _percent(share: float) -> str:
 
 
 def _unnumbered(call: Call) -> str:
-    text = call.text.replace(f" {NUMBER}", "", 1)
+    text = describe_call(call.signature)
     return f"{text} ({call.place})" if call.place else text
 
 

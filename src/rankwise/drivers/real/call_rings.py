@@ -9,15 +9,18 @@ long. Of the ring the oldest entry is left out: it may be half another by now. T
 import os
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from rankwise.base.units import Instant
 from rankwise.core.ledger import Arrival, Book, Call, Fate, Group, Stage
+from rankwise.core.matching import NO_RANK, CallSignature, TensorForm
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker.call_ring import (
     ENTRIES,
     ENTRY_BYTES,
     ENTRY_HEAD,
+    FIELD_END,
     GROUP_BYTES,
     GROUP_HEAD,
     GROUP_KEY_BYTES,
@@ -39,6 +42,10 @@ from rankwise.drivers.real.worker.call_ring import (
 _HEAD = struct.Struct("=8Q")
 _STAGE_MASK = (1 << STAGE_BITS) - 1
 _END, _SLOT = 3, 4
+_FIELDS = 5
+"""Of a signature, without those of tensors."""
+_CUT = "..."
+"""Stands for a tensor for which an entry has no room."""
 SAFE_ENTRIES = ENTRIES - 6
 """So many of the latest can be read before a rank could write over the first of them."""
 
@@ -202,9 +209,33 @@ class ArrivalReader(CallReader):
         ]
 
 
-def words_in(words: bytes) -> tuple[str, str]:
-    """The operation, and the line that called it."""
-    return text_in(words[:TEXT_BYTES]), text_in(words[TEXT_BYTES:])
+def words_in(words: bytes) -> tuple[CallSignature, str]:
+    """What was called, and the line that called it."""
+    return signature_in(words[:TEXT_BYTES]), text_in(words[TEXT_BYTES:])
+
+
+@lru_cache(maxsize=1024)
+def signature_in(data: bytes) -> CallSignature:
+    """What was called, as `call_ring.signature_text` has written it; its end may be cut."""
+    fields = text_in(data).split(FIELD_END)
+    operation, reduction, root, tag, lists, *tensors = fields + [""] * (_FIELDS - len(fields))
+    return CallSignature(
+        operation,
+        reduction,
+        int(root) if root else NO_RANK,
+        tuple(map(_form_in, tensors)),
+        tag=int(tag or 0),
+        lists=_numbers_in(lists),
+    )
+
+
+def _form_in(field: str) -> TensorForm:
+    shape, is_whole, dtype = field.partition(" ")
+    return TensorForm(_numbers_in(shape), dtype) if is_whole else TensorForm(None, _CUT)
+
+
+def _numbers_in(field: str) -> tuple[int, ...]:
+    return tuple(map(int, filter(None, field.split(","))))
 
 
 def head_of(segment: Segment, local_rank: int) -> tuple[int, ...]:
@@ -258,7 +289,7 @@ def _read_calls(ring: bytes, keys: list[str]) -> Iterator[Call]:
         yield Call(
             group=keys[slot] if slot >= 0 else "",
             number=number,
-            text=text_in(ring[at : at + TEXT_BYTES]),
+            signature=signature_in(ring[at : at + TEXT_BYTES]),
             match=match,
             place=text_in(ring[at + TEXT_BYTES : at - ENTRY_HEAD.size + ENTRY_BYTES]),
             begun_at=Instant(begun_at),

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 from rankwise.base.units import MILLISECOND, Duration, Instant, between
-from rankwise.core.ledger import number_text
+from rankwise.core.ledger import UNNUMBERED
+from rankwise.core.matching import CallSignature, describe_call
 from rankwise.drivers.real.call_rings import calls_begun, groups_of, head_of, words_in
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker.call_ring import (
@@ -30,7 +31,7 @@ class LastCall(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sequence: how many calls it has begun in all, without waits for those that it has issued.
-        text: the operation in words, with its number in the group.
+        signature: what is called.
         group: how people call the group; empty for the group of all ranks.
         key: the group's key, the same on all its members; empty for a message to one rank.
         number: the call's number in the group.
@@ -40,13 +41,23 @@ class LastCall(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     sequence: int
-    text: str
+    signature: CallSignature
     group: str
     key: str
     number: int
     place: str
     begun_at: Instant
     is_standing: bool
+
+    @property
+    def text(self) -> str:
+        """What is called, for people, with its number in the group."""
+        return describe_call(self.signature, self.shown_number)
+
+    @property
+    def shown_number(self) -> int | None:
+        """Its number for people; None where calls are not numbered."""
+        return None if self.key in UNNUMBERED else self.number
 
 
 def last_call(segment: Segment, local_rank: int) -> LastCall | None:
@@ -61,10 +72,10 @@ def last_call(segment: Segment, local_rank: int) -> LastCall | None:
     if found != sequence or slot >= len(keys):
         return None
     key = keys[slot] if slot >= 0 else ""
-    text, place = words_in(entry[ENTRY_HEAD.size :])
+    signature, place = words_in(entry[ENTRY_HEAD.size :])
     return LastCall(
         sequence=sequence - head_of(segment, local_rank)[HEAD_WAITS],
-        text=number_text(text, number),
+        signature=signature,
         group=groups[key].label if key else "",
         key=key,
         number=number,

@@ -12,8 +12,14 @@ import msgspec
 
 from rankwise.base.units import MICROSECOND, Instant
 from rankwise.core.ledger import Begun, Book, Call, Fate, Group, Stage
+from rankwise.core.matching import CallSignature, TensorForm
 from rankwise.drivers.real.call_rings import SAFE_ENTRIES
-from rankwise.drivers.real.report_pipe import Recorded, RecordedCall, RecordedGroup
+from rankwise.drivers.real.report_pipe import (
+    RawSignature,
+    Recorded,
+    RecordedCall,
+    RecordedGroup,
+)
 
 FROM_CPP = "begun by C++"
 _SLACK = 20 * MICROSECOND
@@ -61,11 +67,11 @@ def with_library_numbers(book: Book, recorded: Recorded) -> Book:
 
 
 def _number_in(group: RecordedGroup, call: Call) -> int:
-    operation = _operation_in(call.text)
+    operation = call.signature.operation
     numbers = [
         (begun_at < call.begun_at, number)  # then it may be the call before
-        for number, begun_at, text in group.sample
-        if _is_in(call, begun_at) and _operation_in(group.texts[text]) == operation
+        for number, begun_at, what in group.sample
+        if _is_in(call, begun_at) and group.signatures[what][0] == operation
     ]
     return min(numbers, default=(False, 0))[1]
 
@@ -78,12 +84,14 @@ def begun_by_cpp(recorded: Recorded, seen: Book) -> list[Begun]:
     known_since = begins[0] if len(seen.calls) >= SAFE_ENTRIES and begins else 0
     calls = []
     for group in recorded.groups:
-        for number, begun_at, text in group.sample:
+        for number, begun_at, what in group.sample:
             if begun_at < known_since:
                 continue
             entered = own[: bisect_right(begins, begun_at)][-1:]
             if not any(not call.ended_at or begun_at <= call.ended_at + _SLACK for call in entered):
-                calls.append(Begun(group.name, number, begun_at, group.texts[text]))
+                calls.append(
+                    Begun(group.name, number, begun_at, _signature(group.signatures[what]))
+                )
     return calls
 
 
@@ -106,16 +114,20 @@ def _call(call: RecordedCall, group: RecordedGroup, seen: Book, first: int | Non
     entered = _entered(call, group, seen)
     if entered is not None and entered.stage is Stage.FAILED:
         stage = Stage.FAILED  # to the recorder a call is over, too, when it has failed
-    of = f" of {call.of}" if call.of else ""
     return Call(
         group=group.name,
         number=call.number,
-        text=f"{call.operation} #?{of}" if entered is None else entered.text,
+        signature=_signature(call.signature) if entered is None else entered.signature,
         match=call.match,
         place=FROM_CPP if entered is None else entered.place,
         begun_at=Instant(call.begun_at),
         stage=stage,
     )
+
+
+def _signature(raw: RawSignature) -> CallSignature:
+    operation, reduction, root, tensors = raw
+    return CallSignature(operation, reduction, root, tuple(TensorForm(*each) for each in tensors))
 
 
 def _entered(call: RecordedCall, group: RecordedGroup, seen: Book) -> Call | None:
@@ -127,7 +139,7 @@ def _entered(call: RecordedCall, group: RecordedGroup, seen: Book) -> Call | Non
             if not entered.of_handle
             and entered.group == group.name
             and _is_in(entered, call.begun_at)
-            and _operation_in(entered.text) == call.operation
+            and entered.signature.operation == call.signature[0]
         ),
         None,
     )
@@ -138,7 +150,3 @@ def _is_in(entered: Call, begun_at: int) -> bool:
     if begun_at < entered.begun_at - _SLACK:
         return False
     return not entered.ended_at or begun_at <= entered.ended_at + _SLACK
-
-
-def _operation_in(text: str) -> str:
-    return text.partition(" ")[0]

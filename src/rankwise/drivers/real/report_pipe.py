@@ -44,13 +44,16 @@ class RecorderReady(msgspec.Struct, frozen=True, tag_field="kind", tag="recorder
     thread: int
 
 
+RawSignature = tuple[str, str, int, tuple[tuple[tuple[int, ...], str], ...]]
+"""The first fields of a `core.matching.CallSignature`, which agents load when it is needed."""
+
+
 class RecordedCall(msgspec.Struct, frozen=True):
     """A call that torch has recorded; `begun_at` is of the monotonic clock."""
 
     begun_at: int
     number: int
-    operation: str
-    of: str
+    signature: RawSignature
     match: int
     is_over: bool
 
@@ -61,8 +64,8 @@ class RecordedGroup(msgspec.Struct, frozen=True):
     Attributes:
         name, label, members: the group.
         calls: the latest.
-        sample: more of them, each its number, when it was begun, and which of `texts` it is.
-        texts: operations in words, with `#?` for the number.
+        sample: more of them, each its number, when it was begun, and which of `signatures` it is.
+        signatures: what these are.
     """
 
     name: str
@@ -70,7 +73,7 @@ class RecordedGroup(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
     calls: tuple[RecordedCall, ...]
     sample: tuple[tuple[int, int, int], ...] = ()
-    texts: tuple[str, ...] = ()
+    signatures: tuple[RawSignature, ...] = ()
 
 
 class Recorded(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):

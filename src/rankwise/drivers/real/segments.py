@@ -51,7 +51,7 @@ STOP_VARIABLE = "RANKWISE_STOP_FD"
 """Names the descriptor of an eventfd beside the segment, by which a rank that was sent SIGTERM asks
 its agent to stop the run."""
 MAGIC = b"rankwise"
-VERSION = 4
+VERSION = 5
 BUFFER_COUNT = 3
 """Buffers per slot: one is written, one reduced, one read (see `barrier`)."""
 HEADER_BYTES = 128

@@ -4,7 +4,6 @@ A real rank enters its calls as it makes them. A simulated one has come to them 
 world, which remember the latest call of each member, and each that is not over.
 """
 
-import zlib
 from collections.abc import Iterator, Mapping
 
 from rankwise.base.failure import ErrorRecord
@@ -14,8 +13,6 @@ from rankwise.core.ledger import NO_PEER, Book, Call, Fate, Group, Stage
 from rankwise.sim.rehearsal import meetings
 from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import SimulatedWorld
-
-_NO_TAG = ", tag 0,"
 
 
 def books_of(world: SimulatedWorld, errors: Mapping[int, ErrorRecord]) -> list[Book]:
@@ -62,22 +59,16 @@ def _calls(rank: Rank, name: str, group: meetings.Group, fate: Fate) -> Iterator
             stage = Stage.WAITING
         else:
             stage = over if gate is None or gate.is_open else Stage.ISSUED
-        is_message = isinstance(gate, meetings.Post)
         yield Call(
-            group="" if is_message else name,
+            group="" if came.signature.is_message else name,
             number=came.number,
-            text=_message(came) if is_message else came.call,
-            match=zlib.crc32(group.matched(came.call).encode()),
+            signature=came.signature,
+            match=group.matched(came.signature).checksum,
             place=_place(came),
             begun_at=Instant(came.order),
             stage=stage,
             peer=gate.peer if isinstance(gate, meetings.Post) else NO_PEER,
         )
-
-
-def _message(came: meetings.Came) -> str:
-    """A message as real ranks enter it."""
-    return came.call.removesuffix(_NO_TAG).removesuffix(",")
 
 
 def _place(came: meetings.Came) -> str:

@@ -36,7 +36,7 @@ from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.kernel import Future, Steps, all_of
 from rankwise.sim.reporting.chakra_files import COLLECTIVES, SUFFIX, Node, NodeKind, read_traces
 from rankwise.sim.reporting.results import BenchResult
-from rankwise.sim.runtime.meetings import Call, Collective, Signature
+from rankwise.sim.runtime.meetings import Call, Collective, Request
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import element_type
 
@@ -449,17 +449,17 @@ class _Replay:
         operation = exchange.kind
         if operation == "send_receive":
             operation = "message from rank {} to rank {}".format(*exchange.ranks)
-        signature = Signature(
+        request = Request(
             operation, exchange.kind, (elements,), self._kind, elements, ReduceOp.SUM,
             exchange.root, None,
         )  # fmt: skip
-        calls = [self._call(signature, exchange, rank) for rank in exchange.ranks]
+        calls = [self._call(request, exchange, rank) for rank in exchange.ranks]
         Collective(self._torch, calls).submit(exchange.series)
         for call in calls:
             assert call.handle is not None, "all have come"
             self._give((call.rank, exchange.nodes[call.rank].number), call.handle)
 
-    def _call(self, signature: Signature, exchange: _Exchange, rank: int) -> Call:
+    def _call(self, request: Request, exchange: _Exchange, rank: int) -> Call:
         group = self._groups.get(exchange.series)
         if group is None:
             distributed = weakref.ref(self._torch.distributed)
@@ -476,7 +476,7 @@ class _Replay:
         )
         has_memory = kind != "barrier"
         return Call(
-            signature, exchange.number, rank, group=group,
+            request, exchange.number, rank, group=group,
             operands=[memory] if puts_in and has_memory else [],
             results=[memory] if has_result and has_memory else [],
             after=self._after(rank, exchange.nodes[rank]),

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
+from rankwise.core.matching import CallSignature, describe_call
 from rankwise.sim.hardware.cost_models import plugged_costs
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
@@ -210,7 +211,13 @@ class RankClock:
     def synchronize(self, until: int | None = None) -> None:
         """Wait for the device, which is never behind."""
 
-    def come(self, load: Any, size: int, call: str = "", ranks: tuple[int, ...] = ()) -> Passage:
+    def come(
+        self,
+        load: Any,
+        size: int,
+        call: CallSignature | None = None,
+        ranks: tuple[int, ...] = (),
+    ) -> Passage:
         """Come to an operation of some ranks now, with so many bytes."""
         if self.trail is not None:
             self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))
@@ -298,7 +305,7 @@ class Communicated(NamedTuple):
         group: how many members it has, and how far apart their numbers are.
     """
 
-    call: str
+    call: CallSignature | None
     size: int
     group: tuple[int, ...]
 
@@ -549,9 +556,17 @@ def _told(done: "PricedWork | Communicated | None") -> str:
     if done is None:
         return "has ended"
     if isinstance(done, Communicated):
-        return f"calls {done.call or 'an operation'} with {done.size:,} bytes"
+        return f"calls {_call_in_words(done.call)} with {done.size:,} bytes"
     shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
     return f"computes {done.work.name} of {shapes}" if shapes else f"computes {done.work.name}"
+
+
+def _call_in_words(call: CallSignature | None) -> str:
+    if call is None:
+        return "an operation"
+    if call.is_message:
+        return f"{describe_call(call, tells_tag=True)},"
+    return describe_call(call, "?")
 
 
 def _models_of(

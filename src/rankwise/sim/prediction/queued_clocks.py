@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from rankwise.core.matching import CallSignature
 from rankwise.sim.prediction.bill import LAUNCHES
 from rankwise.sim.prediction.clocks import (
     Account,
@@ -199,7 +200,13 @@ class QueuedClock(RankClock):
         """An operation goes by a tensor subclass first, such as a DTensor."""
         self.time += self._launches.dtensor
 
-    def come(self, load: object, size: int, call: str = "", ranks: tuple[int, ...] = ()) -> Passage:
+    def come(
+        self,
+        load: object,
+        size: int,
+        call: CallSignature | None = None,
+        ranks: tuple[int, ...] = (),
+    ) -> Passage:
         """Come to an operation when the present lane has got there."""
         if self.trail is not None:
             self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))

@@ -9,9 +9,9 @@
 Nothing here changes what the ranks do.
 """
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankwise.core.matching import OrderBreak
 from rankwise.sim.rehearsal.places import CallSite, place_here, place_of_caller
 
 if TYPE_CHECKING:
@@ -67,22 +67,16 @@ class Alarms:
         )
         self._note("misuse", handle.place, text)
 
-    def compare_order(self, meeting: "Meeting", rank: int, others: Iterable["Group"]) -> None:
-        """A rank comes to an operation: had the others done as much in overlapping groups?"""
-        for other in others:
-            if other.is_of_threads or meeting.group.is_of_threads:
-                continue
-            count = other.begun_by(rank)
-            first, seen = meeting.order.setdefault(other.name, (rank, count))
-            if seen != count:
-                place = meeting.arrivals[rank].place
-                self._note(
-                    "order", place,
-                    f"ranks {first} and {rank} use overlapping groups in different order: "
-                    f"{meeting.named()} comes after {_operations(seen)} of group {other.told()} on "
-                    f"rank {first}, at {meeting.arrivals[first].place}, and after "
-                    f"{_operations(count)} on rank {rank}, at {place}",
-                )  # fmt: skip
+    def note_order(self, meeting: "Meeting", found: OrderBreak, other: "Group") -> None:
+        """Ranks have come to a meeting with other numbers of calls in a group that overlaps."""
+        place = meeting.arrivals[found.rank].place
+        self._note(
+            "order", place,
+            f"ranks {found.first} and {found.rank} use overlapping groups in different order: "
+            f"{meeting.named()} comes after {_operations(found.done_by_first)} of group "
+            f"{other.told()} on rank {found.first}, at {meeting.arrivals[found.first].place}, and "
+            f"after {_operations(found.done_by_rank)} on rank {found.rank}, at {place}",
+        )  # fmt: skip
 
     def note_shapes(self, meeting: "Meeting", doings: str) -> None:
         """Tensors have equal sizes and different shapes, which is perhaps not meant."""

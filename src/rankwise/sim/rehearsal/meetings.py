@@ -1,9 +1,8 @@
 """Meetings: how simulated ranks come together for an operation, and what is wrong if they do not.
 
-A *group* is some of the ranks. Its collective operations are numbered from 1, by each member for
-itself: the n-th operation of one meets the n-th of all others. Each brings what it calls, in words
-that must be equal on all members, and a load. The last one to come carries the operation out for
-all, and opens the gate.
+A *group* is some of the ranks. Which calls of its members meet, `core.matching` decides. This is
+the transport: each member brings a load with its call, and waits at a gate. The last one to come
+carries the operation out for all, and opens the gate.
 
 A meeting whose members call different things fails on all of them when all have come, so that its
 message can tell each rank's line. If a rank never comes, the world comes to rest, and the report
@@ -16,9 +15,7 @@ be found.
 
 import copy
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,7 +23,14 @@ import msgspec
 from rankwise.base.errors import CollectiveError, PeerDied
 from rankwise.base.units import Duration, after, between
 from rankwise.base.wording import ranks_in_words
-from rankwise.core.ledger import number_text
+from rankwise.core.matching import (
+    CallSignature,
+    GroupCalls,
+    Match,
+    Matcher,
+    describe_call,
+    parties,
+)
 from rankwise.sim.rehearsal.alarms import Alarms
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.gates import Gate
@@ -42,8 +46,6 @@ _NAMED = 4
 
 _OF_ONE_SHAPE = "all_gather_single"
 """gloo wants its output to have the shape of the inputs."""
-_SHAPE = re.compile(r"\([\d, ]*\)")
-_NUMBER = re.compile(r"\d+")
 
 CarryOut = Callable[[Sequence[Any]], None]
 
@@ -59,6 +61,7 @@ class Conditions:
         waits: which rank has waited for which.
         alarms: what looks wrong.
         groups: those of the present attempt, by name.
+        matcher: decides which of their calls meet.
         calls: how many operations and messages ranks have begun.
     """
 
@@ -70,7 +73,7 @@ class Conditions:
         self.waits = Waits()
         self.alarms = Alarms()
         self.groups: dict[str, Group] = {}
-        self._overlaps: dict[tuple[str, int], tuple[Group, ...]] = {}
+        self.matcher: Matcher[Came] = Matcher()
         self.calls = 0
         self.equals: Equals | None = None
 
@@ -83,7 +86,7 @@ class Conditions:
     def begin_attempt(self) -> None:
         """Forget what belongs to ranks that are no more."""
         self.groups = {}
-        self._overlaps = {}
+        self.matcher = Matcher()  # threads of earlier ranks may still hold the one before
         self.alarms.begin_attempt()
         if self.faults is not None:
             self.faults.killed.clear()
@@ -93,19 +96,16 @@ class Conditions:
         if self.equals is not None:
             self.equals.note_group(group.ranks)
         self.groups[group.name] = group
-        self._overlaps = {}
 
-    def overlapping(self, group: "Group", rank: int) -> "tuple[Group, ...]":
-        """The other groups of a rank that share another member, too, with this one."""
-        found = self._overlaps.get((group.name, rank))
-        if found is None:
-            members = set(group.ranks)
-            found = self._overlaps[group.name, rank] = tuple(
-                other
-                for other in self.groups.values()
-                if other is not group and rank in other.ranks and len(members & {*other.ranks}) > 1
-            )
-        return found
+    def compare_order(self, meeting: "Meeting", rank: int) -> None:
+        """A rank has come to a meeting: is the order over its groups that of the others?"""
+        group = meeting.group
+        overlapping = self.matcher.overlapping(group.calls, rank)
+        if not overlapping or group.is_of_threads:
+            return
+        others = [other for other in overlapping if not self.groups[other.key].is_of_threads]
+        for found in self.matcher.order_breaks(meeting.match, rank, others):
+            self.alarms.note_order(meeting, found, self.groups[found.group])
 
 
 class NotEqual(BaseException):  # a program's `except Exception` must not catch it
@@ -193,12 +193,12 @@ class Equals:
         if self.difference or self.wanted:
             raise NotEqual(self.difference)
 
-    def check_peer(self, rank: int, peer: int, call: str) -> None:
+    def check_peer(self, rank: int, peer: int, call: CallSignature) -> None:
         """The same, before a message: a peer that is not simulated will not answer."""
         if peer not in self.simulated:
             where = place_here()
             at = "" if where is None else f" ({where})"
-            self.differ(f"rank {rank} calls {call.partition(' of ')[0]} with rank {peer}{at}")
+            self.differ(f"rank {rank} calls {call.operation} with rank {peer}{at}")
         self.check()
 
     def places(self, rank: int) -> str:
@@ -245,7 +245,7 @@ class Came(msgspec.Struct, frozen=True):
     """A member's call, as it is remembered."""
 
     number: int
-    call: str
+    signature: CallSignature
     place: CallSite | None
     order: int
     """Counts the calls of all ranks."""
@@ -259,6 +259,7 @@ class Group:
         label: how people call it; empty for the group of all ranks.
         ranks: the members' numbers in the world, in the order of their ranks in the group.
         present: those of them that are simulated; see `Equals`.
+        calls: which of their calls meet.
         compares_sizes: whether tensors of equal size and other shape fit, as in gloo.
         has_other_shapes: whether the operation that is carried out has such tensors.
         is_of_threads: whether a rank has called an operation in a thread that it has started: such
@@ -285,9 +286,7 @@ class Group:
         self._conditions = conditions or Conditions()
         self.present = self._conditions.present_of(ranks)
         self._scheduler = scheduler
-        self._begun = dict.fromkeys(ranks, 0)
-        self._meetings: dict[int, Meeting] = {}
-        self._latest: dict[int, Came] = {}
+        self.calls: GroupCalls[Came] = self._conditions.matcher.group(name, ranks, self.present)
         self._gone: dict[int, CollectiveError] = {}
         self._posts: list[Post] = []
         self._latest_posts: dict[int, Post] = {}
@@ -304,50 +303,48 @@ class Group:
         else:
             self._scheduler.wait(creation)
 
-    def meet(self, rank: int, call: str, load: Any, carry_out: CarryOut) -> "Meeting":
+    def meet(
+        self, rank: int, signature: CallSignature, load: Any, carry_out: CarryOut
+    ) -> "Meeting":
         """Come to this member's next operation; returns at once, the meeting's gate may be shut.
 
         Args:
             rank: the member that comes, by its number in the world.
-            call: what it calls, in words.
+            signature: what it calls.
             load: what it brings.
             carry_out: does the operation, given the loads in the order of the members; what it
                 raises, all members raise.
         """
-        conditions = self._conditions
+        conditions, calls = self._conditions, self.calls
         if conditions.equals is not None:
             conditions.equals.check(self.ranks)
         if (faults := conditions.faults) is not None:
             # A rank that a fault delays has not come yet: others wait for it, and reports say so.
-            faults.strike(self._scheduler.ranks[rank], self.name, self._begun[rank] + 1, load)
-        number = self._begun[rank] = self._begun[rank] + 1
-        meeting = self._meetings.get(number)
-        if meeting is None:
-            meeting = self._meetings[number] = Meeting(self, number, call)
+            faults.strike(self._scheduler.ranks[rank], self.name, calls.begun_by(rank) + 1, load)
+        number = calls.begin(rank)
         conditions.calls += 1
-        came = Came(number, call, place_here(), conditions.calls)
-        self._latest[rank] = meeting.arrivals[rank] = came
+        came = Came(number, signature, place_here(), conditions.calls)
+        match = calls.join(rank, number, came)
+        meeting: Meeting = match.carrier or Meeting(self, match)
         if meeting.error is None:
             meeting.loads[rank] = load
-        if call != meeting.call:
-            meeting.is_agreed = False
         scheduler = self._scheduler
         if scheduler.helpers and scheduler.holder is not scheduler.ranks[rank].main:
             self.is_of_threads = True
-        if self._gone and len(meeting.arrivals) == 1:
+        if self._gone and len(match.entries) == 1:
             meeting.miss(*next(iter(self._gone.items())))  # which names what has been called
-        if len(conditions.groups) > 1 and (overlapping := conditions.overlapping(self, rank)):
-            conditions.alarms.compare_order(meeting, rank, overlapping)
-        if len(meeting.arrivals) == len(self.present):
-            del self._meetings[number]
+        if len(conditions.groups) > 1:
+            conditions.compare_order(meeting, rank)
+        if len(match.entries) == len(self.present):
+            calls.close(match)
             meeting.complete(carry_out)
         return meeting
 
-    def matched(self, call: str) -> str:
+    def matched(self, signature: CallSignature) -> CallSignature:
         """What of a call must be equal on all members."""
-        if not self.compares_sizes or call.startswith(_OF_ONE_SHAPE):
-            return call
-        return _SHAPE.sub(lambda shape: str(prod(map(int, _NUMBER.findall(shape[0])))), call)
+        if not self.compares_sizes or signature.operation == _OF_ONE_SHAPE:
+            return signature
+        return signature.in_sizes()
 
     def note_shapes(self, meeting: "Meeting", doings: str) -> None:
         """Members have called an operation with tensors of equal size and other shape."""
@@ -372,21 +369,21 @@ class Group:
     @property
     def is_awaited(self) -> bool:
         """Whether an operation or a message waits for a member."""
-        return bool(self._meetings or self._posts)
+        return bool(self.calls.open or self._posts)
 
     def begun_by(self, rank: int) -> int:
         """How many operations a member has come to."""
-        return self._begun[rank]
+        return self.calls.begun_by(rank)
 
     def calls_of(self, rank: int) -> "Iterator[tuple[Came, Meeting | Post | None]]":
         """What a member has come to, and what that waits for: all that is open, and the latest."""
-        latest = self._latest.get(rank)
-        for meeting in self._meetings.values():
-            if rank in meeting.arrivals and not (latest and latest.number == meeting.number):
-                came = meeting.arrivals[rank]
-                yield msgspec.structs.replace(came, order=0), meeting
+        latest = self.calls.latest.get(rank)
+        for came, match in self.calls.open_entries_of(rank):
+            if came is not latest:
+                yield msgspec.structs.replace(came, order=0), match.carrier
         if latest is not None:
-            yield latest, self._meetings.get(latest.number)
+            at_latest = self.calls.open.get(latest.number)
+            yield latest, None if at_latest is None else at_latest.carrier
         latest_post = self._latest_posts.get(rank)
         for post in self._posts:
             if post.rank == rank and post is not latest_post:
@@ -422,17 +419,17 @@ class Group:
 
     def lose(self, rank: int, error: CollectiveError) -> None:
         """Let everything fail that needs this member, which will never come: `error` says why."""
-        if rank not in self._begun or rank in self._gone:
+        if rank not in self.ranks or rank in self._gone:
             return
         self._gone[rank] = error
-        for meeting in self._meetings.values():
-            if rank not in meeting.arrivals:
-                meeting.miss(rank, error)
+        for match in self.calls.open.values():
+            if rank not in match.entries:
+                match.carrier.miss(rank, error)
 
     def fail_all(self, error: BaseException) -> None:
         """Let everything fail that members wait for."""
-        for meeting in list(self._meetings.values()):
-            meeting.fail(error)
+        for match in list(self.calls.open.values()):
+            match.carrier.fail(error)
         if not self._creation.is_open:
             self._creation.open()
         for post in self._posts:
@@ -440,7 +437,7 @@ class Group:
             post.open()
 
     def post(
-        self, rank: int, peer: int, tag: int, call: str, load: Any, *, is_send: bool,
+        self, rank: int, peer: int, tag: int, signature: CallSignature, load: Any, *, is_send: bool,
         deliver: Callable[["Post", "Post"], None],
     ) -> "Post":  # fmt: skip
         """Post one end of a message; returns at once, its gate opens when the other end is there.
@@ -449,16 +446,16 @@ class Group:
             rank: the member that posts.
             peer: the other end, by its number in the world; `ANY_SOURCE` receives from anybody.
             tag: must be equal on both ends.
-            call: what it is, in words.
+            signature: what it is.
             load: what it sends, or receives into.
             is_send: which end this is.
             deliver: moves the load of a send to that of a receive; what it raises, both raise.
         """
         if (equals := self._conditions.equals) is not None:
-            equals.check_peer(rank, peer, call)
+            equals.check_peer(rank, peer, signature)
         self._posted[rank] += 1
         self._conditions.calls += 1
-        came = Came(self._posted[rank], call, place_here(), self._conditions.calls)
+        came = Came(self._posted[rank], signature, place_here(), self._conditions.calls)
         post = Post(self, rank, peer=peer, tag=tag, came=came, load=load, is_send=is_send)
         post.deliver = deliver
         self._latest_posts[rank] = post
@@ -530,35 +527,29 @@ class Meeting(Gate):
     """One collective operation of a group.
 
     Attributes:
-        number: which of the group's operations, from 1.
-        call: what the first member to come calls; `is_agreed` says whether all others do, too.
-        arrivals: what each member that has come calls, and from where.
+        match: whose calls it is, and which members are missing.
         loads: what each of them brings.
         group: whose it is.
         error: why it has failed, if it has.
-        order: for `Alarms`, by overlapping group: the first rank, and how much it had done there.
     """
 
-    __slots__ = ("arrivals", "call", "error", "group", "is_agreed", "loads", "number", "order")
+    __slots__ = ("error", "group", "loads", "match")
 
-    def __init__(self, group: Group, number: int, call: str) -> None:
+    def __init__(self, group: Group, match: Match[Came]) -> None:
         super().__init__()
         self.group = group
-        self.number = number
-        self.call = call
-        self.is_agreed = True
-        self.arrivals: dict[int, Came] = {}
+        self.match = match
+        match.carrier = self
         self.loads: dict[int, Any] = {}
-        self.order: dict[str, tuple[int, int]] = {}
         self.error: BaseException | None = None
 
     def complete(self, carry_out: CarryOut) -> None:
         """All have come: do it, or say how they disagree."""
         if self.error is not None:
             pass
-        elif self.is_agreed:
+        elif self.match.is_agreed:
             self._carry_out(carry_out)
-        elif len({self.group.matched(came.call) for came in self.arrivals.values()}) == 1:
+        elif len({self.group.matched(came.signature) for came in self.arrivals.values()}) == 1:
             self.group.note_shapes(self, self._doings())
             self.group.has_other_shapes = True
             self._carry_out(carry_out)
@@ -593,11 +584,16 @@ class Meeting(Gate):
         text = f"{self._named()} in group {self.group.told()}"
         text += f", not called by {ranks_in_words(missing)}" if missing else ", called by all"
         text += "".join(f"; {error.message}" for error in self.group.ended(missing))
-        return text if self.is_agreed else f"{text}; {self._doings()}"
+        return text if self.match.is_agreed else f"{text}; {self._doings()}"
+
+    @property
+    def arrivals(self) -> dict[int, Came]:
+        """What each member that has come calls, and from where."""
+        return self.match.entries
 
     def missing(self) -> list[int]:
         """The members that have not come."""
-        return [rank for rank in self.group.present if rank not in self.arrivals]
+        return self.match.missing()
 
     def lacks(self) -> str:
         """Say why it is open."""
@@ -606,32 +602,30 @@ class Meeting(Gate):
     @property
     def last(self) -> int:
         """The member that came last."""
-        last: int = next(reversed(self.arrivals))
-        return last
+        return self.match.last
 
     def named(self) -> str:
         """Name the operation and its group."""
         return f"{self._named()} in group {self.group.name}"
 
     def _named(self) -> str:
-        return number_text(self.call, self.number)
+        return describe_call(self.match.signature, self.match.number)
 
     def _disagreement(self) -> CollectiveError:
+        operation = f"operation #{self.match.number} of group {self.group.told()}"
         return CollectiveError(
-            f"operation #{self.number} of group {self.group.told()} differs between its ranks:\n"
-            f"{self._doings()}",
+            f"{operation} differs between its ranks:\n{self._doings()}",
             hint=SAME_ORDER,
         )
 
     def _doings(self) -> str:
-        by_call: dict[tuple[str, str], list[int]] = {}
-        for rank in sorted(self.arrivals):
-            came = self.arrivals[rank]
-            by_call.setdefault((came.call, str(came.place or "")), []).append(rank)
+        calls = (
+            (rank, (describe_call(came.signature, came.number), str(came.place or "")))
+            for rank, came in sorted(self.arrivals.items())
+        )
         return "\n".join(
-            f"  {ranks_in_words(ranks)} called {number_text(call, self.number)}"
-            + (f" at {place}" if place else "")
-            for (call, place), ranks in by_call.items()
+            f"  {ranks_in_words(ranks)} called {call}" + (f" at {place}" if place else "")
+            for (call, place), ranks in parties(calls).items()
         )
 
 
@@ -711,7 +705,8 @@ class Post(Gate):
         return f"rank {self.rank} called {self._numbered()}{place}"
 
     def _numbered(self) -> str:
-        return f"{self.came.call} #{self.came.number}"
+        # The comma closes the description, as the number follows it.
+        return f"{describe_call(self.came.signature, tells_tag=True)}, #{self.came.number}"
 
 
 def _settle(send: Post, receive: Post) -> None:

@@ -1,8 +1,8 @@
-"""Who is in which meeting: every rank's calls, from the first to the one that it waits in.
+"""The calls of all ranks of the simulated machine, from the first to the one that it waits in.
 
-A group's collectives are numbered per rank, and the messages of a pair, too; calls with one number
-are for one meeting (`meetings`). A rank that waits gives way until all have come, and then until
-its part is complete; what can never take place is found here, and told by the scheduler.
+Which calls meet, `core.matching` decides; the messages of a pair are a group of their own. This is
+the transport: a rank that waits gives way until all have come, and then until its part is complete.
+What can never take place is found here, and told by the scheduler.
 """
 
 import weakref
@@ -17,8 +17,9 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.collectives.workspace import BLOCKS_IN, REDUCING
 from rankwise.core.ledger import Blame, Book, Fate, Group, Stage, find_blame, find_disagreement
 from rankwise.core.ledger import Call as Entry
+from rankwise.core.matching import Match, Matcher
 from rankwise.sim.ccl.reductions import check_reduction
-from rankwise.sim.runtime.meetings import Call, Meeting, Signature, Work
+from rankwise.sim.runtime.meetings import Call, Collective, Request, Work, meeting_in_words
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, element_type
 
@@ -34,8 +35,7 @@ class Gatherings:
     def __init__(self, context: "RuntimeContext") -> None:
         # Weak, so that a context is freed with its last reference, not at the next collection.
         self._context: RuntimeContext = weakref.proxy(context)
-        self._numbers: dict[tuple[str, int], int] = {}
-        self._meetings: dict[tuple[str, int], Meeting] = {}
+        self._matcher: Matcher[Call] = Matcher()
         self._waiting: dict[int, Call] = {}
         self._last: dict[int, Call] = {}
         self.has_async_calls = False
@@ -43,8 +43,9 @@ class Gatherings:
 
     def clear(self) -> None:
         """Forget all calls: the ranks have gone."""
-        for each in (self._numbers, self._meetings, self._waiting, self._last):
-            each.clear()
+        self._matcher.clear()
+        self._waiting.clear()
+        self._last.clear()
         self.has_async_calls = False
 
     def call_of(self, rank: int) -> Call | None:
@@ -62,11 +63,11 @@ class Gatherings:
             alive: the ranks that may yet call something.
             is_stuck: whether nothing else is under way.
         """
-        meetings = self._meetings.values()
-        broken = next((meeting for meeting in meetings if meeting.disagrees), None)
+        matches = self._matcher.open.values()
+        broken = next((match for match in matches if not match.is_agreed), None)
         if broken is not None:
             books = self._books(alive)
-            rank, call = next(iter(broken.calls.items()))
+            rank, call = next(iter(broken.entries.items()))
             blame = find_disagreement(books, rank, self._entered(call, broken))
             assert blame is not None, "its calls disagree"
             return blame
@@ -74,7 +75,7 @@ class Gatherings:
             return None
         if not is_stuck and len(alive) == self._context.world_size:
             return None
-        if not is_stuck and all(alive.issuperset(meeting.missing()) for meeting in meetings):
+        if not is_stuck and all(alive.issuperset(match.missing()) for match in matches):
             return None
         blame = find_blame(self._books(alive), patience_is_over=is_stuck)
         if blame is None and is_stuck:
@@ -86,34 +87,33 @@ class Gatherings:
 
     def _book(self, rank: int, alive: set[int]) -> Book:
         """What a rank has called: what has not taken place, and the latest."""
-        entered: list[tuple[Call, Meeting | None]] = [
-            (meeting.calls[rank], meeting)
-            for meeting in self._meetings.values()
-            if rank in meeting.calls
+        matches = self._matcher.open.values()
+        entered: list[tuple[Call, Match[Call] | None]] = [
+            (match.entries[rank], match) for match in matches if rank in match.entries
         ]
         last = self._last.get(rank)
         if last is not None and all(last is not call for call, _ in entered):
             entered.append((last, None))
         groups = {
-            meeting.series: Group(
+            match.key: Group(
                 label="" if call.group.is_world else str(call.group).removeprefix("group "),
-                size=len(meeting.ranks),
-                members=meeting.ranks,
+                size=len(match.members),
+                members=match.members,
             )
-            for meeting in self._meetings.values()
-            if rank in meeting.ranks
-            for call in list(meeting.calls.values())[:1]
+            for match in matches
+            if rank in match.members
+            for call in list(match.entries.values())[:1]
         }
         return Book(
             rank=rank,
             groups=groups,
-            counts={series: self._numbers.get((series, rank), 0) for series in groups},
-            calls=tuple(self._entered(call, meeting) for call, meeting in entered),
+            counts={series: self._matcher.groups[series].begun_by(rank) for series in groups},
+            calls=tuple(self._entered(call, match) for call, match in entered),
             fate=Fate.LIVES if rank in alive else Fate.LEFT,
         )
 
-    def _entered(self, call: Call, meeting: Meeting | None) -> Entry:
-        if meeting is None:
+    def _entered(self, call: Call, match: Match[Call] | None) -> Entry:
+        if match is None:
             stage = Stage.DONE
         else:
             stage = Stage.WAITING if self._waiting.get(call.rank) is call else Stage.ISSUED
@@ -121,31 +121,29 @@ class Gatherings:
         return Entry(
             group=call.series,
             number=call.number,
-            text=call.text,
-            match=zlib.crc32(repr(call.signature).encode()),
+            signature=call.called,
+            match=zlib.crc32(repr(call.request).encode()),
             place="" if line is None else f"{line.file.rpartition('/')[2]}:{line.number}",
             stage=stage,
         )
 
     def abandoned(self) -> Blame | None:
         """The call that is incomplete, when all ranks have returned without a wait for it."""
-        for meeting in self._meetings.values():
-            rank, call = next(iter(meeting.calls.items()))
-            missing = tuple(meeting.missing())
+        for match in self._matcher.open.values():
+            rank, call = next(iter(match.entries.items()))
+            missing = tuple(match.missing())
             text = f"{call} of rank {rank} never took place: rank {missing[0]} did not call it"
             return Blame(blamed=missing, text=text, is_certain=True)
         return None
 
-    def open(self) -> list[Meeting]:
-        """The meetings that somebody has come to and that have not taken place, the first first."""
-        return list(self._meetings.values())
+    def open_in_words(self) -> list[str]:
+        """What some ranks have come to and what has not taken place, the first first."""
+        return [meeting_in_words(match) for match in self._matcher.open.values()]
 
     def awaited_by(self, call: Call) -> list[int]:
         """Who has not come to the meeting of a call."""
-        for meeting in self._meetings.values():
-            if meeting.calls.get(call.rank) is call:
-                return sorted(meeting.missing())
-        return []
+        match = self._matcher.open.get((call.series, call.number))
+        return [] if match is None else sorted(match.missing())
 
     def _are_all_waiting(self, alive: set[int]) -> bool:
         """Whether every live rank waits for a meeting that has not taken place."""
@@ -178,7 +176,7 @@ class Gatherings:
         taken = [operands] if isinstance(operands, Tensor) else list(operands)
         given = [results] if isinstance(results, Tensor) else list(results)
         root_place = group.ranks.index(root) if root is not None else 0
-        signature = self._signature(
+        request = self._request(
             collective,
             taken=taken,
             given=given,
@@ -190,9 +188,9 @@ class Gatherings:
         # A root broadcasts what it has; the values of other ranks do not count.
         if collective == "broadcast" and rank != root:
             taken = []
-        number = self._next_number(group.name, rank)
+        number = self._matcher.group(group.name, group.ranks).begin(rank)
         call = Call(
-            signature,
+            request,
             number,
             rank,
             group=group,
@@ -200,9 +198,9 @@ class Gatherings:
             results=given,
             after=self._context.current_stream().tail(),
         )
-        return self._take_part((group.name, number), group.ranks, call, is_async)
+        return self._take_part(group.name, call, is_async)
 
-    def _signature(
+    def _request(
         self,
         collective: str,
         *,
@@ -212,7 +210,7 @@ class Gatherings:
         op: ReduceOp,
         root: int,
         algorithm: str | None,
-    ) -> Signature:
+    ) -> Request:
         for tensor in (*taken, *given):
             if not isinstance(tensor, Tensor):
                 raise LocalProtocolError(f"{collective} takes tensors, not {tensor!r}")
@@ -236,7 +234,7 @@ class Gatherings:
         shape = first.shape if first is not None else ()
         # Early, so that a mistake in the configuration is told where the call is.
         self._context.ccl.algorithm(collective, algorithm)
-        return Signature(collective, collective, shape, kind, elements, op, root, algorithm)
+        return Request(collective, collective, shape, kind, elements, op, root, algorithm)
 
     def message(
         self, tensor: Tensor, source: int, target: int, group: ProcessGroup, *, is_async: bool
@@ -255,14 +253,14 @@ class Gatherings:
             raise LocalProtocolError(f"rank {rank} cannot exchange messages with rank {peer}")
         is_sender = rank == source
         way = f"{source} to {target} of {group.name}"
-        number = self._next_number(way, rank)
-        signature = Signature(
+        number = self._matcher.group(way, (source, target)).begin(rank)
+        request = Request(
             f"message from rank {source} to rank {target}", "send_receive", tensor.shape,
             tensor.kind, tensor.numel(), ReduceOp.SUM, 0, None,
         )  # fmt: skip
         sent, received = ([tensor], []) if is_sender else ([], [tensor])
         call = Call(
-            signature,
+            request,
             number,
             rank,
             group=group,
@@ -271,26 +269,20 @@ class Gatherings:
             after=self._context.current_stream().tail(),
             way=(source, target),
         )
-        return self._take_part((way, number), (source, target), call, is_async)
+        return self._take_part(way, call, is_async)
 
-    def _next_number(self, series: str, rank: int) -> int:
-        number = self._numbers.get((series, rank), 0) + 1
-        self._numbers[series, rank] = number
-        return number
-
-    def _take_part(
-        self, key: tuple[str, int], ranks: tuple[int, ...], call: Call, is_async: bool
-    ) -> Work | None:
-        meeting = self._meetings.get(key)
-        if meeting is None:
-            meeting = self._meetings[key] = Meeting(self._context, key[0], ranks)
-        call.series = key[0]
+    def _take_part(self, series: str, call: Call, is_async: bool) -> Work | None:
+        call.series = series
         self._last[call.rank] = call
         call.is_awaited = not is_async
         self.has_async_calls = self.has_async_calls or (is_async and call.way is None)
-        meeting.join(call)
-        if meeting.is_complete and not meeting.disagrees:
-            del self._meetings[key]
+        group = self._matcher.groups[series]
+        match = group.join(call.rank, call.number, call)
+        # A disagreement stays open: it is told when the scheduler looks at the ranks.
+        if match.have_all_come and match.is_agreed:
+            calls = [match.entries[rank] for rank in match.members]
+            Collective(self._context, calls).submit(series)
+            group.close(match)
         if is_async:
             return Work(lambda: self._wait_for(call), call)
         self._wait_for(call)

@@ -1,9 +1,8 @@
-"""Meetings: where the calls of all ranks for one collective come together.
+"""Collectives of the simulated machine: what ranks call, and what the engine runs for it.
 
-The ranks of a group number their collectives; the calls with one number meet. When the first two
-that differ have come, the meeting can never take place, and says who called what. When all have
-come, the collective is planned and given to the engine: one process per rank, which reads its
-operand when it starts, plays its part in time, and writes its result when it is done with it.
+Which calls meet, `core.matching` decides (see `gatherings`). When all ranks have come, the
+collective is planned and given to the engine: one process per rank, which reads its operand when it
+starts, plays its part in time, and writes its result when it is done with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,14 @@ import numpy as np
 
 from rankwise.base.wording import ranks_in_words
 from rankwise.core.collectives.reductions import ReduceOp
-from rankwise.core.ledger import NUMBER, number_text
+from rankwise.core.matching import (
+    NO_RANK,
+    CallSignature,
+    Match,
+    TensorForm,
+    describe_call,
+    parties,
+)
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.configuration import Algorithm, check_against
 from rankwise.sim.ccl.execution import CollectiveExecution, lane_count, queues_per_pe
@@ -51,8 +57,8 @@ _MATH = {
 }
 
 
-class Signature(NamedTuple):
-    """What the calls of all ranks must agree on."""
+class Request(NamedTuple):
+    """What the calls of all ranks must agree on, as the plan needs it."""
 
     operation: str
     collective: str
@@ -68,7 +74,8 @@ class Call:
     """One rank's call of a collective.
 
     Attributes:
-        signature: what it asks for.
+        request: what it asks for.
+        signature: the same as the matcher compares it.
         number: counts the rank's collectives in the group, from 1.
         rank: the rank, counted over all ranks.
         group: the group that it was called in.
@@ -84,7 +91,7 @@ class Call:
 
     def __init__(
         self,
-        signature: Signature,
+        request: Request,
         number: int,
         rank: int,
         *,
@@ -94,7 +101,7 @@ class Call:
         after: Sequence[Handle],
         way: tuple[int, int] | None = None,
     ) -> None:
-        self.signature = signature
+        self.request = request
         self.number = number
         self.rank = rank
         self.group = group
@@ -108,92 +115,59 @@ class Call:
         self.series = ""
 
     @property
-    def text(self) -> str:
-        """What is called, with `#?` where the number goes, and without the group."""
-        return self._text_of(self.rank)
+    def signature(self) -> Request:
+        """What the matcher compares."""
+        return self.request
+
+    @property
+    def called(self) -> CallSignature:
+        """What this rank calls: of a message, its own end."""
+        return self._called_by(self.rank)
 
     def told_of(self, rank: int) -> str:
         """What a rank calls to meet this call: a `send`, for one that receives."""
-        text = number_text(self._text_of(rank), self.number)
+        text = describe_call(self._called_by(rank), self.number)
         return text if self.group.is_world else f"{text} in {self.group}"
 
     def __str__(self) -> str:
         return self.told_of(self.rank)
 
-    def _text_of(self, rank: int) -> str:
-        asked, operation = self.signature, self.signature.operation
-        about = "" if asked.op is ReduceOp.SUM else f" ({asked.op.value})"
-        if asked.root:
-            is_taker = asked.operation in {"reduce", "gather"}
-            about += f" {'to' if is_taker else 'from'} rank {asked.root}"
-        if self.operands or self.results:
-            about += f" of {asked.shape} {short_name(asked.kind)}"
-        if asked.algorithm is not None:
-            about += f" by {asked.algorithm}"
+    def _called_by(self, rank: int) -> CallSignature:
+        asked, operation, root = self.request, self.request.operation, self.request.root
         if self.way is not None:
             source, target = self.way
-            operation = "send" if rank == source else "recv"
-            about += f" to rank {target}" if rank == source else f" from rank {source}"
-        return f"{operation} {NUMBER}{about}"
+            operation, root = ("send", target) if rank == source else ("recv", source)
+        elif not root:  # rank 0 goes without saying
+            root = NO_RANK
+        has_tensors = bool(self.operands or self.results)
+        return CallSignature(
+            operation,
+            "" if asked.op is ReduceOp.SUM else asked.op.value,
+            root,
+            (TensorForm(asked.shape, short_name(asked.kind)),) if has_tensors else (),
+            algorithm=asked.algorithm or "",
+        )
 
 
-class Meeting:
-    """The calls for one collective of one group.
-
-    Attributes:
-        series: whose calls it is one of: those of a group, or messages of a pair.
-        ranks: who has to come, counted over all ranks, in the order of the group.
-        calls: who has come.
-        disagrees: whether two have come that want different things.
-    """
-
-    def __init__(self, context: "RuntimeContext", series: str, ranks: tuple[int, ...]) -> None:
-        self._context = context
-        self.series = series
-        self.ranks = ranks
-        self.calls: dict[int, Call] = {}
-        self.disagrees = False
-
-    def join(self, call: Call) -> None:
-        """Take in a rank's call; the last one starts the collective."""
-        first = next(iter(self.calls.values()), call)
-        self.disagrees = self.disagrees or call.signature != first.signature
-        self.calls[call.rank] = call
-        if self.is_complete and not self.disagrees:
-            Collective(self._context, [self.calls[rank] for rank in self.ranks]).submit(self.series)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all have come."""
-        return len(self.calls) == len(self.ranks)
-
-    def missing(self) -> list[int]:
-        """Who has not come."""
-        return [rank for rank in self.ranks if rank not in self.calls]
-
-    def __str__(self) -> str:
-        """Who has called what, and where, and who is waited for."""
-        callers: dict[str, dict[str, list[int]]] = {}
-        for rank, call in sorted(self.calls.items()):
-            callers.setdefault(str(call), {}).setdefault(f"{call.line or ''}", []).append(rank)
-        told = [
-            f"{call}: called by "
-            + ", ".join(
-                ranks_in_words(ranks) + (f" at {line}" if line else "")
-                for line, ranks in lines.items()
-            )
-            for call, lines in callers.items()
-        ]
-        if missing := self.missing():
-            told.append(f"waits for {ranks_in_words(missing)}")
-        return "; ".join(told)
+def meeting_in_words(match: Match[Call]) -> str:
+    """Which ranks have called what, and where, and which ranks are waited for."""
+    calls = [
+        (rank, (str(call), f"{call.line or ''}")) for rank, call in sorted(match.entries.items())
+    ]
+    lines: dict[str, list[str]] = {}
+    for (call, line), ranks in parties(calls).items():
+        lines.setdefault(call, []).append(ranks_in_words(ranks) + (f" at {line}" if line else ""))
+    told = [f"{call}: called by " + ", ".join(callers) for call, callers in lines.items()]
+    if missing := match.missing():
+        told.append(f"waits for {ranks_in_words(missing)}")
+    return "; ".join(told)
 
 
 class Collective:
     """A collective on its way: the plan, and what the engine runs for every rank."""
 
     def __init__(self, context: "RuntimeContext", calls: Sequence[Call]) -> None:
-        asked = calls[0].signature
+        asked = calls[0].request
         self._context = context
         self._calls = calls
         self._kind = asked.kind
@@ -209,14 +183,14 @@ class Collective:
         self._started = self._begun = 0
         self._all_started: Future = context.engine.simulator.future("all ranks of the collective")
 
-    def _planned(self, algorithm: Algorithm, asked: Signature) -> Plan:
+    def _planned(self, algorithm: Algorithm, asked: Request) -> Plan:
         homes = tuple(device.sip for device in self._devices)
         network = self._context.engine.topology.machine.system.sips
         return plan(
             requested(algorithm, asked.collective, asked.elements, asked.root, homes, network)
         )
 
-    def _prepare(self, algorithm: Algorithm, asked: Signature) -> None:
+    def _prepare(self, algorithm: Algorithm, asked: Request) -> None:
         """Lay out queues and lanes, and decide how exactly the collective is simulated."""
         machine, queues = self._context.engine.machine, algorithm.queues
         tcm = machine.topology.machine.pe.tcm.capacity
@@ -374,7 +348,7 @@ class Collective:
         else:
             sent = sum(self._plan.elements_sent_by(index).values()) * self._kind.itemsize
         env.op_log.append(
-            call.signature.operation,
+            call.request.operation,
             str(call),
             f"sip{env.sip}",
             start,

@@ -403,7 +403,8 @@ class _Schedule:
                 lines.append(f"rank {rank.rank} is waiting for {awaited}, at {where}")
             waiting[rank.rank] = Waiting(f"rank {rank.rank}", awaited, now, where)
         head, *more = reason.splitlines()
-        meetings = [f"  {meeting}" for meeting in self._context.distributed.gatherings.open()]
+        told = self._context.distributed.gatherings.open_in_words()
+        meetings = [f"  {meeting}" for meeting in told]
         head = head.removesuffix(":")
         shown = [head, f"  {'; '.join(lines)}", *meetings[:_MEETINGS_TOLD], *more]
         message, detail = "\n".join(shown), "\n".join([head, *more])

@@ -131,13 +131,12 @@ class LayoutRules:
         self._rules = _GLOO if is_of_gloo else _NCCL if is_of_nccl else {}
         self._error: type[Exception] = RuntimeError if is_of_gloo else ValueError
 
-    def check(self, call: str, load: Any, *, is_root: bool = False) -> None:
+    def check(self, name: str, load: Any, *, is_root: bool = False) -> None:
         """Refuse the tensors of an operation.
 
         Raises:
             RuntimeError, ValueError: as gloo, and as torch before NCCL.
         """
-        name = call.partition(" ")[0]
         if is_root and name == "broadcast":
             name = "broadcast from here"
         rules = self._rules.get(name)

@@ -2,7 +2,7 @@
 
 Each operation brings its tensors to the group's meeting; the last rank to come computes everybody's
 results. An operation returns a `RehearsedWork`, and `Work.wait` lets other ranks run. What the
-ranks must agree on is part of the call's words: operation, root, reduction, shape, dtype.
+ranks must agree on is the call's signature: operation, root, reduction, shape, dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,12 +10,14 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from rankwise.base.errors import CollectiveError
 from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
+from rankwise.core.matching import ANY_RANK, CallSignature
 from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
 from rankwise.sim.rehearsal.turn_takers import taking_turns
 from rankwise.sim.torch.arithmetic import (
@@ -47,7 +49,15 @@ from rankwise.sim.torch.loads import (
 )
 from rankwise.sim.torch.named_group import NamedProcessGroup
 from rankwise.sim.torch.shape_rules import ShapeRules
-from rankwise.sim.torch.words import called, check_dtype, reducing, told_dtype, told_shapes
+from rankwise.sim.torch.words import (
+    check_dtype,
+    of_dtype,
+    operation,
+    reducing,
+    told_dtype,
+    with_tensor,
+    with_tensors,
+)
 from rankwise.sim.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone, WorkOfGraph
 
 if TYPE_CHECKING:
@@ -74,9 +84,9 @@ _SAYS_NOTHING = ("", "undefined", "default_pg")
 """Descriptions of groups to which nobody has given one."""
 _INTERFACE = ("/distributed_c10d.py", "/c10d_logger.py", "/contextlib.py")
 """Files through which a program calls operations."""
+_OF_SPARSE = frozenset(("all_reduce", "all_reduce_coalesced"))
+"""Operations that take sparse tensors."""
 _STRIDED, _is_contiguous = torch.strided, Tensor.is_contiguous
-_WITHOUT_DATA = "without data"
-"""Said of fake and meta tensors, so that ranks which bring others are found."""
 _OF_BARRIER = torch.zeros(1)
 """What the future of a barrier gives."""
 
@@ -121,7 +131,11 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     @taking_turns
     def exchange(
-        self, call: str, alike: Sequence[Tensor], load: Any, carry_out: Callable[[Loads], None]
+        self,
+        call: CallSignature,
+        alike: Sequence[Tensor],
+        load: Any,
+        carry_out: Callable[[Loads], None],
     ) -> None:
         """Do an operation that is none of torch's process groups, and wait for it."""
         self._wait(*self._come(call, alike, load, carry_out))
@@ -158,7 +172,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 if index != root:
                     copy_all(load, loads[root], write_reduced)
 
-        call = f"broadcast #? from {self._told_root(root)}"
+        call = operation("broadcast", self._root(root))
         return self._meet(call, tensors, tensors, carry_out, opts=opts, root=root)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> RehearsedWork:
@@ -169,7 +183,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             check_expanded(loads)
             spread(ring_reduced([joined(load) for load in loads], op), [loads[root]])
 
-        call = f"reduce #? ({op_name(op)}) to {self._told_root(root)}"
+        call = reducing("reduce", op_number(op), self._root(root))
         return self._meet(call, tensors, tensors, carry_out, opts=opts, root=root)
 
     def allgather(
@@ -186,7 +200,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
             for (gathered,), _ in loads:
                 copy_all(gathered, [own for _, (own,) in loads])
 
-        return self._meet("all_gather #?", alike, (outputs, inputs), carry_out, outputs, opts=opts)
+        call = operation("all_gather")
+        return self._meet(call, alike, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RehearsedWork:
         """Every rank gets everybody's tensor, one after the other."""
@@ -217,9 +232,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 for row, (_, own) in zip(gathered, loads, strict=True):
                     copy_all(row, own)
 
-        return self._meet(
-            "all_gather_coalesced #?", inputs, (outputs, inputs), carry_out, outputs, opts=opts
-        )
+        call = operation("all_gather_coalesced")
+        return self._meet(call, inputs, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def _gather_single(
         self, name: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
@@ -233,7 +247,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 for gathered, _ in loads:
                     fill(gathered[position], whole)
 
-        return self._meet(f"{name} #?", inputs, (outputs, inputs), carry_out, outputs, opts=opts)
+        call = operation(name)
+        return self._meet(call, inputs, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> RehearsedWork:
         """The root gets everybody's tensor."""
@@ -247,7 +262,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             (gathered,), _ = loads[root]
             copy_all(gathered, [own for _, (own,) in loads])
 
-        call = f"gather #? to {self._told_root(root)}"
+        call = operation("gather", self._root(root))
         return self._meet(call, inputs, (outputs, inputs), carry_out, outputs, opts=opts, root=root)
 
     def scatter(
@@ -265,7 +280,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             sources = [data_of(each).clone() for each in scattered]
             copy_all([own for (own,), _ in loads], sources)
 
-        call = f"scatter #? from {self._told_root(root)}"
+        call = operation("scatter", self._root(root))
         return self._meet(
             call, outputs, (outputs, inputs), carry_out, outputs, opts=opts, root=root
         )
@@ -288,7 +303,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             for ((own,), _), result in zip(loads, results, strict=True):
                 fill(own, result)
 
-        call, alike = f"reduce_scatter #? ({op_name(op)})", _alike(own, parts)
+        call, alike = reducing("reduce_scatter", op_number(op)), _alike(own, parts)
         return self._meet(call, alike, (outputs, inputs), carry_out, outputs, opts=opts)
 
     def reduce_scatter_single(
@@ -313,7 +328,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 for own, part in zip(loads, whole.chunk(len(loads)), strict=True):
                     fill(own[0][position], part)
 
-        call = f"reduce_scatter_single #? ({op_name(op)})"
+        call = reducing("reduce_scatter_single", op_number(op))
         return self._meet(call, inputs, (outputs, inputs), carry_out, outputs, opts=opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -335,7 +350,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
         for tensor in inputs:
             check_dtype("all_to_all", tensor.dtype, self._backend_name)
-        return self._meet("all_to_all #?", [], (outputs, inputs), carry_out, outputs, opts=opts)
+        call = operation("all_to_all")
+        return self._meet(call, [], (outputs, inputs), carry_out, outputs, opts=opts)
 
     def all_to_all_single(
         self, output: Tensor, own: Tensor, output_splits: list[int] | None,
@@ -357,14 +373,14 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
         check_dtype("all_to_all_single", own.dtype, self._backend_name)
         load = (output, own, output_splits, input_splits)
-        call = f"all_to_all_single #? of {told_dtype(own)}"
+        call = of_dtype(operation("all_to_all_single"), own.dtype)
         return self._meet(call, [], load, carry_out, [output], opts=opts)
 
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None) -> RehearsedWork:
         """Wait for all ranks."""
-        return self._meet("barrier #?", [], None, _nothing, [_OF_BARRIER], opts=opts)
+        return self._meet(operation("barrier"), [], None, _nothing, [_OF_BARRIER], opts=opts)
 
     @taking_turns
     def monitored_barrier(
@@ -372,7 +388,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> None:
         """Wait for all ranks, and name those that do not come in time."""
         del wait_all_ranks
-        meeting, passages = self._come("monitored_barrier #?", [], None, _nothing)
+        meeting, passages = self._come(operation("monitored_barrier"), [], None, _nothing)
         patience = Duration(round(timeout.total_seconds() * SECOND)) or None
         if not self._meetings.wait(meeting, patience):
             missing = ranks_in_words(meeting.missing()).capitalize()  # as gloo says it
@@ -384,19 +400,16 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> RehearsedWork:
         """Send tensors to a rank of the group; it is over when they are received."""
         self._check_peer("send", peer)
-        call = f"send of {told_shapes(tensors)} to {self._told(peer)}, tag {tag},"
-        return self._post(self._meetings.ranks[peer], tag, call, tensors, is_send=True)
+        return self._post("send", self._meetings.ranks[peer], tag, tensors)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> RehearsedWork:
         """Receive tensors from a rank of the group."""
         self._check_peer("recv", peer)
-        call = f"recv of {told_shapes(tensors)} from {self._told(peer)}, tag {tag},"
-        return self._post(self._meetings.ranks[peer], tag, call, tensors, is_send=False)
+        return self._post("recv", self._meetings.ranks[peer], tag, tensors)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> RehearsedWork:
         """Receive tensors from the first rank that sends."""
-        call = f"recv of {told_shapes(tensors)} from any rank, tag {tag},"
-        return self._post(ANY_SOURCE, tag, call, tensors, is_send=False)
+        return self._post("recv", ANY_SOURCE, tag, tensors)
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
@@ -426,7 +439,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     @taking_turns
     def _meet(  # a row of a table
         self,
-        call: str,
+        call: CallSignature,
         alike: Sequence[Tensor],
         load: Any,
         carry_out: Callable[[Loads], None],
@@ -447,15 +460,15 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 and not (tensor.requires_grad or tensor.is_meta)
             )
         if not is_usual:
-            self._layouts.check(call, load, is_root=root == self._rank_in_group)
+            self._layouts.check(call.operation, load, is_root=root == self._rank_in_group)
             if expanded := self._layouts.told_expanded(load):
-                self._meetings.note_layout(f"{call.partition(' ')[0]}: {expanded}")
+                self._meetings.note_layout(f"{call.operation}: {expanded}")
         if (capture := present_capture()) is not None:
             if isinstance(capture, TimedCapture):
-                words, _ = self._described(call, alike, load, carry_out, has_data=is_usual)
-                size = bytes_brought(call.partition(" ")[0], load)
+                described, _ = self._described(call, alike, load, carry_out, has_data=is_usual)
+                size = bytes_brought(call.operation, load)
                 captured = _CapturedCollective(
-                    partial(self._arrive, words, (), size, _nothing, root), self._wait, capture
+                    partial(self._arrive, described, (), size, _nothing, root), self._wait, capture
                 )
                 return self._work_of_graph(
                     captured,
@@ -469,7 +482,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         if getattr(opts, "asyncOp", True) or self._coalescing is not None:
             outputs = alike if outputs is None else outputs
             filled = load[0] if isinstance(load, tuple) else load
-            if call.startswith("broadcast") and root == self._rank_in_group:
+            if call.operation == "broadcast" and root == self._rank_in_group:
                 filled = None
             return self._work(meeting, load, outputs, filled, passages=passages)
         self._wait(meeting, passages)
@@ -489,7 +502,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def _come(
         self,
-        call: str,
+        call: CallSignature,
         alike: Sequence[Tensor],
         load: Any,
         carry_out: Callable[[Loads], None],
@@ -501,43 +514,49 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
         `has_data` says that the load is known to have, if it has tensors.
         """
-        words, carry_out = self._described(call, alike, load, carry_out, has_data=has_data)
-        size = 0 if self._clock is None else bytes_brought(call.partition(" ")[0], load)
-        return self._arrive(words, load, size, partial(carry, carry_out), root)
+        call, carry_out = self._described(call, alike, load, carry_out, has_data=has_data)
+        size = 0 if self._clock is None else bytes_brought(call.operation, load)
+        return self._arrive(call, load, size, partial(carry, carry_out), root)
 
     def _described(
         self,
-        call: str,
+        call: CallSignature,
         alike: Sequence[Tensor],
         load: Any,
         carry_out: Callable[[Loads], None],
         *,
         has_data: bool,
-    ) -> tuple[str, Callable[[Loads], None]]:
+    ) -> tuple[CallSignature, Callable[[Loads], None]]:
         """A call with its shapes and dtypes, and what carries it out."""
+        name = call.operation
         if len(alike) == 1:
-            if alike[0].is_sparse and not call.startswith("all_reduce"):
-                raise NotImplementedError(f"{call.partition(' ')[0]} takes no sparse tensors")
-            words = called(call, alike[0].shape, alike[0].dtype, self._backend_name)
-        else:
+            if alike[0].is_sparse and name not in _OF_SPARSE:
+                raise NotImplementedError(f"{name} takes no sparse tensors")
+            call = with_tensor(call, alike[0].shape, alike[0].dtype, self._backend_name)
+        elif alike:
             for tensor in alike:
-                check_dtype(call, tensor.dtype, self._backend_name)
-            words = f"{call} of {told_shapes(alike)}" if alike else call
+                check_dtype(name, tensor.dtype, self._backend_name)
+            call = with_tensors(call, alike)
         if not has_data and has_no_data(load):  # as torch's own kernels for such tensors
-            return f"{words} {_WITHOUT_DATA}", _nothing
-        return words, carry_out
+            # Said of fake and meta tensors, so that ranks that bring others are found.
+            return msgspec.structs.replace(call, has_data=False), _nothing
+        return call, carry_out
 
     def _arrive(
-        self, words: str, load: Any, size: int, computed: Callable[..., None], root: int
+        self,
+        call: CallSignature,
+        load: Any,
+        size: int,
+        computed: Callable[..., None],
+        root: int,
     ) -> tuple[Meeting, Sequence[Timed]]:
-        clock = self._clock
+        name, clock = call.operation, self._clock
         if clock is None:
-            return self._meetings.meet(self._number, words, load, computed), ()
-        name = words.partition(" ")[0]
-        passage = clock.come(load, size, words, self._meetings.ranks)
+            return self._meetings.meet(self._number, call, load, computed), ()
+        passage = clock.come(load, size, call, self._meetings.ranks)
         kind = _KINDS.get(name, name)
         timed = partial(clock.carry_out, self._meetings, kind, root, computed)
-        return self._meetings.meet(self._number, words, passage, timed), [(clock, passage)]
+        return self._meetings.meet(self._number, call, passage, timed), [(clock, passage)]
 
     def _wait(self, meeting: Meeting, passages: Sequence[Timed]) -> None:
         self._meetings.wait(meeting)
@@ -566,11 +585,12 @@ class RehearsedProcessGroup(NamedProcessGroup):
         )
 
     @taking_turns
-    def _post(
-        self, peer: int, tag: int, call: str, tensors: list[Tensor], *, is_send: bool
-    ) -> RehearsedWork:
-        self._layouts.check("send" if is_send else "recv", tensors)
+    def _post(self, name: str, peer: int, tag: int, tensors: list[Tensor]) -> RehearsedWork:
+        is_send = name == "send"
+        self._layouts.check(name, tensors)
         self._layouts.warn_of_message(tensors)
+        root = ANY_RANK if peer == ANY_SOURCE else peer
+        call = with_tensors(CallSignature(name, root=root, tag=tag), tensors)
         clock = self._clock
         passage = None if clock is None else clock.come(tensors, bytes_in(tensors), call)
         post = self._meetings.post(
@@ -617,12 +637,13 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 f"{name}: rank {peer} is not in the group, which has ranks 0 to {self._count - 1}"
             )
 
-    def _told_root(self, root: int) -> str:
+    def _root(self, root: int) -> int:
+        """The number in the world of the rank of the group that is an operation's root."""
         if not 0 <= root < self._count:
             raise RuntimeError(
                 f"invalid root rank: {root}; the group has ranks 0 to {self._count - 1}"
             )
-        return self._told(root)
+        return self._meetings.ranks[root]
 
     def _told(self, rank: int) -> str:
         return f"rank {self._meetings.ranks[rank]}"
@@ -646,7 +667,7 @@ def _delivered(
         carry(copy_all, received, sent)
     elif not all(have_none):
         raise CollectiveError(
-            f"one end of a message is {_WITHOUT_DATA}:\n  {send.told_with_place()}\n"
+            f"one end of a message is without data:\n  {send.told_with_place()}\n"
             f"  {receive.told_with_place()}"
         )
     if timed is not None:

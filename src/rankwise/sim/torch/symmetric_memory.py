@@ -29,6 +29,7 @@ from torch import Tensor
 
 from rankwise.base.errors import CollectiveTimeout, LocalProtocolError
 from rankwise.base.units import MILLISECOND, Duration, after, format_duration
+from rankwise.core.matching import CallSignature
 from rankwise.sim.rehearsal.gates import Gate
 from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import present_world, running_rank
@@ -36,6 +37,7 @@ from rankwise.sim.torch.arithmetic import plainly
 from rankwise.sim.torch.loads import Loads, has_no_data, makes_fake_tensors
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
 from rankwise.sim.torch.store import SYMMETRIC_MEMORY
+from rankwise.sim.torch.words import operation
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction import RankClock
@@ -243,9 +245,8 @@ class RehearsedSymmetricMemory(metaclass=_OfRank):
             for _, mine in loads:
                 mine.extend(everybody)
 
-        group.exchange(
-            f"symm_mem.rendezvous #? of {own.memory.nbytes} bytes", [], (own, parts), carry_out
-        )
+        call = CallSignature("symm_mem.rendezvous", size_bytes=own.memory.nbytes)
+        group.exchange(call, [], (own, parts), carry_out)
         offset = tensor.data_ptr() - own.memory.data_ptr()
         handle = own.handles[name] = RehearsedSymmetricMemory(group, parts, offset)
         handles_of_rank().handles[id(handle)] = handle
@@ -350,7 +351,7 @@ class RehearsedSymmetricMemory(metaclass=_OfRank):
 
     def meet(self, call: str, alike: Tensor, load: Any, carry_out: Callable[[Loads], None]) -> None:
         """Do an operation of all ranks of the group."""
-        self._group.exchange(f"symm_mem.{call} #?", [alike], load, carry_out)
+        self._group.exchange(operation(f"symm_mem.{call}"), [alike], load, carry_out)
 
     def _signal(self, target: int, channel: int, timeout_ms: int, size: int) -> None:
         there, word = self._part(target), self._word(channel, self.rank)

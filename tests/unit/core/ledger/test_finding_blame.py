@@ -22,15 +22,28 @@ from rankwise.core.ledger import (
 )
 from rankwise.core.ledger.blame import Wait
 from rankwise.core.ledger.words import circle_in_words, wait_in_words
+from rankwise.core.matching import NO_RANK, CallSignature, TensorForm
 
 WORLD = "world"
+
+
+def of(
+    operation: str,
+    reduction: str = "",
+    shape: tuple[int, ...] = (),
+    *,
+    root: int = NO_RANK,
+    dtype: str = "float32",
+    tag: int = 0,
+) -> CallSignature:
+    return CallSignature(operation, reduction, root, (TensorForm(shape, dtype),), tag=tag)
 
 
 def call(number: int, stage: Stage = Stage.WAITING, **changes: object) -> Call:
     made = Call(
         group=WORLD,
         number=number,
-        text="all_reduce #? (sum) of (4,) float32",
+        signature=of("all_reduce", "sum", (4,)),
         match=1,
         place="train.py:88",
         begun_at=Instant(number),
@@ -61,7 +74,7 @@ def test_a_rank_that_lives_is_to_blame_only_when_patience_is_over() -> None:
 
 def test_calls_of_which_the_library_has_different_numbers_do_not_meet() -> None:
     """Rank 0 has made its first call where it is not entered, and stands in its second one."""
-    barrier = call(1, match=2, text="barrier #?")
+    barrier = call(1, match=2, signature=CallSignature("barrier"))
     eager = (call(1, Stage.DONE), msgspec.structs.replace(barrier, number=2))
     unknown = [book(0, barrier), book(1, *eager), book(2, call(1, Stage.DONE))]
     calls = [(eager[0], 1), (eager[1], 2)]
@@ -95,7 +108,7 @@ def test_calls_of_which_the_library_has_one_number_meet() -> None:
 
 
 def test_a_rank_that_is_aborted_after_its_call_was_given_data_that_did_not_fit() -> None:
-    other = call(1, match=2, text="all_reduce #? (sum) of (9,) float32")
+    other = call(1, match=2, signature=of("all_reduce", "sum", (9,)))
     aborted = book(0, call(1, Stage.DONE), fate=Fate.DIED)
     books = [aborted, book(1, other), book(2)]
 
@@ -161,7 +174,7 @@ def test_an_exception_that_the_program_has_caught_is_no_wait() -> None:
 
 
 def test_the_fewest_are_to_blame_for_a_disagreement() -> None:
-    other = call(17, match=2, text="broadcast #? from rank 0 of (4,) float32", place="model.py:40")
+    other = call(17, match=2, signature=of("broadcast", shape=(4,), root=0), place="model.py:40")
     books = [book(rank, other if rank == 3 else call(17), size=5) for rank in range(5)]
 
     verdict = find_blame(books, patience_is_over=False)
@@ -176,7 +189,7 @@ def test_the_fewest_are_to_blame_for_a_disagreement() -> None:
 
 def test_a_disagreement_is_not_certain_while_others_may_tell_who_is_right() -> None:
     """As where the other ranks of a group are on nodes that have not been asked yet."""
-    broadcast = call(1, match=2, text="broadcast #?")
+    broadcast = call(1, match=2, signature=CallSignature("broadcast"))
 
     for size, books, is_of_a_part in (
         (2, [book(0, call(1), size=2), book(1, broadcast, size=2)], False),
@@ -200,7 +213,11 @@ def test_a_disagreement_is_not_certain_while_others_may_tell_who_is_right() -> N
 )
 def test_without_a_majority_nobody_is_called_the_culprit(matches: list[int], told: str) -> None:
     books = [
-        book(rank, call(2, match=match, text=" ABC"[match], place=""), size=len(matches))
+        book(
+            rank,
+            call(2, match=match, signature=CallSignature(" ABC"[match]), place=""),
+            size=len(matches),
+        )
         for rank, match in enumerate(matches)
     ]
 
@@ -219,7 +236,7 @@ def test_a_disagreement_that_stops_nobody_is_none() -> None:
 
 def test_a_message_is_awaited_from_its_sender() -> None:
     receive = Call(
-        group="", number=0, text="recv of (4,) float32 from rank 1", place="p.py:3", peer=1
+        group="", number=0, signature=of("recv", shape=(4,), root=1), place="p.py:3", peer=1
     )
     books = [book(0, receive), book(1), book(2)]
 
@@ -236,7 +253,7 @@ def test_a_message_is_awaited_from_its_sender() -> None:
 def test_the_culprit_is_at_the_end_of_the_way() -> None:
     """Rank 0 waits for rank 1, which waits for rank 2 elsewhere: rank 2 it is."""
     pair = {"pair": Group(label="tp", size=2, members=(1, 2))}
-    waiting = Call(group="pair", number=1, text="barrier #?", place="m.py:1")
+    waiting = Call(group="pair", number=1, signature=CallSignature("barrier"), place="m.py:1")
     second = book(1)
     second = msgspec.structs.replace(
         second, groups={**second.groups, **pair}, counts={WORLD: 0, "pair": 1}, calls=(waiting,)
@@ -315,7 +332,9 @@ class World:
             return False
         key, what = self.programs[rank][len(calls)]
         number = self.counts[rank][key] = self.counts[rank][key] + 1
-        calls.append(Call(group=key, number=number, text=f"operation {what} #?", match=what))
+        calls.append(
+            Call(group=key, number=number, signature=CallSignature(f"operation {what}"), match=what)
+        )
         return True
 
     def what(self, member: int, call: Call) -> int:
@@ -446,7 +465,7 @@ def test_whoever_swaps_two_calls_of_overlapping_groups_is_found_out(
         assert culprit in {*verdict.blamed, *verdict.waiting}
 
 
-LARGEST = {"text": "all_reduce #? (max) of (4,) float32", "match": 2}
+LARGEST = {"signature": of("all_reduce", "max", (4,)), "match": 2}
 
 
 def carried_out(number: int, **changes: object) -> Call:
@@ -475,8 +494,10 @@ def test_calls_that_are_over_are_not_compared_by_the_numbers_of_ranks_alone() ->
 
 
 def test_what_only_moves_bytes_may_have_another_type_on_each_member() -> None:
-    moved = {"text": "broadcast #? from rank 0 of (4,) uint8", "match": 2}
-    books = [book(0, carried_out(1, text="broadcast #? from rank 0 of (4,) bool"), size=2)]
+    moved = {"signature": of("broadcast", shape=(4,), root=0, dtype="uint8"), "match": 2}
+    books = [
+        book(0, carried_out(1, signature=of("broadcast", shape=(4,), root=0, dtype="bool")), size=2)
+    ]
     books.append(book(1, carried_out(1, **moved), size=2))
 
     assert find_past_disagreement(books) is None
@@ -493,15 +514,20 @@ def test_what_did_not_happen_at_one_time_or_not_on_all_known_members_is_not_one_
 @pytest.mark.parametrize(
     ("taken", "text"),
     [
-        ("(3,) float32 from rank 0", "rank 0 sends 4 elements, rank 1 takes 3: "),
-        ("(2, 2) float32 from rank 0", "ranks wait for each other: "),
-        ("(4,) int32 from rank 0", "rank 0 sends 4 elements of float32, rank 1 takes 4 of int32: "),
-        ("(3,) float32 from rank 0, tag 5", "ranks wait for each other: "),
+        (of("recv", shape=(3,), root=0), "rank 0 sends 4 elements, rank 1 takes 3: "),
+        (of("recv", shape=(2, 2), root=0), "ranks wait for each other: "),
+        (
+            of("recv", shape=(4,), root=0, dtype="int32"),
+            "rank 0 sends 4 elements of float32, rank 1 takes 4 of int32: ",
+        ),
+        (of("recv", shape=(3,), root=0, tag=5), "ranks wait for each other: "),
     ],
 )
-def test_message_of_another_size_is_told_instead_of_a_circle(taken: str, text: str) -> None:
-    send = Call(group="", number=1, text="send of (4,) float32 to rank 1", peer=1)
-    receive = Call(group="", number=1, text=f"recv of {taken}", peer=0)
+def test_message_of_another_size_is_told_instead_of_a_circle(
+    taken: CallSignature, text: str
+) -> None:
+    send = Call(group="", number=1, signature=of("send", shape=(4,), root=1), peer=1)
+    receive = Call(group="", number=1, signature=taken, peer=0)
     circle = [Wait(0, send, (1,)), Wait(1, receive, (0,))]
     books = {rank: Book(rank=rank) for rank in range(2)}
 

@@ -8,6 +8,9 @@ from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.units import SECOND, Instant
 from rankwise.core.ledger import Book, Call, Fate, Group, Sheet, Stage, judge
 from rankwise.core.ledger.sheets import SHEET_BYTES_MAX, pack, unpack, with_all_members
+from rankwise.core.matching import CallSignature, TensorForm
+
+LONG = CallSignature("all_reduce", "sum", tensors=(TensorForm((4096,), "float32"),))
 
 NOW = Instant(1000 * SECOND)
 ELSEWHERE = Instant(7 * SECOND)
@@ -18,14 +21,16 @@ def test_a_sheet_arrives_as_it_was_with_the_instants_of_another_clock() -> None:
     call = Call(
         group="g",
         number=3,
-        text="all_reduce #?",
+        signature=CallSignature("all_reduce"),
         match=7,
         place="train.py:8",
         begun_at=Instant(NOW - 2 * SECOND),
         ended_at=Instant(NOW - SECOND),
         stage=Stage.DONE,
     )
-    standing = Call(group="g", number=4, text="barrier #?", begun_at=Instant(NOW - SECOND))
+    standing = Call(
+        group="g", number=4, signature=CallSignature("barrier"), begun_at=Instant(NOW - SECOND)
+    )
     book = Book(
         rank=5,
         groups={"g": Group(label="dp", size=4, members=(5,))},
@@ -51,10 +56,15 @@ def test_a_sheet_arrives_as_it_was_with_the_instants_of_another_clock() -> None:
 
 def test_a_sheet_keeps_the_latest_calls_of_each_group_and_the_one_that_is_stood_in() -> None:
     begun = [
-        Call(group="a" if number < 250 else "b", number=number, text="x", stage=Stage.DONE)
+        Call(
+            group="a" if number < 250 else "b",
+            number=number,
+            signature=CallSignature("x"),
+            stage=Stage.DONE,
+        )
         for number in range(1, 257)
     ]
-    calls = (Call(group="a", number=0, text="stood in"), *begun)
+    calls = (Call(group="a", number=0, signature=CallSignature("stood in")), *begun)
     book = Book(rank=0, groups={key: Group(size=2, members=(0,)) for key in "ab"}, calls=calls)
 
     (seen,) = unpack(pack(Sheet((book,)), NOW), NOW).seen
@@ -66,8 +76,7 @@ def test_a_sheet_keeps_the_latest_calls_of_each_group_and_the_one_that_is_stood_
 def test_a_sheet_of_many_ranks_that_do_alike_is_small() -> None:
     groups = {f"torch 0 {key}": Group(size=512, members=(*range(64),)) for key in range(3)}
     calls = tuple(
-        Call(group=f"torch 0 {number % 3}", number=number, text="all_reduce #? (sum) of (4096,)")
-        for number in range(256)
+        Call(group=f"torch 0 {number % 3}", number=number, signature=LONG) for number in range(256)
     )
     books = tuple(Book(rank=rank, groups=groups, calls=calls) for rank in range(64))
 
@@ -77,7 +86,11 @@ def test_a_sheet_of_many_ranks_that_do_alike_is_small() -> None:
 def test_a_sheet_is_never_larger_than_it_may_be() -> None:
     chance = random.Random(1)
     calls = tuple(
-        Call(group=f"g{number % 64}", number=number, text=chance.randbytes(60).hex())
+        Call(
+            group=f"g{number % 64}",
+            number=number,
+            signature=CallSignature(chance.randbytes(60).hex()),
+        )
         for number in range(256)
     )
     groups = {f"g{number}": Group(size=2, members=(0,)) for number in range(64)}
@@ -126,7 +139,7 @@ def test_a_rank_of_a_silent_node_is_not_accused() -> None:
 
 
 def standing(rank: int, operation: str) -> Book:
-    call = Call(group="all", number=1, text=f"{operation} #?", match=len(operation))
+    call = Call(group="all", number=1, signature=CallSignature(operation), match=len(operation))
     return Book(
         rank=rank,
         groups={"all": Group(size=2, members=(rank,))},

@@ -11,9 +11,10 @@ It lies behind the buffers of the segment: an *area* per worker, which nobody el
     sections what `rankwise.drivers.real.section_ring` keeps there
 
 A call costs one entry: four words, and its *stamp*, which is made once for each line and shape, and
-stored only where the entry has held another one. Who waits for the handle of a call enters that
-wait as well, with the number of the call. An entry's sequence number is stored after its stamp, so
-a reader that leaves out the oldest entry never sees half of one. Numbers come from counters that
+stored only where the entry has held another one. A stamp tells what is called field by field
+(`signature_text`): readers parse no sentence. Who waits for the handle of a call enters that wait
+as well, with the number of the call. An entry's sequence number is stored after its stamp, so a
+reader that leaves out the oldest entry never sees half of one. Numbers come from counters that
 threads may share.
 
 This file runs in whatever interpreter the user chose, from Python 3.9 on, and is loaded when a
@@ -62,6 +63,8 @@ the rank waits it is 0, as WAITING is."""
 STAGE_BITS = 2
 OF_OTHER_THREAD, OF_HANDLE = 1, 2
 TEXT_BYTES, PLACE_BYTES = 144, 64
+FIELD_END = "\x1f"
+"""ASCII has it for this: no name of a dtype has one."""
 ENTRY_BYTES = ENTRY_HEAD.size + TEXT_BYTES + PLACE_BYTES
 _CALL = struct.Struct("=QQQQ")
 _STAMP_HEAD = struct.Struct("=iIiI")
@@ -208,10 +211,31 @@ def line_outside(depth: int, inner: "tuple[str, ...]") -> "tuple[str, int]":
     return path, frame.f_lineno
 
 
+def signature_text(  # noqa: PLR0917 - the fields of a `core.matching.CallSignature`
+    operation: str,
+    reduction: str = "",
+    root: "int | None" = None,
+    tag: int = 0,
+    lists: "Iterable[int]" = (),
+    tensors: "Iterable[tuple[Iterable[int], str]]" = (),
+) -> str:
+    """Return what is called, field by field; the longest last, for what is too long is cut.
+
+    `tensors` are shapes and dtypes; `lists` the lengths of the lists whose first tensor is told.
+    """
+    fields = [operation, reduction, "" if root is None else str(root), str(tag or "")]
+    fields.append(",".join(map(str, lists)))
+    fields += [f"{','.join(map(str, shape))} {dtype}" for shape, dtype in tensors]
+    return FIELD_END.join(fields)
+
+
 def stamp_of(
     group: "RingGroup | None", match: int, text: str, line: "tuple[str, int]", peer: int = -1
 ) -> bytes:
-    """Return what equal calls have in common, as it stands in their entries."""
+    """Return what equal calls have in common, as it stands in their entries.
+
+    `text` is that of `signature_text`.
+    """
     slot = NO_SLOT if group is None else group.slot
     place = f"{os.path.basename(line[0])}:{line[1]}"
     words = fitted(text, TEXT_BYTES) + fitted(place, PLACE_BYTES)

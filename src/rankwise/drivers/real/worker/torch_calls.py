@@ -217,13 +217,13 @@ def recorded_groups(c10d: "ModuleType", generation: int, since_ns: int) -> str:
     for name, known in calls.items():
         members = tuple(world.pg_group_ranks[groups[name]])
         is_all = groups[name] is world.default_pg
-        texts: dict[str, int] = {}
+        signatures: dict[tuple[Any, ...], int] = {}
         numbered = []
         for number, entry in sampled[name].items():
-            operation, of, _ = _operation_of(entry)
-            text = f"{operation} #? of {of}" if of else f"{operation} #?"
+            signature = _signature_of(entry)
             begun_at = entry["time_created_ns"] - wall_offset
-            numbered.append((number, begun_at, texts.setdefault(text, len(texts))))
+            what = signatures.setdefault(signature, len(signatures))
+            numbered.append((number, begun_at, what))
         told.append(
             {
                 "name": _key(generation, name),
@@ -231,24 +231,34 @@ def recorded_groups(c10d: "ModuleType", generation: int, since_ns: int) -> str:
                 "members": members,
                 "calls": [_recorded_call(entry, wall_offset) for entry in known.values()],
                 "sample": numbered,
-                "texts": list(texts),
+                "signatures": list(signatures),
             }
         )
     return json.dumps(told)
 
 
-def _operation_of(entry: "Any") -> "tuple[str, str, str]":
-    """Return what an entry is of: the operation, its shape and type, and the type alone."""
+def _signature_of(entry: "Any") -> "tuple[Any, ...]":
+    """Return an entry's `core.matching.CallSignature` as JSON has it.
+
+    The recorder has neither reductions nor roots.
+    """
+    operation, shape, dtype = _operation_of(entry)
+    tensors = ((tuple(shape), dtype),) if shape is not None and dtype else ()
+    return operation, "", -1, tensors
+
+
+def _operation_of(entry: "Any") -> "tuple[str, Any, str]":
+    """Return what an entry is of: the operation, its shape if there is one, and its dtype."""
     operation = entry["profiling_name"].rpartition(":")[2]
     operation = _OPERATIONS_OF_RECORDER.get(operation, operation)
     sizes = entry["input_sizes"] or entry["output_sizes"]
     dtypes = entry["input_dtypes"] or entry["output_dtypes"]
     dtype = _TYPES_OF_RECORDER.get(dtypes[0], dtypes[0]) if dtypes else ""
-    return operation, f"{tuple(sizes[0])} {dtype}" if sizes and dtypes else "", dtype
+    return operation, sizes[0] if sizes and dtypes else None, dtype
 
 
 def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
-    operation, of, dtype = _operation_of(entry)
+    operation, _, dtype = _operation_of(entry)
     sizes = entry["input_sizes"] or entry["output_sizes"]
     match = [operation, dtype]
     if operation in _OF_ONE_SIZE and sizes:
@@ -259,8 +269,7 @@ def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
     return {
         "begun_at": entry["time_created_ns"] - wall_offset,
         "number": entry["collective_seq_id"],
-        "operation": operation,
-        "of": of,
+        "signature": _signature_of(entry),
         "match": zlib.crc32("|".join(match).encode()),
         # NCCL's watchdog retires calls a while after the GPU has completed them.
         "is_over": entry["retired"] or entry["state"] == "completed",
@@ -619,38 +628,40 @@ class _Entered:
         return found[1]
 
     def _stamp(self, args: "Any", kwargs: "Any", entered: "Any", line: "Any") -> bytes:
-        """Put a call into words, and into what all members must agree on."""
+        """Return a call as it is entered, and what all members must agree on."""
         group = self._argument("group", args, kwargs)
         tensor = self._argument(self._tensor, args, kwargs)
-        text, match, peer = self._name, [self._name], -1
-        if not self._way:
-            text += " #?"
+        match, peer, root_number = [self._name], -1, None
+        reduction = ""
         if "op" in self._names:
             op = self._argument("op", args, kwargs)
             kind = getattr(op, "op", op)  # of `ReduceOp(ReduceOp.SUM)`, which has an address
             reduction = "sum" if op is None else str(kind).rpartition(".")[2].lower()
-            text += f" ({reduction})"
             match.append(reduction)
-        of, root_told = _tensor_in_words(tensor), ""
+        root_told = ""
         for name, way in _ROOTS:
             root = self._argument(name, args, kwargs)
             if root is not None:
                 of_group = name.startswith("group")
                 peer = self._groups.rank_of(group, root) if of_group else int(root)
+                root_number = peer
                 root_told = f" {way} rank {peer}"
-        root_told = root_told or _TO_OR_FROM_RANK_0.get(self._name, "")
+        if not root_told and self._name in _TO_OR_FROM_RANK_0:
+            root_told, root_number = _TO_OR_FROM_RANK_0[self._name], 0
         match.append(root_told)
         dtype = getattr(tensor, "dtype", None)
         match.append(str(dtype))
         if tensor is not None and self._is_of_one_size(group):
             match.append(str(tensor.numel()))
-        text += f" of {of}{root_told}" if self._way else f"{root_told}{f' of {of}' if of else ''}"
-        if self._way and (tag := self._argument("tag", args, kwargs)):
-            text += f", tag {tag}"
-        stamp: bytes = self._groups.ring_module.stamp_of(
+        tag = self._argument("tag", args, kwargs) if self._way else 0
+        lists, forms = _forms_of(tensor)
+        ring_module = self._groups.ring_module
+        stamp: bytes = ring_module.stamp_of(
             None if self._way else entered,
             zlib.crc32("|".join(match).encode()),
-            text,
+            ring_module.signature_text(
+                self._name, reduction, root_number, int(tag or 0), lists, forms
+            ),
             line,
             peer if self._way else -1,
         )
@@ -676,10 +687,12 @@ def _shapes(tensors: "Any") -> "Any":
     return None
 
 
-def _tensor_in_words(tensor: "Any") -> str:
+def _forms_of(tensor: "Any") -> "tuple[list[int], list[tuple[tuple[int, ...], str]]]":
+    """Return the lengths of nested lists, and shape and dtype of their first tensor."""
+    lists: list[int] = []
+    while isinstance(tensor, (list, tuple)):
+        lists.append(len(tensor))
+        tensor = tensor[0] if tensor else None
     if tensor is None:
-        return ""
-    if isinstance(tensor, (list, tuple)):
-        first = _tensor_in_words(tensor[0]) if tensor else "nothing"
-        return f"{len(tensor)} times {first}"
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).rpartition('.')[2]}"
+        return lists, []
+    return lists, [(tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2])]

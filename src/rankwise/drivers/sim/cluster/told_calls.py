@@ -18,6 +18,7 @@ from rankwise.core.ledger import (
     Timetable,
     pack_times,
 )
+from rankwise.core.matching import CallSignature
 from rankwise.drivers.sim.cluster.clocks import SkewedClock
 from rankwise.drivers.sim.cluster.worker import SimulatedWorker
 
@@ -32,7 +33,7 @@ def book_of(worker: SimulatedWorker, group: Group, clock: SkewedClock) -> Book:
     since = worker.stands_since
     fate = Fate.LIVES if worker.is_alive else Fate.LEFT if worker.succeeded else Fate.DIED
     begun_at = Instant(0) if since is None else clock.shown_at(since)
-    call = Call(group=ALL, number=1, text="all_reduce #?", begun_at=begun_at)
+    call = Call(group=ALL, number=1, signature=CallSignature("all_reduce"), begun_at=begun_at)
     return Book(
         rank=worker.rank,
         groups={ALL: group},

@@ -1,0 +1,26 @@
+"""What ranks call, and which calls of theirs meet: numbers, agreement, missing members, order."""
+
+from rankwise.core.matching.matcher import GroupCalls, Match, Matcher, OrderBreak, behind, parties
+from rankwise.core.matching.signature import (
+    ANY_RANK,
+    NO_RANK,
+    CallSignature,
+    TensorForm,
+    describe_call,
+    describe_tensors,
+)
+
+__all__ = [
+    "ANY_RANK",
+    "NO_RANK",
+    "CallSignature",
+    "GroupCalls",
+    "Match",
+    "Matcher",
+    "OrderBreak",
+    "TensorForm",
+    "behind",
+    "describe_call",
+    "describe_tensors",
+    "parties",
+]
