@@ -100,6 +100,8 @@ SHIPPED: dict[str, str] = {
     "direct_reduce_scatter": "direct_reduce_scatter",
     "ring_all_to_all": "ring_all_to_all",
     "direct_all_to_all": "direct_all_to_all",
+    "pairwise_all_to_all": "pairwise_all_to_all",
+    "hierarchical_all_to_all": "hierarchical_all_to_all",
     "tree_broadcast": "tree_broadcast",
     "tree_reduce": "tree_reduce",
     "direct_gather": "direct_gather",

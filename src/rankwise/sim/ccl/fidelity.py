@@ -188,7 +188,8 @@ def _has_more_slots(
         parts = sum(slots_of(elements) for elements in plan.part_elements.tolist() if elements)
         return len(plan.rounds) * parts > most
     slots = 0
-    for program in plan.programs:
+    alike = [plan.model] * plan.request.size if plan.symmetry is not None else None
+    for program in alike or plan.programs:
         slots += sum(slots_of(each.span.length) for each in program if isinstance(each, Send))
         if slots > most:
             return True

@@ -14,6 +14,9 @@ end. So trees and recursive doubling are pipelines, and halving is not.
     end of a send     = when its flow has moved all bytes, and its last slot after the tail of that
     head of a receive = start + latency + first slots of the lanes + combining
     tail of a receive = end + latency + combining; stored, it is done
+
+If all ranks do the same on a network that is alike for all (`wire_classes`), one rank is looked at.
+What it sends to the rank some places ahead is what it receives from the one as far behind.
 """
 
 from collections import Counter, deque
@@ -23,11 +26,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwise.core.collectives.program import Copy, Fold, Receive, Send
+from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send
 from rankwise.sim.ccl.configuration import Queues
 from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeRates, PeTimes
 from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.ccl.wire_classes import wire_classes
 from rankwise.sim.hardware.fair_shares import Uses, fair_speeds
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
@@ -119,6 +123,9 @@ class MessageGraph:
         assert layout.vc_chunk_size is not None, "it is known by now"
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
+        classes = wire_classes(machine.topology, [each.sip for each in lanes], plan.symmetry)
+        is_alike = all(each.pes == lanes[0].pes for each in lanes)
+        self._classes = classes if is_alike else None
         self._steps = self._written()
 
     def times(self) -> GraphTimes:
@@ -134,6 +141,8 @@ class MessageGraph:
         ]
         assert not stuck, "a plan whose programs fit each other comes to its end"
         ends = [round(max((step.done for step in steps), default=0)) for steps in self._steps]
+        if self._classes is not None:
+            ends *= len(self._lanes)
         return GraphTimes(ends, round(moving))
 
     def _written(self) -> list[list[_Step]]:
@@ -142,8 +151,9 @@ class MessageGraph:
         mail: dict[tuple[int, int], deque[_Step]] = {}
         keeps = self._pe.keeps_bytes
         item = self._work.item_bytes
-        for rank, program in enumerate(self._plan.programs):
+        for rank, program in self._programs():
             steps: list[_Step] = []
+            local: _Step | None = None
             last_to: dict[int, _Step] = {}
             for instruction, needs in zip(program, dependencies(program), strict=True):
                 match instruction:
@@ -151,7 +161,7 @@ class MessageGraph:
                         step = _Step(rank, "send", span.length * item)
                         self._follow_queue(step, last_to.get(peer))
                         last_to[peer] = step
-                        mail.setdefault((rank, peer), deque()).append(step)
+                        mail.setdefault(self._box(rank, peer), deque()).append(step)
                         step.target = peer
                     case Receive(peer, span, combines):
                         step = _Step(rank, "receive", span.length * item)
@@ -162,6 +172,9 @@ class MessageGraph:
                     case Fold(sources, target):
                         step = _Step(rank, "local", target.length * item)
                         step.local = self._local(step.size, len(sources))
+                if step.kind == "local":  # a PE does one after the other
+                    self._follow_queue(step, local)
+                    local = step
                 own = -(-step.size // self._lane_count)
                 for need in needs:
                     before = steps[need.step]
@@ -174,6 +187,23 @@ class MessageGraph:
             all_steps.append(steps)
         self._match(all_steps, mail)
         return all_steps
+
+    def _programs(self) -> list[tuple[int, tuple[Instruction, ...]]]:
+        """The ranks that are looked at, and their programs."""
+        symmetry = self._plan.symmetry
+        if self._classes is None or symmetry is None:
+            return list(enumerate(self._plan.programs))
+        return [(symmetry.ranks[0], self._plan.model)]
+
+    def _box(self, sender: int, receiver: int) -> tuple[int, int]:
+        """Where messages from one rank to another wait to be matched."""
+        symmetry = self._plan.symmetry
+        if self._classes is None or symmetry is None:
+            return sender, receiver
+        first = symmetry.ranks[0]
+        if sender == first:
+            return first, symmetry.places[receiver]
+        return first, symmetry.opposite(symmetry.places[sender])
 
     def _follow_queue(self, step: _Step, before: _Step | None) -> None:
         if before is not None:  # messages of a queue follow each other
@@ -189,10 +219,10 @@ class MessageGraph:
     def _match(
         self, all_steps: list[list[_Step]], mail: dict[tuple[int, int], deque[_Step]]
     ) -> None:
-        for rank, (steps, program) in enumerate(zip(all_steps, self._plan.programs, strict=True)):
+        for steps, (rank, program) in zip(all_steps, self._programs(), strict=True):
             for step, instruction in zip(steps, program, strict=True):
                 if isinstance(instruction, Receive):
-                    sent = mail[instruction.peer, rank].popleft()
+                    sent = mail[self._box(instruction.peer, rank)].popleft()
                     sent.peer = step
                     sent.way = self._way(
                         instruction.peer, rank, loads=not sent.is_in_tcm, combines=step.combines
@@ -216,7 +246,8 @@ class MessageGraph:
     def _local(self, size: int, sources: int) -> float:
         own = -(-size // self._lane_count)
         combining = (sources - 1) * self._pe.combine(own)
-        return sources * self._pe.load(own) + combining + self._pe.store(own)
+        # All sources are loaded at a time.
+        return self._pe.load(sources * own) + combining + self._pe.store(own)
 
     def _on_head(self, step: _Step) -> None:
         """All that it waits for has its first slot."""
@@ -379,10 +410,12 @@ class MessageGraph:
         if inside is None:
             inside = self._inside[key] = self._look_inside(one, other)
         wires = self._machine.sip_links(one.sip, other.sip) if is_apart else []
-        uses = [(self._resource(link), 1 / float(link.rate)) for link in wires]
+        uses, cap = self._uses(one.sip, other.sip, wires)
         pe = inside.pe
         # What is sent on is still there, or loaded; what is received is stored, and if it is
         # combined, its operand is loaded.
+        if self._classes is not None:
+            source = target = self._programs()[0][0]
         later = [(self._resource((target, "in")), pe.port)]
         uses.append((self._resource((source, "out")), pe.port))
         for rank, times, parts in ((source, int(loads), uses), (target, 1 + combines, later)):
@@ -394,8 +427,24 @@ class MessageGraph:
         assert self._layout.n_slots is not None, "it is known by now"
         # As credits come back, a lane has so many slots under way.
         window = self._layout.n_slots * self._layout.slot_size * self._lane_count
-        cap = max(inside.cap, (2 * latency + wake) / window, *(time for _, time in (*uses, *later)))
+        own = (time for _, time in (*uses[len(wires) :], *later))
+        cap = max(inside.cap, cap, (2 * latency + wake) / window, *own)
         return _Way(latency, tuple(uses), (*uses, *later), cap)
+
+    def _uses(
+        self, source: int, target: int, wires: Sequence[Link]
+    ) -> tuple[list[tuple[int, float]], float]:
+        """What a flow takes of each wire per byte, and how long the narrowest one takes."""
+        own = [1 / float(link.rate) for link in wires]
+        if self._classes is None:
+            uses = [(self._resource(link), time) for link, time in zip(wires, own, strict=True)]
+            return uses, max(own, default=0.0)
+        uses = [
+            # The flows of all ranks together, on each wire of the class.
+            (self._resource(each), time * self._classes.count / each.size)
+            for time, (_, each) in zip(own, self._classes.on_way(source, target), strict=True)
+        ]
+        return uses, max(own, default=0.0)
 
     def _look_inside(self, one: Lanes, other: Lanes) -> "_Inside":
         """The parts of both devices: their latency, and time per byte of a whole message."""

@@ -30,6 +30,7 @@ from rankwise.sim.ccl.lanes import LaneQueues, suited_to
 from rankwise.sim.ccl.message_execution import MessageExecution
 from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Plan, plan, requested
+from rankwise.sim.ccl.wire_classes import wire_classes
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.machine import Pe
@@ -226,7 +227,9 @@ class Collective:
         fewest = min(len(device.pes) for device in self._devices)
         count = lane_count(self._plan, item_bytes, queues, fewest)
         sips = [device.sip for device in self._devices]
-        ways = sorted({(sips[one], sips[other]) for one, other in self._plan.ways()})
+        is_alike = wire_classes(machine.topology, sips, self._plan.symmetry) is not None
+        between = self._plan.ways_of_one() if is_alike else self._plan.ways()
+        ways = sorted({(sips[one], sips[other]) for one, other in between})
         queues = suited_to(machine, queues, ways, count, per_pe)
         module = algorithm_module(algorithm.module)
         faults = machine.topology.faults
@@ -372,7 +375,7 @@ class Collective:
         if self._kernels is not None:
             sent = self._kernels.bytes_sent_by(index)
         else:
-            sent = sum(self._plan.elements_sent_by(index).values()) * self._kind.itemsize
+            sent = self._plan.all_elements_sent_by(index) * self._kind.itemsize
         env.op_log.append(
             call.signature.operation,
             str(call),
