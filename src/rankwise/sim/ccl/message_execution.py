@@ -109,6 +109,10 @@ class MessageExecution:
         if self._reached is not None:
             yield self._reached[rank]
 
+    def time_alone(self) -> int:
+        """Picoseconds until the last rank has its result, if all begin at 0."""
+        return max(self._ends()) if self._plan.moves_anything else 0
+
     def _begin(self) -> None:
         if not self._plan.moves_anything:
             return

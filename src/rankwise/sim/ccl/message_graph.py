@@ -19,6 +19,7 @@ If all ranks do the same on a network that is alike for all (`wire_classes`), on
 What it sends to the rank some places ahead is what it receives from the one as far behind.
 """
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -32,7 +33,7 @@ from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeRates, PeTimes
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.ccl.wire_classes import wire_classes
-from rankwise.sim.hardware.fair_shares import Uses, fair_speeds
+from rankwise.sim.hardware.fair_shares import Figures, Numbers, Uses, fair_speeds
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.quantities import picoseconds
@@ -51,28 +52,15 @@ class GraphTimes(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """From the lanes of one rank to those of another: latency, and time per byte by resource."""
+    """From the lanes of one rank to those of another."""
 
     latency: int
-    uses: tuple[tuple[int, float], ...]
-    later: tuple[tuple[int, float], ...]
+    uses: tuple[int, int]
+    """What is used, by whom and for how long per byte: from where to where in the table."""
+    later: tuple[int, int]
     """What is used at the receiver, a latency after the message has begun."""
     cap: float
     """The least time per byte that one message takes."""
-
-
-class _Flow:
-    """A message that is under way."""
-
-    __slots__ = ("arrives", "left", "rate", "step", "uses", "way")
-
-    def __init__(self, step: "_Step", way: _Way, left: float, now: float) -> None:
-        self.step = step
-        self.arrives = now + way.latency
-        self.uses = way.uses
-        self.way = way
-        self.left = left
-        self.rate = 0.0
 
 
 class _Step:
@@ -99,6 +87,77 @@ class _Step:
         """How many messages it follows, one after the other."""
 
 
+class _Flows:
+    """The messages that are under way, in the order in which they have begun; arrays by message."""
+
+    def __init__(self) -> None:
+        self.steps: list[_Step] = []
+        self.left = np.zeros(0)
+        """Bytes that have not moved yet."""
+        self.rates = np.zeros(0)
+        self.arrives = np.zeros(0)
+        """When the first byte reaches the receiver; infinite, once it has."""
+        self.least = np.zeros(0)
+        """The least time per byte."""
+        self.uses = np.zeros((0, 2), np.int64)
+        """Where in the table of uses its own ones begin and end, by now."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def next_instant(self, now: float) -> float:
+        """When the next one ends or arrives."""
+        if not self.steps:
+            return float("inf")
+        return min(float((now + self.left / self.rates).min()), float(self.arrives.min()))
+
+    def move(self, passed: float) -> list[_Step]:
+        """Let time pass, and take away what has ended."""
+        self.left -= self.rates * passed
+        ends = self.left <= self.rates * _TOGETHER
+        if not ends.any():
+            return []
+        ended = [self.steps[number] for number in np.flatnonzero(ends).tolist()]
+        goes_on = ~ends
+        self.steps = [self.steps[number] for number in np.flatnonzero(goes_on).tolist()]
+        self.left, self.rates, self.arrives, self.least, self.uses = (
+            each[goes_on]
+            for each in (self.left, self.rates, self.arrives, self.least, self.uses)
+        )
+        return ended
+
+    def arrive(self, now: float) -> None:
+        """Let those whose first byte is there use what the receiver has."""
+        there = self.arrives <= now + _TOGETHER
+        for number in np.flatnonzero(there).tolist():
+            way = self.steps[number].way
+            assert way is not None, "it goes somewhere"
+            self.uses[number] = way.later
+        self.arrives[there] = np.inf
+
+    def begin(self, steps: list[_Step], now: float) -> None:
+        """Take in more."""
+        ways = [step.way for step in steps if step.way is not None]
+        self.steps += steps
+        self.left = np.append(self.left, [float(step.size) for step in steps])
+        self.rates = np.append(self.rates, np.zeros(len(steps)))
+        self.arrives = np.append(self.arrives, [now + way.latency for way in ways])
+        self.least = np.append(self.least, [way.cap for way in ways])
+        self.uses = np.concatenate([self.uses, [way.uses for way in ways]])
+
+    def share(self, resources: Numbers, times: Figures) -> None:
+        """Give all of them their rates, by a table of what is used and for how long per byte."""
+        caps = 1 / self.least
+        counts = self.uses[:, 1] - self.uses[:, 0]
+        number = np.repeat(np.arange(len(counts)), counts)
+        behind = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        entry = np.arange(len(number)) + (self.uses[:, 0] - behind)[number]
+        present, link = np.unique(resources[entry], return_inverse=True)
+        share = times[entry] * caps[number]
+        speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
+        self.rates = speeds * caps
+
+
 class MessageGraph:
     """The steps of all ranks of a collective, and the recurrence of the module's text."""
 
@@ -115,6 +174,8 @@ class MessageGraph:
         self._lane_count = len(lanes[0].pes)
         self._pe = PeTimes(machine, lanes[0], 0, work)
         self._resources: dict[object, int] = {}
+        self._used = array("q")
+        self._times = array("d")
         self._ways: dict[tuple[int, int, bool, bool], _Way] = {}
         self._inside: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], _Inside] = {}
         self._known_slots: dict[int, tuple[int, int]] = {}
@@ -328,38 +389,28 @@ class MessageGraph:
     def _flow(self) -> float:
         """Let all messages move, at the rates that their links give them."""
         now = moving = 0.0
-        flows: list[_Flow] = []
+        flows = _Flows()
         while self._starts or flows:
-            ends = min((now + flow.left / flow.rate for flow in flows), default=np.inf)
-            begins = self._starts[0][0] if self._starts else np.inf
-            arrives = min(
-                (flow.arrives for flow in flows if flow.uses is flow.way.uses), default=np.inf
-            )
-            instant = min(ends, begins, arrives)
+            begins = self._starts[0][0] if self._starts else float("inf")
+            instant = min(flows.next_instant(now), begins)
             passed = max(0.0, instant - now)
             if flows:
                 moving += passed
             now = max(now, instant)
-            ended: list[_Flow] = []
-            left: list[_Flow] = []
-            for flow in flows:
-                flow.left -= flow.rate * passed
-                (ended if flow.left <= flow.rate * _TOGETHER else left).append(flow)
-            flows = left
-            for flow in flows:
-                if flow.arrives <= now + _TOGETHER:
-                    flow.uses = flow.way.later
-            new: list[_Flow] = []
+            ended = flows.move(passed)
+            flows.arrive(now)
+            new: list[_Step] = []
             while self._starts and self._starts[0][0] <= now + _TOGETHER:
-                step = heappop(self._starts)[2]
-                assert step.way is not None, "it goes somewhere"
-                new.append(_Flow(step, step.way, float(step.size), now))
-            flows += new
-            self._share(flows)
-            for flow in ended:
-                self._on_flowed(flow.step, now)
-            for flow in new:
-                self._on_begun(flow, now)
+                new.append(heappop(self._starts)[2])
+            if new:
+                flows.begin(new, now)
+            if flows:
+                flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
+            for step in ended:
+                self._on_flowed(step, now)
+            if new:
+                for step, rate in zip(new, flows.rates[-len(new) :].tolist(), strict=True):
+                    self._on_begun(step, rate, now)
         return moving
 
     def _on_flowed(self, step: _Step, now: float) -> None:
@@ -368,29 +419,15 @@ class MessageGraph:
         if not step.tail_missing:
             self._on_tail(step)
 
-    def _on_begun(self, flow: _Flow, now: float) -> None:
-        step = flow.step
+    def _on_begun(self, step: _Step, rate: float, now: float) -> None:
         assert step.peer is not None, "it is received"
+        assert step.way is not None, "it goes somewhere"
         first, _ = self._slot_sizes(step.size)
         # As round a ring, lanes get apart from message to message.
         others = max(0, min(first * self._lane_count, step.size) - first)
-        ahead = (first + max(0, others - step.depth * self._get_apart)) / flow.rate
+        ahead = (first + max(0, others - step.depth * self._get_apart)) / rate
         self._tell_heads(step, now + ahead)
-        self._add_head(step.peer, now + flow.way.latency + ahead)
-
-    def _share(self, flows: list[_Flow]) -> None:
-        """Give all flows their rates."""
-        if not flows:
-            return
-        counts = [len(flow.uses) for flow in flows]
-        caps = np.array([1 / flow.way.cap for flow in flows])
-        number = np.repeat(np.arange(len(flows)), counts)
-        entries = np.array([use for flow in flows for use in flow.uses], np.float64)
-        present, link = np.unique(entries[:, 0].astype(np.int64), return_inverse=True)
-        share = entries[:, 1] * caps[number]
-        speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
-        for flow, rate in zip(flows, (speeds * caps).tolist(), strict=True):
-            flow.rate = rate
+        self._add_head(step.peer, now + step.way.latency + ahead)
 
     def _resource(self, key: object) -> int:
         return self._resources.setdefault(key, len(self._resources))
@@ -429,7 +466,15 @@ class MessageGraph:
         window = self._layout.n_slots * self._layout.slot_size * self._lane_count
         own = (time for _, time in (*uses[len(wires) :], *later))
         cap = max(inside.cap, cap, (2 * latency + wake) / window, *own)
-        return _Way(latency, tuple(uses), (*uses, *later), cap)
+        return _Way(latency, self._table(uses), self._table([*uses, *later]), cap)
+
+    def _table(self, uses: Sequence[tuple[int, float]]) -> tuple[int, int]:
+        """Write uses into the table; where they stand."""
+        begin = len(self._used)
+        for resource, time in uses:
+            self._used.append(resource)
+            self._times.append(time)
+        return begin, len(self._used)
 
     def _uses(
         self, source: int, target: int, wires: Sequence[Link]

@@ -16,8 +16,9 @@ from rankwise.base.wording import ranks_in_words
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.ledger import NUMBER, number_text
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
-from rankwise.sim.ccl.configuration import Algorithm, check_against
-from rankwise.sim.ccl.execution import CollectiveExecution, lane_count, queues_per_pe
+from rankwise.sim.ccl.choice import Wanted
+from rankwise.sim.ccl.configuration import AUTO, Algorithm
+from rankwise.sim.ccl.execution import CollectiveExecution
 from rankwise.sim.ccl.fidelity import (
     fewest_lanes,
     is_short,
@@ -26,11 +27,11 @@ from rankwise.sim.ccl.fidelity import (
     may_get_out_of_step,
 )
 from rankwise.sim.ccl.kernel_execution import KernelExecution
-from rankwise.sim.ccl.lanes import LaneQueues, suited_to
+from rankwise.sim.ccl.lanes import LaneQueues
+from rankwise.sim.ccl.layout import laid_out
 from rankwise.sim.ccl.message_execution import MessageExecution
 from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Plan, plan, requested
-from rankwise.sim.ccl.wire_classes import wire_classes
 from rankwise.sim.hardware.commands import Handle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.machine import Pe
@@ -138,6 +139,20 @@ class Call:
         return f"{operation} {NUMBER}{about}"
 
 
+def wanted_of(  # noqa: PLR0917 (what a call says, in its order)
+    collective: str,
+    elements: int,
+    root: int,
+    devices: Sequence["Device"],
+    kind: dtype,
+    op: ReduceOp,
+) -> Wanted:
+    """A collective of ranks on some devices, for the choice of its algorithm."""
+    work = Elements(kind.itemsize, short_name(kind), _MATH[op])
+    sips, pes = (tuple(each) for each in zip(*((d.sip, tuple(d.pes)) for d in devices)))
+    return Wanted(collective, elements, root, sips, pes, work)
+
+
 class Meeting:
     """The calls for one collective of one group.
 
@@ -201,6 +216,13 @@ class Collective:
         self._op = asked.op
         self._devices = [context.device_of(call.rank) for call in calls]
         algorithm = context.ccl.algorithm(asked.collective, asked.algorithm)
+        if algorithm.name == AUTO:
+            algorithm = context.algorithms.fastest(
+                wanted_of(
+                    asked.collective, asked.elements, asked.root, self._devices, asked.kind,
+                    asked.op,
+                )
+            )  # fmt: skip
         self._plan = self._planned(algorithm, asked)
         self._execution: CollectiveExecution | MessageExecution | None = None
         self._kernels: KernelExecution | None = None
@@ -219,18 +241,11 @@ class Collective:
 
     def _prepare(self, algorithm: Algorithm, asked: Signature) -> None:
         """Lay out queues and lanes, and decide how exactly the collective is simulated."""
-        machine, queues = self._context.engine.machine, algorithm.queues
-        tcm = machine.topology.machine.pe.tcm.capacity
-        per_pe = queues_per_pe(self._plan)
-        check_against(queues, tcm, per_pe, f"algorithm {algorithm.name}")
+        machine = self._context.engine.machine
         item_bytes = asked.kind.itemsize
         fewest = min(len(device.pes) for device in self._devices)
-        count = lane_count(self._plan, item_bytes, queues, fewest)
         sips = [device.sip for device in self._devices]
-        is_alike = wire_classes(machine.topology, sips, self._plan.symmetry) is not None
-        between = self._plan.ways_of_one() if is_alike else self._plan.ways()
-        ways = sorted({(sips[one], sips[other]) for one, other in between})
-        queues = suited_to(machine, queues, ways, count, per_pe)
+        count, queues = laid_out(machine, self._plan, algorithm, item_bytes, sips, fewest)
         module = algorithm_module(algorithm.module)
         faults = machine.topology.faults
         level = level_of(
