@@ -21,7 +21,7 @@ What it sends to the rank some places ahead is what it receives from the one as 
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -181,6 +181,8 @@ class MessageGraph:
         self._known_slots: dict[int, tuple[int, int]] = {}
         self._starts: list[tuple[float, int, _Step]] = []
         self._count = 0
+        self._known: deque[tuple[Callable[[_Step], None], _Step]] = deque()
+        """Steps of which a head or a tail has become known."""
         assert layout.vc_chunk_size is not None, "it is known by now"
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
@@ -196,6 +198,7 @@ class MessageGraph:
             self._on_head(step)
             if step.kind != "send":
                 self._on_tail(step)
+            self._settle()
         moving = self._flow()
         stuck = [
             rank for rank, steps in enumerate(self._steps) if any(s.tail_missing for s in steps)
@@ -369,7 +372,7 @@ class MessageGraph:
         step.head = max(step.head, instant)
         step.head_missing -= 1
         if not step.head_missing:
-            self._on_head(step)
+            self._known.append((self._on_head, step))
 
     def _add_tail(self, step: _Step, instant: float) -> None:
         if step.kind == "send":
@@ -377,10 +380,20 @@ class MessageGraph:
             _, last = self._slot_sizes(step.size)
             assert step.way is not None, "it goes somewhere"
             instant += last * step.way.cap
+        self._lose_tail(step, instant)
+
+    def _lose_tail(self, step: _Step, instant: float) -> None:
+        """One less of what its tail waits for."""
         step.tail = max(step.tail, instant)
         step.tail_missing -= 1
         if not step.tail_missing:
-            self._on_tail(step)
+            self._known.append((self._on_tail, step))
+
+    def _settle(self) -> None:
+        """Tell on what is known; a chain of steps may be longer than the stack is deep."""
+        while self._known:
+            tell, step = self._known.popleft()
+            tell(step)
 
     def _push(self, instant: float, step: _Step) -> None:
         self._count += 1
@@ -407,17 +420,13 @@ class MessageGraph:
             if flows:
                 flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
             for step in ended:
-                self._on_flowed(step, now)
+                self._lose_tail(step, now)
+                self._settle()
             if new:
                 for step, rate in zip(new, flows.rates[-len(new) :].tolist(), strict=True):
                     self._on_begun(step, rate, now)
+                    self._settle()
         return moving
-
-    def _on_flowed(self, step: _Step, now: float) -> None:
-        step.tail = max(step.tail, now)
-        step.tail_missing -= 1
-        if not step.tail_missing:
-            self._on_tail(step)
 
     def _on_begun(self, step: _Step, rate: float, now: float) -> None:
         assert step.peer is not None, "it is received"
