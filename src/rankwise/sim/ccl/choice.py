@@ -130,15 +130,16 @@ class Chooser:
         close = [each for each in trials if each.time <= trials[0].time * CLOSE]
         faults = self._machine.topology.faults
         is_known = len(close) == 1 or (faults is not None and bool(faults.deaths))
-        if not is_known and all(self._is_small(each, wanted.work.item_bytes) for each in close):
+        if not is_known and all(self.is_small(each, wanted) for each in close):
             return min(close, key=lambda each: self.by_queues(each, wanted)).algorithm
         return trials[0].algorithm
 
     @staticmethod
-    def _is_small(trial: Trial, item_bytes: int) -> bool:
+    def is_small(trial: Trial, wanted: Wanted) -> bool:
+        """Whether it can be simulated by queues, as `fidelity: auto` sees it."""
         slot_size = trial.algorithm.queues.slot_size
         return not has_more_slots(
-            trial.plan, item_bytes, trial.layout.lane_count, slot_size, QUEUE_SLOTS_MOST
+            trial.plan, wanted.work.item_bytes, trial.layout.lane_count, slot_size, QUEUE_SLOTS_MOST
         )
 
     def _tried(self, algorithm: Algorithm, wanted: Wanted) -> Trial | None:
