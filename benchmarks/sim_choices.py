@@ -87,7 +87,9 @@ def main() -> None:
             chosen, best, f"{times[chosen] / 1e6:.2f}", f"{ratios[-1]:.3f}",
         )  # fmt: skip
     right = sum(ratio == 1 for ratio in ratios)
-    print(f"\nThe best in {right} of {len(ratios)} cases; {max(ratios):.2f} times the best at most.")
+    print(
+        f"\nThe best in {right} of {len(ratios)} cases; {max(ratios):.2f} times the best at most."
+    )
 
 
 if __name__ == "__main__":

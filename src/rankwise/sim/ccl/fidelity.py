@@ -175,9 +175,7 @@ def _suits_messages(algorithm: Algorithm, plan: Plan) -> bool:
     )
 
 
-def has_more_slots(
-    plan: Plan, item_bytes: int, lane_count: int, slot_size: int, most: int
-) -> bool:
+def has_more_slots(plan: Plan, item_bytes: int, lane_count: int, slot_size: int, most: int) -> bool:
     """Whether all ranks together send more slots than so many."""
 
     def slots_of(elements: int) -> int:

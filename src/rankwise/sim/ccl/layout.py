@@ -18,7 +18,7 @@ class Layout(NamedTuple):
     queues: Queues
 
 
-def laid_out(
+def laid_out(  # noqa: PLR0917 (what a collective is, in its order)
     machine: Machine,
     plan: Plan,
     algorithm: Algorithm,

@@ -121,8 +121,7 @@ class _Flows:
         goes_on = ~ends
         self.steps = [self.steps[number] for number in np.flatnonzero(goes_on).tolist()]
         self.left, self.rates, self.arrives, self.least, self.uses = (
-            each[goes_on]
-            for each in (self.left, self.rates, self.arrives, self.least, self.uses)
+            each[goes_on] for each in (self.left, self.rates, self.arrives, self.least, self.uses)
         )
         return ended
 

@@ -106,9 +106,7 @@ class _Passage:
         if start > self._simulator.now:
             yield start - self._simulator.now
         if children:
-            yield all_of(
-                [self._receive(number, child, rank, combines=True) for child in children]
-            )
+            yield all_of([self._receive(number, child, rank, combines=True) for child in children])
         elif endpoint:
             yield endpoint
         if parent is not None:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.base.errors import ConfigError
-from rankwise.core.collectives.levels import Grid
 from rankwise.core.collectives.program import Instruction, Receive, Send, Span, Task
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.collectives.workspace import REDUCING, frame_elements, operand_of, result_of
@@ -32,6 +31,7 @@ from rankwise.sim.hardware.specification import SipsSpec
 from rankwise.sim.triton.dtypes import Array, dtype
 
 if TYPE_CHECKING:
+    from rankwise.core.collectives.levels import Grid
     from rankwise.core.collectives.ring import RingRound
 
 Indexes = npt.NDArray[np.int64]
@@ -133,9 +133,7 @@ class Plan:
         return self._program_of(self.request.task(self.symmetry.ranks[0]))
 
     def _program_of(self, task: Task) -> tuple[Instruction, ...]:
-        return tuple(
-            each for each in instructions_of(self._module, task) if not _is_empty(each)
-        )
+        return tuple(each for each in instructions_of(self._module, task) if not _is_empty(each))
 
     def _written(self) -> tuple[tuple[Instruction, ...], ...]:
         if not hasattr(self._module, "program"):

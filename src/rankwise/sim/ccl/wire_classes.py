@@ -72,9 +72,7 @@ class WireClasses:
             yield (other, one), self.of_hop((other, one))
 
 
-def wire_classes(
-    topology: Topology, homes: Sequence[int], grid: Grid | None
-) -> WireClasses | None:
+def wire_classes(topology: Topology, homes: Sequence[int], grid: Grid | None) -> WireClasses | None:
     """The classes of the wires under the translations of a grid; None if the network is not alike.
 
     Args:

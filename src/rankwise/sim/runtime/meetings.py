@@ -149,7 +149,8 @@ def wanted_of(  # noqa: PLR0917 (what a call says, in its order)
 ) -> Wanted:
     """A collective of ranks on some devices, for the choice of its algorithm."""
     work = Elements(kind.itemsize, short_name(kind), _MATH[op])
-    sips, pes = (tuple(each) for each in zip(*((d.sip, tuple(d.pes)) for d in devices)))
+    sips = tuple(device.sip for device in devices)
+    pes = tuple(tuple(device.pes) for device in devices)
     return Wanted(collective, elements, root, sips, pes, work)
 
 

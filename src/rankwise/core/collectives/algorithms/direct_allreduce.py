@@ -27,9 +27,7 @@ def program(task: Task) -> Program:
     mine = task.part(task.rank)
     grid = grid_or_row(task)
     others = [grid.moved(task.rank, distance) for distance in range(1, task.size)]
-    sources = [
-        grid.moved(task.rank, grid.opposite(distance)) for distance in range(1, task.size)
-    ]
+    sources = [grid.moved(task.rank, grid.opposite(distance)) for distance in range(1, task.size)]
     contribution = {task.rank: mine}
     for place, other in enumerate(sorted(others)):
         start = task.elements + place * mine.length

@@ -71,9 +71,7 @@ def program(task: Task) -> Program:
     assert order is not None, "a grid has an axis"
     for digits in _from(own, lengths):
         source_rank = grid.ranks[_place(digits, lengths)]
-        yield Copy(
-            blocks(received, _counted(digits, lengths, order)), blocks(result, source_rank)
-        )
+        yield Copy(blocks(received, _counted(digits, lengths, order)), blocks(result, source_rank))
 
 
 def _digits(grid: Grid, place: int) -> tuple[int, ...]:
