@@ -179,4 +179,4 @@ def _is_long(request: Request) -> bool:
 
 CLOSE = 1.5
 """Messages are from 28 % below queues (direct, on two lanes) to 28 % above them (halving and
-doubling of 64 KiB on a ring); between algorithms that are both close, it has been less than this."""
+doubling of 64 KiB on a ring); between algorithms of one case, it has been less than this."""

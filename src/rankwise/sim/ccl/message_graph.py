@@ -61,13 +61,15 @@ class _Way(NamedTuple):
     """What is used at the receiver, a latency after the message has begun."""
     cap: float
     """The least time per byte that one message takes."""
+    ahead: float
+    """The same before its first byte is there: slots are loaded ahead of what the receiver does."""
 
 
 class _Step:
     """An instruction of a rank, and what is known of its head and its tail so far."""
 
     __slots__ = (
-        "combines", "depth", "done", "flowed_at", "followers", "head", "head_missing",
+        "combines", "depth", "done", "flowed_at", "followers", "follows", "head", "head_missing",
         "is_in_tcm", "kind", "local", "peer", "rank", "size", "tail", "tail_missing",
         "target", "way",
     )  # fmt: skip
@@ -81,7 +83,7 @@ class _Step:
         self.peer: _Step | None = None
         self.target = -1
         self.way: _Way | None = None
-        self.combines = self.is_in_tcm = False
+        self.combines = self.is_in_tcm = self.follows = False
         self.local = self.flowed_at = 0.0
         self.depth = 0
         """How many messages it follows, one after the other."""
@@ -92,14 +94,14 @@ class _Flows:
 
     def __init__(self) -> None:
         self.steps: list[_Step] = []
-        self.left = np.zeros(0)
+        self.left: Figures = np.zeros(0)
         """Bytes that have not moved yet."""
-        self.rates = np.zeros(0)
-        self.arrives = np.zeros(0)
+        self.rates: Figures = np.zeros(0)
+        self.arrives: Figures = np.zeros(0)
         """When the first byte reaches the receiver; infinite, once it has."""
-        self.least = np.zeros(0)
+        self.least: Figures = np.zeros(0)
         """The least time per byte."""
-        self.uses = np.zeros((0, 2), np.int64)
+        self.uses: Numbers = np.zeros((0, 2), np.int64)
         """Where in the table of uses its own ones begin and end, by now."""
 
     def __len__(self) -> int:
@@ -120,9 +122,9 @@ class _Flows:
         ended = [self.steps[number] for number in np.flatnonzero(ends).tolist()]
         goes_on = ~ends
         self.steps = [self.steps[number] for number in np.flatnonzero(goes_on).tolist()]
-        self.left, self.rates, self.arrives, self.least, self.uses = (
-            each[goes_on] for each in (self.left, self.rates, self.arrives, self.least, self.uses)
-        )
+        self.left, self.rates = self.left[goes_on], self.rates[goes_on]
+        self.arrives, self.least = self.arrives[goes_on], self.least[goes_on]
+        self.uses = self.uses[goes_on]
         return ended
 
     def arrive(self, now: float) -> None:
@@ -131,7 +133,7 @@ class _Flows:
         for number in np.flatnonzero(there).tolist():
             way = self.steps[number].way
             assert way is not None, "it goes somewhere"
-            self.uses[number] = way.later
+            self.uses[number], self.least[number] = way.later, way.cap
         self.arrives[there] = np.inf
 
     def begin(self, steps: list[_Step], now: float) -> None:
@@ -141,7 +143,7 @@ class _Flows:
         self.left = np.append(self.left, [float(step.size) for step in steps])
         self.rates = np.append(self.rates, np.zeros(len(steps)))
         self.arrives = np.append(self.arrives, [now + way.latency for way in ways])
-        self.least = np.append(self.least, [way.cap for way in ways])
+        self.least = np.append(self.least, [way.ahead for way in ways])
         self.uses = np.concatenate([self.uses, [way.uses for way in ways]])
 
     def share(self, resources: Numbers, times: Figures) -> None:
@@ -175,7 +177,7 @@ class MessageGraph:
         self._resources: dict[object, int] = {}
         self._used = array("q")
         self._times = array("d")
-        self._ways: dict[tuple[int, int, bool, bool], _Way] = {}
+        self._ways: dict[tuple[int, int, tuple[bool, bool, bool]], _Way] = {}
         self._inside: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], _Inside] = {}
         self._known_slots: dict[int, tuple[int, int]] = {}
         self._starts: list[tuple[float, int, _Step]] = []
@@ -275,6 +277,7 @@ class MessageGraph:
     @staticmethod
     def _wait(step: _Step, before: _Step, *, slot_by_slot: bool, in_tcm: bool) -> None:
         before.followers.append((step, slot_by_slot, in_tcm))
+        step.follows |= slot_by_slot
         step.depth = max(step.depth, before.depth + (before.kind == "receive"))
         step.head_missing += 1
         step.tail_missing += 1
@@ -287,8 +290,12 @@ class MessageGraph:
                 if isinstance(instruction, Receive):
                     sent = mail[self._box(instruction.peer, rank)].popleft()
                     sent.peer = step
+                    # What is passed on slot by slot keeps the pace of what it follows.
+                    is_alone = not (sent.follows or any(each[1] for each in step.followers))
                     sent.way = self._way(
-                        instruction.peer, rank, loads=not sent.is_in_tcm, combines=step.combines
+                        instruction.peer,
+                        rank,
+                        (not sent.is_in_tcm, step.combines, is_alone),
                     )
                     step.head_missing += 1
                     step.tail_missing += 1
@@ -440,14 +447,14 @@ class MessageGraph:
     def _resource(self, key: object) -> int:
         return self._resources.setdefault(key, len(self._resources))
 
-    def _way(self, source: int, target: int, *, loads: bool, combines: bool) -> _Way:
-        key = (source, target, loads, combines)
+    def _way(self, source: int, target: int, manner: tuple[bool, bool, bool]) -> _Way:
+        key = (source, target, manner)
         way = self._ways.get(key)
         if way is None:
-            way = self._ways[key] = self._found(source, target, loads=loads, combines=combines)
+            way = self._ways[key] = self._found(source, target, *manner)
         return way
 
-    def _found(self, source: int, target: int, *, loads: bool, combines: bool) -> _Way:
+    def _found(self, source: int, target: int, loads: bool, combines: bool, is_alone: bool) -> _Way:
         one, other = self._lanes[source], self._lanes[target]
         is_apart = one.sip != other.sip
         key = (is_apart, one.pes, other.pes)
@@ -472,9 +479,13 @@ class MessageGraph:
         assert self._layout.n_slots is not None, "it is known by now"
         # As credits come back, a lane has so many slots under way.
         window = self._layout.n_slots * self._layout.slot_size * self._lane_count
-        own = (time for _, time in (*uses[len(wires) :], *later))
-        cap = max(inside.cap, cap, (2 * latency + wake) / window, *own)
-        return _Way(latency, self._table(uses), self._table([*uses, *later]), cap)
+        narrowest = max(inside.cap, cap, (2 * latency + wake) / window, pe.port)
+        parts = max(pe.memory, pe.engine)
+        moved = int(loads), 1 + combines
+        # A latency at the beginning there are only loads, and as long at the end only stores.
+        cap = max(narrowest, max(moved) * parts)
+        ahead = max(narrowest, sum(moved) / 2 * parts) if is_alone else cap
+        return _Way(latency, self._table(uses), self._table([*uses, *later]), cap, ahead)
 
     def _table(self, uses: Sequence[tuple[int, float]]) -> tuple[int, int]:
         """Write uses into the table; where they stand."""

@@ -93,10 +93,10 @@ def wire_classes(topology: Topology, homes: Sequence[int], grid: Grid | None) ->
 def _alike(sips: SipsSpec, lengths: list[int]) -> Iterator[bool]:
     """Whether each axis of the network is carried into itself."""
     left = list(lengths)
+    axes: list[tuple[str, int]] = []
     if not sips.levels:
         axes = [(sips.graph, count) for count in (sips.shape or (sips.count,))[::-1]]
     else:
-        axes = []
         for level in levels_of_network(sips).levels:
             if level.spec.graph == "fat_tree":
                 yield _has_like_leaves(level.spec.routing, level.spec.spines, level.leaf, lengths)
