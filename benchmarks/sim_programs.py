@@ -11,10 +11,13 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import yaml
 from measuring import Table, apart, arguments, describe_machine, seconds
 
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import topology_with
+from rankwise.sim.hardware import parse_topology
+from rankwise.sim.hardware.topology import Topology
 
 ALGORITHMS = (
     "halving_doubling_allreduce", "recursive_doubling_allreduce", "tree_allreduce",
@@ -25,25 +28,49 @@ SIZES = (64 << 10, 1 << 20)
 LANES = (2, 32)
 RANKS = (64, 256, 1_024, 4_096)
 SCALE_SIZES = (64 << 10, 1 << 20, 1 << 30)
-RANKS_MOST = {"hierarchical_allreduce": 256}
-"""Programs of more ranks have millions of instructions."""
+AT_SCALE = (
+    ("ring_allreduce", "switch8"), ("tree_allreduce", "switch8"),
+    ("recursive_doubling_allreduce", "switch8"), ("halving_doubling_allreduce", "switch8"),
+    ("hierarchical_allreduce", "nodes of 8"), ("direct_all_to_all", "switch8"),
+    ("pairwise_all_to_all", "switch8"), ("hierarchical_all_to_all", "nodes of 8"),
+)  # fmt: skip
 
 
 def run(case: tuple[str, str, int, int], fidelity: str, lanes: int) -> int:
     """Picoseconds of an all-reduce: algorithm, machine, ranks, and bytes of each rank."""
     algorithm, machine, ranks, size = case
-    engine = GraphEngine(
-        topology_with(machine, {} if machine == "torus16" else {"system.sips.count": str(ranks)}),
-        enable_data=False,
-    )
+    engine = GraphEngine(topology_of(machine, ranks), enable_data=False)
+    collective = "all_to_all" if "all_to_all" in algorithm else "all_reduce"
 
     def worker(_rank: int, torch: Any) -> None:
-        torch.distributed.all_reduce(torch.empty(size // 4, dtype="f32"), algorithm=algorithm)
+        tensor = torch.empty(size // 4, dtype="f32")
+        if collective == "all_reduce":
+            torch.distributed.all_reduce(tensor)
+        else:
+            torch.distributed.all_to_all_single(torch.empty(size // 4, dtype="f32"), tensor)
 
-    ccl = {"defaults": {"fidelity": fidelity, "n_lanes": lanes}}
+    defaults: dict[str, Any] = {"fidelity": fidelity, "n_lanes": lanes}
+    if collective == "all_to_all":  # queues from all ranks do not fit into scratch memory
+        defaults["buffer_kind"] = "hbm"
+    ccl = {"defaults": defaults, "collectives": {collective: algorithm}}
     with RuntimeContext(engine=engine, ccl=ccl) as torch:
         torch.multiprocessing.spawn(worker, args=(torch,), nprocs=ranks)
         return int(torch.now)
+
+
+def topology_of(machine: str, ranks: int) -> Topology:
+    """A preset with so many devices, or nodes of 8 on rails."""
+    if machine != "nodes of 8":
+        change = {} if machine == "torus16" else {"system.sips.count": str(ranks)}
+        return topology_with(machine, change)
+    levels = [
+        {"name": "inside", "count": 8, "graph": "switch",
+         "link": {"bandwidth_GBps": 450, "latency_ns": 500}},
+        {"name": "rail", "count": ranks // 8, "graph": "rails",
+         "link": {"bandwidth_GBps": 50, "latency_ns": 2000}},
+    ]  # fmt: skip
+    tree = {"like": "switch8", "system": {"sips": {"levels": levels}}}
+    return parse_topology(yaml.safe_dump(tree), machine)
 
 
 def cost_of(case: tuple[str, str, int, int]) -> tuple[float, int]:
@@ -70,14 +97,16 @@ def show_errors(options: Namespace) -> None:
 
 def show_scale(options: Namespace) -> None:
     """CPU and memory."""
-    columns = ("algorithm", "ranks", "MiB per rank", "CPU", "memory, MiB")
-    table = Table("Messages at scale, on one switch", columns, options.json)
-    for algorithm, ranks, size in product(ALGORITHMS, RANKS, SCALE_SIZES):
-        if (options.quick and ranks > RANKS[0]) or ranks > RANKS_MOST.get(algorithm, ranks):
+    columns = ("algorithm", "machine", "ranks", *(f"{size >> 10:,} KiB" for size in SCALE_SIZES))
+    table = Table("Messages at scale: CPU and peak memory", columns, options.json)
+    for (algorithm, machine), ranks in product(AT_SCALE, RANKS):
+        if options.quick and ranks > RANKS[0]:
             continue
-        cpu, memory = apart(partial(cost_of, (algorithm, "switch8", ranks, size)))
-        told = f"{size / (1 << 20):g}"
-        table.row(algorithm, f"{ranks:,}", told, seconds(cpu), f"{memory:,}")
+        told = []
+        for size in SCALE_SIZES:
+            cpu, memory = apart(partial(cost_of, (algorithm, machine, ranks, size)))
+            told.append(f"{seconds(cpu)}, {memory:,} MiB")
+        table.row(algorithm, machine, f"{ranks:,}", *told)
 
 
 def main() -> None:

@@ -62,6 +62,7 @@ def our_picoseconds(run: dict[str, Any], reductions: Literal["received", "astra_
         memory_gbps=1600,
         contention=run["model"].startswith("Congestion_Aware"),
         reductions=reductions,
+        active_chunks=1,
     )
     size = run["megabytes"] << 20
     time = collective_time(run["collective"], size, dimensions, chunks=run["chunks"], costs=costs)

@@ -5,6 +5,11 @@ torus are levels of their own. Ranks on one device are a level inside of all of 
 
 A *grid* of ranks has as many ranks along each axis, whatever their places on the others. Algorithms
 go along its axes. Ranks that do not fill a grid have units of different sizes.
+
+Most algorithms treat all ranks alike: if each rank is moved by as much along the axes of a grid,
+programs become each other, but for where in the workspace their spans lie. A module says so by a
+function `symmetry(task)` that returns this grid, or None if spans would have different lengths.
+Then one program tells all of them: there is no need to write those of 4,096 ranks.
 """
 
 from collections.abc import Sequence
@@ -37,10 +42,45 @@ class Grid(NamedTuple):
         first = place - here * stride
         return [self.ranks[first + step * stride] for step in range(self.lengths[axis])], here
 
+    def moved(self, rank: int, by: int) -> int:
+        """The rank that is as far from a rank, along each axis, as place `by` is from place 0."""
+        place, stride, moved = self.places[rank], 1, 0
+        for length in self.lengths:
+            moved += (place // stride + by // stride) % length * stride
+            stride *= length
+        return self.ranks[moved]
+
+    def opposite(self, place: int) -> int:
+        """The place that is as far from place 0 the other way along each axis."""
+        stride, found = 1, 0
+        for length in self.lengths:
+            found += -(place // stride) % length * stride
+            stride *= length
+        return found
+
 
 def grid_of(task: Task) -> Grid | None:
     """The grid that the ranks of a task fill; None if they do not."""
     return grid_of_homes(task.homes or tuple(range(task.size)), task.axes)
+
+
+def grid_or_row(task: Task) -> Grid:
+    """The grid that the ranks of a task fill; if they do not, all of them in a row."""
+    return grid_of(task) or row_of(task.size)
+
+
+@lru_cache(maxsize=64)
+def row_of(count: int) -> Grid:
+    """So many ranks along one axis."""
+    return Grid((count,), tuple(range(count)), tuple(range(count)))
+
+
+def halves_of(task: Task) -> Grid | None:
+    """The ranks along axes of two, if they are a power of two: for exchanges with partners."""
+    if task.size & (task.size - 1):
+        return None
+    ranks = tuple(range(task.size))
+    return Grid((2,) * (task.size.bit_length() - 1) or (1,), ranks, ranks)
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ import numpy as np
 from rankwise.sim.benches.checking import TOLERANCES, check_close
 from rankwise.sim.benches.measuring import collective_result, span_of
 from rankwise.sim.benches.parameters import Number, Size
-from rankwise.sim.benches.planning import bound_of, devices_of, world_size_of
+from rankwise.sim.benches.planning import algorithm_of, bound_of, devices_of, world_size_of
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.runtime.tensor import element_type
 
@@ -45,7 +45,7 @@ def results(
     size = world_size_of(torch)
     count = _elements(torch, size) if elements is None else elements
     time = span_of(each for each in torch.engine.op_log if each.kind == "all_reduce")
-    name = torch.ccl.algorithm("all_reduce").name
+    name = algorithm_of(torch, "all_reduce", count, size, dtype).name
     return [
         collective_result(
             torch, "ccl_allreduce", f"{name}, {size} ranks x {count} {dtype}", time,

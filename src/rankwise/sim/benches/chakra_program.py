@@ -67,6 +67,7 @@ class _Exchange(NamedTuple):
         ranks: who takes part, in the order of their group.
         root: the place among them of the root.
         nodes: by rank.
+        algorithm: what it was carried out with; empty if the trace does not say so.
     """
 
     kind: str
@@ -76,6 +77,7 @@ class _Exchange(NamedTuple):
     ranks: tuple[int, ...]
     root: int
     nodes: dict[int, Node]
+    algorithm: str = ""
 
 
 class ChakraProgram:
@@ -215,7 +217,10 @@ class ChakraProgram:
             nodes = {rank: by_rank[rank][place] for rank in ranks}
             if root not in ranks:
                 raise ConfigError(f"{self._where((ranks[0], node.number))}: its root is {root}")
-            exchange = _Exchange(kind, size, series, place + 1, ranks, ranks.index(root), nodes)
+            algorithm = str(node.attributes.get("algorithm", ""))
+            exchange = _Exchange(
+                kind, size, series, place + 1, ranks, ranks.index(root), nodes, algorithm
+            )
             for rank, own in nodes.items():
                 yield (rank, own.number), exchange
 
@@ -451,13 +456,18 @@ class _Replay:
             operation = "message from rank {} to rank {}".format(*exchange.ranks)
         request = Request(
             operation, exchange.kind, (elements,), self._kind, elements, ReduceOp.SUM,
-            exchange.root, None,
+            exchange.root, self._algorithm_of(exchange),
         )  # fmt: skip
         calls = [self._call(request, exchange, rank) for rank in exchange.ranks]
         Collective(self._torch, calls).submit(exchange.series)
         for call in calls:
             assert call.handle is not None, "all have come"
             self._give((call.rank, exchange.nodes[call.rank].number), call.handle)
+
+    def _algorithm_of(self, exchange: _Exchange) -> str | None:
+        """That of the trace, if it is one of ours; other tools name theirs otherwise."""
+        known = self._torch.ccl.algorithms.get(exchange.algorithm)
+        return known.name if known is not None and known.collective == exchange.kind else None
 
     def _call(self, request: Request, exchange: _Exchange, rank: int) -> Call:
         group = self._groups.get(exchange.series)

@@ -4,8 +4,11 @@ from typing import Any
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import format_bytes
+from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.benches.bounds import Bound, alpha_beta_bound
+from rankwise.sim.ccl.configuration import AUTO, Algorithm
 from rankwise.sim.ccl.plan import plan, requested
+from rankwise.sim.runtime.meetings import wanted_of
 from rankwise.sim.runtime.placement import Device, devices_for
 from rankwise.sim.runtime.tensor import element_type
 
@@ -25,6 +28,26 @@ def devices_of(torch: Any, size: int) -> list[Device]:
     )
 
 
+def algorithm_of(
+    torch: Any,
+    collective: str,
+    elements: int,
+    size: int,
+    dtype: str,
+    *,
+    algorithm: str | None = None,
+) -> Algorithm:
+    """The algorithm that a collective gets; where that is left to `auto`, the one it chooses."""
+    named: Algorithm = torch.ccl.algorithm(collective, algorithm)
+    if named.name != AUTO:
+        return named
+    devices = devices_of(torch, size)
+    found: Algorithm = torch.algorithms.fastest(
+        wanted_of(collective, elements, 0, devices, element_type(dtype), ReduceOp.SUM)
+    )
+    return found
+
+
 def bound_of(
     torch: Any,
     collective: str,
@@ -36,7 +59,7 @@ def bound_of(
 ) -> Bound:
     """The alpha-beta bound of a collective, by the algorithm that it would get."""
     homes = tuple(device.sip for device in devices_of(torch, size))
-    chosen = torch.ccl.algorithm(collective, algorithm)
+    chosen = algorithm_of(torch, collective, elements, size, dtype, algorithm=algorithm)
     network = torch.engine.topology.machine.system.sips
     planned = plan(requested(chosen, collective, elements, 0, homes, network))
     return alpha_beta_bound(torch.engine.machine, planned, homes, element_type(dtype).itemsize)

@@ -17,7 +17,7 @@ from rankwise.sim.benches.checking import check_close
 from rankwise.sim.benches.kernels import relu_kernel
 from rankwise.sim.benches.measuring import ranks_result, span_of
 from rankwise.sim.benches.parameters import Size
-from rankwise.sim.benches.planning import bound_of, check_fits, world_size_of
+from rankwise.sim.benches.planning import algorithm_of, bound_of, check_fits, world_size_of
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.triton.dtypes import Array
 
@@ -56,7 +56,7 @@ def run(
     return [
         ranks_result(
             torch, "tp_mlp", case, time, bound, flops=flops, size=moved, begun=begun,
-            algorithm=torch.ccl.algorithm("all_reduce").name,
+            algorithm=algorithm_of(torch, "all_reduce", tokens * hidden, size, "f32").name,
         )
     ]  # fmt: skip
 

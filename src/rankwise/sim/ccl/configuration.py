@@ -22,6 +22,9 @@ from rankwise.sim.mistakes import mistake_in
 
 FILE_NAME = "ccl.yaml"
 
+AUTO = "auto"
+"""The name that lets the fastest algorithm be chosen (`choice`)."""
+
 BufferKind = Literal["tcm", "hbm"]
 Backpressure = Literal["sleep", "spin"]
 Fidelity = Literal["auto", "kernel", "queue", "message"]
@@ -100,6 +103,8 @@ SHIPPED: dict[str, str] = {
     "direct_reduce_scatter": "direct_reduce_scatter",
     "ring_all_to_all": "ring_all_to_all",
     "direct_all_to_all": "direct_all_to_all",
+    "pairwise_all_to_all": "pairwise_all_to_all",
+    "hierarchical_all_to_all": "hierarchical_all_to_all",
     "tree_broadcast": "tree_broadcast",
     "tree_reduce": "tree_reduce",
     "direct_gather": "direct_gather",
@@ -146,12 +151,19 @@ class CollectiveConfiguration:
         self.source = source
 
     def algorithm(self, collective: str, name: str | None = None) -> Algorithm:
-        """The algorithm for a collective, or the one of that name."""
-        found = self.algorithms.get(name or self.chosen[collective])
+        """The algorithm for a collective, or the one of that name; `auto` is one, too.
+
+        What has the name `auto` stands for the one that a `Chooser` finds.
+        """
+        asked = name or self.chosen[collective]
+        if asked == AUTO:
+            first = self.algorithms[_FIRST_CHOICE[collective]]
+            return msgspec.structs.replace(first, name=AUTO)
+        found = self.algorithms.get(asked)
         if found is None:
             raise ConfigError(
                 f"no collective algorithm is called {name!r}",
-                hint=f"there are {', '.join(sorted(self.algorithms))}",
+                hint=f"there are {AUTO} and {', '.join(sorted(self.algorithms))}",
             )
         if found.collective != collective:
             raise ConfigError(
@@ -240,6 +252,11 @@ def parse_configuration(tree: Any, source: str) -> CollectiveConfiguration:
         for name, module in SHIPPED.items()
     }
     for name, entry in file.algorithms.items():
+        if name == AUTO:
+            raise ConfigError(
+                f"{source}: algorithms: {AUTO} is the choice of the fastest one, expected another"
+                " name"
+            )
         shipped = {"module": _ALGORITHMS + SHIPPED[name]} if name in SHIPPED else {}
         where = f"algorithms.{name}"
         own = _convert(entry, dict[str, Any], source, where)
@@ -247,7 +264,9 @@ def parse_configuration(tree: Any, source: str) -> CollectiveConfiguration:
         if "fidelity" in own:
             _check_fidelity(algorithms[name], f"{source}: {where}.fidelity")
     chosen = dict(_FIRST_CHOICE)
-    if defaults.algorithm is not None:
+    if defaults.algorithm == AUTO:
+        chosen = dict.fromkeys(chosen, AUTO)
+    elif defaults.algorithm is not None:
         name = _known(defaults.algorithm, algorithms, source, "defaults.algorithm")
         chosen[algorithms[name].collective] = name
     for collective, name in file.collectives.items():
@@ -256,6 +275,9 @@ def parse_configuration(tree: Any, source: str) -> CollectiveConfiguration:
                 f"{source}: collectives: there is no collective {collective!r}"
                 f"{hint_behind(collective, chosen)}"
             )
+        if name == AUTO:
+            chosen[collective] = AUTO
+            continue
         chosen[collective] = _known(name, algorithms, source, f"collectives.{collective}")
         found = algorithms[name].collective
         if found != collective:

@@ -19,7 +19,7 @@ before its operand stays in its slot. Loads, math and stores of one slot go on w
 received.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -97,8 +97,7 @@ def lane_count(plan: Plan, item_bytes: int, queues: Queues, pe_count: int) -> in
 
 def queues_per_pe(plan: Plan) -> int:
     """How many queues end at a PE of the rank that has the most peers."""
-    sources = Counter(target for _source, target in plan.ways())
-    return max(sources.values(), default=1)
+    return plan.sources_most
 
 
 @dataclass(eq=False, repr=False)

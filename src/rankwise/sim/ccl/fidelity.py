@@ -72,7 +72,7 @@ def level_of(
     if len(possible) == 1:
         return possible[0]
     slot_size = algorithm.queues.slot_size
-    if "kernel" in possible and not _has_more_slots(
+    if "kernel" in possible and not has_more_slots(
         plan, item_bytes, lane_count, slot_size, KERNEL_SLOTS_MOST
     ):
         return "kernel"
@@ -81,7 +81,7 @@ def level_of(
         and plan.rounds is not None  # of others, the error is above 3 %: it must be asked for
         and _suits_messages(algorithm, plan)
         and (faults is None or not (faults.deaths or faults.jitter_percent > JITTER_MOST))
-        and _has_more_slots(plan, item_bytes, lane_count, slot_size, QUEUE_SLOTS_MOST)
+        and has_more_slots(plan, item_bytes, lane_count, slot_size, QUEUE_SLOTS_MOST)
         and (is_disturbed is None or not is_disturbed())
     ):
         return "message"
@@ -161,7 +161,7 @@ _MOVED_TO_COMBINE = 3
 
 def is_short(plan: Plan, item_bytes: int, lane_count: int, slot_size: int) -> bool:
     """Whether a collective is small enough for a kernel: others meet it for a moment at most."""
-    return not _has_more_slots(plan, item_bytes, lane_count, slot_size, KERNEL_SLOTS_MOST)
+    return not has_more_slots(plan, item_bytes, lane_count, slot_size, KERNEL_SLOTS_MOST)
 
 
 def _suits_messages(algorithm: Algorithm, plan: Plan) -> bool:
@@ -175,9 +175,7 @@ def _suits_messages(algorithm: Algorithm, plan: Plan) -> bool:
     )
 
 
-def _has_more_slots(
-    plan: Plan, item_bytes: int, lane_count: int, slot_size: int, most: int
-) -> bool:
+def has_more_slots(plan: Plan, item_bytes: int, lane_count: int, slot_size: int, most: int) -> bool:
     """Whether all ranks together send more slots than so many."""
 
     def slots_of(elements: int) -> int:
@@ -188,7 +186,8 @@ def _has_more_slots(
         parts = sum(slots_of(elements) for elements in plan.part_elements.tolist() if elements)
         return len(plan.rounds) * parts > most
     slots = 0
-    for program in plan.programs:
+    alike = [plan.model] * plan.request.size if plan.symmetry is not None else None
+    for program in alike or plan.programs:
         slots += sum(slots_of(each.span.length) for each in program if isinstance(each, Send))
         if slots > most:
             return True

@@ -51,6 +51,7 @@ from rankwise.sim.ccl.message_graph import MessageGraph
 from rankwise.sim.ccl.message_model import Picoseconds
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeTimes
 from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.ccl.wire_classes import WireClass, WireClasses, wire_classes
 from rankwise.sim.hardware.fluids import Fluid
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
@@ -108,10 +109,12 @@ class MessageExecution:
         if self._reached is not None:
             yield self._reached[rank]
 
+    def time_alone(self) -> int:
+        """Picoseconds until the last rank has its result, if all begin at 0."""
+        return max(self._ends()) if self._plan.moves_anything else 0
+
     def _begin(self) -> None:
-        if self._plan.rounds is None and not any(self._plan.programs):
-            return
-        if self._plan.rounds is not None and not self._plan.rounds:
+        if not self._plan.moves_anything:
             return
         ends = self._ends()
         self._fluid = self._started(self._loads(), max(ends), ends)
@@ -180,6 +183,12 @@ class MessageExecution:
     def _lanes_over(self) -> Counter[Link]:
         """How many lanes send over each link, those to all next ranks counted."""
         if self._plan.rounds is None:
+            classes = self._classes()
+            if classes is not None:
+                lanes = len(self._lanes[0].pes)
+                return self._over_classes(
+                    classes, dict.fromkeys(self._plan.elements_sent_by(classes.first), lanes)
+                )
             pairs = {pair: len(self._lanes[pair[0]].pes) for pair in self._plan.ways()}
             return self._over_ways(pairs)
         return self._over_links([len(each.pes) for each in self._lanes])
@@ -188,6 +197,12 @@ class MessageExecution:
         """The bytes over each wire between devices and cubes, and through busy parts of PEs."""
         if self._plan.rounds is None:
             item = self._work.item_bytes
+            classes = self._classes()
+            if classes is not None:
+                sent_by_one = self._plan.elements_sent_by(classes.first)
+                return self._over_classes(
+                    classes, {peer: count * item for peer, count in sent_by_one.items()}
+                )
             return self._over_ways(
                 {pair: count * item for pair, count in self._plan.elements_sent().items()}
             )
@@ -233,6 +248,36 @@ class MessageExecution:
         """What goes over each wire, if each rank sends so much to the next one."""
         count = len(self._lanes)
         return self._over_ways({(here, (here + 1) % count): size for here, size in enumerate(sent)})
+
+    def _classes(self) -> WireClasses | None:
+        """The wires that carry the same, if all ranks do the same."""
+        if any(each.pes != self._lanes[0].pes for each in self._lanes):
+            return None
+        homes = [each.sip for each in self._lanes]
+        return wire_classes(self._machine.topology, homes, self._plan.symmetry)
+
+    def _over_classes(self, classes: WireClasses, sent: Mapping[int, int]) -> Counter[Link]:
+        """What goes over each wire, if each rank sends to others what the first one does."""
+        machine, first = self._machine, classes.first
+        carried: Counter[WireClass] = Counter()
+        for peer, size in sent.items():
+            for _, each in classes.on_way(first, peer):
+                carried[each] += size
+        loads: Counter[Link] = Counter()
+        for (one, other), each in classes.all_hops():
+            if each in carried:
+                loads[machine.wire("sip", -1, one, other)] += (
+                    carried[each] * classes.count // each.size
+                )
+        pes = self._lanes[0].pes
+        cubes = Counter(pe // machine.topology.machine.cube.pes.count for pe in pes)
+        everything = sum(sent.values())
+        for own in self._lanes:
+            for cube, count in cubes.items():
+                for way in ((cube, 0), (0, cube)):
+                    for link in machine.cube_links(own.sip, *way):
+                        loads[link] += everything * count // len(pes)
+        return loads
 
     def _over_ways(self, sent: Mapping[tuple[int, int], int]) -> Counter[Link]:
         """What goes over each wire, if so much goes from one place in the lanes to another."""

@@ -14,21 +14,26 @@ end. So trees and recursive doubling are pipelines, and halving is not.
     end of a send     = when its flow has moved all bytes, and its last slot after the tail of that
     head of a receive = start + latency + first slots of the lanes + combining
     tail of a receive = end + latency + combining; stored, it is done
+
+If all ranks do the same on a network that is alike for all (`wire_classes`), one rank is looked at.
+What it sends to the rank some places ahead is what it receives from the one as far behind.
 """
 
+from array import array
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
-from rankwise.core.collectives.program import Copy, Fold, Receive, Send
+from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send
 from rankwise.sim.ccl.configuration import Queues
 from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeRates, PeTimes
 from rankwise.sim.ccl.plan import Plan
-from rankwise.sim.hardware.fair_shares import Uses, fair_speeds
+from rankwise.sim.ccl.wire_classes import wire_classes
+from rankwise.sim.hardware.fair_shares import Figures, Numbers, Uses, fair_speeds
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.quantities import picoseconds
@@ -47,35 +52,24 @@ class GraphTimes(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """From the lanes of one rank to those of another: latency, and time per byte by resource."""
+    """From the lanes of one rank to those of another."""
 
     latency: int
-    uses: tuple[tuple[int, float], ...]
-    later: tuple[tuple[int, float], ...]
+    uses: tuple[int, int]
+    """What is used, by whom and for how long per byte: from where to where in the table."""
+    later: tuple[int, int]
     """What is used at the receiver, a latency after the message has begun."""
     cap: float
     """The least time per byte that one message takes."""
-
-
-class _Flow:
-    """A message that is under way."""
-
-    __slots__ = ("arrives", "left", "rate", "step", "uses", "way")
-
-    def __init__(self, step: "_Step", way: _Way, left: float, now: float) -> None:
-        self.step = step
-        self.arrives = now + way.latency
-        self.uses = way.uses
-        self.way = way
-        self.left = left
-        self.rate = 0.0
+    ahead: float
+    """The same before its first byte is there: slots are loaded ahead of what the receiver does."""
 
 
 class _Step:
     """An instruction of a rank, and what is known of its head and its tail so far."""
 
     __slots__ = (
-        "combines", "depth", "done", "flowed_at", "followers", "head", "head_missing",
+        "combines", "depth", "done", "flowed_at", "followers", "follows", "head", "head_missing",
         "is_in_tcm", "kind", "local", "peer", "rank", "size", "tail", "tail_missing",
         "target", "way",
     )  # fmt: skip
@@ -89,10 +83,80 @@ class _Step:
         self.peer: _Step | None = None
         self.target = -1
         self.way: _Way | None = None
-        self.combines = self.is_in_tcm = False
+        self.combines = self.is_in_tcm = self.follows = False
         self.local = self.flowed_at = 0.0
         self.depth = 0
         """How many messages it follows, one after the other."""
+
+
+class _Flows:
+    """The messages that are under way, in the order in which they have begun; arrays by message."""
+
+    def __init__(self) -> None:
+        self.steps: list[_Step] = []
+        self.left: Figures = np.zeros(0)
+        """Bytes that have not moved yet."""
+        self.rates: Figures = np.zeros(0)
+        self.arrives: Figures = np.zeros(0)
+        """When the first byte reaches the receiver; infinite, once it has."""
+        self.least: Figures = np.zeros(0)
+        """The least time per byte."""
+        self.uses: Numbers = np.zeros((0, 2), np.int64)
+        """Where in the table of uses its own ones begin and end, by now."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def next_instant(self, now: float) -> float:
+        """When the next one ends or arrives."""
+        if not self.steps:
+            return float("inf")
+        return min(float((now + self.left / self.rates).min()), float(self.arrives.min()))
+
+    def move(self, passed: float) -> list[_Step]:
+        """Let time pass, and take away what has ended."""
+        self.left -= self.rates * passed
+        ends = self.left <= self.rates * _TOGETHER
+        if not ends.any():
+            return []
+        ended = [self.steps[number] for number in np.flatnonzero(ends).tolist()]
+        goes_on = ~ends
+        self.steps = [self.steps[number] for number in np.flatnonzero(goes_on).tolist()]
+        self.left, self.rates = self.left[goes_on], self.rates[goes_on]
+        self.arrives, self.least = self.arrives[goes_on], self.least[goes_on]
+        self.uses = self.uses[goes_on]
+        return ended
+
+    def arrive(self, now: float) -> None:
+        """Let those whose first byte is there use what the receiver has."""
+        there = self.arrives <= now + _TOGETHER
+        for number in np.flatnonzero(there).tolist():
+            way = self.steps[number].way
+            assert way is not None, "it goes somewhere"
+            self.uses[number], self.least[number] = way.later, way.cap
+        self.arrives[there] = np.inf
+
+    def begin(self, steps: list[_Step], now: float) -> None:
+        """Take in more."""
+        ways = [step.way for step in steps if step.way is not None]
+        self.steps += steps
+        self.left = np.append(self.left, [float(step.size) for step in steps])
+        self.rates = np.append(self.rates, np.zeros(len(steps)))
+        self.arrives = np.append(self.arrives, [now + way.latency for way in ways])
+        self.least = np.append(self.least, [way.ahead for way in ways])
+        self.uses = np.concatenate([self.uses, [way.uses for way in ways]])
+
+    def share(self, resources: Numbers, times: Figures) -> None:
+        """Give all of them their rates, by a table of what is used and for how long per byte."""
+        caps = 1 / self.least
+        counts = self.uses[:, 1] - self.uses[:, 0]
+        number = np.repeat(np.arange(len(counts)), counts)
+        behind = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        entry = np.arange(len(number)) + (self.uses[:, 0] - behind)[number]
+        present, link = np.unique(resources[entry], return_inverse=True)
+        share = times[entry] * caps[number]
+        speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
+        self.rates = speeds * caps
 
 
 class MessageGraph:
@@ -111,14 +175,21 @@ class MessageGraph:
         self._lane_count = len(lanes[0].pes)
         self._pe = PeTimes(machine, lanes[0], 0, work)
         self._resources: dict[object, int] = {}
-        self._ways: dict[tuple[int, int, bool, bool], _Way] = {}
+        self._used = array("q")
+        self._times = array("d")
+        self._ways: dict[tuple[int, int, tuple[bool, bool, bool]], _Way] = {}
         self._inside: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], _Inside] = {}
         self._known_slots: dict[int, tuple[int, int]] = {}
         self._starts: list[tuple[float, int, _Step]] = []
         self._count = 0
+        self._known: deque[tuple[Callable[[_Step], None], _Step]] = deque()
+        """Steps of which a head or a tail has become known."""
         assert layout.vc_chunk_size is not None, "it is known by now"
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
+        classes = wire_classes(machine.topology, [each.sip for each in lanes], plan.symmetry)
+        is_alike = all(each.pes == lanes[0].pes for each in lanes)
+        self._classes = classes if is_alike else None
         self._steps = self._written()
 
     def times(self) -> GraphTimes:
@@ -128,12 +199,15 @@ class MessageGraph:
             self._on_head(step)
             if step.kind != "send":
                 self._on_tail(step)
+            self._settle()
         moving = self._flow()
         stuck = [
             rank for rank, steps in enumerate(self._steps) if any(s.tail_missing for s in steps)
         ]
         assert not stuck, "a plan whose programs fit each other comes to its end"
         ends = [round(max((step.done for step in steps), default=0)) for steps in self._steps]
+        if self._classes is not None:
+            ends *= len(self._lanes)
         return GraphTimes(ends, round(moving))
 
     def _written(self) -> list[list[_Step]]:
@@ -142,8 +216,9 @@ class MessageGraph:
         mail: dict[tuple[int, int], deque[_Step]] = {}
         keeps = self._pe.keeps_bytes
         item = self._work.item_bytes
-        for rank, program in enumerate(self._plan.programs):
+        for rank, program in self._programs():
             steps: list[_Step] = []
+            local: _Step | None = None
             last_to: dict[int, _Step] = {}
             for instruction, needs in zip(program, dependencies(program), strict=True):
                 match instruction:
@@ -151,7 +226,7 @@ class MessageGraph:
                         step = _Step(rank, "send", span.length * item)
                         self._follow_queue(step, last_to.get(peer))
                         last_to[peer] = step
-                        mail.setdefault((rank, peer), deque()).append(step)
+                        mail.setdefault(self._box(rank, peer), deque()).append(step)
                         step.target = peer
                     case Receive(peer, span, combines):
                         step = _Step(rank, "receive", span.length * item)
@@ -162,6 +237,9 @@ class MessageGraph:
                     case Fold(sources, target):
                         step = _Step(rank, "local", target.length * item)
                         step.local = self._local(step.size, len(sources))
+                if step.kind == "local":  # a PE does one after the other
+                    self._follow_queue(step, local)
+                    local = step
                 own = -(-step.size // self._lane_count)
                 for need in needs:
                     before = steps[need.step]
@@ -175,6 +253,23 @@ class MessageGraph:
         self._match(all_steps, mail)
         return all_steps
 
+    def _programs(self) -> list[tuple[int, tuple[Instruction, ...]]]:
+        """The ranks that are looked at, and their programs."""
+        symmetry = self._plan.symmetry
+        if self._classes is None or symmetry is None:
+            return list(enumerate(self._plan.programs))
+        return [(symmetry.ranks[0], self._plan.model)]
+
+    def _box(self, sender: int, receiver: int) -> tuple[int, int]:
+        """Where messages from one rank to another wait to be matched."""
+        symmetry = self._plan.symmetry
+        if self._classes is None or symmetry is None:
+            return sender, receiver
+        first = symmetry.ranks[0]
+        if sender == first:
+            return first, symmetry.places[receiver]
+        return first, symmetry.opposite(symmetry.places[sender])
+
     def _follow_queue(self, step: _Step, before: _Step | None) -> None:
         if before is not None:  # messages of a queue follow each other
             self._wait(step, before, slot_by_slot=False, in_tcm=False)
@@ -182,6 +277,7 @@ class MessageGraph:
     @staticmethod
     def _wait(step: _Step, before: _Step, *, slot_by_slot: bool, in_tcm: bool) -> None:
         before.followers.append((step, slot_by_slot, in_tcm))
+        step.follows |= slot_by_slot
         step.depth = max(step.depth, before.depth + (before.kind == "receive"))
         step.head_missing += 1
         step.tail_missing += 1
@@ -189,13 +285,17 @@ class MessageGraph:
     def _match(
         self, all_steps: list[list[_Step]], mail: dict[tuple[int, int], deque[_Step]]
     ) -> None:
-        for rank, (steps, program) in enumerate(zip(all_steps, self._plan.programs, strict=True)):
+        for steps, (rank, program) in zip(all_steps, self._programs(), strict=True):
             for step, instruction in zip(steps, program, strict=True):
                 if isinstance(instruction, Receive):
-                    sent = mail[instruction.peer, rank].popleft()
+                    sent = mail[self._box(instruction.peer, rank)].popleft()
                     sent.peer = step
+                    # What is passed on slot by slot keeps the pace of what it follows.
+                    is_alone = not (sent.follows or any(each[1] for each in step.followers))
                     sent.way = self._way(
-                        instruction.peer, rank, loads=not sent.is_in_tcm, combines=step.combines
+                        instruction.peer,
+                        rank,
+                        (not sent.is_in_tcm, step.combines, is_alone),
                     )
                     step.head_missing += 1
                     step.tail_missing += 1
@@ -216,7 +316,8 @@ class MessageGraph:
     def _local(self, size: int, sources: int) -> float:
         own = -(-size // self._lane_count)
         combining = (sources - 1) * self._pe.combine(own)
-        return sources * self._pe.load(own) + combining + self._pe.store(own)
+        # All sources are loaded at a time.
+        return self._pe.load(sources * own) + combining + self._pe.store(own)
 
     def _on_head(self, step: _Step) -> None:
         """All that it waits for has its first slot."""
@@ -277,7 +378,7 @@ class MessageGraph:
         step.head = max(step.head, instant)
         step.head_missing -= 1
         if not step.head_missing:
-            self._on_head(step)
+            self._known.append((self._on_head, step))
 
     def _add_tail(self, step: _Step, instant: float) -> None:
         if step.kind == "send":
@@ -285,10 +386,20 @@ class MessageGraph:
             _, last = self._slot_sizes(step.size)
             assert step.way is not None, "it goes somewhere"
             instant += last * step.way.cap
+        self._lose_tail(step, instant)
+
+    def _lose_tail(self, step: _Step, instant: float) -> None:
+        """One less of what its tail waits for."""
         step.tail = max(step.tail, instant)
         step.tail_missing -= 1
         if not step.tail_missing:
-            self._on_tail(step)
+            self._known.append((self._on_tail, step))
+
+    def _settle(self) -> None:
+        """Tell on what is known; a chain of steps may be longer than the stack is deep."""
+        while self._known:
+            tell, step = self._known.popleft()
+            tell(step)
 
     def _push(self, instant: float, step: _Step) -> None:
         self._count += 1
@@ -297,81 +408,53 @@ class MessageGraph:
     def _flow(self) -> float:
         """Let all messages move, at the rates that their links give them."""
         now = moving = 0.0
-        flows: list[_Flow] = []
+        flows = _Flows()
         while self._starts or flows:
-            ends = min((now + flow.left / flow.rate for flow in flows), default=np.inf)
-            begins = self._starts[0][0] if self._starts else np.inf
-            arrives = min(
-                (flow.arrives for flow in flows if flow.uses is flow.way.uses), default=np.inf
-            )
-            instant = min(ends, begins, arrives)
+            begins = self._starts[0][0] if self._starts else float("inf")
+            instant = min(flows.next_instant(now), begins)
             passed = max(0.0, instant - now)
             if flows:
                 moving += passed
             now = max(now, instant)
-            ended: list[_Flow] = []
-            left: list[_Flow] = []
-            for flow in flows:
-                flow.left -= flow.rate * passed
-                (ended if flow.left <= flow.rate * _TOGETHER else left).append(flow)
-            flows = left
-            for flow in flows:
-                if flow.arrives <= now + _TOGETHER:
-                    flow.uses = flow.way.later
-            new: list[_Flow] = []
+            ended = flows.move(passed)
+            flows.arrive(now)
+            new: list[_Step] = []
             while self._starts and self._starts[0][0] <= now + _TOGETHER:
-                step = heappop(self._starts)[2]
-                assert step.way is not None, "it goes somewhere"
-                new.append(_Flow(step, step.way, float(step.size), now))
-            flows += new
-            self._share(flows)
-            for flow in ended:
-                self._on_flowed(flow.step, now)
-            for flow in new:
-                self._on_begun(flow, now)
+                new.append(heappop(self._starts)[2])
+            if new:
+                flows.begin(new, now)
+            if flows:
+                flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
+            for step in ended:
+                self._lose_tail(step, now)
+                self._settle()
+            if new:
+                for step, rate in zip(new, flows.rates[-len(new) :].tolist(), strict=True):
+                    self._on_begun(step, rate, now)
+                    self._settle()
         return moving
 
-    def _on_flowed(self, step: _Step, now: float) -> None:
-        step.tail = max(step.tail, now)
-        step.tail_missing -= 1
-        if not step.tail_missing:
-            self._on_tail(step)
-
-    def _on_begun(self, flow: _Flow, now: float) -> None:
-        step = flow.step
+    def _on_begun(self, step: _Step, rate: float, now: float) -> None:
         assert step.peer is not None, "it is received"
+        assert step.way is not None, "it goes somewhere"
         first, _ = self._slot_sizes(step.size)
         # As round a ring, lanes get apart from message to message.
         others = max(0, min(first * self._lane_count, step.size) - first)
-        ahead = (first + max(0, others - step.depth * self._get_apart)) / flow.rate
+        ahead = (first + max(0, others - step.depth * self._get_apart)) / rate
         self._tell_heads(step, now + ahead)
-        self._add_head(step.peer, now + flow.way.latency + ahead)
-
-    def _share(self, flows: list[_Flow]) -> None:
-        """Give all flows their rates."""
-        if not flows:
-            return
-        counts = [len(flow.uses) for flow in flows]
-        caps = np.array([1 / flow.way.cap for flow in flows])
-        number = np.repeat(np.arange(len(flows)), counts)
-        entries = np.array([use for flow in flows for use in flow.uses], np.float64)
-        present, link = np.unique(entries[:, 0].astype(np.int64), return_inverse=True)
-        share = entries[:, 1] * caps[number]
-        speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
-        for flow, rate in zip(flows, (speeds * caps).tolist(), strict=True):
-            flow.rate = rate
+        self._add_head(step.peer, now + step.way.latency + ahead)
 
     def _resource(self, key: object) -> int:
         return self._resources.setdefault(key, len(self._resources))
 
-    def _way(self, source: int, target: int, *, loads: bool, combines: bool) -> _Way:
-        key = (source, target, loads, combines)
+    def _way(self, source: int, target: int, manner: tuple[bool, bool, bool]) -> _Way:
+        key = (source, target, manner)
         way = self._ways.get(key)
         if way is None:
-            way = self._ways[key] = self._found(source, target, loads=loads, combines=combines)
+            way = self._ways[key] = self._found(source, target, *manner)
         return way
 
-    def _found(self, source: int, target: int, *, loads: bool, combines: bool) -> _Way:
+    def _found(self, source: int, target: int, loads: bool, combines: bool, is_alone: bool) -> _Way:
         one, other = self._lanes[source], self._lanes[target]
         is_apart = one.sip != other.sip
         key = (is_apart, one.pes, other.pes)
@@ -379,10 +462,12 @@ class MessageGraph:
         if inside is None:
             inside = self._inside[key] = self._look_inside(one, other)
         wires = self._machine.sip_links(one.sip, other.sip) if is_apart else []
-        uses = [(self._resource(link), 1 / float(link.rate)) for link in wires]
+        uses, cap = self._uses(one.sip, other.sip, wires)
         pe = inside.pe
         # What is sent on is still there, or loaded; what is received is stored, and if it is
         # combined, its operand is loaded.
+        if self._classes is not None:
+            source = target = self._programs()[0][0]
         later = [(self._resource((target, "in")), pe.port)]
         uses.append((self._resource((source, "out")), pe.port))
         for rank, times, parts in ((source, int(loads), uses), (target, 1 + combines, later)):
@@ -394,8 +479,36 @@ class MessageGraph:
         assert self._layout.n_slots is not None, "it is known by now"
         # As credits come back, a lane has so many slots under way.
         window = self._layout.n_slots * self._layout.slot_size * self._lane_count
-        cap = max(inside.cap, (2 * latency + wake) / window, *(time for _, time in (*uses, *later)))
-        return _Way(latency, tuple(uses), (*uses, *later), cap)
+        narrowest = max(inside.cap, cap, (2 * latency + wake) / window, pe.port)
+        parts = max(pe.memory, pe.engine)
+        moved = int(loads), 1 + combines
+        # A latency at the beginning there are only loads, and as long at the end only stores.
+        cap = max(narrowest, max(moved) * parts)
+        ahead = max(narrowest, sum(moved) / 2 * parts) if is_alone else cap
+        return _Way(latency, self._table(uses), self._table([*uses, *later]), cap, ahead)
+
+    def _table(self, uses: Sequence[tuple[int, float]]) -> tuple[int, int]:
+        """Write uses into the table; where they stand."""
+        begin = len(self._used)
+        for resource, time in uses:
+            self._used.append(resource)
+            self._times.append(time)
+        return begin, len(self._used)
+
+    def _uses(
+        self, source: int, target: int, wires: Sequence[Link]
+    ) -> tuple[list[tuple[int, float]], float]:
+        """What a flow takes of each wire per byte, and how long the narrowest one takes."""
+        own = [1 / float(link.rate) for link in wires]
+        if self._classes is None:
+            uses = [(self._resource(link), time) for link, time in zip(wires, own, strict=True)]
+            return uses, max(own, default=0.0)
+        uses = [
+            # The flows of all ranks together, on each wire of the class.
+            (self._resource(each), time * self._classes.count / each.size)
+            for time, (_, each) in zip(own, self._classes.on_way(source, target), strict=True)
+        ]
+        return uses, max(own, default=0.0)
 
     def _look_inside(self, one: Lanes, other: Lanes) -> "_Inside":
         """The parts of both devices: their latency, and time per byte of a whole message."""

@@ -65,6 +65,8 @@ class MessageCosts(msgspec.Struct, frozen=True, kw_only=True):
     contention: bool = True
     reductions: Literal["received", "astra_sim"] = "received"
     cut_through: bool = False
+    active_chunks: int | None = None
+    """In a tree, in how many chunks a rank takes part at a time; None for as many as fill it."""
 
 
 class Chunk:

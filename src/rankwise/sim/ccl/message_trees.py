@@ -1,10 +1,14 @@
 """The double binary tree, message by message.
 
 Chunks go to the two trees of `tree_allreduce` in turn. Within a tree a chunk moves whole: a leaf
-sends it to its parent; an inner node adds what its children send, in any order,
-and sends the sum up; the root sends the result down again. A rank takes its part in one chunk after
-the other: it goes on with the next when it has its result and has handed it to its children. So the
-root is free while the leaves still wait, and since it is a leaf of the other tree, chunks overlap.
+sends it to its parent; an inner node adds what its children send, in any order, and sends the sum
+up; the root sends the result down again. Chunks follow each other up and down: a rank takes part in
+as many at a time as there are links on the way. So with many chunks the links of an inner node are
+what takes time, which carry all of the data twice each way: 2 size / bandwidth, as on the machine
+(`message_graph`), where the tree is played from its programs.
+
+`MessageCosts.active_chunks` says otherwise. In ASTRA-sim, one is usual: a rank goes on with the
+next chunk when it has the result of the one before, which takes six times as long.
 
 Ranks do different things at different times here, and messages of a later chunk do overtake those
 of an earlier one. There are no rounds to compute at once: this is an event queue, with one process
@@ -71,6 +75,10 @@ class _Passage:
         self._roles = roles
         self._chunks = chunks
         self._chunks_before = chunks_before
+        # One on each link of the way up and down again, over a switch, and one at each end: with
+        # fewer, links idle; with more, what goes up holds up what comes down.
+        depth = (wiring.dimension.count - 1).bit_length()
+        self._active = wiring.costs.active_chunks or 4 * (depth + 1)
         self._simulator = Simulator()
         self._arrivals: dict[tuple[int, int, int], Future] = {}
 
@@ -80,30 +88,33 @@ class _Passage:
         for chunk in self._chunks:
             chunk.ready = np.zeros_like(free)
         for rank, instant in enumerate(free.tolist()):
-            starts = [max(instant, int(begin[rank])) for begin in begins]
-            self._simulator.process(self._take_part(rank, starts), f"rank {rank}")
+            parts: list[Process] = []
+            for number, begin in enumerate(begins):
+                before = parts[number - self._active] if number >= self._active else None
+                steps = self._take_part(rank, number, max(instant, int(begin[rank])), before)
+                parts.append(self._simulator.process(steps, f"rank {rank}"))
         self._simulator.run()
         return self._chunks[-1].ready
 
-    def _take_part(self, rank: int, starts: list[int]) -> Steps:
+    def _take_part(self, rank: int, number: int, start: int, before: Process | None) -> Steps:
         endpoint = self._wiring.endpoint
         also_down = self._wiring.costs.reductions == "astra_sim"
-        for number, (chunk, start) in enumerate(zip(self._chunks, starts, strict=True)):
-            parent, children = self._roles[(self._chunks_before + number) % 2][rank]
-            if start > self._simulator.now:
-                yield start - self._simulator.now
-            if children:
-                yield all_of(
-                    [self._receive(number, child, rank, combines=True) for child in children]
-                )
-            elif endpoint:
-                yield endpoint
-            if parent is not None:
-                self._send(number, rank, parent)
-                yield self._receive(number, parent, rank, combines=bool(children) and also_down)
-            for child in children:
-                self._send(number, rank, child)
-            chunk.ready[rank] = self._simulator.now
+        chunk = self._chunks[number]
+        if before is not None:
+            yield before
+        parent, children = self._roles[(self._chunks_before + number) % 2][rank]
+        if start > self._simulator.now:
+            yield start - self._simulator.now
+        if children:
+            yield all_of([self._receive(number, child, rank, combines=True) for child in children])
+        elif endpoint:
+            yield endpoint
+        if parent is not None:
+            self._send(number, rank, parent)
+            yield self._receive(number, parent, rank, combines=bool(children) and also_down)
+        for child in children:
+            self._send(number, rank, child)
+        chunk.ready[rank] = self._simulator.now
 
     def _send(self, number: int, source: int, destination: int) -> None:
         self._simulator.process(self._travel(number, source, destination))

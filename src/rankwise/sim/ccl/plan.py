@@ -3,6 +3,7 @@
 Plans depend on sizes alone, so they are kept and used again.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.base.errors import ConfigError
-from rankwise.core.collectives.program import Instruction, Send, Span, Task
+from rankwise.core.collectives.program import Instruction, Receive, Send, Span, Task
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.collectives.workspace import REDUCING, frame_elements, operand_of, result_of
 from rankwise.sim.ccl.algorithm_modules import (
@@ -30,6 +31,7 @@ from rankwise.sim.hardware.specification import SipsSpec
 from rankwise.sim.triton.dtypes import Array, dtype
 
 if TYPE_CHECKING:
+    from rankwise.core.collectives.levels import Grid
     from rankwise.core.collectives.ring import RingRound
 
 Indexes = npt.NDArray[np.int64]
@@ -94,11 +96,13 @@ class Plan:
     An algorithm that is a kernel alone has empty programs: who talks to whom is not known before.
     One that goes in the rounds of a ring has its programs and its schedule made when they are first
     asked for, since its messages are known without: among 1,024 ranks those are four million
-    instructions, and the message level needs none of them.
+    instructions, and the message level needs none of them. Of an algorithm that treats all ranks
+    alike, one program is made first (`model`), for the same reason.
 
     Attributes:
         request: what the ranks want.
         rounds: of a ring; None of other algorithms.
+        symmetry: the grid under whose translations all programs are alike; None if they are not.
     """
 
     def __init__(self, request: Request) -> None:
@@ -107,6 +111,8 @@ class Plan:
         self.rounds: list[RingRound] | None = (
             module.rounds(request.task(0)) if hasattr(module, "rounds") else None
         )
+        alike = getattr(module, "symmetry", None) if is_ours(module) else None
+        self.symmetry: Grid | None = alike(request.task(0)) if alike is not None else None
         # What ships is tested; of thousands of ranks, messages need no schedule.
         if self.rounds is None and not is_ours(
             module
@@ -120,13 +126,19 @@ class Plan:
         """The instructions of every rank; what moves nothing is left out."""
         return self._written()
 
+    @cached_property
+    def model(self) -> tuple[Instruction, ...]:
+        """The program of the rank at place 0 of the symmetry, which tells those of all others."""
+        assert self.symmetry is not None, "it was looked at"
+        return self._program_of(self.request.task(self.symmetry.ranks[0]))
+
+    def _program_of(self, task: Task) -> tuple[Instruction, ...]:
+        return tuple(each for each in instructions_of(self._module, task) if not _is_empty(each))
+
     def _written(self) -> tuple[tuple[Instruction, ...], ...]:
         if not hasattr(self._module, "program"):
             return ((),) * self.request.size
-        return tuple(
-            tuple(each for each in instructions_of(self._module, task) if not _is_empty(each))
-            for task in self._tasks()
-        )
+        return tuple(map(self._program_of, self._tasks()))
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -233,6 +245,26 @@ class Plan:
         }
         return ways or {(task.rank, task.at(task.position + 1)) for task in self._tasks()}
 
+    def ways_of_one(self) -> set[tuple[int, int]]:
+        """To whom the first rank of the symmetry sends; others do it as far away."""
+        assert self.symmetry is not None, "it was looked at"
+        first = self.symmetry.ranks[0]
+        return {(first, each.peer) for each in self.model if isinstance(each, Send)}
+
+    @cached_property
+    def sources_most(self) -> int:
+        """From how many others the rank that has the most receives."""
+        if self.symmetry is not None and self.rounds is None:
+            return len({each.peer for each in self.model if isinstance(each, Receive)}) or 1
+        return max(Counter(target for _source, target in self.ways()).values(), default=1)
+
+    @property
+    def moves_anything(self) -> bool:
+        """Whether there is anything to do."""
+        if self.rounds is not None:
+            return bool(self.rounds)
+        return bool(self.model) if self.symmetry is not None else any(self.programs)
+
     @property
     def longest_message(self) -> int:
         """Elements of the longest message; of a workspace, where messages are not known."""
@@ -240,7 +272,7 @@ class Plan:
             return int(self.part_elements.max()) if self.rounds else max(self.lengths)
         known = [
             each.span.length
-            for program in self.programs
+            for program in ([self.model] if self.symmetry is not None else self.programs)
             for each in program
             if isinstance(each, Send)
         ]
@@ -261,8 +293,30 @@ class Plan:
             offsets = np.array([each.offset for each in self.rounds], np.int64)
             parts = self.part_elements[(task.position + offsets) % task.size]
             return {task.at(task.position + 1): int(parts.sum())} if parts.any() else {}
+        if self.symmetry is not None:
+            return {
+                self.symmetry.moved(rank, place): count
+                for place, count in self._sent_by_places.items()
+            }
+        return self._sent(self.programs[rank])
+
+    def all_elements_sent_by(self, rank: int) -> int:
+        """How many elements a rank sends to others in all."""
+        if self.symmetry is not None and self.rounds is None:
+            return sum(self._sent_by_places.values())
+        return sum(self.elements_sent_by(rank).values())
+
+    @cached_property
+    def _sent_by_places(self) -> dict[int, int]:
+        """Of a symmetry: how many elements each rank sends to the one as far as a place is."""
+        assert self.symmetry is not None, "it was looked at"
+        places = self.symmetry.places
+        return {places[peer]: count for peer, count in self._sent(self.model).items()}
+
+    @staticmethod
+    def _sent(program: Sequence[Instruction]) -> dict[int, int]:
         sent: dict[int, int] = {}
-        for instruction in self.programs[rank]:
+        for instruction in program:
             if isinstance(instruction, Send):
                 sent[instruction.peer] = sent.get(instruction.peer, 0) + instruction.span.length
         return sent

@@ -149,6 +149,7 @@ class _Level:
 
     Attributes:
         below, size: how many devices a unit of the level below has, and one of this.
+        leaf_count: of a fat tree, how many leaves it has in all its units.
         uplink: of a fat tree, from each leaf to each spine.
     """
 
@@ -162,11 +163,11 @@ class _Level:
         self._devices = devices
         units = devices // self.size
         self.leaf = spec.leaf or below
-        self._leaves = devices // self.leaf if spec.graph == "fat_tree" else 0
+        self.leaf_count = devices // self.leaf if spec.graph == "fat_tree" else 0
         self.switch_count = {
             "switch": units,
             "rails": units * below,
-            "fat_tree": self._leaves + units * spec.spines,
+            "fat_tree": self.leaf_count + units * spec.spines,
         }.get(spec.graph, 0)
         self.uplink = LinkSpec(
             bandwidth=spec.link.bandwidth * self.leaf / spec.oversubscription / spec.spines,
@@ -192,9 +193,9 @@ class _Level:
         """What a switch is called."""
         number = node - self.first_switch
         if self.spec.graph == "fat_tree":
-            if number < self._leaves:
+            if number < self.leaf_count:
                 return f"{self.name}_leaf{number}"
-            return f"{self.name}_spine{number - self._leaves}"
+            return f"{self.name}_spine{number - self.leaf_count}"
         return f"{self.name}{number}"
 
     def switches(self, source: int, destination: int) -> list[int]:
@@ -213,7 +214,7 @@ class _Level:
         chosen = destination
         if spec.routing == "hashed":
             chosen = derived_seed(spec.seed, "route", source, destination)
-        return self.first_switch + self._leaves + unit * spec.spines + chosen % spec.spines
+        return self.first_switch + self.leaf_count + unit * spec.spines + chosen % spec.spines
 
     def across(self, source: int, destination: int) -> list[int]:
         """The nodes after a device on the way to one that has the same place in its unit below."""
@@ -239,10 +240,10 @@ class _Level:
             case "fat_tree":
                 for device in range(self._devices):
                     yield (device, first + device // self.leaf), link
-                for leaf in range(self._leaves):
+                for leaf in range(self.leaf_count):
                     unit = leaf * self.leaf // self.size
                     for spine in range(self.spec.spines):
-                        top = first + self._leaves + unit * self.spec.spines + spine
+                        top = first + self.leaf_count + unit * self.spec.spines + spine
                         yield (first + leaf, top), self.uplink
             case _:
                 assert self._plane is not None, "the others connect devices directly"

@@ -27,6 +27,8 @@ from rankwise.sim.reporting.timeline import ReportedRun
 
 _LONGEST_NAME = 200
 _ROOT = re.compile(r" (?:from|to) rank (\d+)")
+_ALGORITHM = re.compile(r" by (\w+)")
+"""What a call says that has asked for an algorithm."""
 _MESSAGE = re.compile(r"message from rank (\d+) to rank (\d+)")
 
 
@@ -167,6 +169,8 @@ def _collective(call: Operation, groups: _Groups) -> _Did:
         attributes["pg_name"] = group
     if root := _ROOT.search(call.name):
         attributes["root"] = sips[int(root[1])]
+    if algorithm := _ALGORITHM.search(call.name):
+        attributes["algorithm"] = algorithm[1]
     return _Did(NodeKind.COLLECTIVE, call.name, call.start, call.end, attributes)
 
 

@@ -20,6 +20,7 @@ from greenlet import getcurrent
 
 from rankwise.base.errors import ConfigError, Deadlock, LocalProtocolError, TimeLimit
 from rankwise.base.suggestions import nearest
+from rankwise.sim.ccl.choice import Chooser
 from rankwise.sim.ccl.configuration import (
     CollectiveConfiguration,
     check_sizes_against,
@@ -104,6 +105,7 @@ class RuntimeContext:
             ccl if isinstance(ccl, CollectiveConfiguration) else load_configuration(ccl)
         )
         check_sizes_against(self.ccl, engine.topology.machine.pe.tcm.capacity)
+        self.algorithms = Chooser(engine.machine, self.ccl)
         self.world_size = 1
         self.races = watch_races(engine.machine) if detect_races else None
         self._completed: set[Any] = set()

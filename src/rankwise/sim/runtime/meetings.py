@@ -22,8 +22,9 @@ from rankwise.core.matching import (
     parties,
 )
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
-from rankwise.sim.ccl.configuration import Algorithm, check_against
-from rankwise.sim.ccl.execution import CollectiveExecution, lane_count, queues_per_pe
+from rankwise.sim.ccl.choice import Wanted
+from rankwise.sim.ccl.configuration import AUTO, Algorithm
+from rankwise.sim.ccl.execution import CollectiveExecution
 from rankwise.sim.ccl.fidelity import (
     fewest_lanes,
     is_short,
@@ -32,7 +33,8 @@ from rankwise.sim.ccl.fidelity import (
     may_get_out_of_step,
 )
 from rankwise.sim.ccl.kernel_execution import KernelExecution
-from rankwise.sim.ccl.lanes import LaneQueues, suited_to
+from rankwise.sim.ccl.lanes import LaneQueues
+from rankwise.sim.ccl.layout import laid_out
 from rankwise.sim.ccl.message_execution import MessageExecution
 from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Plan, plan, requested
@@ -149,6 +151,21 @@ class Call:
         )
 
 
+def wanted_of(  # noqa: PLR0917 (what a call says, in its order)
+    collective: str,
+    elements: int,
+    root: int,
+    devices: Sequence["Device"],
+    kind: dtype,
+    op: ReduceOp,
+) -> Wanted:
+    """A collective of ranks on some devices, for the choice of its algorithm."""
+    work = Elements(kind.itemsize, short_name(kind), _MATH[op])
+    sips = tuple(device.sip for device in devices)
+    pes = tuple(tuple(device.pes) for device in devices)
+    return Wanted(collective, elements, root, sips, pes, work)
+
+
 def meeting_in_words(match: Match[Call]) -> str:
     """Which ranks have called what, and where, and which ranks are waited for."""
     calls = [
@@ -174,6 +191,13 @@ class Collective:
         self._op = asked.op
         self._devices = [context.device_of(call.rank) for call in calls]
         algorithm = context.ccl.algorithm(asked.collective, asked.algorithm)
+        if algorithm.name == AUTO:
+            algorithm = context.algorithms.fastest(
+                wanted_of(
+                    asked.collective, asked.elements, asked.root, self._devices, asked.kind,
+                    asked.op,
+                )
+            )  # fmt: skip
         self._plan = self._planned(algorithm, asked)
         self._execution: CollectiveExecution | MessageExecution | None = None
         self._kernels: KernelExecution | None = None
@@ -192,16 +216,11 @@ class Collective:
 
     def _prepare(self, algorithm: Algorithm, asked: Request) -> None:
         """Lay out queues and lanes, and decide how exactly the collective is simulated."""
-        machine, queues = self._context.engine.machine, algorithm.queues
-        tcm = machine.topology.machine.pe.tcm.capacity
-        per_pe = queues_per_pe(self._plan)
-        check_against(queues, tcm, per_pe, f"algorithm {algorithm.name}")
+        machine = self._context.engine.machine
         item_bytes = asked.kind.itemsize
         fewest = min(len(device.pes) for device in self._devices)
-        count = lane_count(self._plan, item_bytes, queues, fewest)
         sips = [device.sip for device in self._devices]
-        ways = sorted({(sips[one], sips[other]) for one, other in self._plan.ways()})
-        queues = suited_to(machine, queues, ways, count, per_pe)
+        count, queues = laid_out(machine, self._plan, algorithm, item_bytes, sips, fewest)
         module = algorithm_module(algorithm.module)
         faults = machine.topology.faults
         level = level_of(
@@ -346,7 +365,7 @@ class Collective:
         if self._kernels is not None:
             sent = self._kernels.bytes_sent_by(index)
         else:
-            sent = sum(self._plan.elements_sent_by(index).values()) * self._kind.itemsize
+            sent = self._plan.all_elements_sent_by(index) * self._kind.itemsize
         env.op_log.append(
             call.request.operation,
             str(call),

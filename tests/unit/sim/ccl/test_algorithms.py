@@ -160,7 +160,9 @@ def test_all_gather_puts_the_blocks_in_the_order_of_the_ranks(name: str) -> None
             np.testing.assert_array_equal(result, np.concatenate(values))
 
 
-@pytest.mark.parametrize("name", ["ring_all_to_all", "direct_all_to_all"])
+@pytest.mark.parametrize("name", [
+    "ring_all_to_all", "direct_all_to_all", "pairwise_all_to_all", "hierarchical_all_to_all",
+])  # fmt: skip
 def test_all_to_all_transposes_the_blocks(name: str) -> None:
     kind = dtype_named("i32")
     for size in SIZES:
@@ -171,6 +173,40 @@ def test_all_to_all_transposes_the_blocks(name: str) -> None:
         blocks = np.stack(values).reshape(size, size, 3)
         for rank, result in enumerate(results):
             np.testing.assert_array_equal(result, blocks[:, rank].reshape(-1))
+
+
+@pytest.mark.parametrize(
+    "name", ["direct_all_to_all", "pairwise_all_to_all", "hierarchical_all_to_all"]
+)
+@pytest.mark.parametrize(
+    ("homes", "axes"),
+    [
+        (tuple(range(12)), (4, 12)), (tuple(range(12)), (2, 6, 12)),
+        ((5, 0, 3, 2, 4, 1), (3, 6)), ((0, 1, 4, 5, 6), (4, 8)), ((0, 0, 1, 1), (2,)),
+    ],
+)  # fmt: skip
+def test_all_to_alls_along_the_axes_of_a_network_transpose_the_blocks(
+    name: str, homes: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    kind, size = dtype_named("i32"), len(homes)
+    values = operands(kind, size, size * 3)
+
+    results = planned(name, "all_to_all", size, 3, homes=homes, axes=axes).results(
+        values, ReduceOp.SUM, kind
+    )
+
+    blocks = np.stack(values).reshape(size, size, 3)
+    for rank, result in enumerate(results):
+        np.testing.assert_array_equal(result, blocks[:, rank].reshape(-1))
+
+
+def test_a_hierarchical_all_to_all_sends_one_message_to_each_other_node() -> None:
+    task = {"homes": tuple(range(256)), "axes": (8, 256)}
+    model = planned("hierarchical_all_to_all", "all_to_all", 256, 1, **task).model
+
+    sends = [each for each in model if isinstance(each, Send)]
+    assert len(sends) == 7 + 31
+    assert sum(each.span.length for each in sends if each.peer >= 8) == 31 * 8
 
 
 def test_the_messages_of_an_all_to_all_on_a_ring_grow_with_the_ranks() -> None:

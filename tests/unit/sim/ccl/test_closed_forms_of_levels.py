@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.ccl.message_timing import Dimension, collective_time
 from rankwise.sim.faults.vocabulary import KillLink
 from rankwise.sim.hardware import Machine, parse_topology
 from rankwise.sim.hardware.topology import Topology
@@ -53,14 +54,16 @@ def nodes(devices: int, count: int) -> Topology:
     )
 
 
-def microseconds(topology: Topology, algorithm: str, size: int, slot: int = 131_072) -> float:
+def microseconds(
+    topology: Topology, algorithm: str, size: int, slot: int = 131_072, level: str = "queue"
+) -> float:
     """How long an all-reduce of so many bytes among all devices takes, queue by queue."""
     engine = GraphEngine(topology, enable_data=False)
 
     def worker(_rank: int, torch: Any) -> None:
         torch.distributed.all_reduce(torch.empty(size // 4, dtype="f32"), algorithm=algorithm)
 
-    layout = {"slot_size": slot, "vc_chunk_size": slot // 2, "n_lanes": 1, "fidelity": "queue"}
+    layout = {"slot_size": slot, "vc_chunk_size": slot // 2, "n_lanes": 1, "fidelity": level}
     with RuntimeContext(engine=engine, ccl={"defaults": layout}) as torch:
         torch.multiprocessing.spawn(worker, args=(torch,), nprocs=topology.sip_count)
         return torch.now / 1e6
@@ -185,3 +188,20 @@ def test_a_message_takes_the_alpha_and_beta_of_the_levels_that_it_crosses(
         took = crossing(nodes(8, 2), [(source, target)], size)
 
         assert took == pytest.approx(alpha + size / rate, rel=0.03)
+
+
+def test_a_double_tree_goes_at_the_rate_of_its_inner_nodes_on_each_level() -> None:
+    size, slot = 16 << 20, 65_536
+    topology = machine({"name": "net", "count": 8, "graph": "switch", "link": link(25, 100)})
+    trees = Dimension(
+        count=8, graph="switch", algorithm="double_binary_tree", bandwidth_gbps=25, latency_ns=100
+    )
+
+    on_machine = microseconds(topology, "tree_allreduce", size, slot, "message")
+    alone = collective_time("all_reduce", size, [trees], chunks=size // slot).picoseconds / 1e6
+
+    # Inner nodes receive and send all of the data twice. On the machine, a rank sends down only
+    # what it has received whole, so that one tree is ahead of the other at the end.
+    expected = 2 * size / ACROSS
+    assert alone == pytest.approx(expected, rel=0.04)
+    assert on_machine == pytest.approx(expected, rel=0.09)

@@ -286,6 +286,39 @@ def test_a_chunk_takes_the_depth_of_its_tree_up_and_down_again() -> None:
     assert time.picoseconds == endpoint + up + down
 
 
+@pytest.mark.parametrize("count", [8, 16])
+def test_chunks_follow_each_other_through_a_double_tree_at_the_rate_of_its_inner_nodes(
+    count: int,
+) -> None:
+    trees = Dimension(
+        count=count, graph="switch", algorithm="double_binary_tree",
+        bandwidth_gbps=50, latency_ns=500,
+    )  # fmt: skip
+    size, chunks, depth = 64 << 20, 128, (count - 1).bit_length()
+
+    time = collective_time("all_reduce", size, [trees], chunks=chunks).picoseconds
+
+    # Inner nodes receive and send all of the data twice; the first chunk goes up and down before.
+    expected = 2 * size / 0.05 + 4 * depth * (size / chunks / 0.05 + 500_000)
+    assert time == pytest.approx(expected, rel=0.04)
+
+
+def test_a_double_tree_with_one_active_chunk_waits_for_each_result() -> None:
+    trees = Dimension(
+        count=8, graph="switch", algorithm="double_binary_tree",
+        bandwidth_gbps=50, latency_ns=500,
+    )  # fmt: skip
+
+    followed, waited = (
+        collective_time(
+            "all_reduce", 64 << 20, [trees], chunks=64, costs=MessageCosts(active_chunks=active)
+        ).picoseconds
+        for active in (None, 1)
+    )
+
+    assert waited > 5.5 * followed
+
+
 def test_two_chunks_of_a_double_tree_overlap_since_its_root_is_a_leaf_of_the_other() -> None:
     trees = Dimension(
         count=64, graph="switch", algorithm="double_binary_tree",
@@ -305,7 +338,10 @@ def test_a_message_that_comes_earlier_is_served_earlier_even_if_its_chunk_is_lat
             bandwidth_gbps=50, latency_ns=500,
         )  # fmt: skip
         size = (1 << 18) * chunks
-        return collective_time("all_reduce", size, [*extra, trees], chunks=chunks).picoseconds
+        costs = MessageCosts(active_chunks=1)
+        return collective_time(
+            "all_reduce", size, [*extra, trees], chunks=chunks, costs=costs
+        ).picoseconds
 
     alone = Dimension(count=1, bandwidth_gbps=1, latency_ns=0)
 

@@ -4,6 +4,7 @@ Order of reduction: x[0] + x[1] + ... + x[n-1], by ranks, accumulated in f32 and
 dtype once.
 """
 
+from rankwise.core.collectives.levels import Grid, grid_or_row
 from rankwise.core.collectives.program import Fold, Program, Receive, Send, Span, Task
 
 COLLECTIVE = "reduce_scatter"
@@ -14,8 +15,14 @@ def scratch_elements(task: Task) -> int:
     return task.size * task.elements
 
 
+def symmetry(task: Task) -> Grid | None:
+    """All are alike."""
+    return grid_or_row(task)
+
+
 def program(task: Task) -> Program:
     """The program of one rank."""
+    grid = grid_or_row(task)
     staged = task.size * task.elements
     mine = task.block(task.rank)
     contribution = [
@@ -24,9 +31,9 @@ def program(task: Task) -> Program:
     ]
     contribution[task.rank] = mine
     for distance in range(1, task.size):
-        owner = (task.rank + distance) % task.size
+        owner = grid.moved(task.rank, distance)
         yield Send(owner, task.block(owner))
     for distance in range(1, task.size):
-        source = (task.rank - distance) % task.size
+        source = grid.moved(task.rank, grid.opposite(distance))
         yield Receive(source, contribution[source])
     yield Fold(tuple(contribution), mine)

@@ -15,9 +15,15 @@ from rankwise.core.collectives.algorithms.power_of_two import (
     seat_count,
     seat_of,
 )
+from rankwise.core.collectives.levels import Grid, halves_of
 from rankwise.core.collectives.program import Program, Receive, Send, Span, Task, part_of
 
 COLLECTIVE = "all_reduce"
+
+
+def symmetry(task: Task) -> Grid | None:
+    """Partners change seats by halves, if all parts are equally long."""
+    return halves_of(task) if not task.elements % task.size else None
 
 
 def program(task: Task) -> Program:

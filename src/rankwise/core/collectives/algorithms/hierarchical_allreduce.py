@@ -13,10 +13,18 @@ x[second] + ... if units differ), then the levels further out, the last as `ring
 by devices; rounded to the dtype after each addition.
 """
 
-from rankwise.core.collectives.levels import all_reduce_along, grid_of, ring_round, units_of
+from math import prod
+
+from rankwise.core.collectives.levels import Grid, all_reduce_along, grid_of, ring_round, units_of
 from rankwise.core.collectives.program import Program, Receive, Send, Span, Task
 
 COLLECTIVE = "all_reduce"
+
+
+def symmetry(task: Task) -> Grid | None:
+    """That of the grid, if all parts are equally long."""
+    grid = grid_of(task)
+    return grid if grid is not None and not task.elements % prod(grid.lengths) else None
 
 
 def program(task: Task) -> Program:

@@ -14,9 +14,15 @@ from rankwise.core.collectives.algorithms.power_of_two import (
     seat_count,
     seat_of,
 )
+from rankwise.core.collectives.levels import Grid, halves_of
 from rankwise.core.collectives.program import Program, Receive, Send, Span, Task
 
 COLLECTIVE = "all_reduce"
+
+
+def symmetry(task: Task) -> Grid | None:
+    """Partners change seats by halves."""
+    return halves_of(task)
 
 
 def program(task: Task) -> Program:

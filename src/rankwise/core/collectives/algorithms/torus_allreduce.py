@@ -10,12 +10,21 @@ Order of reduction: of each piece as `hierarchical_allreduce` has it, from anoth
 
 from collections.abc import Iterator
 from itertools import zip_longest
+from math import prod
 
 from rankwise.core.collectives.algorithms import hierarchical_allreduce
-from rankwise.core.collectives.levels import all_reduce_along, grid_of
+from rankwise.core.collectives.levels import Grid, all_reduce_along, grid_of
 from rankwise.core.collectives.program import Instruction, Program, Send, Span, Task, part_of
 
 COLLECTIVE = "all_reduce"
+
+
+def symmetry(task: Task) -> Grid | None:
+    """That of the grid, if all parts of all pieces are equally long."""
+    grid = grid_of(task)
+    if grid is None or task.elements % (len(grid.lengths) * prod(grid.lengths)):
+        return None
+    return grid
 
 
 def program(task: Task) -> Program:
