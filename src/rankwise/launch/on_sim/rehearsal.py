@@ -7,13 +7,13 @@ the run.
 
 import faulthandler
 import os
-import random
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import pairwise
 from threading import Timer, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -60,9 +60,9 @@ from rankwise.launch.signal_effects import SignalEffect, effects_of
 from rankwise.observe.records import RECORDER
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
 from rankwise.sim.rehearsal.descriptors import STANDARD
+from rankwise.sim.rehearsal.equals import Choice, Equals
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.first_import import FirstImport
-from rankwise.sim.rehearsal.meetings import Equals
 from rankwise.sim.rehearsal.names_of_ranks import NAMES, NamesOfRanks
 from rankwise.sim.rehearsal.patience import NOTICE_S
 from rankwise.sim.rehearsal.places import place_of, places_of
@@ -83,6 +83,7 @@ _STDERR_LINES = 60
 _STDOUT_LINES = 10
 _DESCRIPTORS_PER_RANK = 2
 _SIMULATED_OF_EQUALS = 2
+_PROBED_BYTES = 1 << 24
 _OTHER_DESCRIPTORS = 64
 
 
@@ -108,7 +109,7 @@ class Rehearsal:
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
         timing_only: let tensors have no data. Then ranks that do the same are simulated once.
         every_rank: simulate all ranks, even if they do the same.
-        simulated: those that are simulated then, if it is known that two are too few.
+        choice: those that are simulated then, if it is known that two are too few.
         records_values: keep the numbers that rank 0 asks for.
         values: what programs get then that ask for numbers; see `sim.prediction.values`.
         synthetic_data: let data loaders repeat their first batch then.
@@ -144,7 +145,7 @@ class Rehearsal:
         has_virtual_clock: bool = False,
         timing_only: bool = False,
         every_rank: bool = False,
-        simulated: frozenset[int] = frozenset(),
+        choice: Choice | None = None,
         records_values: bool = False,
         values: str = "",
         synthetic_data: bool = False,
@@ -181,8 +182,12 @@ class Rehearsal:
 
             self.prediction.values = ValuePolicy(values, seed)
             device = "cuda"
-            if not every_rank and self.size > _SIMULATED_OF_EQUALS:
-                self.equals = self.prediction.equals = equal_ranks(self.size, seed, simulated)
+            # A fault makes one rank, or its links, another one than those of its class.
+            is_well = not (faults or chip_faults)
+            if not every_rank and is_well and self.size > _SIMULATED_OF_EQUALS:
+                self.equals = Equals(choice or Choice(), self.size, seed)
+                self.equals.price = partial(_price, self.prediction)
+                self.prediction.equals = self.equals
         self.failure_command = failure_command_of(job)
         self.job = job
         self.places = LogLayout(job.logs, size=self.size, run_id=job.run_id)
@@ -212,13 +217,19 @@ class Rehearsal:
         self._stuck = ""
         self._standstill: tuple[str, tuple[Stood, ...]] = ("", ())
 
-    def difference(self, outcome: Outcome) -> str:
-        """What shows that ranks are not equal which were taken as equal; empty if nothing does."""
-        if self.equals is None or self.prediction is None or self.equals.wanted:
-            return ""
-        if outcome.status is OutcomeStatus.SUCCEEDED:
-            return self.equals.difference or self.prediction.difference()
-        return self.equals.difference  # a rank that fails ends before the others
+    def following(self, outcome: Outcome) -> Choice | None:
+        """Which ranks to run next, since these are too few for all; None if they are enough."""
+        if self.equals is None or self.prediction is None:
+            return None
+        choice = self.equals.wanted
+        is_whole = outcome.status is OutcomeStatus.SUCCEEDED  # a rank that fails ends earlier
+        if choice is None and is_whole and not self.equals.difference:
+            choice = self.prediction.following()
+        if self.equals.difference:
+            everyone = frozenset(range(self.size))
+            why = f"ranks are not equal: {self.equals.difference}"
+            choice = Choice(simulated=everyone, why=why)
+        return choice
 
     @property
     def elapsed(self) -> Duration:
@@ -589,10 +600,11 @@ class Rehearsal:
                 self._output.write_raw(Streams.ERR, line)
 
 
-def equal_ranks(size: int, seed: int, simulated: frozenset[int]) -> Equals:
-    """Rank 0, and another one to compare with, stand for all ranks, or those that are given."""
-    other = random.Random(f"{seed}/equal ranks").randrange(1, size)  # noqa: S311  # simulation, no secret
-    return Equals(simulated or frozenset({0, other}), size, seed)
+def _price(prediction: "Prediction", ranks: tuple[int, ...]) -> object:
+    """What the links among some ranks give: the time of a collective, and of messages."""
+    network = prediction.network
+    messages = [network.message_time(*pair, _PROBED_BYTES) for pair in pairwise(ranks)]
+    return network.time("all_reduce", _PROBED_BYTES, ranks), messages
 
 
 def _is_ended_at_once(world: SimulatedWorld, number: int) -> bool:

@@ -17,9 +17,11 @@ The time of a rank is one of five: it computes; it waits for an operation that i
 *exposed* communication); it waits for others to come to one; it sleeps; or it has ended.
 """
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +38,8 @@ from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.prediction.useful_work import Achieved, UsefulWork
 from rankwise.sim.rehearsal import modelled_device
-from rankwise.sim.rehearsal.meetings import Equals, Group, kind_of_group
+from rankwise.sim.rehearsal.equals import Choice, Equals, kind_of_group
+from rankwise.sim.rehearsal.meetings import Group
 from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.reporting.breakdown import ASLEEP, EXPOSED, MESSAGES, WAITING
@@ -133,9 +136,7 @@ class RankClock:
         self.memory = DeviceMemory()
         self.record = prediction.record
         self.captured: list[Callable[[], object]] | None = None
-        self.trail: list[PricedWork | Communicated] | None = (
-            None if prediction.equals is None else []
-        )
+        self.trail = None if prediction.equals is None else Trail(prediction.done)
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
         self._times = prediction.costs.times(number)
@@ -190,7 +191,7 @@ class RankClock:
         if priced.at_peak:
             self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:
-            self.trail.append(priced)
+            self.trail.add(priced, 0)
         self._computing += duration
         self.bill.add_work(priced, self.phase())
         self.time = begun + duration
@@ -211,7 +212,7 @@ class RankClock:
     def come(self, load: Any, size: int, call: str = "", ranks: tuple[int, ...] = ()) -> Passage:
         """Come to an operation of some ranks now, with so many bytes."""
         if self.trail is not None:
-            self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))
+            self.trail.add(Communicated(call, size, kind_of_group(ranks)[:2]), 0)
         return Passage(load, size, self.time)
 
     def wait(self, passage: Passage) -> None:
@@ -269,6 +270,28 @@ class RankClock:
         self.work_of_steps.append(self.work.achieved)
 
 
+class Trail:
+    """What a rank has done, in order: numbers of a table that all ranks of a run share.
+
+    Attributes:
+        numbers: of what was done on which stream.
+    """
+
+    __slots__ = ("_table", "numbers")
+
+    def __init__(self, table: "dict[Done, int]") -> None:
+        self._table = table
+        self.numbers = array("I")
+
+    def add(self, done: "PricedWork | Communicated", stream: int) -> None:
+        """A rank has done something on a stream."""
+        table, key = self._table, (done, stream)
+        number = table.get(key)
+        if number is None:
+            number = table[key] = len(table)
+        self.numbers.append(number)
+
+
 class Communicated(NamedTuple):
     """A collective or a message, as equal ranks are compared.
 
@@ -298,6 +321,16 @@ class PricedWork:
         self.count = 0
 
 
+    def __repr__(self) -> str:
+        """What is compared of it: no time, as that follows."""
+        work = self.work
+        return f"{work.name} {work.shapes} {work.dtype} {work.size} {work.flops}"
+
+
+Done = tuple[PricedWork | Communicated, int]
+"""Something that was done, and on which stream."""
+
+
 class Prediction:
     """The time of a run on a machine.
 
@@ -315,6 +348,7 @@ class Prediction:
         keeps_log: see the arguments.
         size: how many ranks the last attempt has.
         equals: which ranks are simulated, if the others do the same.
+        done: all that ranks have done, if they are compared: each has a number.
         record: keeps the numbers that programs ask for, if that is wanted.
         remarks: what the run has left out.
         carried_out: the kinds of operations that there were, and the numbers of their members.
@@ -343,6 +377,7 @@ class Prediction:
         self.keeps_log = keeps_log
         self.values: ValuePolicy | None = None
         self.equals: Equals | None = None
+        self.done: dict[Done, int] = {}
         self.record: ValueRecord | None = None
         self.remarks: list[str] = []
         self.carried_out: set[tuple[str, int]] = set()
@@ -383,20 +418,65 @@ class Prediction:
         """How many of the ranks have run the program."""
         return self.size if self.equals is None else len(self.equals.simulated)
 
-    def difference(self) -> str:
-        """What a simulated rank does that another does not, of ranks that were taken as equal."""
-        if self.equals is None:
-            return ""
-        first, *others = (self.clocks[each] for each in sorted(self.clocks))
-        for other in others:
-            for mine, its in zip_longest(first.trail or (), other.trail or ()):
-                if mine is not its and mine != its:
-                    one, another = (
-                        f"rank {clock.number}{self.equals.places(clock.number)} {_told(done)}"
-                        for clock, done in ((first, mine), (other, its))
-                    )
-                    return f"{one}, {another}"
+    def weight(self, number: int) -> float:
+        """For how many ranks a simulated one stands."""
+        return 1.0 if self.equals is None else self.equals.weight(number)
+
+    @property
+    def digests(self) -> dict[int, bytes]:
+        """What each simulated rank has done: operations, shapes, types, kinds of groups, streams.
+
+        Empty if all ranks are simulated.
+        """
+        parts = [
+            blake2b(f"{done!r} on {stream}".encode(), digest_size=8).digest()
+            for done, stream in self.done
+        ]
+        return {
+            number: blake2b(
+                b"".join([parts[each] for each in clock.trail.numbers]), digest_size=8
+            ).digest()
+            for number, clock in sorted(self.clocks.items())
+            if clock.trail is not None
+        }
+
+    def difference(self, digests: Mapping[int, bytes]) -> str:
+        """What a simulated rank does that another of its class does not, if digests differ."""
+        assert self.equals is not None, "ranks are compared"
+        for _, (first, *others) in self.equals.classes:
+            for other in others:
+                if digests[first] != digests[other]:
+                    return self._difference_between(first, other)
         return ""
+
+    def _difference_between(self, first: int, other: int) -> str:
+        assert self.equals is not None, "ranks are compared"
+        done = list(self.done)
+        trails = [self.clocks[each].trail or Trail({}) for each in (first, other)]
+        pairs = zip_longest(*(trail.numbers for trail in trails))
+        differing = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
+        one, another = (
+            f"rank {rank}{self.equals.places(rank)}"
+            f" {_told(None if number is None else done[number][0])}"
+            for rank, number in zip((first, other), differing, strict=True)
+        )
+        return f"{one}, {another}"
+
+    def following(self) -> Choice | None:
+        """Which ranks to run next, since some of a class differ; None if none do.
+
+        If no other classes explain it, `difference` of the classes says that all have to run.
+        """
+        if self.equals is None:
+            return None
+        digests = self.digests
+        difference = self.difference(digests)
+        if not difference:
+            return None
+        choice = self.equals.divided_by(digests, difference)
+        if choice is None:
+            self.equals.differ(difference)
+        return choice
 
     def begin_attempt(self, size: int) -> None:
         """New ranks begin where the latest of the old ones was."""

@@ -34,7 +34,7 @@ from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.description import Figure, LaunchSpec
 from rankwise.sim.prediction.machines.device import is_attention
-from rankwise.sim.rehearsal.meetings import kind_of_group
+from rankwise.sim.rehearsal.equals import kind_of_group
 from rankwise.sim.reporting.breakdown import EXPOSED, HOST, MESSAGES, WAITING
 
 _PICOSECONDS_PER_MICROSECOND = 1_000_000
@@ -124,7 +124,7 @@ class QueuedClock(RankClock):
         if priced.at_peak:
             self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:
-            self.trail.append(priced)
+            self.trail.add(priced, self.stream_number)
         lane, duration = self.lane, priced.duration
         begun = self._begin(lane)
         lane.ends_at = begun + duration
@@ -148,7 +148,9 @@ class QueuedClock(RankClock):
     def come(self, load: object, size: int, call: str = "", ranks: tuple[int, ...] = ()) -> Passage:
         """Come to an operation when the present lane has got there."""
         if self.trail is not None:
-            self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))
+            self.trail.add(
+                Communicated(call, size, kind_of_group(ranks)[:2]), self.stream_number
+            )
         self._launch(self._launches.collective)
         return Passage(load, size, max(self.time, self.lane.ends_at))
 

@@ -7,7 +7,7 @@ first step to that of the last: the first one has more to do. Otherwise they are
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -123,24 +123,26 @@ def figures_of(prediction: Prediction) -> Figures:
     steps = max(0, min((len(clock.steps) for clock in clocks), default=0) - 1)
     spent = [_spent(clock, steps) for clock in clocks]
     whole = max((each.time for each in spent), default=0)
-    size = prediction.simulated_count
+    weights = [prediction.weight(clock.number) for clock in clocks]
+    size = prediction.size
     fullest = max(clocks, key=lambda clock: clock.memory.peak_of_run, default=None)
 
+    def weighted(values: Iterable[float]) -> float:
+        return sum(each * weight for each, weight in zip(values, weights, strict=True))
+
     def share(name: str) -> float:
-        return sum(getattr(each, name) for each in spent) / (whole * size) if whole else 0.0
+        return weighted(getattr(each, name) for each in spent) / (whole * size) if whole else 0.0
 
     computing, exposed, asleep = share("computing"), share("exposed"), share("asleep")
     behind = share("behind")
     launch, computing = computing * _launching(prediction) + behind, computing + behind
     waiting = max(0.0, 1 - computing - exposed - asleep) if whole else 0.0
-    waited = sum(each.waiting for each in spent)
-    for_peers = sum(each.for_peers for each in spent) / waited if waited else 0.0
+    waited = weighted(each.waiting for each in spent)
+    for_peers = weighted(each.for_peers for each in spent) / waited if waited else 0.0
     achieved = [_achieved(clock, steps) for clock in clocks]
-    # Each rank that is not simulated achieves what the others do.
-    times = prediction.size / max(1, size) / max(1, steps)
     tokens = prediction.tokens_per_step
     if tokens is None:
-        tokens = round(sum(each.tokens for each in achieved) * times)
+        tokens = round(weighted(each.tokens for each in achieved) / max(1, steps))
     return Figures(
         steps=steps,
         time=whole // max(1, steps),
@@ -150,13 +152,14 @@ def figures_of(prediction: Prediction) -> Figures:
         asleep=asleep,
         bubble=for_peers * waiting,
         launch=launch,
-        communicating=sum(each.communicating for each in spent) // (size * max(1, steps)),
+        communicating=round(weighted(each.communicating for each in spent))
+        // (size * max(1, steps)),
         memory_peak=fullest.memory.peak_of_run if fullest else 0,
         memory_rank=fullest.number if fullest else 0,
         tokens=tokens,
-        model_flops=round(sum(each.model_flops for each in achieved) * times),
-        mfu=sum(each.model_peak for each in achieved) / (whole * size) if whole else 0.0,
-        hfu=sum(each.all_peak for each in achieved) / (whole * size) if whole else 0.0,
+        model_flops=round(weighted(each.model_flops for each in achieved) / max(1, steps)),
+        mfu=weighted(each.model_peak for each in achieved) / (whole * size) if whole else 0.0,
+        hfu=weighted(each.all_peak for each in achieved) / (whole * size) if whole else 0.0,
         exposed_by=_exposed_by(prediction, steps, whole * size),
     )
 
@@ -208,11 +211,12 @@ def _bill_of(prediction: Prediction, clock: RankClock, steps: int) -> dict[Key, 
 
 def _exposed_by(prediction: Prediction, steps: int, whole: int) -> dict[str, float]:
     """The kinds of exposed communication, as shares of the time of all ranks."""
-    together: Counter[str] = Counter()
+    together: dict[str, float] = {}
     for clock in prediction.clocks.values():
+        weight = prediction.weight(clock.number)
         for (cause, kind, _), time in _bill_of(prediction, clock, steps).items():
             if cause == EXPOSED:
-                together[kind] += time
+                together[kind] = together.get(kind, 0.0) + time * weight
     return {kind: time / whole for kind, time in sorted(together.items())}
 
 

@@ -489,7 +489,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
         if clock is None:
             return self._meetings.meet(self._number, words, load, computed), ()
         name = call.partition(" ")[0]
-        passage = clock.come(load, bytes_brought(name, load), words, self._meetings.ranks)
+        told = words
+        if clock.trail is not None:  # equal ranks have other groups, with the same positions
+            told = words.replace(self._told(root), f"position {root}")
+        passage = clock.come(load, bytes_brought(name, load), told, self._meetings.ranks)
         kind = _KINDS.get(name, name)
         timed = partial(clock.carry_out, self._meetings, kind, root, computed)
         return self._meetings.meet(self._number, words, passage, timed), [(clock, passage)]
@@ -527,7 +530,12 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._layouts.check("send" if is_send else "recv", tensors)
         self._layouts.warn_of_message(tensors)
         clock = self._clock
-        passage = None if clock is None else clock.come(tensors, bytes_in(tensors), call)
+        passage = None
+        if clock is not None:
+            ranks = self._meetings.ranks
+            at = f"position {ranks.index(peer)}" if peer in ranks else ""
+            told = call.replace(f"rank {peer},", f"{at},")
+            passage = clock.come(tensors, bytes_in(tensors), told, ranks)
         post = self._meetings.post(
             self._number, peer, tag, call, (passage, tensors), is_send=is_send,
             deliver=_delivered if clock is None else partial(_delivered, timed=clock.deliver),
