@@ -657,6 +657,10 @@ def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> 
         from rankwise.sim.torch import attention_sharding  # noqa: PLC0415  # for these alone
 
         stack.callback(attention_sharding.shard_attention_of_cpu())
+    if world.equals is not None:
+        from rankwise.sim.torch import uneven_shards  # noqa: PLC0415  # the same
+
+        stack.callback(uneven_shards.note_shards_of_dtensor(world.equals))
     stack.callback(names.follow("torch.distributed.tensor", world))
     return stack.close
 
@@ -702,6 +706,10 @@ def _follow_fsdp(device: str, world: SimulatedWorld) -> Callable[[], None]:
         from rankwise.sim.torch.without_data import shard_on_device  # noqa: PLC0415  # rare
 
         stack.callback(shard_on_device())
+    if world.equals is not None:
+        from rankwise.sim.torch import uneven_shards  # noqa: PLC0415  # the same
+
+        stack.callback(uneven_shards.note_shards_of_fsdp(world.equals))
     return stack.close
 
 

@@ -215,6 +215,14 @@ class RankClock:
             self.trail.add(Communicated(call, size, kind_of_group(ranks)[:2]), 0)
         return Passage(load, size, self.time)
 
+    def come_to_message(
+        self, load: Any, size: int, call: str, ranks: tuple[int, ...]
+    ) -> Passage:
+        """The same of a message in a group: its members are the stages of a pipeline."""
+        if ranks not in self._prediction.pipelines:
+            self._prediction.pipelines[ranks] = {rank: at for at, rank in enumerate(ranks)}
+        return self.come(load, size, call, ranks)
+
     def wait(self, passage: Passage) -> None:
         """Go on when an operation is over."""
         begun = self.time
@@ -349,6 +357,7 @@ class Prediction:
         size: how many ranks the last attempt has.
         equals: which ranks are simulated, if the others do the same.
         done: all that ranks have done, if they are compared: each has a number.
+        pipelines: the groups whose members send messages, and the places of these in them.
         record: keeps the numbers that programs ask for, if that is wanted.
         remarks: what the run has left out.
         carried_out: the kinds of operations that there were, and the numbers of their members.
@@ -378,6 +387,7 @@ class Prediction:
         self.values: ValuePolicy | None = None
         self.equals: Equals | None = None
         self.done: dict[Done, int] = {}
+        self.pipelines: dict[tuple[int, ...], dict[int, int]] = {}
         self.record: ValueRecord | None = None
         self.remarks: list[str] = []
         self.carried_out: set[tuple[str, int]] = set()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from rankwise.base.units import format_bytes
+from rankwise.base.wording import ranks_in_words
 from rankwise.sim.benches.holding import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.bill import Key, difference
@@ -47,6 +48,7 @@ VALUES_SHOWN = 3
 COLUMNS = 80
 _GLUE = "\N{NO-BREAK SPACE}"
 LAUNCH = "launch"
+_STAGES_TOLD = 8
 _TOLD = 0.0005
 """Shares from which on they are told: others are 0.0 %."""
 
@@ -239,6 +241,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         *_rate_rows(prediction, figures),
         ("computing", _percent(figures.computing), ""),
         ("exposed communication", _percent(figures.exposed), _exposed_in_words(figures)),
+        ("pipeline bubble", _percent(figures.bubble), _stages_in_words(prediction, figures)),
         (
             "waiting for others",
             _percent(figures.waiting),
@@ -254,9 +257,12 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
         why = "flops unknown, so only bytes count; a cost model (docs: plug-ins) can price it"
         rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
-    left_out = {
-        name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells
+    tells = {
+        "asleep": figures.asleep,
+        "held back by": cause,
+        "pipeline bubble": figures.bubble >= _TOLD,
     }
+    left_out = {name for name, is_told in tells.items() if not is_told}
     return [row for row in rows if row[0] not in left_out]
 
 
@@ -291,6 +297,56 @@ def _exposed_in_words(figures: Figures) -> str:
     kinds = sorted(figures.exposed_by.items(), key=lambda item: (-item[1], item[0]))
     shares = [f"{kind} {_percent(share)}" for kind, share in kinds if share >= _TOLD]
     return f"{told}; {', '.join(shares)}" if shares else told
+
+
+class Stage(NamedTuple):
+    """A stage of the pipelines of a program.
+
+    Attributes:
+        position: in its pipeline.
+        computing, bubble: means over its ranks, in picoseconds of a step.
+        peak: the most memory of any of its ranks, in bytes.
+    """
+
+    position: int
+    computing: float
+    bubble: float
+    peak: int
+
+
+def stages_of(prediction: Prediction) -> list[Stage]:
+    """The stages, if ranks send each other messages: by the place in the group that they use."""
+    by_position: dict[int, list[RankClock]] = {}
+    longest = max(map(len, prediction.pipelines), default=0)
+    for ranks, places in prediction.pipelines.items():
+        for clock in prediction.clocks.values():
+            if len(ranks) == longest and clock.number in places:
+                by_position.setdefault(places[clock.number], []).append(clock)
+    steps = figures_of(prediction).steps
+
+    def mean(name: str, clocks: list[RankClock]) -> float:
+        values = [getattr(_spent(clock, steps), name) for clock in clocks]
+        return float(sum(values) / len(clocks) / max(1, steps))
+
+    return [
+        Stage(
+            position,
+            mean("computing", clocks),
+            mean("for_peers", clocks),
+            max(clock.memory.peak_of_run for clock in clocks),
+        )
+        for position, clocks in sorted(by_position.items())
+    ]
+
+
+def _stages_in_words(prediction: Prediction, figures: Figures) -> str:
+    """The bubble and the memory by stage, for a note."""
+    stages = stages_of(prediction)
+    if not 1 < len(stages) <= _STAGES_TOLD or not figures.time:
+        return ""
+    bubbles = ", ".join(f"{100 * each.bubble / figures.time:.1f}" for each in stages)
+    peaks = ", ".join(format_bytes(each.peak) for each in stages)
+    return f"by stage {bubbles} %; peak memory {peaks}"
 
 
 def _memory_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, str, str]]:
@@ -513,6 +569,7 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "machine": prediction.topology.name,
         "ranks": prediction.size,
         "checked_ranks": prediction.simulated_count,
+        "classes": _class_fields(prediction),
         "steps": figures.steps,
         "step_time_s": step,
         "interval": _interval_fields(interval),
@@ -530,6 +587,17 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
             kind: share * step for kind, share in figures.exposed_by.items()
         },
         "waiting_s": figures.waiting * step,
+        "bubble": figures.bubble,
+        "bubble_s": figures.bubble * step,
+        "stages": [
+            {
+                "stage": each.position,
+                "computing_s": each.computing / PICOSECONDS_PER_SECOND,
+                "bubble_s": each.bubble / PICOSECONDS_PER_SECOND,
+                "peak_active_bytes": each.peak,
+            }
+            for each in stages_of(prediction)
+        ],
         "peak_active_bytes": figures.memory_peak,
         "peak_reserved_bytes": reserved,
         "memory_interval": None
@@ -551,6 +619,22 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "too_cheap": sorted({work.name for work in prediction.unknown}),
         "breakdown": msgspec.to_builtins(breakdown_of(prediction, program)),
     }
+
+
+def _class_fields(prediction: Prediction) -> list[dict[str, Any]] | None:
+    """The ranks that stand for others; None if all have run."""
+    if prediction.equals is None:
+        return None
+    digests = prediction.digests
+    return [
+        {
+            "ranks": ranks_in_words(each.members),
+            "count": len(each.members),
+            "checked": list(each.simulated),
+            "digest": digests[each.simulated[0]].hex() if each.simulated[0] in digests else None,
+        }
+        for each in prediction.equals.classes
+    ]
 
 
 def _interval_fields(interval: Interval | None) -> dict[str, Any] | None:

@@ -87,11 +87,13 @@ class Division(NamedTuple):
     Attributes:
         edges: the positions at which a part begins, without the first one.
         has_messages: whether members send each other messages: then all run if one does.
+        is_guess: whether the edges follow from a few members that differ.
     """
 
     kind: GroupKind
     edges: tuple[int, ...]
     has_messages: bool = False
+    is_guess: bool = False
 
     def part(self, rank: int) -> int:
         """The part of a rank."""
@@ -261,7 +263,7 @@ class Equals:
         if not found:
             return None
         _, kind, edges_of_kind = min(found)
-        self._divide(Division(kind, edges_of_kind), f"ranks are not equal: {difference}")
+        self._divide(Division(kind, edges_of_kind, is_guess=True), f"ranks are not equal: {difference}")
         return self.wanted
 
     def places(self, rank: int) -> str:
@@ -286,13 +288,14 @@ class Equals:
 
     def _divide(self, division: Division, why: str) -> None:
         """Divide ranks by a kind of group, as far as they are not."""
-        divisions = {each.kind: each for each in self._choice.divisions}
+        divisions = {each.kind: each for each in (self.wanted or self._choice).divisions}
         before = divisions.get(division.kind)
         if before is not None:
             edges = tuple(sorted({*before.edges, *division.edges}))
             has_messages = before.has_messages or division.has_messages
-            division = Division(division.kind, edges, has_messages)
-        if division == before or self.wanted is not None:
+            is_guess = before.is_guess or division.is_guess
+            division = Division(division.kind, edges, has_messages, is_guess)
+        if division == before:
             return
         divisions[division.kind] = division
         if len(division.kind.ranks or range(division.kind.size)) < self._size:
@@ -303,6 +306,7 @@ class Equals:
         simulated = self._chosen(divisions)
         if simulated != self.simulated or divisions != self._choice.divisions:
             kinds = tuple(sorted(self._kinds))
+            why = self.wanted.why if self.wanted else why
             self.wanted = Choice(simulated, kinds, divisions, why, self._choice.number + 1)
 
     def _divided(self, divisions: Sequence[Division]) -> list[tuple[int, ...]]:
@@ -363,8 +367,8 @@ class _Choosing:
         self._size = size
         self._class_of = class_of
         self._of_stages = {each.kind for each in divisions if each.has_messages}
-        world = [each.kind for each in divisions if each.kind.size == size]
-        self._kinds = [*kinds, *world]
+        self._guessed = [each.kind for each in divisions if each.is_guess]
+        self._kinds = kinds
         self.simulated: set[int] = set()
         self.add(sorted(simulated))
 
@@ -400,6 +404,9 @@ class _Choosing:
                 if positions not in sampled:
                     sampled[positions] = self._sampled(positions, drawn)
                 found |= {(self._class_of[members[0]], kind, at) for at in sampled[positions]}
+            for kind in self._guessed:  # where a guess is wrong, an end of a class shows it
+                at = {kind.position(rank) for rank in members}
+                found |= {(self._class_of[members[0]], kind, each) for each in (min(at), max(at))}
         return found
 
     def _sampled(self, positions: tuple[int, ...], drawn: random.Random) -> tuple[int, ...]:
@@ -414,7 +421,7 @@ class _Choosing:
         return {
             (self._class_of[rank], kind, kind.position(rank))
             for rank in ranks
-            for kind in self._kinds
+            for kind in [*self._kinds, *self._guessed]
             if rank or self._of_stages
         }
 

@@ -535,7 +535,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             ranks = self._meetings.ranks
             at = f"position {ranks.index(peer)}" if peer in ranks else ""
             told = call.replace(f"rank {peer},", f"{at},")
-            passage = clock.come(tensors, bytes_in(tensors), told, ranks)
+            passage = clock.come_to_message(tensors, bytes_in(tensors), told, ranks)
         post = self._meetings.post(
             self._number, peer, tag, call, (passage, tensors), is_send=is_send,
             deliver=_delivered if clock is None else partial(_delivered, timed=clock.deliver),
