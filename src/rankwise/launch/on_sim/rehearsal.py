@@ -648,7 +648,13 @@ def _follow_windows(world: SimulatedWorld) -> Callable[[], None]:
 def _follow_torch(device: str, world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch import install  # noqa: PLC0415  # only for programs of torch
 
-    return install(world, device)
+    stack = ExitStack()
+    stack.callback(install(world, device))
+    if world.equals is not None:
+        from rankwise.sim.torch import rank_reads  # noqa: PLC0415  # only for predictions
+
+        stack.callback(rank_reads.note_reads(world.equals))
+    return stack.close
 
 
 def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> Callable[[], None]:

@@ -45,6 +45,7 @@ UNKNOWN_SHOWN = 3
 HOLDERS_SHOWN = 3
 PICOSECONDS_PER_SECOND = 1_000_000_000_000
 VALUES_SHOWN = 3
+READS_SHOWN = 3
 COLUMNS = 80
 _GLUE = "\N{NO-BREAK SPACE}"
 LAUNCH = "launch"
@@ -428,7 +429,7 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
     ]
     lines += [f"  {line}" for line in holder_lines(prediction)]
     lines += [f"  {line}" for line in value_lines(prediction)]
-    lines += [f"  {line}" for line in prediction.remarks]
+    lines += [f"  {line}" for line in [*prediction.remarks, *_read_lines(prediction)]]
     return "\n".join(lines)
 
 
@@ -467,6 +468,21 @@ def value_lines(prediction: Prediction) -> list[str]:
             for asked, (count, first) in sorted(policy.answers.items())
         ),
     ]
+
+
+def _read_lines(prediction: Prediction) -> list[str]:
+    """Where the program reads the number of a rank, if some ranks stand for others."""
+    reads = {} if prediction.equals is None else prediction.equals.reads
+    if not reads:
+        return []
+    lines = sorted({place.rpartition(":")[::2] for place, _ in reads}, key=_by_line)
+    places = [f"{PurePath(file).name}:{line}" for file, line in lines]
+    told = ", ".join(places[:READS_SHOWN]) + ", ..." * (len(places) > READS_SHOWN)
+    return [f"rank number read at {told}: ranks that were not checked may differ there"]
+
+
+def _by_line(place: tuple[str, str]) -> tuple[str, int]:
+    return place[0], int(place[1])
 
 
 def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
@@ -616,6 +632,12 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "memory_over_step": [] if book is None else book.curve,
         "values": [] if prediction.values is None else prediction.values.told(),
         "remarks": prediction.remarks,
+        "reads_of_rank": []
+        if prediction.equals is None
+        else [
+            {"place": place, "what": what, "times": times}
+            for (place, what), times in sorted(prediction.equals.reads.items())
+        ],
         "too_cheap": sorted({work.name for work in prediction.unknown}),
         "breakdown": msgspec.to_builtins(breakdown_of(prediction, program)),
     }

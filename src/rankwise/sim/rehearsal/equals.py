@@ -11,7 +11,7 @@ Four observations lead to another choice, with which the run begins anew:
 
 - *Groups.* Ranks may differ by their place in groups of some of them, such as those of tensor
   parallelism. So for each position in each kind of group a rank other than 0 runs; in groups of
-  more than 8, for the first, the last and one drawn position.
+  more than 4, for the first, the last and one drawn position.
 - *Messages.* Ranks that send messages in groups of a kind are stages: their position there divides
   them into classes. All members of such a group run if one does, since a message needs its peer.
   Then the first and a drawn position of other groups are enough.
@@ -33,9 +33,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rankwise.base.wording import ranks_in_words
-from rankwise.sim.rehearsal.places import place_here
+from rankwise.sim.rehearsal.places import CallSite, place_here
 
-_POSITIONS_MAX = 8
+_POSITIONS_MAX = 4
 _CHOICES_MAX = 8
 
 
@@ -137,6 +137,7 @@ class Equals:
         simulated: the numbers of those that run the program.
         difference: why all ranks have to run; empty until something says so.
         wanted: the choice to begin anew with; None until an observation leads to another.
+        reads: the lines at which programs read the numbers of their ranks, and how often.
         price: what a collective of some ranks takes, on a machine whose links may differ.
     """
 
@@ -150,6 +151,7 @@ class Equals:
         self.simulated = choice.simulated
         self.difference = ""
         self.wanted: Choice | None = None
+        self.reads: dict[tuple[str, str], int] = {}
         self.price: Callable[[tuple[int, ...]], object] | None = None
         self._kinds = dict.fromkeys(choice.kinds, True)
         self._class_of = self._divided(choice.divisions)
@@ -181,7 +183,12 @@ class Equals:
         self._check_links(kind)
 
     def note_shard(self, ranks: tuple[int, ...], length: int) -> None:
-        """Members of a group share rows: those that get fewer are others."""
+        """Members of a group share rows: those that get fewer are others.
+
+        Raises:
+            NotEqual: ranks are too few for the group.
+        """
+        self.check_positions(ranks)
         count = len(ranks)
         if count < 2 or not length % count:
             return
@@ -189,6 +196,11 @@ class Equals:
         kind = kind_of_group(ranks)
         edges = {length // whole, -(-length // whole)} - {0, count}
         self._divide(Division(kind, tuple(sorted(edges))), f"shards of {length:,} rows are uneven")
+
+    def note_read(self, what: str, place: CallSite) -> None:
+        """A program reads the number of its rank, by which it may do something else than others."""
+        key = (str(place).partition(" in ")[0], what)
+        self.reads[key] = self.reads.get(key, 0) + 1
 
     def differ(self, difference: str) -> None:
         """Note why all ranks have to run, the first reason alone."""
@@ -200,13 +212,27 @@ class Equals:
         Raises:
             NotEqual: they are.
         """
-        if 1 < len(ranks) < self._size and self.wanted is None:
-            kind = kind_of_group(ranks)
-            if not self._kinds.get(kind) or self._lacks_class(ranks):
-                self._kinds = dict.fromkeys([*self._kinds, kind], True)
-                self._want(self._choice.divisions, "ranks have positions in groups")
+        if self.wanted is None:
+            self.check_positions(ranks)
         if self.difference or self.wanted is not None:
             raise NotEqual(self.difference)
+
+    def check_positions(self, ranks: tuple[int, ...]) -> None:
+        """The same, as soon as a group is used, and so before a large model is made.
+
+        Raises:
+            NotEqual: ranks are too few for the group.
+        """
+        if not 1 < len(ranks) < self._size:
+            return
+        kind = kind_of_group(ranks)
+        if self._kinds.get(kind) and not self._lacks_class(ranks):
+            return
+        self._kinds = dict.fromkeys([*self._kinds, kind], True)
+        divisions = (self.wanted or self._choice).divisions
+        self._want(divisions, "ranks have positions in groups")
+        if self.wanted is not None:
+            raise NotEqual
 
     def check_peer(self, ranks: tuple[int, ...], rank: int, peer: int, call: str) -> None:
         """The same, before a message in a group: its members are other stages."""

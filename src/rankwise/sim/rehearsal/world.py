@@ -166,6 +166,8 @@ class SimulatedWorld:
         def live() -> int:
             if self.equals is not None and number not in self.equals.simulated:
                 return 0  # its time is that of another rank
+            if self.equals is not None:
+                environments.watch(self.equals.note_read)
             try:
                 if (faults := self._conditions.faults) is not None:
                     faults.begin(rank)
