@@ -1,4 +1,4 @@
-"""Ranks that do the same are classes: a prediction is the same with some ranks of each, and with all."""
+"""Classes of equal ranks: a prediction with some ranks of each is the same as with all."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def shard(model, mesh):
 
 def train(model, loss_of=lambda y: y.sum(), group=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
+    for _ in range(1):  # the figures are of the whole run then
         loss_of(model(torch.zeros(8, 64, device=device))).backward()
         if group is not None:
             for parameter in model.parameters():
@@ -76,7 +76,7 @@ schedule = ScheduleGPipe(
     PipelineStage(stage, at, 4, device, group=stages), 2, loss_fn=lambda y, _: y.sum()
 )
 optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
-for _ in range(2):
+for _ in range(1):
     x = INPUT
     schedule.step(*[x] * (at == 0), **{"target": x} if at == 3 else {})
     for parameter in stage.parameters():
@@ -100,8 +100,12 @@ LAYOUTS = {
     "hsdp": ("shard(model, mesh_of(replicas=2, dp=8)); train(model)", 4, 1),
     "tp": ("cut(model, mesh_of(tp=size)); train(model)", 2, 1),
     "tp x fsdp": (
-        "mesh = mesh_of(dp=4, tp=4); cut(model, mesh['tp']); shard(model, mesh['dp']);"
-        " train(model)", 5, 1,
+        """
+mesh = mesh_of(dp=4, tp=4)
+cut(model, mesh["tp"])
+shard(model, mesh["dp"])
+train(model)
+""", 5, 1,
     ),
     "pp x tp": (pipeline(shaped="cut(stage, mesh['other'])"), 8, 4),
     "cp": (
@@ -167,7 +171,6 @@ if at == 0:
 }  # fmt: skip
 
 
-
 @pytest.fixture(scope="module")
 def machine(preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A switch with 16 devices."""
@@ -225,7 +228,7 @@ def answers(figures: dict[str, Any]) -> dict[str, float]:
 
 def predicted(machine: str, tmp_path: Path, program: str, **options: Any) -> dict[str, Any]:
     def train() -> None:
-        exec(compile(BEGIN + program, "program.py", "exec"), {"__name__": "__main__"})  # noqa: S102
+        exec(compile(BEGIN + program, "program.py", "exec"), {"__name__": "__main__"})
 
     path = tmp_path / "p.json"
     rankwise.run(train, (), 16, on=machine, timing_only=True, prediction=path, **options)

@@ -215,9 +215,7 @@ class RankClock:
             self.trail.add(Communicated(call, size, kind_of_group(ranks)[:2]), 0)
         return Passage(load, size, self.time)
 
-    def come_to_message(
-        self, load: Any, size: int, call: str, ranks: tuple[int, ...]
-    ) -> Passage:
+    def come_to_message(self, load: Any, size: int, call: str, ranks: tuple[int, ...]) -> Passage:
         """The same of a message in a group: its members are the stages of a pipeline."""
         if ranks not in self._prediction.pipelines:
             self._prediction.pipelines[ranks] = {rank: at for at, rank in enumerate(ranks)}
@@ -327,7 +325,6 @@ class PricedWork:
         self.duration = duration
         self.at_peak = at_peak
         self.count = 0
-
 
     def __repr__(self) -> str:
         """What is compared of it: no time, as that follows."""

@@ -148,9 +148,7 @@ class QueuedClock(RankClock):
     def come(self, load: object, size: int, call: str = "", ranks: tuple[int, ...] = ()) -> Passage:
         """Come to an operation when the present lane has got there."""
         if self.trail is not None:
-            self.trail.add(
-                Communicated(call, size, kind_of_group(ranks)[:2]), self.stream_number
-            )
+            self.trail.add(Communicated(call, size, kind_of_group(ranks)[:2]), self.stream_number)
         self._launch(self._launches.collective)
         return Passage(load, size, max(self.time, self.lane.ends_at))
 

@@ -289,7 +289,9 @@ class Equals:
         if not found:
             return None
         _, kind, edges_of_kind = min(found)
-        self._divide(Division(kind, edges_of_kind, is_guess=True), f"ranks are not equal: {difference}")
+        self._divide(
+            Division(kind, edges_of_kind, is_guess=True), f"ranks are not equal: {difference}"
+        )
         return self.wanted
 
     def places(self, rank: int) -> str:
@@ -467,8 +469,4 @@ def _changes(kind: GroupKind, digests: Mapping[int, bytes]) -> set[int] | None:
         if at.setdefault(kind.position(rank), digest) != digest:
             return None
     # Of positions between two that differ nothing is known: the first alone is the usual exception.
-    return {
-        1 if one == 0 else other
-        for one, other in pairwise(sorted(at))
-        if at[one] != at[other]
-    }
+    return {1 if one == 0 else other for one, other in pairwise(sorted(at)) if at[one] != at[other]}

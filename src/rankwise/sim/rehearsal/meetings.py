@@ -18,7 +18,7 @@ import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,13 +27,15 @@ from rankwise.base.units import Duration, after, between
 from rankwise.base.wording import ranks_in_words
 from rankwise.core.ledger import number_text
 from rankwise.sim.rehearsal.alarms import Alarms
-from rankwise.sim.rehearsal.equals import Equals
 from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.gates import Gate
 from rankwise.sim.rehearsal.places import CallSite, place_here
 from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.waits import SHORTEST_WAIT, Waits
+
+if TYPE_CHECKING:
+    from rankwise.sim.rehearsal.equals import Equals
 
 SAME_ORDER = "all ranks must call the same operations in the same order, with equal arguments"
 ANY_SOURCE = -1

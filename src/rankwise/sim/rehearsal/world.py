@@ -22,8 +22,8 @@ from rankwise.sim.rehearsal import environments, turn_takers
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.changes import Changes
 from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
-from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.equals import Equals, NotEqual
+from rankwise.sim.rehearsal.faults import FaultInjector
 from rankwise.sim.rehearsal.meetings import Conditions, Group
 from rankwise.sim.rehearsal.rank_time import RankTime
 from rankwise.sim.rehearsal.ranks import Rank, not_for_threads
