@@ -63,9 +63,10 @@ class Passage:
         begins_at, ends_at: when the operation begins and ends; 0 until everybody has come.
         kind: of the operation, such as `all_gather`; `messages` of messages. Not known before
             everybody has come.
+        is_paid: whether what it took of the rank's own processor has been counted.
     """
 
-    __slots__ = ("begins_at", "came_at", "ends_at", "kind", "load", "size")
+    __slots__ = ("begins_at", "came_at", "ends_at", "is_paid", "kind", "load", "size")
 
     def __init__(self, load: Any, size: int, came_at: int) -> None:
         self.load = load
@@ -73,6 +74,7 @@ class Passage:
         self.came_at = came_at
         self.begins_at = self.ends_at = 0
         self.kind = ""
+        self.is_paid = False
 
 
 class Account(NamedTuple):

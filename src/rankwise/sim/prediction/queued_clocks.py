@@ -74,6 +74,7 @@ class QueuedClock(RankClock):
         host = prediction.topology.real.host
         self._launches = _Launches(host.launch_us)
         self._pending: deque[int] = deque(maxlen=host.queue)
+        self._shared = 0.0 if host.shared is None else host.shared.value
         self.lane = self.default_lane = Lane(begun_at)
         self._lanes = [self.default_lane]
         self._behind = 0
@@ -154,7 +155,13 @@ class QueuedClock(RankClock):
 
     def wait(self, passage: Passage) -> None:
         """Let the present lane go on when an operation is over; the host goes on at once."""
-        self.let_wait(self.lane, passage.ends_at, passage.begins_at, passage.kind)
+        ends_at = passage.ends_at
+        if self._shared and passage.begins_at < self.lane.ends_at and not passage.is_paid:
+            # What its threads did while the lane computed, they did on the lane's processor.
+            passage.is_paid = True
+            hidden = min(ends_at, self.lane.ends_at) - passage.begins_at
+            ends_at = max(ends_at, self.lane.ends_at) + round(self._shared * hidden)
+        self.let_wait(self.lane, ends_at, passage.begins_at, passage.kind)
 
     def wait_for_lane(self, lane: Lane) -> None:
         """Let the present lane go on when another has done what it has been given until now."""

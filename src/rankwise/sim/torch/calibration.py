@@ -2,17 +2,19 @@
 
 `rankwise calibrate` runs it and reads the file that rank 0 writes. GPUs do not compete: rank 0
 measures operations while the others wait. Ranks of a CPU share its caches, memory and clock, as
-they do in training, so all measure the same operation at the same time. Each figure is the least of
-a few batches, within a share of the budget: other work on the machine only ever makes an operation
-slower.
+they do in training, so all measure the same operation at the same time. Elementwise operations get
+tensors that no cache holds, as weights and their gradients are in training. Each figure is the
+median of a few batches, within a share of the budget. The least would be what a processor does in
+its best moment: its clock and its neighbours let that of a virtual CPU vary by a factor of two.
 """
 
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -46,7 +48,10 @@ _SIZES = tuple(4 << power for power in range(10, 24, 2))
 _SIZES_OF_GPUS = tuple(4 << power for power in range(14, 30, 2))
 _COLLECTIVES = tuple(1 << power for power in range(10, 25, 2))
 _COLLECTIVES_OF_GPUS = tuple(1 << power for power in range(10, 31, 2))
-_BATCHES = 3
+_BATCHES = 5
+_COLD_BYTES = 96 << 20
+"""So much memory lies between two uses of a tensor that no cache should hold."""
+_OVERLAPPED_BYTES = 8 << 20
 # torch 2.13 renames them, and warns of the old names.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -66,8 +71,9 @@ def main(words: Sequence[str]) -> None:
     dist.barrier()
     meter.is_together = True
     collectives = _collectives(meter) if dist.get_world_size() > 1 else []
+    shared = _share_of_processor(meter) if collectives and not has_gpu else None
     if measured is not None and is_first:
-        whole = msgspec.structs.replace(measured, collectives=collectives)
+        whole = msgspec.structs.replace(measured, collectives=collectives, shared=shared)
         Path(path).write_bytes(msgspec.json.encode(whole))
     dist.barrier()
     dist.destroy_process_group()
@@ -89,7 +95,7 @@ class _Meter:
         self.dtypes = {"bf16": torch.bfloat16, "f32": torch.float32}
         self.sizes = _SIZES_OF_GPUS if has_gpu else _SIZES
         self.collective_sizes = _COLLECTIVES_OF_GPUS if has_gpu else _COLLECTIVES
-        count = 2 * len(self.shapes) + 3 * len(self.sizes) + 3 * len(self.collective_sizes) + 12
+        count = 2 * len(self.shapes) + 3 * len(self.sizes) + 3 * len(self.collective_sizes) + 18
         self.slice = seconds / count
         self.is_together = not has_gpu
 
@@ -102,7 +108,7 @@ class _Meter:
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             once = slowest.item()
         times = max(1, min(1_000, round(self.slice / _BATCHES / max(once, 1e-7))))
-        return min(self._batch(run, times) for _ in range(_BATCHES))
+        return statistics.median(self._batch(run, times) for _ in range(_BATCHES))
 
     def launch_seconds(self, run: Callable[[], object]) -> float:
         """How long the host needs for a call that it does not wait for."""
@@ -214,15 +220,50 @@ def _attention(meter: _Meter) -> list[Attention]:
 def _elementwise(meter: _Meter) -> list[Elementwise]:
     found = []
     for size in meter.sizes:
-        left = torch.ones(size // 4, device=meter.device)
-        right, out = torch.ones_like(left), torch.empty_like(left)
-        for name, run, moved in (
-            ("copy", lambda: out.copy_(left), 2 * size),  # noqa: B023  # called at once
-            ("add", lambda: torch.add(left, right, out=out), 3 * size),  # noqa: B023  # the same
-            ("mul", lambda: torch.mul(left, 2.0, out=out), 2 * size),  # noqa: B023  # the same
-        ):
+        count = 1 if meter.has_gpu else max(1, _COLD_BYTES // (3 * size))
+        sets = cycle([torch.ones(3, size // 4, device=meter.device) for _ in range(count)])
+
+        def copy(sets: Iterator[Tensor] = sets) -> None:
+            left, _, out = next(sets)
+            out.copy_(left)
+
+        def add(sets: Iterator[Tensor] = sets) -> None:
+            left, right, out = next(sets)
+            torch.add(left, right, out=out)
+
+        def mul(sets: Iterator[Tensor] = sets) -> Tensor:
+            return next(sets)[0] * 2.0  # a new tensor, as most operations of a program make
+
+        for name, run, moved in (("copy", copy, 2 * size), ("add", add, 3 * size),
+                                 ("mul", mul, 2 * size)):  # fmt: skip
             found.append(Elementwise(name=name, size=moved, seconds=meter.seconds_of(run)))
     return found
+
+
+def _share_of_processor(meter: _Meter) -> float:
+    """How much of a collective's time computing loses that goes on meanwhile.
+
+    Threads of gloo copy and add on the same CPUs: none of it is hidden where no CPU is idle.
+    """
+    whole = torch.ones(_OVERLAPPED_BYTES // 4)
+    left, right = torch.randn(128, 768), torch.randn(768, 768)
+    once = meter.seconds_of(lambda: left @ right)
+    alone = meter.seconds_of(lambda: dist.all_reduce(whole))
+    times = torch.tensor(max(1, round(alone / once)))
+    dist.broadcast(times, 0)
+
+    def compute() -> None:
+        for _ in range(int(times)):
+            left @ right
+
+    def both() -> None:
+        work = dist.all_reduce(whole, async_op=True)
+        compute()
+        work.wait()
+
+    computing, together = meter.seconds_of(compute), meter.seconds_of(both)
+    lost = together - max(computing, alone)
+    return min(1.0, max(0.0, lost / min(computing, alone)))
 
 
 def _collectives(meter: _Meter) -> list[Collective]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.calibrate import calibrate
@@ -68,6 +69,15 @@ def nccl_log(times: dict[int, float], hosts: list[str]) -> str:
         for size, time in times.items()
     ]
     return "\n".join(["# nccl-tests: all_reduce_perf", *ranks, "# out-of-place", *rows, "# done"])
+
+
+def test_a_calibrated_processor_keeps_what_collectives_take_of_it() -> None:
+    real = machine_of(replace(ideal(), shared=0.75), "mine")
+
+    assert real.host.shared is not None
+    assert real.host.shared.value == 0.75
+    assert parse_machine(machine_text(real), "mine.yaml").host.shared == real.host.shared
+    assert machine_of(ideal(), "mine").host.shared is None
 
 
 def test_a_calibrated_machine_gives_what_was_measured() -> None:

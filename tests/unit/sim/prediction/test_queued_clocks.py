@@ -1,8 +1,11 @@
 """A host that launches, and a device that carries out: lanes, events, and who waits for whom."""
 
+from msgspec.structs import replace
+
 from rankwise.sim.prediction.clocks import Passage, Prediction, PricedWork
 from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines import MachineTopology, open_machine
+from rankwise.sim.prediction.machines.description import Figure
 from rankwise.sim.prediction.queued_clocks import QueuedClock
 from rankwise.sim.prediction.summary import breakdown_of, figures_of, summary
 
@@ -115,6 +118,24 @@ def test_a_lane_waits_for_a_collective_and_the_host_goes_on() -> None:
     assert clock.time == host
     assert clock.default_lane.ends_at == begun + 80 * US
     assert (clock.account.waiting, clock.account.exposed) == (30 * US, 50 * US)
+
+
+def test_a_collective_takes_its_share_of_a_processor_that_computes_meanwhile() -> None:
+    topology = open_machine("h100-sxm", per_node=1)
+    assert isinstance(topology, MachineTopology)
+    shared = Figure(0.5, 0.2, next(iter(topology.real.sources)))
+    real = replace(topology.real, host=replace(topology.real.host, shared=shared))
+    prediction = Prediction(MachineTopology(real, nodes=1, per_node=1, source="mine"), 1)
+    clock = QueuedClock(prediction, 0, 0)
+    clock.compute(work_of(100))
+    computed = clock.default_lane.ends_at
+    passage = passage_of(computed - 60 * US, computed - 20 * US)
+
+    clock.wait(passage)
+    clock.wait(passage)
+
+    assert clock.default_lane.ends_at == computed + 20 * US
+    assert clock.account.exposed == 20 * US
 
 
 def test_a_collective_begins_when_its_lane_has_got_there() -> None:

@@ -106,6 +106,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         is_queueing: whether launches queue, as on a GPU.
         empty: seconds of the smallest operation, on the device.
         launches: seconds of the host by class of launch.
+        shared: how much of a collective's time computing loses that goes on meanwhile; None: a
+            device has engines of their own for both.
     """
 
     device: str
@@ -120,6 +122,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     attention: list[Attention]
     elementwise: list[Elementwise]
     collectives: list[Collective]
+    shared: float | None = None
 
 
 def machine_of(measured: Measurements, name: str) -> RealMachine:
@@ -256,7 +259,8 @@ def _tree(
             },
         },
         # A device that is its host's own processor takes no operation before the last is done.
-        "host": {"launch_us": launches, "queue": 1_024 if measured.is_queueing else 1},
+        "host": {"launch_us": launches, "queue": 1_024 if measured.is_queueing else 1}
+        | ({} if measured.shared is None else {"shared": figure(measured.shared, 0.2)}),
         "levels": levels,
     }  # fmt: skip
 

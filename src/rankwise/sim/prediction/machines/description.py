@@ -97,6 +97,9 @@ class HostSpecOfMachine(_Part, frozen=True, kw_only=True):
     launch_us: LaunchSpec
     queue: Count = 1_024
     """How many launches may be pending before the host has to wait."""
+    shared: Figure | None = None
+    """How much of a collective's time computing loses that goes on meanwhile, as a share; none: a
+    device has engines of their own for both."""
 
 
 class LevelSpec(_Part, frozen=True, kw_only=True):
