@@ -617,7 +617,8 @@ def _told(done: "PricedWork | Communicated | None") -> str:
     if isinstance(done, Communicated):
         return f"calls {done.call or 'an operation'} with {done.size:,} bytes"
     shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
-    return f"computes {done.work.name} of {shapes}" if shapes else f"computes {done.work.name}"
+    size = f"{done.work.size:,} bytes"  # of what takes no tensor, such as random numbers
+    return f"computes {done.work.name} of {shapes or size}"
 
 
 def _models_of(
