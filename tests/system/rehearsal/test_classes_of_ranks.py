@@ -97,7 +97,7 @@ def pipeline(shaped: str = "", given: str = NUMBERS, finished: str = "") -> str:
 LAYOUTS = {
     "fsdp2": ("shard(model, mesh_of(dp=size)); train(model)", 2, 1),
     "ddp": ("train(nn.parallel.DistributedDataParallel(model))", 2, 1),
-    "hsdp": ("shard(model, mesh_of(replicas=2, dp=8)); train(model)", 4, 1),
+    "hsdp": ("shard(model, mesh_of(replicas=2, dp=8)); train(model)", 5, 1),
     "tp": ("cut(model, mesh_of(tp=size)); train(model)", 2, 1),
     "tp x fsdp": (
         """
