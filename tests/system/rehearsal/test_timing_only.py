@@ -324,12 +324,12 @@ def test_equal_ranks_are_simulated_once_and_take_the_same_time(
 @pytest.mark.parametrize(
     ("program", "difference"),
     [
-        (PASSED_ON, r"rank 0 calls send with rank 1 \(.*program\.py:\d+ in <module>\)"),
-        (UNEQUAL, r"rank 0 computes aten\.\w+ of [\dx, ]+, rank \d has ended"),
+        (PASSED_ON, r"rank 0 calls send with rank 1 \(.*program\.py:\d+ in <module>\); all 4 are"),
+        (UNEQUAL, r"rank 0 computes aten\.\w+ of [\dx, ]+, rank \d has ended: 3 of 4 are"),
     ],
     ids=["messages", "operations"],
 )
-def test_ranks_that_differ_are_all_run_and_the_difference_is_named(
+def test_more_ranks_run_if_they_differ_and_the_difference_is_named(
     program: str, difference: str, preloaded: Preloaded, tmp_path: Path
 ) -> None:
     if program is UNEQUAL:  # without gradients to exchange: a rank that ends earlier is no deadlock
@@ -341,8 +341,8 @@ def test_ranks_that_differ_are_all_run_and_the_difference_is_named(
     figures = json.loads((tmp_path / "p.json").read_text())
 
     assert finished.code == 0, finished.stderr
-    assert re.search(f"ranks are not equal: {difference}; all 4 are run", finished.stderr)
-    assert figures["checked_ranks"] == 4
+    assert re.search(f"ranks are not equal: {difference} run", finished.stderr)
+    assert figures["checked_ranks"] == (4 if program is PASSED_ON else 3)
     assert not (tmp_path / "x.pt").exists()
 
 

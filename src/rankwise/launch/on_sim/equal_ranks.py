@@ -18,11 +18,11 @@ def run_equals_once(
     The arguments are those of `run_in_order`.
     """
     done = run_in_order(make, order, again, say)
-    while (equals := done.run.equals) is not None and equals.wanted:
-        count = len(equals.wanted)
-        say(f"ranks have positions in groups: {count} of {done.run.size:,} are run, from the start")
-        done = run_in_order(partial(make, simulated=equals.wanted), order, again, say)
-    if difference := done.run.difference(done.outcome):
-        say(f"ranks are not equal: {difference}; all {done.run.size:,} are run")
-        done = run_in_order(partial(make, every_rank=True), order, again, say)
+    while (choice := done.run.following(done.outcome)) is not None:
+        count, size = len(choice.simulated), done.run.size
+        if count == size:
+            say(f"{choice.why}; all {size:,} are run")
+            return run_in_order(partial(make, every_rank=True), order, again, say)
+        say(f"{choice.why}: {count:,} of {size:,} are run, from the start")
+        done = run_in_order(partial(make, choice=choice), order, again, say)
     return done

@@ -34,7 +34,13 @@ def _follow_windows(world: SimulatedWorld) -> Callable[[], None]:
 def _follow_torch(device: str, world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.sim.torch import install  # noqa: PLC0415  # only for programs of torch
 
-    return install(world, device)
+    stack = ExitStack()
+    stack.callback(install(world, device))
+    if world.equals is not None:
+        from rankwise.sim.torch import rank_reads  # noqa: PLC0415  # only for predictions
+
+        stack.callback(rank_reads.note_reads(world.equals))
+    return stack.close
 
 
 def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> Callable[[], None]:
@@ -43,6 +49,10 @@ def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> 
         from rankwise.sim.torch import attention_sharding  # noqa: PLC0415  # for these alone
 
         stack.callback(attention_sharding.shard_attention_of_cpu())
+    if world.equals is not None:
+        from rankwise.sim.torch import uneven_shards  # noqa: PLC0415  # the same
+
+        stack.callback(uneven_shards.note_shards_of_dtensor(world.equals))
     stack.callback(names.follow("torch.distributed.tensor", world))
     return stack.close
 
@@ -88,6 +98,10 @@ def _follow_fsdp(device: str, world: SimulatedWorld) -> Callable[[], None]:
         from rankwise.sim.torch.without_data import shard_on_device  # noqa: PLC0415  # rare
 
         stack.callback(shard_on_device())
+    if world.equals is not None:
+        from rankwise.sim.torch import uneven_shards  # noqa: PLC0415  # the same
+
+        stack.callback(uneven_shards.note_shards_of_fsdp(world.equals))
     return stack.close
 
 

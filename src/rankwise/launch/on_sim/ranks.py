@@ -59,7 +59,7 @@ from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
 from rankwise.launch.search_path import search_path
 from rankwise.sim.rehearsal.belongings import RankProcess
-from rankwise.sim.rehearsal.meetings import NotEqual
+from rankwise.sim.rehearsal.equals import NotEqual
 from rankwise.sim.rehearsal.ranks import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, SimulatedWorld
 

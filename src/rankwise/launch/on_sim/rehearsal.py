@@ -4,9 +4,10 @@ A `Rehearsal` makes the host of its run (`run_host`), which a `Supervision` runs
 processes. That must be in the main thread for Ctrl-C and other signals to stop the run.
 """
 
-import random
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import ConfigError
@@ -18,13 +19,14 @@ from rankwise.launch.on_sim.run_host import SimulatedRunHost
 from rankwise.launch.session import Session
 from rankwise.launch.supervision import Supervision
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
-from rankwise.sim.rehearsal.meetings import Equals
+from rankwise.sim.rehearsal.equals import Choice, Equals
 from rankwise.sim.rehearsal.schedules import Schedule
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction import Prediction
 
 _SIMULATED_OF_EQUALS = 2
+_PROBED_BYTES = 1 << 24
 
 
 class Rehearsal:
@@ -49,7 +51,7 @@ class Rehearsal:
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
         timing_only: let tensors have no data. Then ranks that do the same are simulated once.
         every_rank: simulate all ranks, even if they do the same.
-        simulated: those that are simulated then, if it is known that two are too few.
+        choice: those that are simulated then, if it is known that two are too few.
         records_values: keep the numbers that rank 0 asks for.
         values: what programs get then that ask for numbers; see `sim.prediction.values`.
         synthetic_data: let data loaders repeat their first batch then.
@@ -83,7 +85,7 @@ class Rehearsal:
         has_virtual_clock: bool = False,
         timing_only: bool = False,
         every_rank: bool = False,
-        simulated: frozenset[int] = frozenset(),
+        choice: Choice | None = None,
         records_values: bool = False,
         values: str = "",
         synthetic_data: bool = False,
@@ -120,8 +122,12 @@ class Rehearsal:
 
             self.prediction.values = ValuePolicy(values, seed)
             device = "cuda"
-            if not every_rank and self.size > _SIMULATED_OF_EQUALS:
-                self.equals = self.prediction.equals = equal_ranks(self.size, seed, simulated)
+            # A fault makes one rank, or its links, another one than those of its class.
+            is_well = not (faults or chip_faults)
+            if not every_rank and is_well and self.size > _SIMULATED_OF_EQUALS:
+                self.equals = Equals(choice or Choice(), self.size, seed)
+                self.equals.price = partial(_price, self.prediction)
+                self.prediction.equals = self.equals
         self.node_count = node_count + (0 if rendezvous is None else rendezvous.spares)
         self.rendezvous = rendezvous
         if rendezvous is None and any(isinstance(fault, FaultOfNode) for fault in faults):
@@ -144,16 +150,23 @@ class Rehearsal:
     def _make_host(self, session: Session, stack: ExitStack) -> SimulatedRunHost:
         return SimulatedRunHost(session, stack, self, console_fds=self._console_fds)
 
-    def difference(self, outcome: Outcome) -> str:
-        """What shows that ranks are not equal which were taken as equal; empty if nothing does."""
-        if self.equals is None or self.prediction is None or self.equals.wanted:
-            return ""
-        if outcome.status is OutcomeStatus.SUCCEEDED:
-            return self.equals.difference or self.prediction.difference()
-        return self.equals.difference  # a rank that fails ends before the others
+    def following(self, outcome: Outcome) -> Choice | None:
+        """Which ranks to run next, since these are too few for all; None if they are enough."""
+        if self.equals is None or self.prediction is None:
+            return None
+        choice = self.equals.wanted
+        is_whole = outcome.status is OutcomeStatus.SUCCEEDED  # a rank that fails ends earlier
+        if choice is None and is_whole and not self.equals.difference:
+            choice = self.prediction.following()
+        if self.equals.difference:
+            everyone = frozenset(range(self.size))
+            why = f"ranks are not equal: {self.equals.difference}"
+            choice = Choice(simulated=everyone, why=why)
+        return choice
 
 
-def equal_ranks(size: int, seed: int, simulated: frozenset[int]) -> Equals:
-    """Rank 0, and another one to compare with, stand for all ranks, or those that are given."""
-    other = random.Random(f"{seed}/equal ranks").randrange(1, size)  # noqa: S311  # simulation, no secret
-    return Equals(simulated or frozenset({0, other}), size, seed)
+def _price(prediction: "Prediction", ranks: tuple[int, ...]) -> object:
+    """What the links among some ranks give: the time of a collective, and of messages."""
+    network = prediction.network
+    messages = [network.message_time(*pair, _PROBED_BYTES) for pair in pairwise(ranks)]
+    return network.time("all_reduce", _PROBED_BYTES, ranks), messages

@@ -17,15 +17,19 @@ The time of a rank is one of five: it computes; it waits for an operation that i
 *exposed* communication); it waits for others to come to one; it sleeps; or it has ended.
 """
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Instant
-from rankwise.core.matching import CallSignature, describe_call
+from rankwise.core.matching import NO_RANK, CallSignature, describe_call
 from rankwise.sim.hardware.cost_models import plugged_costs
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
@@ -37,7 +41,8 @@ from rankwise.sim.prediction.machines.fabric import FabricPrices
 from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.prediction.useful_work import Achieved, UsefulWork
 from rankwise.sim.rehearsal import modelled_device
-from rankwise.sim.rehearsal.meetings import Equals, Group, kind_of_group
+from rankwise.sim.rehearsal.equals import Choice, Equals, kind_of_group
+from rankwise.sim.rehearsal.meetings import Group
 from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.reporting.breakdown import ASLEEP, EXPOSED, MESSAGES, WAITING
@@ -135,9 +140,7 @@ class RankClock:
         self.memory = DeviceMemory()
         self.record = prediction.record
         self.captured: list[Callable[[], object]] | None = None
-        self.trail: list[PricedWork | Communicated] | None = (
-            None if prediction.equals is None else []
-        )
+        self.trail = None if prediction.equals is None else Trail(prediction.done)
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
         self._times = prediction.costs.times(number)
@@ -193,7 +196,7 @@ class RankClock:
         if priced.at_peak:
             self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:
-            self.trail.append(priced)
+            self.trail.add(priced, 0)
         self._computing += duration
         self.bill.add_work(priced, self.phase())
         self.time = begun + duration
@@ -217,11 +220,23 @@ class RankClock:
         size: int,
         call: CallSignature | None = None,
         ranks: tuple[int, ...] = (),
+        at: int = NO_RANK,
     ) -> Passage:
-        """Come to an operation of some ranks now, with so many bytes."""
+        """Come to an operation of some ranks now, with so many bytes.
+
+        `at` is the position of the call's root or peer among the ranks, if it has one.
+        """
         if self.trail is not None:
-            self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))
+            self.trail.add(Communicated.of(call, size, ranks, at), 0)
         return Passage(load, size, self.time)
+
+    def come_to_message(
+        self, load: Any, size: int, call: CallSignature, ranks: tuple[int, ...], at: int
+    ) -> Passage:
+        """The same of a message in a group: its members are the stages of a pipeline."""
+        if ranks not in self._prediction.pipelines:
+            self._prediction.pipelines[ranks] = {rank: at for at, rank in enumerate(ranks)}
+        return self.come(load, size, call, ranks, at)
 
     def wait(self, passage: Passage) -> None:
         """Go on when an operation is over."""
@@ -297,17 +312,50 @@ class RankClock:
         self.work_of_steps.append(self.work.achieved)
 
 
+class Trail:
+    """What a rank has done, in order: numbers of a table that all ranks of a run share.
+
+    Attributes:
+        numbers: of what was done on which stream.
+    """
+
+    __slots__ = ("_table", "numbers")
+
+    def __init__(self, table: "dict[Done, int]") -> None:
+        self._table = table
+        self.numbers = array("I")
+
+    def add(self, done: "PricedWork | Communicated", stream: int) -> None:
+        """A rank has done something on a stream."""
+        table, key = self._table, (done, stream)
+        number = table.get(key)
+        if number is None:
+            number = table[key] = len(table)
+        self.numbers.append(number)
+
+
 class Communicated(NamedTuple):
     """A collective or a message, as equal ranks are compared.
 
     Attributes:
-        call: with shapes and types.
+        call: with shapes and types, and without a root: equal ranks have other groups.
         group: how many members it has, and how far apart their numbers are.
+        at: the position of the root or peer in the group; `NO_RANK` if there is none.
     """
 
     call: CallSignature | None
     size: int
     group: tuple[int, ...]
+    at: int = NO_RANK
+
+    @classmethod
+    def of(
+        cls, call: CallSignature | None, size: int, ranks: tuple[int, ...], at: int
+    ) -> "Communicated":
+        """What a rank does in a group of these ranks."""
+        if call is not None and call.root >= 0:
+            call = msgspec.structs.replace(call, root=NO_RANK)
+        return cls(call, size, kind_of_group(ranks)[:2], at)
 
 
 class PricedWork:
@@ -324,6 +372,15 @@ class PricedWork:
         self.duration = duration
         self.at_peak = at_peak
         self.count = 0
+
+    def __repr__(self) -> str:
+        """What is compared of it: no time, as that follows."""
+        work = self.work
+        return f"{work.name} {work.shapes} {work.dtype} {work.size} {work.flops}"
+
+
+Done = tuple[PricedWork | Communicated, int]
+"""Something that was done, and on which stream."""
 
 
 class Prediction:
@@ -343,6 +400,8 @@ class Prediction:
         keeps_log: see the arguments.
         size: how many ranks the last attempt has.
         equals: which ranks are simulated, if the others do the same.
+        done: all that ranks have done, if they are compared: each has a number.
+        pipelines: the groups whose members send messages, and the places of these in them.
         record: keeps the numbers that programs ask for, if that is wanted.
         remarks: what the run has left out.
         carried_out: the kinds of operations that there were, and the numbers of their members.
@@ -371,6 +430,8 @@ class Prediction:
         self.keeps_log = keeps_log
         self.values: ValuePolicy | None = None
         self.equals: Equals | None = None
+        self.done: dict[Done, int] = {}
+        self.pipelines: dict[tuple[int, ...], dict[int, int]] = {}
         self.record: ValueRecord | None = None
         self.remarks: list[str] = []
         self.carried_out: set[tuple[str, int]] = set()
@@ -413,20 +474,65 @@ class Prediction:
         """How many of the ranks have run the program."""
         return self.size if self.equals is None else len(self.equals.simulated)
 
-    def difference(self) -> str:
-        """What a simulated rank does that another does not, of ranks that were taken as equal."""
-        if self.equals is None:
-            return ""
-        first, *others = (self.clocks[each] for each in sorted(self.clocks))
-        for other in others:
-            for mine, its in zip_longest(first.trail or (), other.trail or ()):
-                if mine is not its and mine != its:
-                    one, another = (
-                        f"rank {clock.number}{self.equals.places(clock.number)} {_told(done)}"
-                        for clock, done in ((first, mine), (other, its))
-                    )
-                    return f"{one}, {another}"
+    def weight(self, number: int) -> float:
+        """For how many ranks a simulated one stands."""
+        return 1.0 if self.equals is None else self.equals.weight(number)
+
+    @property
+    def digests(self) -> dict[int, bytes]:
+        """What each simulated rank has done: operations, shapes, types, kinds of groups, streams.
+
+        Empty if all ranks are simulated.
+        """
+        parts = [
+            blake2b(f"{done!r} on {stream}".encode(), digest_size=8).digest()
+            for done, stream in self.done
+        ]
+        return {
+            number: blake2b(
+                b"".join([parts[each] for each in clock.trail.numbers]), digest_size=8
+            ).digest()
+            for number, clock in sorted(self.clocks.items())
+            if clock.trail is not None
+        }
+
+    def difference(self, digests: Mapping[int, bytes]) -> str:
+        """What a simulated rank does that another of its class does not, if digests differ."""
+        assert self.equals is not None, "ranks are compared"
+        for _, (first, *others) in self.equals.classes:
+            for other in others:
+                if digests[first] != digests[other]:
+                    return self._difference_between(first, other)
         return ""
+
+    def _difference_between(self, first: int, other: int) -> str:
+        assert self.equals is not None, "ranks are compared"
+        done = list(self.done)
+        trails = [self.clocks[each].trail or Trail({}) for each in (first, other)]
+        pairs = zip_longest(*(trail.numbers for trail in trails))
+        differing = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
+        one, another = (
+            f"rank {rank}{self.equals.places(rank)}"
+            f" {_told(None if number is None else done[number][0])}"
+            for rank, number in zip((first, other), differing, strict=True)
+        )
+        return f"{one}, {another}"
+
+    def following(self) -> Choice | None:
+        """Which ranks to run next, since some of a class differ; None if none do.
+
+        If no other classes explain it, `difference` of the classes says that all have to run.
+        """
+        if self.equals is None:
+            return None
+        digests = self.digests
+        difference = self.difference(digests)
+        if not difference:
+            return None
+        choice = self.equals.divided_by(digests, difference)
+        if choice is None:
+            self.equals.differ(difference)
+        return choice
 
     def begin_attempt(self, size: int) -> None:
         """New ranks begin where the latest of the old ones was."""
@@ -556,9 +662,11 @@ def _told(done: "PricedWork | Communicated | None") -> str:
     if done is None:
         return "has ended"
     if isinstance(done, Communicated):
-        return f"calls {_call_in_words(done.call)} with {done.size:,} bytes"
+        at = "" if done.at == NO_RANK else f" at position {done.at}"
+        return f"calls {_call_in_words(done.call)}{at} with {done.size:,} bytes"
     shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
-    return f"computes {done.work.name} of {shapes}" if shapes else f"computes {done.work.name}"
+    size = f"{done.work.size:,} bytes"  # of what takes no tensor, such as random numbers
+    return f"computes {done.work.name} of {shapes or size}"
 
 
 def _call_in_words(call: CallSignature | None) -> str:

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from rankwise.core.matching import CallSignature
+from rankwise.core.matching import NO_RANK, CallSignature
 from rankwise.sim.prediction.bill import LAUNCHES
 from rankwise.sim.prediction.clocks import (
     Account,
@@ -40,7 +40,6 @@ from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.description import Figure, LaunchSpec
 from rankwise.sim.prediction.machines.device import is_attention
-from rankwise.sim.rehearsal.meetings import kind_of_group
 from rankwise.sim.reporting.breakdown import EXPOSED, HOST, MESSAGES, WAITING
 
 _PICOSECONDS_PER_MICROSECOND = 1_000_000
@@ -179,7 +178,7 @@ class QueuedClock(RankClock):
         if priced.at_peak:
             self.work.count_products(priced.work, priced.at_peak)
         if self.trail is not None:
-            self.trail.append(priced)
+            self.trail.add(priced, self.stream_number)
         lane, duration = self.lane, priced.duration
         begun = self._begin(lane)
         lane.ends_at = begun + duration
@@ -206,10 +205,11 @@ class QueuedClock(RankClock):
         size: int,
         call: CallSignature | None = None,
         ranks: tuple[int, ...] = (),
+        at: int = NO_RANK,
     ) -> Passage:
         """Come to an operation when the present lane has got there."""
         if self.trail is not None:
-            self.trail.append(Communicated(call, size, kind_of_group(ranks)[:2]))
+            self.trail.add(Communicated.of(call, size, ranks, at), self.stream_number)
         self._launch(self._launches.collective)
         return Passage(load, size, max(self.time, self.lane.ends_at))
 

@@ -7,7 +7,7 @@ first step to that of the last: the first one has more to do. Otherwise they are
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from rankwise.base.units import format_bytes
+from rankwise.base.wording import ranks_in_words
 from rankwise.sim.benches.holding import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.bill import Key, difference
@@ -44,9 +45,11 @@ UNKNOWN_SHOWN = 3
 HOLDERS_SHOWN = 3
 PICOSECONDS_PER_SECOND = 1_000_000_000_000
 VALUES_SHOWN = 3
+READS_SHOWN = 3
 COLUMNS = 80
 _GLUE = "\N{NO-BREAK SPACE}"
 LAUNCH = "launch"
+_STAGES_TOLD = 8
 _TOLD = 0.0005
 """Shares from which on they are told: others are 0.0 %."""
 
@@ -123,24 +126,26 @@ def figures_of(prediction: Prediction) -> Figures:
     steps = max(0, min((len(clock.steps) for clock in clocks), default=0) - 1)
     spent = [_spent(clock, steps) for clock in clocks]
     whole = max((each.time for each in spent), default=0)
-    size = prediction.simulated_count
+    weights = [prediction.weight(clock.number) for clock in clocks]
+    size = prediction.size
     fullest = max(clocks, key=lambda clock: clock.memory.peak_of_run, default=None)
 
+    def weighted(values: Iterable[float]) -> float:
+        return sum(each * weight for each, weight in zip(values, weights, strict=True))
+
     def share(name: str) -> float:
-        return sum(getattr(each, name) for each in spent) / (whole * size) if whole else 0.0
+        return weighted(getattr(each, name) for each in spent) / (whole * size) if whole else 0.0
 
     computing, exposed, asleep = share("computing"), share("exposed"), share("asleep")
     behind = share("behind")
     launch, computing = computing * _launching(prediction) + behind, computing + behind
     waiting = max(0.0, 1 - computing - exposed - asleep) if whole else 0.0
-    waited = sum(each.waiting for each in spent)
-    for_peers = sum(each.for_peers for each in spent) / waited if waited else 0.0
+    waited = weighted(each.waiting for each in spent)
+    for_peers = weighted(each.for_peers for each in spent) / waited if waited else 0.0
     achieved = [_achieved(clock, steps) for clock in clocks]
-    # Each rank that is not simulated achieves what the others do.
-    times = prediction.size / max(1, size) / max(1, steps)
     tokens = prediction.tokens_per_step
     if tokens is None:
-        tokens = round(sum(each.tokens for each in achieved) * times)
+        tokens = round(weighted(each.tokens for each in achieved) / max(1, steps))
     return Figures(
         steps=steps,
         time=whole // max(1, steps),
@@ -150,13 +155,14 @@ def figures_of(prediction: Prediction) -> Figures:
         asleep=asleep,
         bubble=for_peers * waiting,
         launch=launch,
-        communicating=sum(each.communicating for each in spent) // (size * max(1, steps)),
+        communicating=round(weighted(each.communicating for each in spent))
+        // (size * max(1, steps)),
         memory_peak=fullest.memory.peak_of_run if fullest else 0,
         memory_rank=fullest.number if fullest else 0,
         tokens=tokens,
-        model_flops=round(sum(each.model_flops for each in achieved) * times),
-        mfu=sum(each.model_peak for each in achieved) / (whole * size) if whole else 0.0,
-        hfu=sum(each.all_peak for each in achieved) / (whole * size) if whole else 0.0,
+        model_flops=round(weighted(each.model_flops for each in achieved) / max(1, steps)),
+        mfu=weighted(each.model_peak for each in achieved) / (whole * size) if whole else 0.0,
+        hfu=weighted(each.all_peak for each in achieved) / (whole * size) if whole else 0.0,
         exposed_by=_exposed_by(prediction, steps, whole * size),
     )
 
@@ -208,11 +214,12 @@ def _bill_of(prediction: Prediction, clock: RankClock, steps: int) -> dict[Key, 
 
 def _exposed_by(prediction: Prediction, steps: int, whole: int) -> dict[str, float]:
     """The kinds of exposed communication, as shares of the time of all ranks."""
-    together: Counter[str] = Counter()
+    together: dict[str, float] = {}
     for clock in prediction.clocks.values():
+        weight = prediction.weight(clock.number)
         for (cause, kind, _), time in _bill_of(prediction, clock, steps).items():
             if cause == EXPOSED:
-                together[kind] += time
+                together[kind] = together.get(kind, 0.0) + time * weight
     return {kind: time / whole for kind, time in sorted(together.items())}
 
 
@@ -235,6 +242,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         *_rate_rows(prediction, figures),
         ("computing", _percent(figures.computing), ""),
         ("exposed communication", _percent(figures.exposed), _exposed_in_words(figures)),
+        ("pipeline bubble", _percent(figures.bubble), _stages_in_words(prediction, figures)),
         (
             "waiting for others",
             _percent(figures.waiting),
@@ -250,9 +258,12 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         told = ", ".join(names[:UNKNOWN_SHOWN]) + ", ..." * (len(names) > UNKNOWN_SHOWN)
         why = "flops unknown, so only bytes count; a cost model (docs: plug-ins) can price it"
         rows.append(("too cheap", f"{count:,} operations", f"{told}: {why}"))
-    left_out = {
-        name for name, tells in (("asleep", figures.asleep), ("held back by", cause)) if not tells
+    tells = {
+        "asleep": figures.asleep,
+        "held back by": cause,
+        "pipeline bubble": figures.bubble >= _TOLD,
     }
+    left_out = {name for name, is_told in tells.items() if not is_told}
     return [row for row in rows if row[0] not in left_out]
 
 
@@ -287,6 +298,56 @@ def _exposed_in_words(figures: Figures) -> str:
     kinds = sorted(figures.exposed_by.items(), key=lambda item: (-item[1], item[0]))
     shares = [f"{kind} {_percent(share)}" for kind, share in kinds if share >= _TOLD]
     return f"{told}; {', '.join(shares)}" if shares else told
+
+
+class Stage(NamedTuple):
+    """A stage of the pipelines of a program.
+
+    Attributes:
+        position: in its pipeline.
+        computing, bubble: means over its ranks, in picoseconds of a step.
+        peak: the most memory of any of its ranks, in bytes.
+    """
+
+    position: int
+    computing: float
+    bubble: float
+    peak: int
+
+
+def stages_of(prediction: Prediction) -> list[Stage]:
+    """The stages, if ranks send each other messages: by the place in the group that they use."""
+    by_position: dict[int, list[RankClock]] = {}
+    longest = max(map(len, prediction.pipelines), default=0)
+    for ranks, places in prediction.pipelines.items():
+        for clock in prediction.clocks.values():
+            if len(ranks) == longest and clock.number in places:
+                by_position.setdefault(places[clock.number], []).append(clock)
+    steps = figures_of(prediction).steps
+
+    def mean(name: str, clocks: list[RankClock]) -> float:
+        values = [getattr(_spent(clock, steps), name) for clock in clocks]
+        return float(sum(values) / len(clocks) / max(1, steps))
+
+    return [
+        Stage(
+            position,
+            mean("computing", clocks),
+            mean("for_peers", clocks),
+            max(clock.memory.peak_of_run for clock in clocks),
+        )
+        for position, clocks in sorted(by_position.items())
+    ]
+
+
+def _stages_in_words(prediction: Prediction, figures: Figures) -> str:
+    """The bubble and the memory by stage, for a note."""
+    stages = stages_of(prediction)
+    if not 1 < len(stages) <= _STAGES_TOLD or not figures.time:
+        return ""
+    bubbles = ", ".join(f"{100 * each.bubble / figures.time:.1f}" for each in stages)
+    peaks = ", ".join(format_bytes(each.peak) for each in stages)
+    return f"by stage {bubbles} %; peak memory {peaks}"
 
 
 def _memory_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, str, str]]:
@@ -368,7 +429,7 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
     ]
     lines += [f"  {line}" for line in holder_lines(prediction)]
     lines += [f"  {line}" for line in value_lines(prediction)]
-    lines += [f"  {line}" for line in prediction.remarks]
+    lines += [f"  {line}" for line in [*prediction.remarks, *_read_lines(prediction)]]
     return "\n".join(lines)
 
 
@@ -407,6 +468,21 @@ def value_lines(prediction: Prediction) -> list[str]:
             for asked, (count, first) in sorted(policy.answers.items())
         ),
     ]
+
+
+def _read_lines(prediction: Prediction) -> list[str]:
+    """Where the program reads the number of a rank, if some ranks stand for others."""
+    reads = {} if prediction.equals is None else prediction.equals.reads
+    if not reads:
+        return []
+    lines = sorted({place.rpartition(":")[::2] for place, _ in reads}, key=_by_line)
+    places = [f"{PurePath(file).name}:{line}" for file, line in lines]
+    told = ", ".join(places[:READS_SHOWN]) + ", ..." * (len(places) > READS_SHOWN)
+    return [f"rank number read at {told}: ranks that were not checked may differ there"]
+
+
+def _by_line(place: tuple[str, str]) -> tuple[str, int]:
+    return place[0], int(place[1])
 
 
 def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
@@ -509,6 +585,7 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "machine": prediction.topology.name,
         "ranks": prediction.size,
         "checked_ranks": prediction.simulated_count,
+        "classes": _class_fields(prediction),
         "steps": figures.steps,
         "step_time_s": step,
         "interval": _interval_fields(interval),
@@ -526,6 +603,17 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
             kind: share * step for kind, share in figures.exposed_by.items()
         },
         "waiting_s": figures.waiting * step,
+        "bubble": figures.bubble,
+        "bubble_s": figures.bubble * step,
+        "stages": [
+            {
+                "stage": each.position,
+                "computing_s": each.computing / PICOSECONDS_PER_SECOND,
+                "bubble_s": each.bubble / PICOSECONDS_PER_SECOND,
+                "peak_active_bytes": each.peak,
+            }
+            for each in stages_of(prediction)
+        ],
         "peak_active_bytes": figures.memory_peak,
         "peak_reserved_bytes": reserved,
         "memory_interval": None
@@ -544,9 +632,31 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "memory_over_step": [] if book is None else book.curve,
         "values": [] if prediction.values is None else prediction.values.told(),
         "remarks": prediction.remarks,
+        "reads_of_rank": []
+        if prediction.equals is None
+        else [
+            {"place": place, "what": what, "times": times}
+            for (place, what), times in sorted(prediction.equals.reads.items())
+        ],
         "too_cheap": sorted({work.name for work in prediction.unknown}),
         "breakdown": msgspec.to_builtins(breakdown_of(prediction, program)),
     }
+
+
+def _class_fields(prediction: Prediction) -> list[dict[str, Any]] | None:
+    """The ranks that stand for others; None if all have run."""
+    if prediction.equals is None:
+        return None
+    digests = prediction.digests
+    return [
+        {
+            "ranks": ranks_in_words(each.members),
+            "count": len(each.members),
+            "checked": list(each.simulated),
+            "digest": digests[each.simulated[0]].hex() if each.simulated[0] in digests else None,
+        }
+        for each in prediction.equals.classes
+    ]
 
 
 def _interval_fields(interval: Interval | None) -> dict[str, Any] | None:

@@ -5,9 +5,11 @@ rank has threads, they are looked for by the thread that asks.
 """
 
 import os
+from collections.abc import Callable
 from threading import get_ident
 
 from rankwise.sim.rehearsal.belongings import ProcessBelongings
+from rankwise.sim.rehearsal.places import CallSite, place_of_caller
 from rankwise.sim.rehearsal.scheduler import Scheduler
 
 _plain: type = type(os.environ)
@@ -35,3 +37,27 @@ def end() -> None:
     """The world is over."""
     for environ in _environs:
         environ.__class__ = _plain
+
+
+_NUMBER = b"RANK"
+"""LOCAL_RANK chooses the device in nearly every program, and says less."""
+_INTERFACE = ("/os.py", "/_collections_abc.py")
+
+
+class _WatchedVariables(dict[bytes, bytes]):
+    """The variables of a rank, which tell where its number is read."""
+
+    note: Callable[[str, CallSite], None]
+
+    def __getitem__(self, name: bytes) -> bytes:
+        if name == _NUMBER and (place := place_of_caller(_INTERFACE)) is not None:
+            self.note("RANK", place)
+        return super().__getitem__(name)
+
+
+def watch(note: Callable[[str, CallSite], None]) -> None:
+    """Have the lines noted at which the program of the running rank reads its number."""
+    watched = _WatchedVariables(vars(os.environ)["_data"])
+    watched.note = note
+    for environ in _environs:
+        vars(environ)["_data"] = watched

@@ -14,9 +14,8 @@ be found.
 """
 
 import copy
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,6 +37,9 @@ from rankwise.sim.rehearsal.places import CallSite, place_here
 from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
 from rankwise.sim.rehearsal.waits import SHORTEST_WAIT, Waits
+
+if TYPE_CHECKING:
+    from rankwise.sim.rehearsal.equals import Equals
 
 SAME_ORDER = "all ranks must call the same operations in the same order, with equal arguments"
 ANY_SOURCE = -1
@@ -77,11 +79,12 @@ class Conditions:
         self.calls = 0
         self.equals: Equals | None = None
 
-    def present_of(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of the ranks that are simulated."""
+    def present_of(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Those of the ranks that are simulated, and for each of all the one that stands for it."""
         if self.equals is None:
-            return ranks
-        return tuple(rank for rank in ranks if rank in self.equals.simulated)
+            return ranks, ranks
+        present = tuple(rank for rank in ranks if rank in self.equals.simulated)
+        return present, self.equals.stand_ins(ranks, present)
 
     def begin_attempt(self) -> None:
         """Forget what belongs to ranks that are no more."""
@@ -108,139 +111,6 @@ class Conditions:
             self.alarms.note_order(meeting, found, self.groups[found.group])
 
 
-class NotEqual(BaseException):  # a program's `except Exception` must not catch it
-    """Ranks differ of which one was to stand for others, or too few are simulated."""
-
-
-class GroupKind(NamedTuple):
-    """Groups that are alike: of `size` ranks whose numbers are `stride` apart.
-
-    `ranks` are those of a group of another form, which is a kind of its own.
-    """
-
-    size: int
-    stride: int
-    ranks: tuple[int, ...] = ()
-
-    def position(self, rank: int) -> int:
-        """The place of a rank in its group; -1 if it is in none."""
-        if self.ranks:
-            return self.ranks.index(rank) if rank in self.ranks else -1
-        return rank // self.stride % self.size
-
-    def __str__(self) -> str:
-        return f"groups of {self.size}"
-
-
-def kind_of_group(ranks: tuple[int, ...]) -> GroupKind:
-    """The kind of a group with these members, or of none for a message."""
-    if not ranks:
-        return GroupKind(0, 0)
-    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    is_even = stride > 0 and ranks == tuple(range(ranks[0], ranks[-1] + 1, stride))
-    if is_even and ranks[0] // stride % len(ranks) == 0:
-        return GroupKind(len(ranks), stride)
-    return GroupKind(len(ranks), 0, ranks)
-
-
-class Equals:
-    """Ranks that do the same, of which a few are simulated.
-
-    A collective is complete when the simulated members have come: each of the others brings what
-    the first of these has brought, at the same time.
-
-    Ranks may differ by their place in groups of some of them, such as those of tensor parallelism.
-    So for each position in each kind of group a rank other than 0 is simulated; in groups of more
-    than 8, for the first, the last and one drawn position. A program makes its groups when it runs:
-    if ranks are too few for a group in which they meet, the run begins anew with more.
-
-    Args:
-        simulated: the numbers of those that run the program.
-        size: how many ranks there are.
-        seed: decides which ones are drawn.
-
-    Attributes:
-        difference: what shows that ranks are not equal; empty until something does.
-        wanted: those that have to be simulated, if these are too few; otherwise empty.
-    """
-
-    def __init__(self, simulated: frozenset[int], size: int = 0, seed: int = 0) -> None:
-        self.simulated = simulated
-        self.difference = ""
-        self.wanted: frozenset[int] = frozenset()
-        self._size = size
-        self._seed = seed
-        self._kinds: dict[GroupKind, bool] = {}
-
-    def note_group(self, ranks: tuple[int, ...]) -> None:
-        """Ranks make a group."""
-        if 1 < len(ranks) < self._size:
-            self._kinds.setdefault(kind_of_group(ranks), False)
-
-    def differ(self, difference: str) -> None:
-        """Note a difference, the first one alone."""
-        self.difference = self.difference or difference
-
-    def check(self, ranks: tuple[int, ...] = ()) -> None:
-        """Let a rank stop, if ranks are not equal, or too few for a group in which they meet.
-
-        Raises:
-            NotEqual: they are.
-        """
-        if 1 < len(ranks) < self._size and not self._kinds.get(kind_of_group(ranks)):
-            self.wanted = self._with_positions()
-            self._kinds = dict.fromkeys(self._kinds, True)
-        if self.difference or self.wanted:
-            raise NotEqual(self.difference)
-
-    def check_peer(self, rank: int, peer: int, call: CallSignature) -> None:
-        """The same, before a message: a peer that is not simulated will not answer."""
-        if peer not in self.simulated:
-            where = place_here()
-            at = "" if where is None else f" ({where})"
-            self.differ(f"rank {rank} calls {call.operation} with rank {peer}{at}")
-        self.check()
-
-    def places(self, rank: int) -> str:
-        """The positions of a rank in the kinds of groups that there are, in words."""
-        told = [f"position {kind.position(rank)} in {kind}" for kind in sorted(self._kinds)]
-        return f" ({', '.join(told)})" if told else ""
-
-    def _with_positions(self) -> frozenset[int]:
-        """The simulated ranks, and what is missing of each position; empty if nothing is."""
-        drawn = random.Random(f"{self._seed}/positions")  # noqa: S311  # simulation, no secret
-        ranks = list(range(1, self._size))
-        drawn.shuffle(ranks)
-        places = [(kind, at) for kind in sorted(self._kinds) for at in _sampled(kind.size, drawn)]
-        others = sorted(self.simulated - {0})
-        missing = {
-            (kind, at) for kind, at in places if all(kind.position(each) != at for each in others)
-        }
-        added = []
-        while missing:
-
-            def gain(rank: int, left: frozenset[tuple[GroupKind, int]] = frozenset(missing)) -> int:
-                return sum(kind.position(rank) == at for kind, at in left)
-
-            best = max(ranks, key=gain)  # the first drawn of equals
-            found = {(kind, at) for kind, at in missing if kind.position(best) == at}
-            if not found:  # rank 0 alone has it
-                break
-            added.append(best)
-            missing -= found
-        return self.simulated.union(added) if added else frozenset()
-
-
-_POSITIONS_MAX = 8
-
-
-def _sampled(count: int, drawn: random.Random) -> list[int]:
-    """The positions of a group that are looked at."""
-    if count <= _POSITIONS_MAX:
-        return list(range(count))
-    return [0, drawn.randrange(1, count - 1), count - 1]
-
-
 class Came(msgspec.Struct, frozen=True):
     """A member's call, as it is remembered."""
 
@@ -259,6 +129,7 @@ class Group:
         label: how people call it; empty for the group of all ranks.
         ranks: the members' numbers in the world, in the order of their ranks in the group.
         present: those of them that are simulated; see `Equals`.
+        bringing: for each member, the one whose loads it brings: its own if it is simulated.
         calls: which of their calls meet.
         compares_sizes: whether tensors of equal size and other shape fit, as in gloo.
         has_other_shapes: whether the operation that is carried out has such tensors.
@@ -284,7 +155,7 @@ class Group:
         self.label = f"[{', '.join(map(str, ranks[:_NAMED]))}{', ...' * (len(ranks) > _NAMED)}]"
         self.ranks = ranks
         self._conditions = conditions or Conditions()
-        self.present = self._conditions.present_of(ranks)
+        self.present, self.bringing = self._conditions.present_of(ranks)
         self._scheduler = scheduler
         self.calls: GroupCalls[Came] = self._conditions.matcher.group(name, ranks, self.present)
         self._gone: dict[int, CollectiveError] = {}
@@ -452,7 +323,7 @@ class Group:
             deliver: moves the load of a send to that of a receive; what it raises, both raise.
         """
         if (equals := self._conditions.equals) is not None:
-            equals.check_peer(rank, peer, signature)
+            equals.check_peer(self.ranks, rank, peer, signature)
         self._posted[rank] += 1
         self._conditions.calls += 1
         came = Came(self._posted[rank], signature, place_here(), self._conditions.calls)
@@ -561,8 +432,7 @@ class Meeting(Gate):
 
     def _carry_out(self, carry_out: CarryOut) -> None:
         try:
-            first = next(iter(self.loads.values()))  # stands for a rank that is not simulated
-            carry_out([self.loads.get(rank, first) for rank in self.group.ranks])
+            carry_out([self.loads[rank] for rank in self.group.bringing])
         except Exception as error:  # noqa: BLE001  # every member raises it
             self.error = _without_frames(error)
 

@@ -22,8 +22,9 @@ from rankwise.sim.rehearsal import environments, turn_takers
 from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.changes import Changes
 from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
+from rankwise.sim.rehearsal.equals import Equals, NotEqual
 from rankwise.sim.rehearsal.faults import FaultInjector
-from rankwise.sim.rehearsal.meetings import Conditions, Equals, Group, NotEqual
+from rankwise.sim.rehearsal.meetings import Conditions, Group
 from rankwise.sim.rehearsal.rank_time import RankTime
 from rankwise.sim.rehearsal.ranks import Rank, not_for_threads
 from rankwise.sim.rehearsal.scheduler import Scheduler
@@ -165,6 +166,8 @@ class SimulatedWorld:
         def live() -> int:
             if self.equals is not None and number not in self.equals.simulated:
                 return 0  # its time is that of another rank
+            if self.equals is not None:
+                environments.watch(self.equals.note_read)
             try:
                 if (faults := self._conditions.faults) is not None:
                     faults.begin(rank)

@@ -17,7 +17,7 @@ from torch import Tensor
 from rankwise.base.errors import CollectiveError
 from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
-from rankwise.core.matching import ANY_RANK, CallSignature
+from rankwise.core.matching import ANY_RANK, NO_RANK, CallSignature
 from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
 from rankwise.sim.rehearsal.turn_takers import taking_turns
 from rankwise.sim.torch.arithmetic import (
@@ -553,7 +553,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
         name, clock = call.operation, self._clock
         if clock is None:
             return self._meetings.meet(self._number, call, load, computed), ()
-        passage = clock.come(load, size, call, self._meetings.ranks)
+        at = NO_RANK if call.root == NO_RANK else root
+        passage = clock.come(load, size, call, self._meetings.ranks, at)
         kind = _KINDS.get(name, name)
         timed = partial(clock.carry_out, self._meetings, kind, root, computed)
         return self._meetings.meet(self._number, call, passage, timed), [(clock, passage)]
@@ -592,7 +593,11 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root = ANY_RANK if peer == ANY_SOURCE else peer
         call = with_tensors(CallSignature(name, root=root, tag=tag), tensors)
         clock = self._clock
-        passage = None if clock is None else clock.come(tensors, bytes_in(tensors), call)
+        passage = None
+        if clock is not None:
+            ranks = self._meetings.ranks
+            at = ranks.index(peer) if peer in ranks else NO_RANK
+            passage = clock.come_to_message(tensors, bytes_in(tensors), call, ranks, at)
         post = self._meetings.post(
             self._number, peer, tag, call, (passage, tensors), is_send=is_send,
             deliver=_delivered if clock is None else partial(_delivered, timed=clock.deliver),
