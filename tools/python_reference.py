@@ -148,10 +148,11 @@ os.kill(os.getpid(), signal.SIGTERM)
 $ rankwise run --quiet --log-dir killed killed.py
 $ rankwise replay killed
 agent                                                time  phase       round         leads  fact
+agent          2…Z     0.000000 s  preparing   0 gathering   leads  AgentStarted
 agent …  running     0 running     leads  RoundPrepared
 agent            held back the exit of rank 0 for … ms: the signal that ended rank 0 may …
 agent …  finished    0 closed      leads  FailuresDescribed
-root cause: rank 0 was killed by SIGTERM
+root cause: rank 0 was killed by SIGTERM …
 ```
 
 The version of rankwise that wrote a journal reads it; others may not.
