@@ -29,17 +29,15 @@ COLLECTIVES = ("all_reduce", "all_to_all", "all_gather")
 
 def network(name: str, ranks: int) -> Topology:
     """A network of so many devices."""
-    match name:
-        case "line":
-            return topology_with("default", {"system.sips.count": str(ranks)})
-        case "switch":
-            return topology_with("switch8", {"system.sips.count": str(ranks)})
-        case "torus":
-            rows = int(ranks**0.5)
-            shape = f"[{rows}, {ranks // rows}]"
-            return topology_with(
-                "torus16", {"system.sips.count": str(ranks), "system.sips.shape": shape}
-            )
+    if name in {"line", "switch"}:
+        preset = {"line": "default", "switch": "switch8"}[name]
+        return topology_with(preset, {"system.sips.count": str(ranks)})
+    if name == "torus":
+        rows = int(ranks**0.5)
+        shape = f"[{rows}, {ranks // rows}]"
+        return topology_with(
+            "torus16", {"system.sips.count": str(ranks), "system.sips.shape": shape}
+        )
     outer: dict[str, Any] = {"graph": "rails"}
     if name.startswith("fat"):
         outer = {"graph": "fat_tree", "spines": 2, "oversubscription": 2}

@@ -480,11 +480,11 @@ class MessageGraph:
         # As credits come back, a lane has so many slots under way.
         window = self._layout.n_slots * self._layout.slot_size * self._lane_count
         narrowest = max(inside.cap, cap, (2 * latency + wake) / window, pe.port)
-        parts = max(pe.memory, pe.engine)
+        per_byte = max(pe.memory, pe.engine)
         moved = int(loads), 1 + combines
         # A latency at the beginning there are only loads, and as long at the end only stores.
-        cap = max(narrowest, max(moved) * parts)
-        ahead = max(narrowest, sum(moved) / 2 * parts) if is_alone else cap
+        cap = max(narrowest, max(moved) * per_byte)
+        ahead = max(narrowest, sum(moved) / 2 * per_byte) if is_alone else cap
         return _Way(latency, self._table(uses), self._table([*uses, *later]), cap, ahead)
 
     def _table(self, uses: Sequence[tuple[int, float]]) -> tuple[int, int]:

@@ -60,10 +60,10 @@ class Rate:
         self.numerator = per_picosecond.numerator
         self.denominator = per_picosecond.denominator
 
-    @classmethod
-    def of_gigabytes_per_second(cls, figure: float) -> "Rate":
+    @staticmethod
+    def of_gigabytes_per_second(figure: float) -> "Rate":
         """A bandwidth; a gigabyte is 10**9 bytes."""
-        return cls(exactly(figure) / 1_000)
+        return _rate_of(figure)
 
     def time_for(self, amount: int) -> int:
         """Picoseconds until `amount` is done, rounded up."""
@@ -85,3 +85,9 @@ class Rate:
 
     def __repr__(self) -> str:
         return f"Rate({self.numerator}/{self.denominator} per ps)"
+
+
+@lru_cache(maxsize=1024)
+def _rate_of(figure: float) -> Rate:
+    """Thousands of devices have the same few rates."""
+    return Rate(exactly(figure) / 1_000)
