@@ -18,7 +18,7 @@ from rankwise.sim.ccl.configuration import Algorithm, CollectiveConfiguration
 from rankwise.sim.ccl.execution import CollectiveExecution
 from rankwise.sim.ccl.fidelity import QUEUE_SLOTS_MOST, has_more_slots
 from rankwise.sim.ccl.lanes import LaneQueues
-from rankwise.sim.ccl.layout import Layout, laid_out
+from rankwise.sim.ccl.layout import LaneLayout, laid_out
 from rankwise.sim.ccl.message_execution import MessageExecution
 from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Plan, Request, plan, requested
@@ -46,12 +46,12 @@ class Wanted(NamedTuple):
     work: Elements
 
 
-class Trial(NamedTuple):
+class AlgorithmTrial(NamedTuple):
     """How long an algorithm takes for what is wanted: by messages, in picoseconds."""
 
     algorithm: Algorithm
     plan: Plan
-    layout: Layout
+    layout: LaneLayout
     time: int
 
 
@@ -78,13 +78,13 @@ class Chooser:
             found = self._known[wanted] = self._found(wanted)
         return found
 
-    def trials(self, wanted: Wanted) -> list[Trial]:
+    def trials(self, wanted: Wanted) -> list[AlgorithmTrial]:
         """All algorithms that can be used, by messages, the fastest first.
 
         Raises:
             ConfigError: none can; the message is that of the first one.
         """
-        found: list[Trial] = []
+        found: list[AlgorithmTrial] = []
         problems: list[ConfigError] = []
         seen = set()
         for algorithm in self._configuration.algorithms.values():
@@ -110,7 +110,7 @@ class Chooser:
             )
         return sorted(found, key=lambda each: each.time)
 
-    def by_queues(self, trial: Trial, wanted: Wanted) -> int:
+    def by_queues(self, trial: AlgorithmTrial, wanted: Wanted) -> int:
         """Picoseconds that an algorithm takes alone, queue by queue."""
         machine = Machine(Simulator(), self._machine.topology)
         count, queues = trial.layout
@@ -139,14 +139,14 @@ class Chooser:
         return trials[0].algorithm
 
     @staticmethod
-    def is_small(trial: Trial, wanted: Wanted) -> bool:
+    def is_small(trial: AlgorithmTrial, wanted: Wanted) -> bool:
         """Whether it can be simulated by queues, as `fidelity: auto` sees it."""
         slot_size = trial.algorithm.queues.slot_size
         return not has_more_slots(
             trial.plan, wanted.work.item_bytes, trial.layout.lane_count, slot_size, QUEUE_SLOTS_MOST
         )
 
-    def _tried(self, algorithm: Algorithm, wanted: Wanted) -> Trial | None:
+    def _tried(self, algorithm: Algorithm, wanted: Wanted) -> AlgorithmTrial | None:
         """How long it takes by messages; None if it has no program, or one that is too long."""
         machine, work = self._machine, wanted.work
         module = algorithm_module(algorithm.module)
@@ -163,7 +163,7 @@ class Chooser:
         layout = laid_out(machine, planned, algorithm, work.item_bytes, wanted.sips, fewest)
         lanes = _lanes(wanted.sips, wanted.pes, layout.lane_count)
         execution = MessageExecution(machine, planned, lanes, layout.queues, work)
-        return Trial(algorithm, planned, layout, execution.time_alone())
+        return AlgorithmTrial(algorithm, planned, layout, execution.time_alone())
 
 
 def _lanes(sips: Sequence[int], pes: Sequence[tuple[int, ...]], lane_count: int) -> list[Lanes]:

@@ -11,7 +11,7 @@ from rankwise.sim.ccl.wire_classes import wire_classes
 from rankwise.sim.hardware.machine import Machine
 
 
-class Layout(NamedTuple):
+class LaneLayout(NamedTuple):
     """Over how many PEs of each rank messages are spread, and the queues between these."""
 
     lane_count: int
@@ -25,7 +25,7 @@ def laid_out(  # noqa: PLR0917 (what a collective is, in its order)
     item_bytes: int,
     sips: Sequence[int],
     fewest_pes: int,
-) -> Layout:
+) -> LaneLayout:
     """The layout of a collective.
 
     Args:
@@ -47,4 +47,4 @@ def laid_out(  # noqa: PLR0917 (what a collective is, in its order)
     is_alike = wire_classes(machine.topology, sips, plan.symmetry) is not None
     between = plan.ways_of_one() if is_alike else plan.ways()
     ways = sorted({(sips[one], sips[other]) for one, other in between})
-    return Layout(count, suited_to(machine, queues, ways, count, per_pe))
+    return LaneLayout(count, suited_to(machine, queues, ways, count, per_pe))
