@@ -157,7 +157,7 @@ def repeated(names: Iterable[tuple[str, str]]) -> frozenset[str]:
 def problems(
     kind: str, found: Iterable[Homonym], reasons: Mapping[str, str], defined: frozenset[str]
 ) -> list[str]:
-    """One line for each name without a reason, and for each reason whose name is not `defined` twice."""
+    """One line for each name without a reason, and each reason for a name not `defined` twice."""
     names = {each.name: each for each in found}
     return [
         *(
