@@ -209,6 +209,21 @@ def test_odd_rank_is_a_class_of_its_own(
     assert answers(few) == pytest.approx(answers(every), rel=1e-9)
 
 
+def test_lines_that_read_the_number_of_a_rank_are_reported(machine: str, tmp_path: Path) -> None:
+    program = """
+import os
+rank = int(os.environ["RANK"]) + dist.get_rank()
+mesh_of(dp=size)
+dist.all_reduce(torch.zeros(8, device=device))
+"""
+
+    figures = predicted(machine, tmp_path, program)
+
+    reads = figures["reads_of_rank"]
+    assert [(each["what"], each["times"]) for each in reads] == [("RANK", 2), ("get_rank", 2)]
+    assert len({each["place"] for each in reads}) == 1, "groups read it, too, and are left out"
+
+
 @pytest.mark.parametrize("fault", ["slow:rank=3,by=1ms"])
 def test_faults_let_every_rank_run(fault: str, machine: str, tmp_path: Path) -> None:
     figures = predicted(machine, tmp_path, LAYOUTS["ddp"][0], faults=fault)
