@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from measuring import Table, apart, arguments, describe_machine, seconds
 
 from rankwise.sim import GraphEngine, RuntimeContext
-from rankwise.sim.benches.session import Session, Settings, topology_with
+from rankwise.sim.benches.session import BenchSession, BenchSettings, topology_with
 from rankwise.sim.reporting.results import BenchResult
 
 
@@ -57,11 +57,11 @@ def run(ring: Ring, fidelity: str) -> tuple[BenchResult, float]:
     fields = {"elements": str(ring.elements), "dtype": ring.dtype, "fidelity": fidelity}
     if ring.ranks is not None:
         fields["system.sips.count"] = str(ring.ranks)
-    settings = Settings(
+    settings = BenchSettings(
         program="ccl_allreduce", topology=ring.topology, fields=fields, has_data=ring.has_data
     )
     start = time.process_time()
-    (result,) = Session(settings).run().results
+    (result,) = BenchSession(settings).run().results
     return result, time.process_time() - start
 
 

@@ -17,7 +17,7 @@ from measuring import Table, arguments, describe_machine, seconds
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import topology_with
 from rankwise.sim.ccl.fidelity import may_fill_pes, may_get_out_of_step
-from rankwise.sim.hardware.fluids import Fluid
+from rankwise.sim.hardware.flow_model import Fluid
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.quantities import MIB, Rate
 from rankwise.sim.hardware.routing import sip_route

@@ -24,7 +24,7 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches import tp_mlp
 from rankwise.sim.ccl.message_timing import Dimension, MessageCosts, collective_time
-from rankwise.sim.ccl.plan import Request, plan
+from rankwise.sim.ccl.plan import CollectiveRequest, plan
 from rankwise.sim.triton.dtypes import dtype_named
 
 RING = "rankwise.sim.ccl.algorithms.ring_allreduce"
@@ -38,7 +38,7 @@ def ring_with_data(table: Table, ranks: int, repetitions: int) -> None:
     """Time and numbers of a ring all-reduce, beside numpy's sum."""
     elements = BYTES_PER_RANK // F32.itemsize
     data = np.random.default_rng(0).standard_normal((ranks, elements), dtype=np.float32)
-    request = Request(RING, "all_reduce", ranks, elements)
+    request = CollectiveRequest(RING, "all_reduce", ranks, elements)
     first: list[float] = []
     again: list[float] = []
     sums: list[float] = []

@@ -23,7 +23,7 @@ from rankwise.base.units import format_bytes, format_duration
 from rankwise.core.agent.vocabulary import Effect, Stimulus
 from rankwise.launch.cluster.metrics import METRICS, AgentStatus
 from rankwise.launch.cluster.probe import PATIENCE_S
-from rankwise.launch.recording import BYTES_MAX, INTERVAL, SAMPLE_INTERVAL
+from rankwise.launch.rank_records import BYTES_MAX, INTERVAL, SAMPLE_INTERVAL
 from rankwise.observe.records import Record
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -220,7 +220,7 @@ It returns a `rankwise.ports.store.Store`. A test checks all that stores must do
 
 ```python
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.drivers.real.stores.memory import MemoryStore
+from rankwise.drivers.real.stores.in_process import MemoryStore
 from rankwise.testing.conformance import STORE_BEHAVIOURS, check_store
 
 shared = MemoryStore(SystemClock())

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from rankwise.launch.api import run as run
     from rankwise.launch.fork_server import ForkServer as ForkServer
     from rankwise.launch.pool import Pool as Pool
-    from rankwise.launch.ranks import local_rank as local_rank
-    from rankwise.launch.ranks import rank as rank
-    from rankwise.launch.ranks import restart_count as restart_count
-    from rankwise.launch.ranks import run_id as run_id
-    from rankwise.launch.ranks import world_size as world_size
+    from rankwise.launch.rank_identity import local_rank as local_rank
+    from rankwise.launch.rank_identity import rank as rank
+    from rankwise.launch.rank_identity import restart_count as restart_count
+    from rankwise.launch.rank_identity import run_id as run_id
+    from rankwise.launch.rank_identity import world_size as world_size
     from rankwise.launch.recovery import Recalled as Recalled
     from rankwise.launch.recovery import recover as recover
     from rankwise.launch.sections import section as section
@@ -58,7 +58,7 @@ _NAMES = {
     "rankwise.drivers.real.pool.errors": "BrokenPool",
     "rankwise.launch.api": "run",
     "rankwise.launch.fork_server": "ForkServer",
-    "rankwise.launch.ranks": "local_rank rank restart_count run_id world_size",
+    "rankwise.launch.rank_identity": "local_rank rank restart_count run_id world_size",
     "rankwise.launch.recovery": "Recalled recover",
     "rankwise.launch.sections": "section",
     "rankwise.launch.spawning": "ProcessExitedException ProcessRaisedException SpawnContext spawn",

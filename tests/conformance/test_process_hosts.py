@@ -22,7 +22,7 @@ from rankwise.drivers.sim.gang_simulator import ONE_ATTEMPT, GangSimulator
 from rankwise.launch.job import Job, LogPlan, Script, StartMethod
 from rankwise.launch.supervision import Supervision
 from rankwise.testing.conformance import PROCESS_HOST_BEHAVIOURS, check_process_host
-from rankwise.testing.programs import WORKER_SCRIPT, Lives, Program, script_arguments
+from rankwise.testing.programs import WORKER_SCRIPT, Lives, WorkerProgram, script_arguments
 
 SIGTERM = 15
 REAL_METHODS = [StartMethod.SUBPROCESS, StartMethod.FORKSERVER]
@@ -114,4 +114,4 @@ def test_the_suite_says_what_was_expected() -> None:
 
 def test_what_only_a_simulation_can_do_is_refused_for_real_workers() -> None:
     with pytest.raises(ValueError, match="worker 1 in attempt 0 can only be simulated"):
-        script_arguments([[Program(), Program(refusal="no")]])
+        script_arguments([[WorkerProgram(), WorkerProgram(refusal="no")]])

@@ -17,7 +17,7 @@ from rankwise.drivers.real.stores.c10d import C10dConfig, C10dStore, open_c10d
 from rankwise.drivers.real.stores.embedded import EmbeddedConfig, EmbeddedStore, open_embedded
 from rankwise.drivers.real.stores.etcd import EtcdStore
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
-from rankwise.drivers.real.stores.memory import MemoryStore
+from rankwise.drivers.real.stores.in_process import MemoryStore
 from rankwise.drivers.real.stores.one_value import OneValueStore
 from rankwise.testing.conformance import STORE_BEHAVIOURS, check_store
 

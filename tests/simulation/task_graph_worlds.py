@@ -37,6 +37,7 @@ from rankwise.core.tree.vocabulary import (
     AllocationRequested,
     ChildDied,
     ChildJoined,
+    ChildPool,
     ChildrenReported,
     Discard,
     Dispatch,
@@ -46,7 +47,6 @@ from rankwise.core.tree.vocabulary import (
     EndCause,
     GraphSpec,
     GroupSubmitted,
-    Pool,
     Recall,
     Recalled,
     RunAbandoned,
@@ -59,7 +59,7 @@ from rankwise.drivers.feed import Door
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
 from rankwise.drivers.sim.invariants import InvariantBroken
 from rankwise.drivers.sim.journal import MemoryJournal
-from rankwise.drivers.sim.streams import happens, stream
+from rankwise.drivers.sim.random_streams import happens, stream
 
 CELL_BYTES = 8
 CELL_COUNT = 24
@@ -78,7 +78,7 @@ class PlannedTask(msgspec.Struct, frozen=True, kw_only=True):
         raises: whether it raises.
     """
 
-    pool: Pool
+    pool: ChildPool
     children: tuple[int | None, ...] = (None,)
     accesses: tuple[Access, ...] = ()
     slabs: tuple[int, ...] = ()
@@ -143,9 +143,9 @@ class TreePlan(msgspec.Struct, frozen=True, kw_only=True):
 def random_plan(seed: int) -> TreePlan:
     """The plan of a seed: the same in every process and on every machine."""
     chance = stream(seed, "tree")
-    pools = (Pool.NEXT_LEVEL,) * chance.choice((0, 1, 2, 3)) + (Pool.SUB,) * chance.choice(
-        (1, 2, 3)
-    )
+    pools = (ChildPool.NEXT_LEVEL,) * chance.choice((0, 1, 2, 3)) + (
+        ChildPool.SUB,
+    ) * chance.choice((1, 2, 3))
     ring_depth = chance.choice((3, 4, 8, 16, 64))
     spec = GraphSpec(
         pools=pools,
@@ -160,7 +160,7 @@ def random_plan(seed: int) -> TreePlan:
     return TreePlan(
         seed=seed,
         spec=spec,
-        replaceable=tuple(pool is Pool.SUB or happens(chance, 30) for pool in pools),
+        replaceable=tuple(pool is ChildPool.SUB or happens(chance, 30) for pool in pools),
         runs=runs,
         deaths=_random_deaths(chance, len(pools)),
         abandoned_after=chance.randrange(len(runs[-1]) + 1) if happens(chance, 10) else None,

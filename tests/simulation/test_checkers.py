@@ -27,8 +27,8 @@ from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.vocabulary import GangEnded
 from rankwise.drivers.sim.gang_simulator import GangSimulator, MakeAgent
 from rankwise.drivers.sim.invariants import InvariantBroken
-from rankwise.drivers.sim.programs import Exits, Program, RunsForever
 from rankwise.drivers.sim.random_plans import random_plan
+from rankwise.drivers.sim.worker_behaviour import Exits, RunsForever, WorkerProgram
 
 
 class LeavesOneBehind(Gang):
@@ -252,12 +252,12 @@ def test_a_world_without_an_end_is_refused_with_what_to_do() -> None:
     world = GangSimulator()
 
     with pytest.raises(SimulationError, match=r"never ends.*give stop_after"):
-        world.run(GangSpec(size=1), [[Program(ending=RunsForever())]])
+        world.run(GangSpec(size=1), [[WorkerProgram(ending=RunsForever())]])
 
 
 def test_a_world_can_be_stopped_from_outside() -> None:
     run = GangSimulator().run(
-        GangSpec(size=1), [[Program(ending=RunsForever())]], stop_after=Duration(5)
+        GangSpec(size=1), [[WorkerProgram(ending=RunsForever())]], stop_after=Duration(5)
     )
 
     assert run.outcome.status is OutcomeStatus.STOPPED
@@ -268,6 +268,6 @@ def test_the_journal_of_a_broken_run_is_kept() -> None:
     world = GangSimulator(make_agent=maker_of(CallsEverythingASuccess))
 
     with pytest.raises(InvariantBroken, match="a success with exit codes"):
-        world.run(GangSpec(size=1), [[Program(ending=Exits(3))]])
+        world.run(GangSpec(size=1), [[WorkerProgram(ending=Exits(3))]])
 
     assert b'"FinishRun"' in world.journal.lines()

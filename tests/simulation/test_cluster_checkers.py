@@ -17,7 +17,7 @@ from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.founding import Succession
 from rankwise.core.rendezvous.lead import WrittenRound
 from rankwise.core.rendezvous.machine import Rendezvous
-from rankwise.core.rendezvous.node_state import NodeState
+from rankwise.core.rendezvous.node_state import RendezvousState
 from rankwise.core.rendezvous.records import Round, RoundPhase, Verdict
 from rankwise.core.rendezvous.registration import KeptLease
 from rankwise.core.rendezvous.requests import Purpose
@@ -35,7 +35,7 @@ from rankwise.core.rendezvous.vocabulary import (
     Stimulus,
 )
 from rankwise.core.watch import machine as watch_machine
-from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Network, Workers
+from rankwise.drivers.sim.cluster.cluster_plan import Clocks, ClusterPlan, Network, Workers
 from rankwise.drivers.sim.cluster.random_plans import random_plan
 from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
 from rankwise.drivers.sim.invariants import InvariantBroken
@@ -249,7 +249,7 @@ class TakesPartInAnyRun(Rendezvous):
         effects = super().handle(stimulus, now)
         if not any(isinstance(effect, Refused) for effect in effects):
             return effects
-        self._node = NodeState(self._node.keys.run_id, self.config, self.offer)
+        self._node = RendezvousState(self._node.keys.run_id, self.config, self.offer)
         self._joined = False
         return super().handle(Joined(), now)
 

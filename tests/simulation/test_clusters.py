@@ -15,7 +15,7 @@ from rankwise.base.backoff import Backoff
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import SECOND, ZERO, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.sim.cluster.plan import ClusterPlan, Workers
+from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan, Workers
 from rankwise.drivers.sim.cluster.random_plans import random_plan
 from rankwise.drivers.sim.cluster.simulator import ClusterRun, ClusterSimulator
 from rankwise.sim.faults.vocabulary import (

@@ -19,20 +19,20 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.replay import replay
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.drivers.sim.cluster.plan import ClusterPlan
+from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan
 from rankwise.drivers.sim.cluster.random_plans import random_plan as random_cluster
 from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
 from rankwise.drivers.sim.gang_simulator import GangSimulator, MakeAgent, SimulatedRun
 from rankwise.drivers.sim.invariants import InvariantBroken
-from rankwise.drivers.sim.programs import Program, RunsForever
 from rankwise.drivers.sim.random_plans import random_plan
+from rankwise.drivers.sim.worker_behaviour import RunsForever, WorkerProgram
 from rankwise.sim.faults.vocabulary import AmongOthers, Preempt, StartAgents
 
 SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
 FIRST_SEED = int(os.environ.get("RANKWISE_FIRST_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + SEED_COUNT)
 
-RUNS = Program(ending=RunsForever())
+RUNS = WorkerProgram(ending=RunsForever())
 DIGEST_PROGRAM = """
 import hashlib, sys
 from rankwise.drivers.sim.random_plans import random_plan

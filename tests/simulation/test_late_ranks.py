@@ -8,7 +8,7 @@ import pytest
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Workers
+from rankwise.drivers.sim.cluster.cluster_plan import Clocks, ClusterPlan, Workers
 from rankwise.drivers.sim.cluster.simulator import ClusterRun, ClusterSimulator
 from rankwise.sim.faults.vocabulary import FaultOfCluster, KillAgent
 

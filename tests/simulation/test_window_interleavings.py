@@ -18,8 +18,14 @@ from rankwise.drivers.real.segments import (
     LEDGER_WORDS,
     SegmentLayout,
 )
-from rankwise.drivers.real.windows.signals import SignalBoard
-from rankwise.testing.interleavings import Interleaving, InterleavingError, Word, Words, explore
+from rankwise.drivers.real.windows.shared_signals import SignalBoard
+from rankwise.testing.interleavings import (
+    Interleaving,
+    InterleavingError,
+    ModelledWord,
+    Words,
+    explore,
+)
 
 LATER = Instant(1)
 Programs = Sequence[Callable[[], object]]
@@ -249,7 +255,7 @@ class SharedSegment:
             word for word in range(LEDGER_WORDS * rank_count) if word % LEDGER_WORDS not in steps
         ]
         self.ledgers: Words = world.words(LEDGER_WORDS * rank_count, quiet=quiet)
-        self.arrivals: Word = world.word()
+        self.arrivals: ModelledWord = world.word()
 
     def mark_dead(self, rank: int) -> None:
         self.memory[self.layout.deaths + 4 * rank] = 1

@@ -19,7 +19,7 @@ import pytest
 
 from rankwise.base.units import SECOND, Duration
 from rankwise.collectives.calls import describe
-from rankwise.collectives.reductions import REDUCTIONS, Reduction
+from rankwise.collectives.ordered_reductions import REDUCTIONS, Reduction
 from rankwise.collectives.shared_memory import SharedMemoryTransport
 from rankwise.collectives.tcp import TcpTransport
 from rankwise.core.collectives import algorithms

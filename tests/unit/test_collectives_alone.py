@@ -12,7 +12,7 @@ from rankwise.base.units import SECOND
 from rankwise.collectives.calls import describe, read_header
 from rankwise.collectives.communicator import Communicator
 from rankwise.collectives.default import communicator_from_environment
-from rankwise.collectives.reductions import REDUCTIONS, ReductionName
+from rankwise.collectives.ordered_reductions import REDUCTIONS, ReductionName
 from rankwise.collectives.transport import SolitaryTransport
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.drivers.real.segments import Segment

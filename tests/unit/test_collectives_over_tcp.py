@@ -15,9 +15,9 @@ from rankwise.base.errors import CollectiveError, CollectiveTimeout, PeerDied
 from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.collectives.calls import describe
 from rankwise.collectives.communicator import Communicator
-from rankwise.collectives.connecting import Connector, Whereabouts
+from rankwise.collectives.connecting import Connector, RankEndpoint
 from rankwise.collectives.nodes import NodesTransport
-from rankwise.collectives.reductions import REDUCTIONS
+from rankwise.collectives.ordered_reductions import REDUCTIONS
 from rankwise.collectives.shared_memory import SharedMemoryTransport
 from rankwise.collectives.tcp import TcpTransport
 from rankwise.core.collectives.algorithms import recursive_doubling_allreduce
@@ -49,7 +49,7 @@ def make_job() -> Iterator[MakeJob]:
                     local = SharedMemoryTransport(
                         Segment.attach(segment.fd), number, 1, first_rank=first
                     )
-                    here = Whereabouts(
+                    here = RankEndpoint(
                         rank=rank,
                         size=sum(local_sizes),
                         node=node,

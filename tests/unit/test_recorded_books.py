@@ -17,8 +17,8 @@ from rankwise.drivers.real.recorded_books import (
 from rankwise.drivers.real.report_pipe import (
     RawSignature,
     Recorded,
-    RecordedCall,
-    RecordedGroup,
+    ReportedCall,
+    ReportedGroup,
 )
 
 RANKS = (0, 1, 2)
@@ -26,16 +26,16 @@ GROUP = "torch 0 0"
 SECOND = 1_000_000_000
 
 
-def recorded(*calls: RecordedCall, name: str = GROUP) -> Recorded:
-    return Recorded(1, (RecordedGroup(name, "", RANKS, calls),))
+def recorded(*calls: ReportedCall, name: str = GROUP) -> Recorded:
+    return Recorded(1, (ReportedGroup(name, "", RANKS, calls),))
 
 
 def of(operation: str) -> RawSignature:
     return operation, "", -1, (((4,), "float32"),)
 
 
-def call(number: int, operation: str = "all_reduce", *, is_over: bool = True) -> RecordedCall:
-    return RecordedCall(number * SECOND, number, of(operation), len(operation), is_over)
+def call(number: int, operation: str = "all_reduce", *, is_over: bool = True) -> ReportedCall:
+    return ReportedCall(number * SECOND, number, of(operation), len(operation), is_over)
 
 
 def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> Book:
@@ -46,7 +46,7 @@ def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> Book:
 def sampled(numbers: Iterable[int]) -> Recorded:
     sample = tuple((number, number * SECOND, 0) for number in numbers)
     return Recorded(
-        1, (RecordedGroup(GROUP, "", RANKS, (), sample, (("all_reduce", "", -1, ()),)),)
+        1, (ReportedGroup(GROUP, "", RANKS, (), sample, (("all_reduce", "", -1, ()),)),)
     )
 
 
@@ -176,8 +176,8 @@ def test_a_circle_of_issued_calls_is_none() -> None:
     groups = (("0", 0), ("1", 1))
     books = []
     for name, rank in groups:
-        other = RecordedGroup("1" if name == "0" else "0", "", RANKS, ())
-        issued = RecordedGroup(name, "", RANKS, (call(1, is_over=False),))
+        other = ReportedGroup("1" if name == "0" else "0", "", RANKS, ())
+        issued = ReportedGroup(name, "", RANKS, (call(1, is_over=False),))
         book = recorded_book(Recorded(1, (issued, other)), seen(rank), (0, 1))
         books.append(book)
 

@@ -26,7 +26,7 @@ _LINK = "__link__"
 """Where in the state of an exception of ours its cause or context is: no attribute's name."""
 
 
-class _Part(NamedTuple):
+class _ChainPart(NamedTuple):
     """One exception of a chain.
 
     Attributes:
@@ -54,7 +54,7 @@ def dumps(error: BaseException) -> bytes:
     place = {id(one): number for number, one in enumerate(chain)}
     return pickle.dumps(
         [
-            _Part(
+            _ChainPart(
                 pickled=_pickled_alone(one),
                 text="".join(traceback.format_exception(one, chain=False)),
                 notes=tuple(getattr(one, "__notes__", ())),
@@ -100,14 +100,16 @@ def state_of(error: PicklableError) -> dict[str, Any]:
     state = _attributes_of(error)
     if (previous := previous_of(error)) is not None or error.__suppress_context__:
         is_cause = error.__cause__ is not None
-        state[_LINK] = _Link(previous, is_cause=is_cause, suppresses=error.__suppress_context__)
+        state[_LINK] = _CauseLink(
+            previous, is_cause=is_cause, suppresses=error.__suppress_context__
+        )
     return state
 
 
 def set_state(error: PicklableError, state: dict[str, Any]) -> None:
     """Give an exception what `state_of` has found, perhaps in another process."""
     attributes = dict(state)
-    link: _Link | None = attributes.pop(_LINK, None)
+    link: _CauseLink | None = attributes.pop(_LINK, None)
     if link is not None:
         link.tie(error)
     _set_attributes(error, attributes)
@@ -131,7 +133,7 @@ def made_without_calling(kind: type[BaseException], args: tuple[Any, ...]) -> Ba
     raise TypeError(f"no base of {kind.__qualname__} makes it of {len(args)} arguments")
 
 
-class _Link:
+class _CauseLink:
     """An exception's cause or context: itself in a copy, and by `dumps` in a pickle."""
 
     def __init__(self, previous: BaseException | None, *, is_cause: bool, suppresses: bool) -> None:
@@ -152,9 +154,9 @@ class _Link:
         return _arrived_link, (pickled, self._is_cause, self._suppresses)
 
 
-def _arrived_link(pickled: bytes | None, is_cause: bool, suppresses: bool) -> _Link:
+def _arrived_link(pickled: bytes | None, is_cause: bool, suppresses: bool) -> _CauseLink:
     previous = None if pickled is None else _arrived(pickled)[0]
-    return _Link(previous, is_cause=is_cause, suppresses=suppresses)
+    return _CauseLink(previous, is_cause=is_cause, suppresses=suppresses)
 
 
 class _Companions:
@@ -288,19 +290,19 @@ def _travels(thing: object) -> bool:
 
 def _arrived(pickled: bytes) -> tuple[BaseException, bool]:
     """The exception and True; or its text, as an exception, and False."""
-    parts: list[_Part] = pickle.loads(pickled)  # noqa: S301  # from a process of ours
+    parts: list[_ChainPart] = pickle.loads(pickled)  # noqa: S301  # from a process of ours
     made: dict[int, BaseException] = {}
     lost: set[int] = set()
     for number in range(len(parts)):
         _make(number, parts, made, lost)
     for number, part in enumerate(parts):
         previous = None if part.previous is None else made[part.previous]
-        _Link(previous, is_cause=part.is_cause, suppresses=part.suppresses).tie(made[number])
+        _CauseLink(previous, is_cause=part.is_cause, suppresses=part.suppresses).tie(made[number])
     return made[0], 0 not in lost
 
 
 def _make(
-    number: int, parts: list[_Part], made: dict[int, BaseException], lost: set[int]
+    number: int, parts: list[_ChainPart], made: dict[int, BaseException], lost: set[int]
 ) -> BaseException:
     """Make one of the exceptions, after its members if it is a group."""
     if number not in made:
@@ -314,7 +316,7 @@ def _make(
     return made[number]
 
 
-def _made_alone(part: _Part, members: list[BaseException]) -> BaseException:
+def _made_alone(part: _ChainPart, members: list[BaseException]) -> BaseException:
     error: BaseException = pickle.loads(part.pickled)  # noqa: S301  # from a process of ours
     if members:
         assert isinstance(error, BaseExceptionGroup), "nothing else has members"

@@ -20,7 +20,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import complete_file
-from rankwise.cli.programs import python_script
+from rankwise.cli.program_check import python_script
 
 if TYPE_CHECKING:
     from rankwise.launch.on_sim.comparison import Difference, Events
@@ -151,7 +151,7 @@ def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "")
 
 def _import_once(records: Path) -> list[str]:
     """Fork the processes from one that has imported what is slow to import and will be needed."""
-    from rankwise.sim.rehearsal.recording import IMPORTED  # noqa: PLC0415  # not for --help
+    from rankwise.sim.rehearsal.rank_events import IMPORTED  # noqa: PLC0415  # not for --help
 
     file = records / IMPORTED
     modules = file.read_text() if file.exists() else ""  # none if the simulated ranks failed

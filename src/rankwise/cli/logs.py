@@ -58,12 +58,12 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
     Leave it out if there is one run. On several nodes, it shows the ranks on this machine.
     """
     from rankwise.launch.control.client import expect_over, listen_to_all  # noqa: PLC0415  # not for --help
-    from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
+    from rankwise.launch.control.server import ControlRequest  # noqa: PLC0415  # the same
 
     agents = agents_called(run)
     name = name_of(agents[0])
-    request = Request("logs", rank=rank, follow=follow)
-    shown = Shown(has_prefix=rank is None)
+    request = ControlRequest("logs", rank=rank, follow=follow)
+    shown = LogPrinter(has_prefix=rank is None)
     heard = listen_to_all(agents, request, deadline_after(PATIENCE))
     show(answers(heard, tells=rank is None), shown, lines)  # each rank is of one agent
     shown.end()
@@ -74,7 +74,7 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
 
 
 def show(
-    heard: "Iterable[tuple[RunSummary, dict[str, Any]]]", shown: "Shown", lines: int | None
+    heard: "Iterable[tuple[RunSummary, dict[str, Any]]]", shown: "LogPrinter", lines: int | None
 ) -> None:
     """Show what agents tell: the last `lines` of each stream that is, and all that follows."""
     history: dict[RunSummary, int] = {}
@@ -86,7 +86,7 @@ def show(
         history[agent] -= 1
 
 
-class Shown:
+class LogPrinter:
     """Puts the pieces of all streams together to lines, and shows them."""
 
     def __init__(self, *, has_prefix: bool) -> None:

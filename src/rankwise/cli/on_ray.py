@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND, Duration
-from rankwise.cli.nodes import check_rendezvous, node_counts, parse_settings
+from rankwise.cli.node_flags import check_rendezvous, node_counts, parse_settings
 from rankwise.cli.run_names import random_run_name
 from rankwise.launch.limits import check_run_id
 from rankwise.launch.on_ray.job import RayJob
 from rankwise.launch.options import RAY
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import RunOptions
+    from rankwise.cli.run_job import TorchrunOptions
 
 JOIN_TIMEOUT = Duration(600 * SECOND)
 """How long to wait for nodes, unless `--rdzv-conf join_timeout` says so."""
@@ -26,7 +26,9 @@ _PREFIX_OF_RANKS = "[${role_name}${rank}]:"
 """Local ranks would be the same on every node, and all nodes write to one console."""
 
 
-def run_elsewhere(options: "RunOptions", words: Sequence[str], environ: Mapping[str, str]) -> int:
+def run_elsewhere(
+    options: "TorchrunOptions", words: Sequence[str], environ: Mapping[str, str]
+) -> int:
     """Run what the options ask for on the cluster that they name; returns the exit code.
 
     Args:
@@ -43,7 +45,7 @@ def run_elsewhere(options: "RunOptions", words: Sequence[str], environ: Mapping[
     return run_on_ray(job, environ)
 
 
-def ray_job(options: "RunOptions", words: Sequence[str]) -> RayJob:
+def ray_job(options: "TorchrunOptions", words: Sequence[str]) -> RayJob:
     """Describe the job.
 
     Raises:
@@ -86,7 +88,7 @@ def ray_job(options: "RunOptions", words: Sequence[str]) -> RayJob:
     )
 
 
-def _words_of_agents(options: "RunOptions", words: Sequence[str]) -> tuple[str, ...]:
+def _words_of_agents(options: "TorchrunOptions", words: Sequence[str]) -> tuple[str, ...]:
     end = list(words).index("--")
     own = (*_DECIDED_HERE, *_ALSO_DECIDED_HERE)
     kept = [word for word in words[:end] if word.partition("=")[0] not in own]
@@ -95,7 +97,7 @@ def _words_of_agents(options: "RunOptions", words: Sequence[str]) -> tuple[str, 
     return (*kept, *words[end:])
 
 
-def _resources(options: "RunOptions") -> dict[str, float | None]:
+def _resources(options: "TorchrunOptions") -> dict[str, float | None]:
     label, text = options.label("ray_resources"), options.ray_resources
     if not text.strip():
         size = options.nproc_per_node
@@ -116,7 +118,7 @@ def _resources(options: "RunOptions") -> dict[str, float | None]:
     return resources
 
 
-def _patience(options: "RunOptions") -> Duration:
+def _patience(options: "TorchrunOptions") -> Duration:
     seconds = parse_settings(options.rdzv_conf).get("join_timeout")
     if seconds is None:
         return JOIN_TIMEOUT

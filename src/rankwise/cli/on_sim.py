@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rankwise.base.errors import ConfigError, RankwiseError
-from rankwise.cli.nodes import NodeCounts, node_counts, parse_settings
+from rankwise.cli.node_flags import NodeCounts, node_counts, parse_settings
 from rankwise.cli.run_job import job_from
 from rankwise.drivers.real.early_signals import leave_alone
 from rankwise.launch.options import (
@@ -30,7 +30,7 @@ from rankwise.launch.options import (
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
-    from rankwise.cli.run_job import RunOptions
+    from rankwise.cli.run_job import TorchrunOptions
     from rankwise.core.rendezvous.configuration import RendezvousConfig
     from rankwise.launch.job import Job
     from rankwise.launch.on_sim.rehearsal import Rehearsal
@@ -44,7 +44,9 @@ _PREFIX_OF_RANKS = "[${role_name}${rank}]:"
 """Local ranks would be the same on every node, and all nodes write to one console."""
 
 
-def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, str]) -> "Outcome":
+def simulate(
+    options: "TorchrunOptions", words: Sequence[str], environ: Mapping[str, str]
+) -> "Outcome":
     """Run what the options ask for on simulated ranks, and tell on stderr how it went wrong.
 
     `words` are those of the command line, in strict spelling.
@@ -82,7 +84,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
     from rankwise.cli.sim_progress import predicted  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.equal_ranks import run_equals_once  # noqa: PLC0415  # the same
-    from rankwise.launch.on_sim.exploration import Order  # noqa: PLC0415  # the same
+    from rankwise.launch.on_sim.exploration import WantedOrder  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
     from rankwise.launch.run_history import failure_command_of  # noqa: PLC0415  # the same
     from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
@@ -124,7 +126,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     _check_timing_only(options, machine)
     _check_one_order(options)
     _check_packages(options)
-    order = Order(options.schedule == "random", options.seed, options.explore, options.replay)
+    order = WantedOrder(options.schedule == "random", options.seed, options.explore, options.replay)
     with predicted(options.training_script) if machine and job.console else nullcontext() as watch:
 
         def watched(**how: Any) -> "Rehearsal":
@@ -165,7 +167,7 @@ def _tell_of_leftovers(killed: "Mapping[int, str]") -> None:
 
 
 def _rendezvous(
-    options: "RunOptions", job: "Job", counts: NodeCounts, faults: "Sequence[Fault]"
+    options: "TorchrunOptions", job: "Job", counts: NodeCounts, faults: "Sequence[Fault]"
 ) -> "RendezvousConfig | None":
     """How nodes meet that come and go; None if all of them are there from begin to end."""
     from rankwise.core.rendezvous.configuration import RendezvousConfig  # noqa: PLC0415  # not for --help
@@ -189,7 +191,7 @@ def _rendezvous(
     )
 
 
-def _check_one_order(options: "RunOptions") -> None:
+def _check_one_order(options: "TorchrunOptions") -> None:
     given = [
         options.label(option.name)
         for option in options_deciding(ORDER)
@@ -199,7 +201,7 @@ def _check_one_order(options: "RunOptions") -> None:
         raise ConfigError(f"{' and '.join(given)} exclude each other: each decides {ORDER}")
 
 
-def _check_timing_only(options: "RunOptions", machine: str | None) -> None:
+def _check_timing_only(options: "TorchrunOptions", machine: str | None) -> None:
     for option in options_needing(MACHINE):
         if option.name in options.origins and machine is None:
             raise _no_machine(options, option.name)
@@ -209,14 +211,14 @@ def _check_timing_only(options: "RunOptions", machine: str | None) -> None:
         options.refuse_without(TIMING_ONLY)
 
 
-def _no_machine(options: "RunOptions", name: str) -> ConfigError:
+def _no_machine(options: "TorchrunOptions", name: str) -> ConfigError:
     return ConfigError(
         f"{options.label(name)} needs a machine, which says how long things take: "
         f"{_MACHINE_EXPECTED}"
     )
 
 
-def _check_packages(options: "RunOptions") -> None:
+def _check_packages(options: "TorchrunOptions") -> None:
     from rankwise.sim.rehearsal.modules import PACKAGES_OF_PROCESSES  # noqa: PLC0415  # see above
 
     for package in options.import_per_rank:
@@ -241,7 +243,7 @@ def _say(text: str) -> None:
         print(f"rankwise: {text}", file=sys.stderr, flush=True)
 
 
-def _check_files(options: "RunOptions", machine: str | None) -> None:
+def _check_files(options: "TorchrunOptions", machine: str | None) -> None:
     """Refuse files that cannot be written before anything runs.
 
     Raises:
@@ -254,14 +256,14 @@ def _check_files(options: "RunOptions", machine: str | None) -> None:
     check_files(options)
 
 
-def _check_one_run(options: "RunOptions", *, has_nodes: bool) -> None:
+def _check_one_run(options: "TorchrunOptions", *, has_nodes: bool) -> None:
     """Refuse a page without a machine, which is made of a journal, where that tells of several."""
     if has_nodes or options.explore is not None:
         of = "nodes that come and go" if has_nodes else "several schedules"
         raise ConfigError(f"{options.label('report')} of {of} needs a machine: {_MACHINE_EXPECTED}")
 
 
-def _keep_prediction(options: "RunOptions", rehearsal: "Rehearsal") -> None:
+def _keep_prediction(options: "TorchrunOptions", rehearsal: "Rehearsal") -> None:
     """Leave the figures beside the journal, which tells nothing of a model's time."""
     from rankwise.launch.on_sim.compared import PREDICTION_FILE  # noqa: PLC0415  # only here
     from rankwise.sim.prediction import summary as told  # noqa: PLC0415  # only here
@@ -279,7 +281,7 @@ def _keep_prediction(options: "RunOptions", rehearsal: "Rehearsal") -> None:
 
 
 def _tell_prediction(
-    options: "RunOptions", prediction: "Prediction", job: "Job", *, has_failed: bool
+    options: "TorchrunOptions", prediction: "Prediction", job: "Job", *, has_failed: bool
 ) -> None:
     """Show the figures on stderr, and write the files that were asked for."""
     from rankwise.cli.run_files import tell_file  # noqa: PLC0415  # only there

@@ -14,7 +14,7 @@ from rankwise.cli.sim_options import assignments, points_of
 from rankwise.launch.options import SWEEP, options_refused
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import RunOptions
+    from rankwise.cli.run_job import TorchrunOptions
 
 _OF_RANKWISE = {
     "machine": "--on=sim:",
@@ -25,7 +25,7 @@ _OF_RANKWISE = {
 _OWN = ("--sweep", "--results", "--report", "--format")
 
 
-def sweep(options: "RunOptions", words: Sequence[str]) -> int:
+def sweep(options: "TorchrunOptions", words: Sequence[str]) -> int:
     """Run what the options ask for; returns the exit code.
 
     Raises:
@@ -33,7 +33,7 @@ def sweep(options: "RunOptions", words: Sequence[str]) -> int:
     """
     from rankwise.cli.run_files import check_files  # noqa: PLC0415  # only here
     from rankwise.cli.sim_progress import counted  # noqa: PLC0415  # the same
-    from rankwise.cli.sim_sweep import Shown, show  # noqa: PLC0415  # the same
+    from rankwise.cli.sim_sweep import TableTarget, show  # noqa: PLC0415  # the same
     from rankwise.launch.on_sim.sweeps import sweep_commands  # noqa: PLC0415  # the same
 
     label = options.label("sweep")
@@ -63,7 +63,7 @@ def sweep(options: "RunOptions", words: Sequence[str]) -> int:
             progress=progress,
             title=options.training_script,
         )
-    return show(done, Shown(options.format, options.report, options.results))
+    return show(done, TableTarget(options.format, options.report, options.results))
 
 
 def _command(words: Sequence[str], point: Mapping[str, str]) -> list[str]:

@@ -38,7 +38,7 @@ from rankwise.cli.sim_options import (
 from rankwise.launch.options import MACHINES, PRESETS_IN_WORDS
 
 if TYPE_CHECKING:
-    from rankwise.sim.benches.session import Settings
+    from rankwise.sim.benches.session import BenchSettings
     from rankwise.sim.hardware.engine import GraphEngine
     from rankwise.sim.hardware.topology import Topology
     from rankwise.sim.reporting.results import BenchResult
@@ -314,24 +314,24 @@ def _simulate(
         raise ConfigError("--results has no meaning without --sweep")
     with _failures_told(program) as end:
         if swept:
-            from rankwise.cli.sim_sweep import Shown, run_sweep  # noqa: PLC0415  # only here
+            from rankwise.cli.sim_sweep import TableTarget, run_sweep  # noqa: PLC0415  # only here
 
-            end.code = run_sweep(settings, points_of(swept), Shown(style, report, results))
+            end.code = run_sweep(settings, points_of(swept), TableTarget(style, report, results))
         else:
             end.code = _run_one(settings, style, trace, chakra, report)
     return end.code
 
 
-class _End:
+class _SimulationEnd:
     """How a simulation ended: its exit code."""
 
     code = 0
 
 
 @contextmanager
-def _failures_told(program: str) -> Iterator[_End]:
+def _failures_told(program: str) -> Iterator[_SimulationEnd]:
     """Tell what the user's program fails with: its lines, and never ours."""
-    end = _End()
+    end = _SimulationEnd()
     try:
         with _sigterm_is_told():
             yield end
@@ -368,10 +368,10 @@ def _sigterm_is_told() -> Iterator[None]:
 
 
 def _run_one(
-    settings: "Settings", style: str, trace: str | None, chakra: str | None, report: str | None
+    settings: "BenchSettings", style: str, trace: str | None, chakra: str | None, report: str | None
 ) -> int:
     from rankwise.cli.sim_progress import watched  # noqa: PLC0415  # not for --help
-    from rankwise.sim.benches.session import Session  # noqa: PLC0415  # the same
+    from rankwise.sim.benches.session import BenchSession  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.files import check_writable  # noqa: PLC0415  # the same
 
     for path in (trace, chakra, report):
@@ -381,7 +381,7 @@ def _run_one(
         raise ConfigError(
             f"--trace and --report are both {trace!r}, and would overwrite each other"
         )
-    session = Session(settings, with_messages=trace is not None)
+    session = BenchSession(settings, with_messages=trace is not None)
     # What others read holds nothing but results; for people, the program's own words belong there.
     prints = nullcontext() if style == "table" else redirect_stdout(sys.stderr)
     try:
@@ -471,12 +471,12 @@ def _settings(
     timing_only: bool,
     detect_races: bool,
     max_time: tuple[str, ...],
-) -> "Settings":
-    from rankwise.sim.benches.session import Settings  # noqa: PLC0415  # not for --help
+) -> "BenchSettings":
+    from rankwise.sim.benches.session import BenchSettings  # noqa: PLC0415  # not for --help
     from rankwise.sim.faults.reading import read_chip_faults  # noqa: PLC0415  # the same
 
     limits = time_limits(max_time)
-    return Settings(
+    return BenchSettings(
         program=program,
         is_file=is_file,
         arguments=arguments,

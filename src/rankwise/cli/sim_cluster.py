@@ -16,10 +16,10 @@ import msgspec
 from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.base.units import SECOND, between, format_bytes, format_duration
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.cli.nodes import node_counts
+from rankwise.cli.node_flags import node_counts
 
 if TYPE_CHECKING:
-    from rankwise.drivers.sim.cluster.plan import ClusterPlan
+    from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan
     from rankwise.drivers.sim.cluster.simulator import ClusterRun
 
     PlanOf = Callable[[int], ClusterPlan]

@@ -87,10 +87,10 @@ def _leaves(tree: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _collective_fields() -> Iterator[str]:
-    from rankwise.sim.ccl.configuration import SHIPPED, Queues  # noqa: PLC0415  # not for --help
+    from rankwise.sim.ccl.configuration import SHIPPED, QueueLayout  # noqa: PLC0415  # not for --help
 
     yield from (f"algorithm={name}" for name in SHIPPED)
     yield "world_size="
-    for name in Queues.__struct_fields__:
-        value = getattr(Queues(), name)
+    for name in QueueLayout.__struct_fields__:
+        value = getattr(QueueLayout(), name)
         yield f"{name}={'' if value is None else value}"

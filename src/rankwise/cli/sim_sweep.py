@@ -12,8 +12,8 @@ import msgspec
 
 from rankwise.cli.sim_failures import tell_error
 from rankwise.cli.sim_progress import counted, terminal_width
-from rankwise.launch.on_sim.sweeps import Swept, sweep_settings
-from rankwise.sim.benches.session import Settings, check_keys
+from rankwise.launch.on_sim.sweeps import SweepOutcome, sweep_settings
+from rankwise.sim.benches.session import BenchSettings, check_keys
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.files import check_writable, write_text
 from rankwise.sim.reporting.results import time_row, times_as_csv
@@ -25,7 +25,7 @@ Point = Mapping[str, str]
 _INTERRUPTED = 130
 
 
-class Shown(NamedTuple):
+class TableTarget(NamedTuple):
     """Where the table of a sweep goes.
 
     Attributes:
@@ -39,7 +39,7 @@ class Shown(NamedTuple):
     results: str | None
 
 
-def run_sweep(settings: Settings, points: Sequence[Point], shown: Shown) -> int:
+def run_sweep(settings: BenchSettings, points: Sequence[Point], shown: TableTarget) -> int:
     """Run every point and print the results; 1 if any failed."""
     check_keys(settings, points[0])
     if shown.report is not None:
@@ -49,7 +49,7 @@ def run_sweep(settings: Settings, points: Sequence[Point], shown: Shown) -> int:
     return show(swept, shown)
 
 
-def show(swept: Swept, shown: Shown) -> int:
+def show(swept: SweepOutcome, shown: TableTarget) -> int:
     """Tell how a sweep has ended, print its table, and write its page; returns the exit code."""
     table = swept.table
     _tell_failures(table)

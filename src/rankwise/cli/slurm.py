@@ -30,11 +30,11 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.wording import counted
-from rankwise.cli.nodes import parse_settings
+from rankwise.cli.node_flags import parse_settings
 from rankwise.drivers.real.cpus import usable_cpu_count
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import RunOptions
+    from rankwise.cli.run_job import TorchrunOptions
 
 OWN_ETCD_NODES_MIN = 3
 PORT_MIN = 20000
@@ -57,7 +57,7 @@ _BOX = re.compile(r"([0-9A-Z]+)x([0-9A-Z]+)")
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class Step(NamedTuple):
+class SlurmStep(NamedTuple):
     """A step of a SLURM job, as one of its tasks sees it.
 
     Attributes:
@@ -91,12 +91,12 @@ class Step(NamedTuple):
 class Completed(NamedTuple):
     """Options with what SLURM has said, and what to tell the user of it."""
 
-    options: "RunOptions"
+    options: "TorchrunOptions"
     notice: str | None
 
 
 def completed(
-    options: "RunOptions", environ: Mapping[str, str], words: Sequence[str] = ()
+    options: "TorchrunOptions", environ: Mapping[str, str], words: Sequence[str] = ()
 ) -> Completed:
     """The options with whatever they leave open and SLURM knows.
 
@@ -148,7 +148,7 @@ def completed(
     )
 
 
-def step_in(environ: Mapping[str, str]) -> Step | None:
+def step_in(environ: Mapping[str, str]) -> SlurmStep | None:
     """The step whose task this process is; None if it is in none.
 
     Raises:
@@ -156,7 +156,7 @@ def step_in(environ: Mapping[str, str]) -> Step | None:
     """
     if "SLURM_STEP_NUM_NODES" not in environ:
         return None
-    return Step(
+    return SlurmStep(
         job=_number(environ, "SLURM_JOB_ID"),
         step=_number(environ, "SLURM_STEP_ID"),
         node_count=_number(environ, "SLURM_STEP_NUM_NODES"),
@@ -218,7 +218,9 @@ def _members(inside: str, host_list: str) -> list[str]:
     return members
 
 
-def _own_etcd_lack(options: "RunOptions", step: Step, environ: Mapping[str, str]) -> str | None:
+def _own_etcd_lack(
+    options: "TorchrunOptions", step: SlurmStep, environ: Mapping[str, str]
+) -> str | None:
     """Why the nodes of the step do not run an etcd of their own."""
     if step.node_count < OWN_ETCD_NODES_MIN:
         return f"the step has {counted(step.node_count, 'node')}"
@@ -229,7 +231,7 @@ def _own_etcd_lack(options: "RunOptions", step: Step, environ: Mapping[str, str]
     return own_etcd_lack(environ.get("PATH", ""))
 
 
-def _meeting_in_step(options: "RunOptions", step: Step, how: str) -> Completed:
+def _meeting_in_step(options: "TorchrunOptions", step: SlurmStep, how: str) -> Completed:
     hosts = hosts_in(step.host_list)
     first, second = next(hosts), next(hosts, None)
     serves = step.node_index == 0
@@ -249,7 +251,7 @@ def _meeting_in_step(options: "RunOptions", step: Step, how: str) -> Completed:
     return _completed(options, step, found, f"at {endpoint} ({how})")
 
 
-def _meeting_in_own_etcd(options: "RunOptions", step: Step) -> Completed:
+def _meeting_in_own_etcd(options: "TorchrunOptions", step: SlurmStep) -> Completed:
     """The first three nodes of the step run the members of an etcd for it."""
     endpoint = ",".join(f"{host}:{step.port}" for host in islice(hosts_in(step.host_list), 3))
     found: dict[str, object] = {"rdzv_endpoint": endpoint, "rdzv_backend": "etcd"}
@@ -258,7 +260,7 @@ def _meeting_in_own_etcd(options: "RunOptions", step: Step) -> Completed:
 
 
 def _completed(
-    options: "RunOptions", step: Step, found: dict[str, object], where: str
+    options: "TorchrunOptions", step: SlurmStep, found: dict[str, object], where: str
 ) -> Completed:
     if "nnodes" not in options.origins:
         found["nnodes"] = str(step.node_count)
@@ -281,7 +283,9 @@ def _address_towards(host: str) -> dict[str, str]:
     return {} if address == loopback_address() else {"local_addr": address}
 
 
-def _with_allotted_size(options: "RunOptions", environ: Mapping[str, str]) -> "RunOptions":
+def _with_allotted_size(
+    options: "TorchrunOptions", environ: Mapping[str, str]
+) -> "TorchrunOptions":
     """`auto` means what this job was given of the node, not what the node has."""
     if options.nproc_per_node != "auto":
         return options

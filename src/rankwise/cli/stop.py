@@ -32,7 +32,7 @@ def stop(run: str, *, now: bool, no_wait: bool) -> None:
     machine leave it. A suspended run is resumed first. Ctrl-C ends the waiting only.
     """
     from rankwise.launch.control.client import expect_over, is_suspended, listen_to_all, resume  # noqa: PLC0415  # not for --help
-    from rankwise.launch.control.server import Request  # noqa: PLC0415  # the same
+    from rankwise.launch.control.server import ControlRequest  # noqa: PLC0415  # the same
 
     agents = agents_called(run)
     name = name_of(agents[0])
@@ -40,7 +40,7 @@ def stop(run: str, *, now: bool, no_wait: bool) -> None:
         if is_suspended(agent):
             click.echo(f"resuming {name} (pid {agent.pid}), which is suspended")
             resume(agent)
-    request = Request("stop", at_once=now)
+    request = ControlRequest("stop", at_once=now)
     stopping = 0
     for agent, told in answers(listen_to_all(agents, request, deadline_after(PATIENCE))):
         click.echo(_what_follows(told, f"{name} (pid {agent.pid})", now=now))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankwise.launch.control.client import RunSummary
-    from rankwise.tui.looks import RunLook
     from rankwise.tui.picture import RunPicture
+    from rankwise.tui.samples import RunLook
 
 INTERVAL_MIN = duration_from_seconds(0.1)
 
@@ -85,8 +85,8 @@ def _chosen(name: str | None) -> "list[RunSummary]":
 
 
 def _print_once(name: str | None, *, as_json: bool) -> None:
-    from rankwise.tui.looks import look_at  # noqa: PLC0415  # not for --help
     from rankwise.tui.picture import Watcher  # noqa: PLC0415  # the same
+    from rankwise.tui.samples import look_at  # noqa: PLC0415  # not for --help
 
     looks = look_at(_chosen(name))
     pictures = [Watcher(look.run).see(look) for look in looks]

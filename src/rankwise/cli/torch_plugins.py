@@ -28,7 +28,7 @@ from rankwise.launch.options import PLUG_IN, options_refused
 from rankwise.launch.supervision import supervise
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import RunOptions
+    from rankwise.cli.run_job import TorchrunOptions
 
 
 def supervise_with_plugins(
@@ -55,7 +55,7 @@ def is_rendezvous_plugin(backend: str) -> bool:
     return bool(entry_points(group="torchrun.handlers", name=backend))
 
 
-def launch_with_handler(options: "RunOptions") -> int:
+def launch_with_handler(options: "TorchrunOptions") -> int:
     """Launch with the plug-in's rendezvous handler; return the exit code.
 
     Raises:

@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from rankwise.base.errors import CollectiveError, ConfigError, LocalProtocolError
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.collectives.calls import Call, describe
-from rankwise.collectives.reductions import ReductionName, find_reduction
+from rankwise.collectives.ordered_reductions import ReductionName, find_reduction
 from rankwise.collectives.transport import Flat, Transport
 from rankwise.drivers.real.worker.call_ring import (
     DONE,

@@ -38,7 +38,7 @@ _STRANGERS_S_MAX = 30.0
 """Somebody who connects may take so long to say who it is."""
 
 
-class Whereabouts(msgspec.Struct, frozen=True, kw_only=True):
+class RankEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank has been told of itself and of rank 0.
 
     Attributes:
@@ -74,7 +74,7 @@ class RankAddress(msgspec.Struct, frozen=True):
 class Connector:
     """Connects one rank; `doing` is the operation that wants it."""
 
-    def __init__(self, here: Whereabouts, doing: str, patience: Duration) -> None:
+    def __init__(self, here: RankEndpoint, doing: str, patience: Duration) -> None:
         self._here = here
         self._doing = doing
         self._patience = patience
@@ -271,7 +271,7 @@ def places_by_node(places: Sequence[RankAddress]) -> Mapping[int, list[RankAddre
     return nodes
 
 
-def _place_of(here: Whereabouts, address: str, port: int) -> RankAddress:
+def _place_of(here: RankEndpoint, address: str, port: int) -> RankAddress:
     return RankAddress(here.rank, here.node, here.local_rank, here.local_size, address, port)
 
 

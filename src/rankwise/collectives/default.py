@@ -20,7 +20,7 @@ from rankwise.collectives.communicator import (
     Communicator,
     patience_from_seconds,
 )
-from rankwise.collectives.reductions import ReductionName
+from rankwise.collectives.ordered_reductions import ReductionName
 from rankwise.collectives.shared_memory import SharedMemoryTransport
 from rankwise.collectives.transport import SolitaryTransport, Transport
 from rankwise.drivers.real.segments import SEGMENT_VARIABLE, Segment
@@ -99,7 +99,7 @@ def _over_nodes(
     segment: Segment, rank: int, world_size: int, environment: Mapping[str, str]
 ) -> Transport:
     """The transport of a rank that has peers on other nodes."""
-    from rankwise.collectives.connecting import Whereabouts  # noqa: PLC0415  # for several nodes
+    from rankwise.collectives.connecting import RankEndpoint  # noqa: PLC0415  # for several nodes
     from rankwise.collectives.nodes import NodesTransport  # noqa: PLC0415  # the same
 
     local_rank = _read_integer(environment, "RANKWISE_LOCAL_RANK")
@@ -110,7 +110,7 @@ def _over_nodes(
             f"was not free on this node",
             hint="choose another --master-port, or none",
         )
-    here = Whereabouts(
+    here = RankEndpoint(
         rank=rank,
         size=world_size,
         node=_read_integer(environment, "GROUP_RANK"),

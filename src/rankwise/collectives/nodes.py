@@ -17,8 +17,8 @@ import numpy as np
 
 from rankwise.base.units import Duration
 from rankwise.collectives.calls import Call
-from rankwise.collectives.connecting import Connector, Whereabouts, places_by_node
-from rankwise.collectives.reductions import Reduction
+from rankwise.collectives.connecting import Connector, RankEndpoint, places_by_node
+from rankwise.collectives.ordered_reductions import Reduction
 from rankwise.collectives.tcp import TcpTransport
 from rankwise.collectives.transport import Flat, Transport
 
@@ -29,7 +29,7 @@ _SMALL_BYTES = 1 << 16
 class NodesTransport:
     """The transport of all ranks of a job, over that of its node's; which it owns."""
 
-    def __init__(self, local: Transport, here: Whereabouts) -> None:
+    def __init__(self, local: Transport, here: RankEndpoint) -> None:
         self.rank = here.rank
         self.size = here.size
         self._here = here

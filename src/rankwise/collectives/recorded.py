@@ -7,9 +7,9 @@ import numpy as np
 
 from rankwise.base.units import Duration
 from rankwise.collectives.calls import Call, describe
-from rankwise.collectives.reductions import Reduction
+from rankwise.collectives.ordered_reductions import Reduction
 from rankwise.collectives.transport import Flat, Transport
-from rankwise.sim.rehearsal.recording import Plain, Recorder, present_recorder
+from rankwise.sim.rehearsal.rank_events import EventRecorder, Plain, present_recorder
 
 GROUP = "rankwise.collectives"
 
@@ -17,7 +17,7 @@ GROUP = "rankwise.collectives"
 class RecordedTransport:
     """Another transport, whose operations are recorded; a `Transport`."""
 
-    def __init__(self, transport: Transport, recorder: Recorder) -> None:
+    def __init__(self, transport: Transport, recorder: EventRecorder) -> None:
         self._transport = transport
         self._recorder = recorder
         self._call = describe("barrier")

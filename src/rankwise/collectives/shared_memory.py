@@ -27,15 +27,15 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration
 from rankwise.collectives.barrier import Barrier, plain_fate
 from rankwise.collectives.calls import Call
-from rankwise.collectives.programs import ProgramRunner, fold_spans, instructions_for
-from rankwise.collectives.reductions import Reduction, fold
+from rankwise.collectives.ordered_reductions import Reduction, fold
+from rankwise.collectives.program_runner import ProgramRunner, fold_spans, instructions_for
 from rankwise.collectives.transport import Flat
 from rankwise.core.collectives.algorithms import direct_all_to_all
 from rankwise.core.collectives.lockstep import (
     Action,
-    Post,
     PutAside,
     Rounds,
+    SlotPost,
     Take,
     TakeAside,
     rounds_of,
@@ -290,7 +290,7 @@ def _do(
 ) -> None:
     """Carry out one action of a round."""
     match action:
-        case Post(span, place):
+        case SlotPost(span, place):
             np.copyto(posting[place : place + span.length], workspace[span.start : span.stop])
         case Take(peer, place, span, combines):
             _take(workspace, span, posted[peer][place : place + span.length], reduction, combines)

@@ -17,10 +17,10 @@ from rankwise.base.errors import CollectiveError, CollectiveTimeout
 from rankwise.base.units import Duration, format_duration
 from rankwise.collectives.calls import Call, describe
 from rankwise.collectives.communicator import Communicator
+from rankwise.collectives.ordered_reductions import Reduction, fold
 from rankwise.collectives.recorded import recorded
-from rankwise.collectives.reductions import Reduction, fold
 from rankwise.collectives.transport import Flat
-from rankwise.sim.rehearsal.meetings import CarryOut, Group
+from rankwise.sim.rehearsal.meetings import CarryOut, MeetingGroup
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, refuse_threads, running_rank
 
 GROUP = "rankwise.collectives"
@@ -55,7 +55,7 @@ class RehearsedTransport:
         self.rank = rank
         self.size = len(ranks)
         self._world = world
-        self._group: Group = world.group(GROUP, ranks)
+        self._group: MeetingGroup = world.group(GROUP, ranks)
         self._group.label = ""
         self._group.gives_up = True  # as real ranks, which are told of each other's ends
         self._usual_patience = usual_patience
@@ -144,7 +144,7 @@ class RehearsedTransport:
         if not self._group.wait(meeting, self._patience):
             patience = format_duration(self._patience or Duration(0))
             raise CollectiveTimeout(
-                f"rank {self.rank} has waited {patience} of virtual time for {meeting.told()}"
+                f"rank {self.rank} has waited {patience} of virtual time for {meeting.describe()}"
             )
         if passage is not None:
             self._clock.wait(passage)

@@ -29,8 +29,8 @@ from rankwise.base.errors import CollectiveError, PeerDied
 from rankwise.base.units import MILLISECOND, Duration
 from rankwise.collectives import wording
 from rankwise.collectives.calls import Call, read_header
-from rankwise.collectives.programs import ProgramRunner, fold_spans, steps_for
-from rankwise.collectives.reductions import Reduction
+from rankwise.collectives.ordered_reductions import Reduction
+from rankwise.collectives.program_runner import ProgramRunner, fold_spans, steps_for
 from rankwise.collectives.transport import Flat
 from rankwise.core.collectives.algorithms import (
     direct_all_to_all,
@@ -63,7 +63,7 @@ _POLL_MS_MAX = 1 << 30
 _IS_OVER = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-class Link:
+class PeerLink:
     """The connection to one peer."""
 
     def __init__(self, connection: socket.socket, peer: int) -> None:
@@ -122,7 +122,7 @@ class TcpTransport:
         self.rank = position
         self.size = len(ranks)
         self._me = ranks[position]
-        self._links = {place: Link(each, ranks[place]) for place, each in connections.items()}
+        self._links = {place: PeerLink(each, ranks[place]) for place, each in connections.items()}
         self._operations = 0
         self._doing = ""
         self._head = memoryview(b"")
@@ -265,7 +265,7 @@ class TcpTransport:
             case ProgramEnded():
                 raise AssertionError("the loop that does effects ends there")
 
-    def _combine(self, link: Link, target: Flat, ufunc: np.ufunc) -> None:
+    def _combine(self, link: PeerLink, target: Flat, ufunc: np.ufunc) -> None:
         """Receive a message piece by piece, and combine each with its part of `target`."""
         piece = self._piece[: _PIECE_BYTES // target.itemsize * target.itemsize].view(target.dtype)
         for start in range(0, target.size, piece.size):
@@ -274,7 +274,7 @@ class TcpTransport:
             self._read(link, _bytes_of(incoming, Span(0, incoming.size)), inside=True)
             ufunc(mine, incoming, out=mine)
 
-    def _read_head(self, link: Link) -> None:
+    def _read_head(self, link: PeerLink) -> None:
         self._read(link, memoryview(self._incoming), inside=False)
         if self._incoming == self._head:
             link.last_heard = self._heard
@@ -287,7 +287,7 @@ class TcpTransport:
         theirs = read_header(header, number)
         raise wording.mismatch(sorted([(self._me, self._doing), (link.peer, theirs)]))
 
-    def _read(self, link: Link, view: memoryview, *, inside: bool) -> None:
+    def _read(self, link: PeerLink, view: memoryview, *, inside: bool) -> None:
         """Fill `view` with what the peer sends; `inside` a message, of which a part was read."""
         while view:
             try:
@@ -304,7 +304,7 @@ class TcpTransport:
                 if other.outgoing:
                     self._push(other)
 
-    def _push(self, link: Link) -> None:
+    def _push(self, link: PeerLink) -> None:
         try:
             numbers = link.push()
         except OSError:
@@ -312,7 +312,7 @@ class TcpTransport:
         for number in numbers:
             self._effects.extend(self._player.sent(number))
 
-    def _wait(self, link: Link | None) -> None:
+    def _wait(self, link: PeerLink | None) -> None:
         """Sleep until `link` can be read, or something that waits to be sent could be."""
         poll = select.poll()
         pending = [each for each in self._links.values() if each.outgoing]
@@ -335,10 +335,10 @@ class TcpTransport:
             if event & _IS_OVER and each is not link:  # of `link`, there may be more to be read
                 raise self._lost(each, "has ended or given up")
 
-    def _lost(self, link: Link, fate: str) -> PeerDied:
+    def _lost(self, link: PeerLink, fate: str) -> PeerDied:
         return wording.peers_died(self._doing, self._me, [(link.peer, fate, link.last_heard)])
 
-    def _gave_up(self, link: Link, words: str) -> CollectiveError:
+    def _gave_up(self, link: PeerLink, words: str) -> CollectiveError:
         return wording.peers_gave_up(
             self._doing,
             self._me,

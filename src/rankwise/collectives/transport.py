@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rankwise.base.units import Duration
 from rankwise.collectives.calls import Call
-from rankwise.collectives.reductions import Reduction, fold
+from rankwise.collectives.ordered_reductions import Reduction, fold
 
 Flat = NDArray[Any]
 """A contiguous array of one dimension."""

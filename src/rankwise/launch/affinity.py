@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.drivers.real.tree.placement import processors_of
+from rankwise.drivers.real.tree.processor_placement import processors_of
 from rankwise.launch.devices import ROOT, nvidia_bus_ids, text_of
 
 CpuSet = frozenset[int]

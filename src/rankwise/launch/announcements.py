@@ -9,9 +9,9 @@ from rankwise.core.agent.vocabulary import AnnounceRestart
 from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.launch.failure_report.composing import blocks_of_ranks, lines_of_standing
 from rankwise.launch.failure_report.rendering import lines_of_blocks
+from rankwise.launch.failure_report.sentences import one_line
 from rankwise.launch.failure_report.stacks import fatal_lines
 from rankwise.launch.failure_report.text import printable
-from rankwise.launch.failure_report.words import one_line
 
 _OUR_PROGRAMS = "rankwise/drivers/real/"
 LEFT_BEHIND_SHOWN = 3

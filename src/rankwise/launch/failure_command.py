@@ -35,12 +35,12 @@ import msgspec
 
 from rankwise.base.failure import Failure, Outcome, OutcomeStatus, signal_name
 from rankwise.base.units import SECOND, Duration, format_duration
-from rankwise.bell import Bell
 from rankwise.drivers.real.signals import SignalPipe
-from rankwise.launch.failure_report.words import one_line
+from rankwise.launch.failure_report.sentences import one_line
 from rankwise.launch.job import Job
 from rankwise.launch.notices import fields_of, line_for_machines, notice
 from rankwise.launch.signal_effects import STOPPING, effects_of
+from rankwise.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from rankwise.launch.supervision import Supervision
@@ -59,7 +59,7 @@ class FailureCommand:
         self._unfinished = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = threading.Event()
-        self._bell: Bell | None = None
+        self._bell: Wakeup | None = None
         """Of who waits for the commands."""
         self._lock = threading.Lock()
 
@@ -98,7 +98,7 @@ class FailureCommand:
                 ends_at = self._end_after_signal(signum, ends_at)
             return max(0.0, ends_at - time.monotonic())
 
-        with signals, Bell() as bell:
+        with signals, Wakeup() as bell:
             with self._lock:
                 self._bell = bell
             try:

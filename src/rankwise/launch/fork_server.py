@@ -16,7 +16,7 @@ from rankwise.launch.job import Executable, Function, Job, Module, Script, Start
 from rankwise.launch.limits import check_working_directory
 from rankwise.launch.search_path import search_path, sources
 
-FUNCTION_MODULES = ("cloudpickle", "rankwise.launch.ranks")
+FUNCTION_MODULES = ("cloudpickle", "rankwise.launch.rank_identity")
 """What nearly every function worker imports: paid for once in the server, not in each worker."""
 IMPORTABLE = ("accelerate", "numpy", "pandas", "scipy", "sklearn", "torch", "transformers")
 """Packages for which an automatic fork server pays. Programs with them were tested to behave

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
-from rankwise.base.calls import empty_call
+from rankwise.base.deferred_calls import empty_call
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.call_pickle import UNSENDABLE_HINT, find_culprit, name_of
 from rankwise.drivers.real.interrupts import came_from_handler, gate_here

@@ -17,7 +17,7 @@ from rankwise.core.gang.progress import Activity, Doing, ProgressWatch
 from rankwise.drivers.real.call_rings import calls_begun, polls_in_vain, read_book
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import is_stopped, works_of
-from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.drivers.real.reactor import Reactor, ReactorTimer
 from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.launch.planning import JobPlanner
 from rankwise.launch.rank_activity import activity_of
@@ -78,7 +78,7 @@ class HangWatch:
         self._watches = watches
         self._starting_server = starting_server
         self._watch = ProgressWatch(hang_timeout, clock.now())
-        self._timer: Timer | None = None
+        self._timer: ReactorTimer | None = None
         self._in_call_since: dict[int, Instant] = {}
 
     def begin(self) -> None:
@@ -86,9 +86,9 @@ class HangWatch:
         if self._timer is None:
             self._look()
 
-    def stand_still(self, duration: Duration) -> None:
+    def on_suspended(self, duration: Duration) -> None:
         """Take note that ranks and agent were stopped for so long, and have just gone on."""
-        self._watch.stand_still(duration)
+        self._watch.on_suspended(duration)
 
     def last_progress(self) -> Instant:
         """When any rank last made progress, as of now."""

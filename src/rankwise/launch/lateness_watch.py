@@ -212,9 +212,9 @@ class LatenessWatch:
         cpu_waits = {rank: self._cpu_wait(rank) for rank in self._lateness.ranks}
         return who_is_late(self._lateness, self._sampled_lateness, self.lasted, cpu_waits)
 
-    def stand_still(self, since: Instant, until: Instant) -> None:
+    def on_suspended(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""
-        self._lateness.stand_still(since, until)
+        self._lateness.on_suspended(since, until)
 
     def _note_first(self, calls: Iterable[Arrival | Begun]) -> None:
         known = () if self._first_call_at is None else (self._first_call_at,)

@@ -15,7 +15,7 @@ import os
 from typing import NamedTuple
 
 from rankwise.base.units import Instant
-from rankwise.launch.control.server import Reply, Request
+from rankwise.launch.control.server import ControlRequest, Reply
 
 UNSENT_BYTES_MAX = 8 << 20
 """How far a reader may be behind."""
@@ -32,7 +32,7 @@ class StreamName(NamedTuple):
     stream: str
 
 
-class Written(NamedTuple):
+class WrittenExtent(NamedTuple):
     """What is known of what was written to a stream: where it is, or its last part."""
 
     name: StreamName
@@ -46,7 +46,7 @@ class LogReaders:
     def __init__(self) -> None:
         self._readers: dict[Reply, int | None] = {}
 
-    def serve(self, request: Request, reply: Reply, streams: list[Written]) -> None:
+    def serve(self, request: ControlRequest, reply: Reply, streams: list[WrittenExtent]) -> None:
         """Tell what was written so far, and from now on what is being written, if asked."""
         chosen = [each for each in streams if request.rank in (None, each.name.rank)]
         reply.send({"streams": len(chosen)})  # before the ranks are made there are none

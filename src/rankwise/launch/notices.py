@@ -75,7 +75,7 @@ def fields_of(failure: Failure) -> dict[str, Any]:
 
 def end_notices(job: Job, outcome: Outcome, message: str) -> Iterator[str]:
     """What became of a run: each failure, the root cause first, and the end."""
-    from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # rare
+    from rankwise.launch.failure_report.sentences import one_line  # noqa: PLC0415  # rare
 
     has_failed = outcome.status is OutcomeStatus.FAILED
     for failure in outcome.failures:

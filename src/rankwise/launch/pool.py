@@ -22,9 +22,9 @@ from rankwise.base.units import MICROSECOND, MILLISECOND
 from rankwise.core.pool.vocabulary import PoolSpec
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.interrupts import gate_here, unheard
-from rankwise.drivers.real.pool.engine import Engine, PoolFuture, PoolOptions, rebuilt_error
-from rankwise.drivers.real.pool.memory import new_shared
-from rankwise.drivers.real.pool.messages import CHUNK_CALLS_MAX, Kind
+from rankwise.drivers.real.pool.array_memory import new_shared
+from rankwise.drivers.real.pool.engine import PoolEngine, PoolFuture, PoolOptions, rebuilt_error
+from rankwise.drivers.real.pool.messages import CHUNK_CALLS_MAX, MessageKind
 from rankwise.drivers.real.pool.progress import show_progress
 from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.arguments import more_than_nothing
@@ -122,10 +122,10 @@ class Pool(Executor):
             is_writable=writable,
             start_timeout=more_than_nothing(start_timeout, "start_timeout"),
         )
-        engine: Engine | None = None
+        engine: PoolEngine | None = None
         try:
             with gate_here().used():
-                self._engine = engine = Engine(options)
+                self._engine = engine = PoolEngine(options)
                 _open.add(engine)
                 answer_questions(engine, str(name or f"pool-{next(_numbers)}"), size)
                 if progress:
@@ -146,7 +146,7 @@ class Pool(Executor):
             LocalProtocolError: the pool was shut down, or this is a fork of its process. It is a
                 RuntimeError.
         """
-        return self._engine.submit(Kind.CALL, fn, args, kwargs, self._attempts)
+        return self._engine.submit(MessageKind.CALL, fn, args, kwargs, self._attempts)
 
     def map(
         self,
@@ -232,7 +232,7 @@ class Pool(Executor):
             first: the position of the chunk in the input.
             starred: whether the items are tuples of arguments.
         """
-        kind = Kind.STARRED_CHUNK if starred else Kind.CHUNK
+        kind = MessageKind.STARRED_CHUNK if starred else MessageKind.CHUNK
         places = range(first, first + len(items))
         return self._engine.submit(kind, fn, (items,), {}, self._attempts, items=places)
 
@@ -416,11 +416,11 @@ def _is_complete(future: PoolFuture) -> bool:
 
 
 _numbers = count(1)
-_open: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+_open: "weakref.WeakSet[PoolEngine]" = weakref.WeakSet()
 
 
 @unheard
-def _close_forgotten(engine: Engine) -> None:
+def _close_forgotten(engine: PoolEngine) -> None:
     engine.close_later()
 
 
@@ -439,7 +439,7 @@ def _close_all() -> None:
             _wait(engine)
 
 
-def _wait(engine: Engine) -> None:
+def _wait(engine: PoolEngine) -> None:
     """Wait for the end of all processes; Ctrl-C stops them, a second one kills them."""
     interrupt: KeyboardInterrupt | None = None
     while True:
@@ -453,7 +453,7 @@ def _wait(engine: Engine) -> None:
         raise interrupt
 
 
-def _stop(engine: Engine) -> None:
+def _stop(engine: PoolEngine) -> None:
     """Stop a pool; Ctrl-C in the middle of that is the second one, which kills."""
     try:
         engine.stop()

@@ -12,13 +12,13 @@ from typing import Any
 
 from rankwise.base.units import SECOND
 from rankwise.core.pool.machine import PoolPhase
-from rankwise.drivers.real.pool.engine import Engine, WorkerLook
-from rankwise.launch.control.server import ControlServer, Reply, Request
+from rankwise.drivers.real.pool.engine import PoolEngine, WorkerLook
+from rankwise.launch.control.server import ControlRequest, ControlServer, Reply
 
 _SAME_NAME_MAX = 100
 
 
-def answer_questions(engine: Engine, name: str, size: int) -> None:
+def answer_questions(engine: PoolEngine, name: str, size: int) -> None:
     """Let other terminals ask a pool, until it ends."""
     # Another pool of this process may be called so, too.
     for each in (name, *(f"{name}-{number}" for number in range(2, _SAME_NAME_MAX + 1))):
@@ -44,14 +44,14 @@ class _Socket(ControlServer):
 
 
 class _PoolAnswers:
-    def __init__(self, engine: Engine, name: str, size: int) -> None:
+    def __init__(self, engine: PoolEngine, name: str, size: int) -> None:
         self._engine = engine
         self._name = name
         self._size = size
         self._began_ns = time.monotonic_ns()
         self._awaiting_end: list[Reply] = []
 
-    def on_request(self, request: Request, reply: Reply) -> None:
+    def on_request(self, request: ControlRequest, reply: Reply) -> None:
         """Answer at once."""
         match request.ask:
             case "status":

@@ -23,7 +23,7 @@ from rankwise.base.failure import (
     signal_name,
 )
 from rankwise.base.units import SECOND, Duration, Instant, after, between
-from rankwise.core.gang.vocabulary import StoodStill, StopRequested
+from rankwise.core.gang.vocabulary import StopRequested, Suspended
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
@@ -53,7 +53,7 @@ from rankwise.launch.watches import Watches
 
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
-    from rankwise.launch.recording import RunRecorder
+    from rankwise.launch.rank_records import RunRecorder
 
 SIGCONT, SIGSTOP, SIGTSTP = 18, 19, 20
 STRAY_PATIENCE = Duration(1 * SECOND)
@@ -406,14 +406,14 @@ class ProcessRunHost:
         until = self._clock.now()
         stood = between(since, until)
         self._reactor.postpone(stood)
-        self._watches.stand_still(since, until)
-        self._agent.deliver(StoodStill(stood))
+        self._watches.on_suspended(since, until)
+        self._agent.deliver(Suspended(stood))
 
     def _limit_time(self, timeout: Duration) -> None:
         """Stop the run when it has taken that long, unless something has ended it before."""
-        from rankwise.launch.time_limit import TimeLimit  # noqa: PLC0415  # rare
+        from rankwise.launch.time_limit import RunTimeLimit  # noqa: PLC0415  # rare
 
-        TimeLimit(
+        RunTimeLimit(
             timeout,
             host=self._host,
             reactor=self._reactor,
@@ -503,7 +503,7 @@ class ProcessRunHost:
         """Records in the journal what the ranks do; loaded while the first one is starting."""
         if self._journal is None:
             return None
-        from rankwise.launch.recording import RunRecorder  # noqa: PLC0415  # only with a journal
+        from rankwise.launch.rank_records import RunRecorder  # noqa: PLC0415  # only with a journal
 
         return RunRecorder(
             self._journal, self._host, self._planner, self._reactor, self._clock,

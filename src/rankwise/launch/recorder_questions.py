@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from rankwise.base.units import MILLISECOND, Duration, after
 from rankwise.drivers.real.process_host import RealProcessHost
-from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.drivers.real.reactor import Reactor, ReactorTimer
 from rankwise.drivers.real.report_pipe import Recorded
 from rankwise.ports.clock import Clock
 
@@ -32,7 +32,7 @@ class RecorderQuestions:
         self._last_words: dict[int, Recorded] = {}
         self._last_answers: dict[int, Recorded] = {}
         """The latest to earlier questions."""
-        self._waiting: list[Timer] = []
+        self._waiting: list[ReactorTimer] = []
 
     def ask(self, on_answers: Callable[[], None]) -> bool:
         """Ask all ranks that can be asked; whether there are any.

@@ -129,7 +129,7 @@ def _attach() -> "RecoverableRank | None":
     return RecoverableRank(_SocketLine(line))
 
 
-class Line(Protocol):
+class AgentLine(Protocol):
     """A rank's end of the line to its agent."""
 
     def listen(self, rank: "RecoverableRank") -> None:
@@ -200,7 +200,7 @@ class RecoverableRank:
             machine.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: AgentLine) -> None:
         self._line = line
         self._pid = os.getpid()
         self._is_recalled = False
@@ -263,7 +263,7 @@ class RecoverableRank:
         except Exception as error:  # noqa: BLE001  # it is raised again, or belongs to a death
             _stamp(error)
             self._held = error
-            self._say(Said.FELL)
+            self._say(Said.EXCEPTION_HELD)
         return None
 
     def _wait_until_called_again(self) -> None:

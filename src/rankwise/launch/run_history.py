@@ -42,7 +42,7 @@ class RunHistory:
         """The root cause of the latest attempt that failed, as far as it is on this node."""
         if self._latest is None:
             return ""
-        from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # rare
+        from rankwise.launch.failure_report.sentences import one_line  # noqa: PLC0415  # rare
 
         return one_line(self._latest)
 
@@ -70,7 +70,7 @@ class RunHistory:
         """Take note of an attempt that is over."""
         match announcement:
             case AnnounceRestart():
-                from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # rare
+                from rankwise.launch.failure_report.sentences import one_line  # noqa: PLC0415  # rare
 
                 failures = announcement.failures
                 self._add(announcement.attempt, one_line(failures[0]))

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from rankwise.base.errors import LocalProtocolError, SpawnFailed
 from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import Duration
-from rankwise.bell import Bell
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import gate_here
@@ -31,6 +30,7 @@ from rankwise.launch.process_run_host import ProcessRunHost
 from rankwise.launch.run_history import failure_command_of
 from rankwise.launch.session import Session
 from rankwise.launch.signal_effects import USER_SIGNALS
+from rankwise.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from rankwise.launch.session import MakeHost, RunHost
@@ -81,7 +81,7 @@ class Supervision:
         self._finished = threading.Event()
         self._session: Session | None = None
         self._early_stops: list[int | None] = []
-        self._bells: list[Bell] = []
+        self._bells: list[Wakeup] = []
         """Of the threads that wait for an event of the run."""
         self._lock = threading.Lock()
         self._failure_command = failure_command_of(job)
@@ -194,7 +194,7 @@ class Supervision:
         until = math.inf if timeout is None else time.monotonic() + timeout
         if event.is_set() or time.monotonic() >= until:
             return event.is_set()
-        with gate_here().used() as gate, Bell() as bell:
+        with gate_here().used() as gate, Wakeup() as bell:
 
             def patience() -> float:
                 gate.run_due()

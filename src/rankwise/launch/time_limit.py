@@ -25,7 +25,7 @@ PATIENCE = Duration(800 * MILLISECOND)
 """More than the stacks of ranks that cannot answer are waited for."""
 
 
-class TimeLimit:
+class RunTimeLimit:
     """The time limit of one run.
 
     Args:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from rankwise.launch.job import Job
     from rankwise.launch.notices import Say
     from rankwise.launch.planning import JobPlanner
+    from rankwise.launch.rank_records import RunRecorder
     from rankwise.launch.rank_status import WaitedSoFar
-    from rankwise.launch.recording import RunRecorder
     from rankwise.ports.clock import Clock
 
 _OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
@@ -209,12 +209,12 @@ class Watches:
             verdict = f"{told}; {verdict}" if verdict else told
         return verdict, waits
 
-    def stand_still(self, since: Instant, until: Instant) -> None:
+    def on_suspended(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped for a while."""
         if self._has_watch:
-            self._call_watch.lateness.stand_still(since, until)
+            self._call_watch.lateness.on_suspended(since, until)
         if "_hang_watch" in vars(self):
-            self._hang_watch.stand_still(between(since, until))
+            self._hang_watch.on_suspended(between(since, until))
 
     @property
     def _has_watch(self) -> bool:

@@ -158,7 +158,7 @@ class NodeStory:
         return sorted({rank for _, rank in self.lives})
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _StoryLine(msgspec.Struct, frozen=True):
     at: Instant
     machine: str
     wall: str = ""
@@ -167,7 +167,7 @@ class _Line(msgspec.Struct, frozen=True):
     record: msgspec.Raw = msgspec.Raw()
 
 
-class _Kind(msgspec.Struct, frozen=True):
+class _StoryKind(msgspec.Struct, frozen=True):
     type: str = ""
 
 
@@ -216,10 +216,10 @@ def read_story(lines: Iterable[bytes], path: str) -> NodeStory:
 
 def _whole_lines(
     lines: Iterable[bytes], path: str, story: NodeStory
-) -> Iterator[_Line | _Word | Record]:
-    decode = msgspec.json.Decoder(_Line).decode
+) -> Iterator[_StoryLine | _Word | Record]:
+    decode = msgspec.json.Decoder(_StoryLine).decode
     words, records = msgspec.json.Decoder(_Word), msgspec.json.Decoder(Record)
-    kinds = msgspec.json.Decoder(_Kind)
+    kinds = msgspec.json.Decoder(_StoryKind)
     for number, text in enumerate(lines, 1):
         if not text.endswith(b"\n"):
             story.is_cut = bool(text.strip(b"\0 "))
@@ -261,9 +261,9 @@ class _Reader:
         self._calls: dict[tuple[int, int], dict[int, tuple[CallSignature, str]]] = {}
         self._groups: dict[tuple[int, int], dict[int, RecordedGroup]] = {}
 
-    def read(self, entry: _Line | _Word | Record) -> None:
+    def read(self, entry: _StoryLine | _Word | Record) -> None:
         match entry:
-            case _Line():
+            case _StoryLine():
                 self._take_time(entry)
             case RunDescribed():
                 self.story.described = entry
@@ -287,7 +287,7 @@ class _Reader:
             case _:
                 self._take_word(entry)
 
-    def _take_time(self, line: _Line) -> None:
+    def _take_time(self, line: _StoryLine) -> None:
         self._at = line.at
         if not self.story.first_at:
             self.story.first_at = line.at

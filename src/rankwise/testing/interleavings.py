@@ -2,8 +2,9 @@
 
 A protocol over shared memory is only as good as its worst interleaving, which no test with real
 processes will meet. So its *own code* runs here, on words that hand over to a scheduler before each
-access: `Words` in place of a memoryview, `Word` in place of a futex, each program in a greenlet.
-`explore` drives them through every schedule, depth first, by running the programs anew for each.
+access: `Words` in place of a memoryview, `ModelledWord` in place of a futex, each program in a
+greenlet. `explore` drives them through every schedule, depth first, by running the programs anew
+for each.
 
 Two schedules that lead to the same state are followed once. The state is the shared words, who
 sleeps, and for each program what it has been answered so far, which decides all that it will do.
@@ -55,9 +56,9 @@ class Interleaving:
         self._quiet.update(start + index for index in quiet)
         return Words(self, start, start + count)
 
-    def word(self) -> "Word":
+    def word(self) -> "ModelledWord":
         """A new word to sleep on."""
-        return Word(self, self.words(1).start)
+        return ModelledWord(self, self.words(1).start)
 
     def begin(self, programs: Sequence[Callable[[], object]]) -> None:
         """Let every program run up to its first access."""
@@ -174,7 +175,7 @@ class Words:
         """As a memoryview has it."""
 
 
-class Word:
+class ModelledWord:
     """A futex word: what `rankwise.drivers.real.futex.FutexWord` offers."""
 
     RING_BIT = 20

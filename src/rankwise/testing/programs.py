@@ -1,22 +1,22 @@
 """What workers of test gangs do, as values: for simulated processes and for real ones.
 
-A simulated world takes a `Program` as it is. A real one runs `WORKER_SCRIPT` in every worker, with
-`script_arguments(lives)`: the script finds its rank and attempt in its environment, and acts out
-the program that is meant for it. Fields which only a simulation can arrange are refused.
+A simulated world takes a `WorkerProgram` as it is. A real one runs `WORKER_SCRIPT` in every worker,
+with `script_arguments(lives)`: the script finds its rank and attempt in its environment, and acts
+out the program that is meant for it. Fields which only a simulation can arrange are refused.
 """
 
 from pathlib import Path
 
 import msgspec
 
-from rankwise.drivers.sim.programs import (
+from rankwise.drivers.sim.worker_behaviour import (
     Dies,
     Ending,
     Exits,
     Lives,
-    Program,
     Raises,
     RunsForever,
+    WorkerProgram,
     program_of,
 )
 
@@ -26,9 +26,9 @@ __all__ = [
     "Ending",
     "Exits",
     "Lives",
-    "Program",
     "Raises",
     "RunsForever",
+    "WorkerProgram",
     "program_of",
     "script_arguments",
 ]

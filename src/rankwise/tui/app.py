@@ -22,10 +22,10 @@ from textual.widgets import DataTable, Footer, Static
 from rankwise.base.errors import RankwiseError
 from rankwise.base.units import Instant
 from rankwise.launch.control.client import RunSummary, RunUnreachable, listen
-from rankwise.launch.control.server import Request
+from rankwise.launch.control.server import ControlRequest
 from rankwise.launch.failure_report.text import printable
-from rankwise.tui.looks import PATIENCE, RunLook, look_at
-from rankwise.tui.picture import Order, Row, RunPicture, State, Watcher, arranged
+from rankwise.tui.picture import Row, RunPicture, SortOrder, State, Watcher, arranged
+from rankwise.tui.samples import PATIENCE, RunLook, look_at
 from rankwise.tui.text import cells, columns_for, head, heading
 
 REST = 9
@@ -79,7 +79,7 @@ def show(choose: Callable[[], list[RunSummary]], interval_s: float) -> None:
 def wait_for_end(run: RunSummary) -> str | None:
     """How a run has ended, once it has; None if its agent leaves without a word."""
     try:
-        for told in listen(run, Request("end"), Instant(time.monotonic_ns() + PATIENCE)):
+        for told in listen(run, ControlRequest("end"), Instant(time.monotonic_ns() + PATIENCE)):
             if told["state"] != "going on":
                 return end_in_words(told)
     except RunUnreachable:
@@ -230,7 +230,7 @@ class Top(App[None]):
         self._watchers: dict[RunSummary, Watcher] = {}
         self._pictures: dict[RunSummary, RunPicture] = {}
         self._panels: dict[RunSummary, RunPanel] = {}
-        self._order = Order.STATE
+        self._order = SortOrder.STATE
         self._folds: bool | None = None
         self._unfolded: set[tuple[RunSummary, State]] = set()
         self._deaf: set[RunSummary] = set()
@@ -257,7 +257,7 @@ class Top(App[None]):
 
     def action_order(self, name: str) -> None:
         """Sort by another column."""
-        self._order = Order[name]
+        self._order = SortOrder[name]
         self._draw()
 
     def action_fold(self) -> None:

@@ -32,7 +32,7 @@ from rankwise.core.ledger.lateness import Delay, notable
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.rank_activity import activity_of
 from rankwise.launch.rank_status import RankStatus
-from rankwise.tui.looks import RunLook, RunStatus
+from rankwise.tui.samples import RunLook, RunStatus
 
 _Number = TypeVar("_Number", int, float)
 NOTABLE_S = 1.0
@@ -113,7 +113,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.ranks[0]) if self.depth or len(self.ranks) == 1 else self.state
 
 
-class Order(StrEnum):
+class SortOrder(StrEnum):
     """By what rows are sorted."""
 
     STATE = "state"
@@ -329,19 +329,19 @@ def _cpu_percent(worker: RankStatus, look: RunLook, before: RunLook | None) -> f
     return 100 * usage.cpu_s / max(look.boot_s - usage.began_s, 0.01)
 
 
-_KEYS: Mapping[Order, Callable[[Row], float]] = {
-    Order.STATE: lambda row: _ORDER[row.state],
-    Order.RANK: lambda row: row.ranks[0],
-    Order.STEPS: lambda row: float("inf") if row.step_rate is None else row.step_rate,
-    Order.LATE: lambda row: -row.waited_for_s,
-    Order.CPU: lambda row: -(row.cpu_percent or 0.0),
-    Order.MEMORY: lambda row: -(row.memory_bytes or 0),
+_KEYS: Mapping[SortOrder, Callable[[Row], float]] = {
+    SortOrder.STATE: lambda row: _ORDER[row.state],
+    SortOrder.RANK: lambda row: row.ranks[0],
+    SortOrder.STEPS: lambda row: float("inf") if row.step_rate is None else row.step_rate,
+    SortOrder.LATE: lambda row: -row.waited_for_s,
+    SortOrder.CPU: lambda row: -(row.cpu_percent or 0.0),
+    SortOrder.MEMORY: lambda row: -(row.memory_bytes or 0),
 }
 
 
 def arranged(
     rows: Sequence[Row],
-    order: Order = Order.STATE,
+    order: SortOrder = SortOrder.STATE,
     *,
     folds: bool | None = None,
     unfolded: Collection[State] = (),

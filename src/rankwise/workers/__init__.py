@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rankwise.workers.callables import arg_direction_name as arg_direction_name
     from rankwise.workers.child_context import ChildContext as ChildContext
     from rankwise.workers.child_context import context as context
+    from rankwise.workers.chip_timeline import Timeline as Timeline
+    from rankwise.workers.chip_timeline import TimelineEntry as TimelineEntry
     from rankwise.workers.chip_worker import ChipShutdownFailed as ChipShutdownFailed
     from rankwise.workers.chip_worker import ChipWorker as ChipWorker
     from rankwise.workers.comm import CommHandle as CommHandle
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from rankwise.workers.platforms.port import TensorSummary as TensorSummary
     from rankwise.workers.platforms.registry import load_platform as load_platform
     from rankwise.workers.platforms.registry import platform_names as platform_names
-    from rankwise.workers.recording import RecordedGraph as RecordedGraph
+    from rankwise.workers.recorded_graphs import RecordedGraph as RecordedGraph
     from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE as DEFAULT_HEAP_RING_SIZE
     from rankwise.workers.states import MAILBOX_ERROR_MSG_SIZE as MAILBOX_ERROR_MSG_SIZE
     from rankwise.workers.states import MAILBOX_OFF_ERROR_MSG as MAILBOX_OFF_ERROR_MSG
@@ -70,8 +72,6 @@ if TYPE_CHECKING:
     from rankwise.workers.states import SubmitResult as SubmitResult
     from rankwise.workers.states import TaskState as TaskState
     from rankwise.workers.states import WorkerType as WorkerType
-    from rankwise.workers.timeline import Timeline as Timeline
-    from rankwise.workers.timeline import TimelineEntry as TimelineEntry
     from rankwise.workers.torch_bridge import make_tensor_arg as make_tensor_arg
     from rankwise.workers.torch_bridge import torch_dtype_to_datatype as torch_dtype_to_datatype
     from rankwise.workers.worker import Worker as Worker
@@ -105,12 +105,12 @@ _NAMES = {
     "rankwise.workers.orchestrator": "Orchestrator",
     "rankwise.workers.platforms.port": "Device Leak Platform Span TaskReport TensorSummary",
     "rankwise.workers.platforms.registry": "load_platform platform_names",
-    "rankwise.workers.recording": "RecordedGraph",
+    "rankwise.workers.recorded_graphs": "RecordedGraph",
     "rankwise.workers.states": (
         "DEFAULT_HEAP_RING_SIZE MAILBOX_ERROR_MSG_SIZE MAILBOX_OFF_ERROR_MSG MAILBOX_SIZE "
         "MAX_RING_DEPTH MAX_SCOPE_DEPTH SubmitResult TaskState WorkerType"
     ),
-    "rankwise.workers.timeline": "Timeline TimelineEntry",
+    "rankwise.workers.chip_timeline": "Timeline TimelineEntry",
     "rankwise.workers.torch_bridge": "make_tensor_arg torch_dtype_to_datatype",
     "rankwise.workers.worker": "Worker",
 }

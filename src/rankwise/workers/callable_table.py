@@ -14,11 +14,11 @@ import weakref
 from io import BytesIO
 from typing import Any
 
-from rankwise.base.calls import empty_call
+from rankwise.base.deferred_calls import empty_call
 from rankwise.base.errors import TreeValueError
 from rankwise.drivers.real.interrupts import came_from_handler, gate_here, unheard
 from rankwise.drivers.real.tree.arena import CALLABLES_MAX, Arena
-from rankwise.drivers.real.tree.words import FIELD_MASK
+from rankwise.drivers.real.tree.pipe_protocol import FIELD_MASK
 
 _ENTRY = struct.Struct("=QQ")
 _FORGET_FROM = 4

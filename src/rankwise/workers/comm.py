@@ -59,14 +59,14 @@ _CREDENTIALS = struct.Struct("3i")
 _FDS = struct.Struct("i")
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class RankHello(msgspec.Struct, frozen=True, tag="Hello"):
     """A rank has come, and sends its channel along."""
 
     rank: int
     count: int
 
 
-class Welcome(msgspec.Struct, frozen=True, tag=True):
+class WorldWelcome(msgspec.Struct, frozen=True, tag="Welcome"):
     """All have come; their processes by rank."""
 
     pids: tuple[int, ...]
@@ -90,7 +90,7 @@ class WindowsRefused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Message = Hello | Welcome | Windows | WindowsGranted | WindowsRefused
+Message = RankHello | WorldWelcome | Windows | WindowsGranted | WindowsRefused
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 
@@ -306,7 +306,7 @@ class CommHandle:
         with theirs:
             try:
                 point.connect(address)
-                _send(point, Hello(self.rank, self.size), deadline, theirs.fileno())
+                _send(point, RankHello(self.rank, self.size), deadline, theirs.fileno())
             except ConnectionRefusedError:
                 ours.close()
                 self._host = None
@@ -314,7 +314,7 @@ class CommHandle:
             except TimeoutError:
                 raise self._late("meeting the other ranks") from None
         welcome = self._hear_host(deadline, "meeting the other ranks")
-        if not isinstance(welcome, Welcome):
+        if not isinstance(welcome, WorldWelcome):
             raise RemoteProtocolError(f"expected to be welcome, but got {welcome}")
         self._pids = welcome.pids
         return True
@@ -329,7 +329,7 @@ class CommHandle:
                 if hello is None:
                     continue
                 channel = socket.socket(fileno=fd) if fd is not None else None
-                if not isinstance(hello, Hello) or channel is None:
+                if not isinstance(hello, RankHello) or channel is None:
                     raise RemoteProtocolError(f"process {pid} says {hello}, expected a hello")
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
                 # Refused or not, it is told what becomes of the meeting.
@@ -342,9 +342,9 @@ class CommHandle:
             raise
         self._pids = tuple(pids[rank] for rank in range(self.size))
         for rank in sorted(self._channels):
-            self._tell(rank, Welcome(self._pids), deadline)
+            self._tell(rank, WorldWelcome(self._pids), deadline)
 
-    def _check_hello(self, hello: Hello, pid: int, pids: dict[int, int]) -> None:
+    def _check_hello(self, hello: RankHello, pid: int, pids: dict[int, int]) -> None:
         if hello.count != self.size:
             raise TreeValueError(
                 f"process {pid} is rank {hello.rank} of {hello.count}, but process {os.getpid()} "

@@ -35,7 +35,7 @@ from rankwise.base.units import Duration, format_duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.collectives.communicator import DEFAULT_TIMEOUT, Communicator, patience_from_seconds
 from rankwise.drivers.real.windows.region import Presence, WindowRegion
-from rankwise.drivers.real.windows.signals import MODULUS, SignalBoard
+from rankwise.drivers.real.windows.shared_signals import MODULUS, SignalBoard
 from rankwise.workers.domains import DomainSpec
 from rankwise.workers.errors import UnknownName
 from rankwise.workers.window_transport import WindowTransport

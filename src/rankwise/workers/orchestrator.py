@@ -25,7 +25,7 @@ from rankwise.core.tasks.tensors import (
     data_type,
     get_element_size,
 )
-from rankwise.core.tree.vocabulary import HOST, Access, Pool
+from rankwise.core.tree.vocabulary import HOST, Access, ChildPool
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.callable_table import check_callable
 from rankwise.workers.errors import BadArguments, IndexOutOfRange
@@ -34,8 +34,8 @@ from rankwise.workers.states import SubmitResult
 from rankwise.workers.wire import pack_task
 
 if TYPE_CHECKING:
-    from rankwise.drivers.real.tree.engine import Engine
-    from rankwise.workers.recording import Recorder
+    from rankwise.drivers.real.tree.engine import TreeEngine
+    from rankwise.workers.recorded_graphs import Recorder
     from rankwise.workers.worker_tree import WorkerTree
 
 _DEVICE_SHIFT = 48
@@ -53,7 +53,7 @@ class Orchestrator:
 
     def __init__(self, tree: "WorkerTree", recorder: "Recorder | None" = None) -> None:
         self._tree = tree
-        self._engine: Engine | Recorder = tree.engine if recorder is None else recorder
+        self._engine: TreeEngine | Recorder = tree.engine if recorder is None else recorder
         self._table = tree.table
         self._enter = self._table.borrow if recorder is None else self._table.add
         """A recording needs its callables as long as it lives."""
@@ -83,7 +83,7 @@ class Orchestrator:
         accesses = () if args is None else self._accesses(args)
         frame = pack_task(args) if args else None  # the child makes empty ones
         return SubmitResult(
-            self._engine.submit(Pool.SUB, number, frame, accesses=accesses, name=name)
+            self._engine.submit(ChildPool.SUB, number, frame, accesses=accesses, name=name)
         )
 
     def submit_sub_group(
@@ -107,7 +107,7 @@ class Orchestrator:
         frames = [None if args is None else pack_task(args) for args in args_list]
         return SubmitResult(
             self._engine.submit_group(
-                Pool.SUB, number, frames, children=children, accesses=tuple(accesses),
+                ChildPool.SUB, number, frames, children=children, accesses=tuple(accesses),
                 name=self._table.names[number],
             )
         )  # fmt: skip
@@ -138,8 +138,8 @@ class Orchestrator:
         child = self._place(args, worker)
         return SubmitResult(
             self._engine.submit(
-                Pool.NEXT_LEVEL, number, pack_task(args, config), accesses=accesses, child=child,
-                name=self._table.names[number],
+                ChildPool.NEXT_LEVEL, number, pack_task(args, config), accesses=accesses,
+                child=child, name=self._table.names[number],
             )
         )  # fmt: skip
 
@@ -169,7 +169,7 @@ class Orchestrator:
                 children[place] = self._place(args, -1)
         return SubmitResult(
             self._engine.submit_group(
-                Pool.NEXT_LEVEL,
+                ChildPool.NEXT_LEVEL,
                 number,
                 [pack_task(args, config) for args in args_list],
                 children=children,

@@ -20,13 +20,13 @@ from rankwise.workers.bootstrap import ChipBootstrapChannel, ChipBootstrapConfig
 from rankwise.workers.callable_table import CallableTable
 from rankwise.workers.child_context import ChildContext, enter
 from rankwise.workers.chip_communicator import RegionSource
+from rankwise.workers.chip_timeline import Timeline, TimelineEntry
 from rankwise.workers.platforms.port import Leak, Platform
 from rankwise.workers.staging import StagingSource
-from rankwise.workers.timeline import Timeline, TimelineEntry
 from rankwise.workers.wire import decode_command, unpack_arguments, unpack_task
 
 if TYPE_CHECKING:
-    from rankwise.workers.recording import RecordedProgram
+    from rankwise.workers.recorded_graphs import RecordedProgram
     from rankwise.workers.worker import Worker
 
 JOIN, LEAVE = b"J", b"L"

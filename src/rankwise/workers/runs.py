@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.tree.vocabulary import Drained
-from rankwise.drivers.real.interrupts import Gate, gate_here
+from rankwise.drivers.real.interrupts import HandlerGate, gate_here
 from rankwise.drivers.real.this_process import mark
+from rankwise.workers.chip_timeline import Timeline
 from rankwise.workers.failures import TaskFailure, exception_for
 from rankwise.workers.orchestrator import Orchestrator
-from rankwise.workers.timeline import Timeline
 from rankwise.workers.worker_tree import WorkerTree
 
 _GRACE = Duration(2 * SECOND)
@@ -111,7 +111,7 @@ class Runs:
     def _run(  # noqa: PLR0917  # what run() was given, without packing it up
         self,
         tree: WorkerTree,
-        gate: Gate,
+        gate: HandlerGate,
         callable_: Any,
         args: Any,
         config: Any,
@@ -199,7 +199,7 @@ class Runs:
         raise error
 
 
-def _close_domains(tree: WorkerTree, gate: Gate, deadline: Instant | None) -> None:
+def _close_domains(tree: WorkerTree, gate: HandlerGate, deadline: Instant | None) -> None:
     try:
         tree.close_domains(deadline)
     except BaseException:

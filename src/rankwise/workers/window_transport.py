@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.collectives.reductions import Reduction, fold
+from rankwise.collectives.ordered_reductions import Reduction, fold
 from rankwise.collectives.shared_memory import SharedMemoryTransport
 from rankwise.collectives.transport import Flat
 from rankwise.drivers.real.segments import LEDGER_PLACE, LEDGER_WORDS, Segment

@@ -20,24 +20,24 @@ from rankwise.base.errors import (
     TreeValueError,
 )
 from rankwise.core.tasks.calls import ChipCallConfig
-from rankwise.core.tree.recording import lay_out
+from rankwise.core.tree.graph_layout import lay_out
 from rankwise.drivers.real.interrupts import came_from_handler, gate_here, unheard
 from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.this_process import mark
-from rankwise.drivers.real.tree.placement import Home
+from rankwise.drivers.real.tree.processor_placement import Home
 from rankwise.workers.arguments import TaskArgs
 from rankwise.workers.bootstrap import ChipBootstrapConfig, ChipContext
 from rankwise.workers.callable_table import CallableTable, check_call_runs, check_callable
 from rankwise.workers.child_context import path_here
+from rankwise.workers.chip_timeline import Timeline
 from rankwise.workers.communicators import Communicators, inherited
 from rankwise.workers.failures import TaskFailure
 from rankwise.workers.numbers import checked_patience
 from rankwise.workers.orchestrator import Orchestrator
-from rankwise.workers.recording import RecordedGraph, RecordedProgram, Recorder
+from rankwise.workers.recorded_graphs import RecordedGraph, RecordedProgram, Recorder
 from rankwise.workers.runs import Runs
 from rankwise.workers.staging import array_staged, memory_with
 from rankwise.workers.states import DEFAULT_HEAP_RING_SIZE
-from rankwise.workers.timeline import Timeline
 from rankwise.workers.worker_spec import WorkerSpec, spec_of
 from rankwise.workers.worker_tree import WorkerTree
 

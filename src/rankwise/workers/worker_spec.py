@@ -7,7 +7,7 @@ import msgspec
 
 from rankwise.base.errors import BootstrapRefused, ConfigError, LocalProtocolError, TreeValueError
 from rankwise.base.units import Duration
-from rankwise.drivers.real.tree.placement import Home
+from rankwise.drivers.real.tree.processor_placement import Home
 from rankwise.workers.bootstrap import ChipBootstrapConfig, ChipCommBootstrapConfig
 from rankwise.workers.numbers import check_text, check_whole, checked_entries, checked_patience
 from rankwise.workers.platforms.registry import check_platform

@@ -13,10 +13,10 @@ import msgspec
 from rankwise.base.errors import RankwiseError, TreeValueError, WorkerDied
 from rankwise.base.units import Instant
 from rankwise.core.tasks.calls import ControlCode, encode_command
-from rankwise.core.tree.vocabulary import Pool
+from rankwise.core.tree.vocabulary import ChildPool
 from rankwise.drivers.real.tree.arena import SIZE as ARENA_BYTES
 from rankwise.drivers.real.tree.children import ChildSpec
-from rankwise.drivers.real.tree.engine import Engine, EngineSpec
+from rankwise.drivers.real.tree.engine import EngineSpec, TreeEngine
 from rankwise.drivers.real.tree.mappings import SharedRanges
 from rankwise.drivers.real.tree.reports import rebuilt
 from rankwise.workers.bootstrap import (
@@ -28,6 +28,7 @@ from rankwise.workers.bootstrap import (
 )
 from rankwise.workers.callable_table import CallableTable
 from rankwise.workers.child_context import ChildContext, path_here
+from rankwise.workers.chip_timeline import Timeline
 from rankwise.workers.errors import BadPointer, IndexOutOfRange
 from rankwise.workers.roles import (
     JOIN,
@@ -39,7 +40,6 @@ from rankwise.workers.roles import (
     decode_left,
 )
 from rankwise.workers.staging import posix_shared_memory
-from rankwise.workers.timeline import Timeline
 from rankwise.workers.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class WorkerTree:
         self._domains: dict[str, tuple[DomainSpec, WindowRegion, int, list[int]]] = {}
         self._communicators: dict[str, WindowRegion] = {}
         self._channels: list[int] = []
-        self.engine = Engine(
+        self.engine = TreeEngine(
             EngineSpec(
                 children=tuple(self._child_specs()),
                 ring_depth=spec.ring_depth,
@@ -103,7 +103,7 @@ class WorkerTree:
     # Up and down
 
     def open(self, communicators: dict[str, "WindowRegion"]) -> None:
-        """Start all children and wait for them; see `Engine.start` for what is raised.
+        """Start all children and wait for them; see `TreeEngine.start` for what is raised.
 
         Args:
             communicators: windows that somebody above has made before this process was forked.
@@ -186,21 +186,22 @@ class WorkerTree:
             near, home = spec.home.neighbours, (spec.home.processor,)
         specs = [
             ChildSpec(
-                f"chip {index}{where}", Pool.NEXT_LEVEL, _CHIP_STAGE, replaceable=False,
+                f"chip {index}{where}", ChildPool.NEXT_LEVEL, _CHIP_STAGE, replaceable=False,
                 role=self._chip_role(index, f"chip {index}{where}"), processors=near,
             )
             for index in range(len(spec.device_ids))
         ]  # fmt: skip
         specs += [
             ChildSpec(
-                f"worker {index}{where}", Pool.NEXT_LEVEL, _NEXT_LEVEL_STAGE, replaceable=False,
-                role=self._worker_role(index, f"worker {index}{where}", worker), processors=near,
+                f"worker {index}{where}", ChildPool.NEXT_LEVEL, _NEXT_LEVEL_STAGE,
+                replaceable=False, processors=near,
+                role=self._worker_role(index, f"worker {index}{where}", worker),
             )
             for index, worker in enumerate(spec.next_level)
         ]  # fmt: skip
         specs += [
             ChildSpec(
-                f"sub {index}{where}", Pool.SUB, _SUB_STAGE, replaceable=True,
+                f"sub {index}{where}", ChildPool.SUB, _SUB_STAGE, replaceable=True,
                 role=self._sub_role(index, f"sub {index}{where}"),
                 processors=near if index else home,
             )
@@ -334,7 +335,7 @@ class WorkerTree:
     def copy_to(self, destination: int, source: int, size: int, worker_id: int) -> None:
         """Copy from memory of this process to a chip's."""
         child = self._checked_chip(worker_id)
-        with self.engine.gate().closed(), _Passage(self, source, size) as passage:
+        with self.engine.gate().closed(), _AddressPassage(self, source, size) as passage:
             if passage.address != source:
                 ctypes.memmove(passage.address, source, size)
             command = encode_command(ControlCode.COPY_TO, destination, passage.address, size)
@@ -343,7 +344,7 @@ class WorkerTree:
     def copy_from(self, destination: int, source: int, size: int, worker_id: int) -> None:
         """Copy from a chip's memory to memory of this process."""
         child = self._checked_chip(worker_id)
-        with self.engine.gate().closed(), _Passage(self, destination, size) as passage:
+        with self.engine.gate().closed(), _AddressPassage(self, destination, size) as passage:
             command = encode_command(ControlCode.COPY_FROM, passage.address, source, size)
             self.engine.command(child, command)
             if passage.address != destination:
@@ -419,7 +420,7 @@ def _is_nobodys(start: int, size_bytes: int) -> bool:
     return False
 
 
-class _Passage:
+class _AddressPassage:
     """An address that a chip sees: the given one, or of memory on the way to and from it."""
 
     def __init__(self, tree: WorkerTree, address: int, size: int) -> None:

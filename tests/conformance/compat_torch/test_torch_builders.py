@@ -251,7 +251,7 @@ class TestOursAlone:
     def test_rounds_of_a_store_of_ones_own_do_not_mix(self, dynamic: ModuleType) -> None:
         memory = load_from(RANKWISE, "rendezvous.torch_store")
         from rankwise.drivers.real.clock import SystemClock  # noqa: PLC0415
-        from rankwise.drivers.real.stores.memory import MemoryStore  # noqa: PLC0415
+        from rankwise.drivers.real.stores.in_process import MemoryStore  # noqa: PLC0415
 
         store = memory.TorchStore(MemoryStore(SystemClock()).connect(), "mine/")
         handler = handler_on(Shelf(), dynamic, store, min_nodes=1, max_nodes=1)

@@ -18,7 +18,7 @@ from rankwise.base.failure import (
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.launch.failure_report.composing import compose_report
 from rankwise.launch.failure_report.model import ReportContext
-from rankwise.launch.failure_report.rendering import Look, boxed_text, plain_text
+from rankwise.launch.failure_report.rendering import TerminalStyle, boxed_text, plain_text
 
 START_WALL_NS = 1_795_228_455_926_535_897
 TRACEBACK = """\
@@ -316,8 +316,8 @@ CASES: dict[str, tuple[Outcome, ReportContext]] = {
 }
 
 LOOKS = {
-    "box, 80 columns": Look(width=80),
-    "box, 40 columns, ASCII": Look(width=40, unicode=False),
+    "box, 80 columns": TerminalStyle(width=80),
+    "box, 40 columns, ASCII": TerminalStyle(width=40, unicode=False),
 }
 
 

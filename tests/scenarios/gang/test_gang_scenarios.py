@@ -28,8 +28,15 @@ from rankwise.base.units import SECOND, Duration, Instant, duration_from_seconds
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.sim.gang_simulator import GangSimulator
-from rankwise.drivers.sim.programs import Dies, Ending, Exits, Program, Raises, RunsForever
 from rankwise.drivers.sim.story import story
+from rankwise.drivers.sim.worker_behaviour import (
+    Dies,
+    Ending,
+    Exits,
+    Raises,
+    RunsForever,
+    WorkerProgram,
+)
 from rankwise.sim.faults.vocabulary import FaultOfCluster, LoseGuardian, Preempt
 
 TRANSCRIPTS = sorted(Path(__file__).parent.glob("*.txt"))
@@ -44,7 +51,7 @@ class Play:
         self.spec = GangSpec(size=1)
         self.policy = RestartPolicy()
         self.faults: tuple[FaultOfCluster, ...] = ()
-        self.programs: dict[tuple[int, int], Program] = {}
+        self.programs: dict[tuple[int, int], WorkerProgram] = {}
         for line in commands.splitlines():
             if line and not line.startswith("#"):
                 self._take(shlex.split(line))
@@ -58,11 +65,11 @@ class Play:
         world = GangSimulator(faults=self.faults)
         return story(world.run(self.spec, lives, self.policy).journal)
 
-    def _program_of(self, local_rank: int, attempt: int) -> Program:
+    def _program_of(self, local_rank: int, attempt: int) -> WorkerProgram:
         for known in range(attempt, -1, -1):
             if (local_rank, known) in self.programs:
                 return self.programs[local_rank, known]
-        return Program(after=Duration(SECOND))
+        return WorkerProgram(after=Duration(SECOND))
 
     def _take(self, tokens: list[str]) -> None:
         words = [token for token in tokens if "=" not in token]
@@ -75,7 +82,9 @@ class Play:
             case ["worker", local_rank, *ending]:
                 attempt = int(options.pop("attempt", "0"))
                 exit_takes = duration_from_seconds(float(options.pop("exit_takes", "0")))
-                program = Program(ending=ending_of(ending, exit_takes), **fields(Program, options))
+                program = WorkerProgram(
+                    ending=ending_of(ending, exit_takes), **fields(WorkerProgram, options)
+                )
                 self.programs[int(local_rank), attempt] = program
             case ["stop", signal]:
                 at = instant(options["at"])

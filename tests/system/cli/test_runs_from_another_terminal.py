@@ -13,7 +13,7 @@ from running import PATIENCE_S, WITHIN_S, Running, run, start, write_program
 from rankwise.base.units import SECOND, Duration
 from rankwise.cli.runs_here import deadline_after
 from rankwise.launch.control.client import list_runs, listen
-from rankwise.launch.control.server import Request
+from rankwise.launch.control.server import ControlRequest
 
 pytestmark = pytest.mark.system
 
@@ -190,7 +190,7 @@ def test_an_agent_tells_of_earlier_failures_and_at_last_of_the_end(tmp_path: Pat
     with start("run", "--max-restarts=1", "--no-prefix", script) as running:
         running.wait_for("begun again")
         (asked,) = (each for each in list_runs() if each.pid == running.pid)
-        answer = listen(asked, Request("end"), deadline_after(Duration(10 * SECOND)))
+        answer = listen(asked, ControlRequest("end"), deadline_after(Duration(10 * SECOND)))
         assert next(answer) == {"state": "going on"}
         (row,) = map(json.loads, run("top", "--json", str(running.pid)).lines)
         shown = run("top", str(running.pid)).lines

@@ -10,7 +10,7 @@ import pytest
 from etcd_servers import find_etcd, first_member, needs_etcd
 from running import WITHIN_S, Running, start, wait_for_any, write_program
 
-from rankwise.cli.slurm import PORT_COUNT, Step
+from rankwise.cli.slurm import PORT_COUNT, SlurmStep
 from rankwise.drivers.real.stores.encryption import has_certificates
 
 pytestmark = pytest.mark.system
@@ -36,7 +36,7 @@ def job_with_a_free_port() -> int:
     for job in range(os.getpid(), os.getpid() + PORT_COUNT):
         with socket.socket() as trial:
             try:
-                trial.bind(("127.0.0.1", Step(job, 0, 2, 2, 0, "").port))
+                trial.bind(("127.0.0.1", SlurmStep(job, 0, 2, 2, 0, "").port))
             except OSError:
                 continue
             return job
@@ -144,7 +144,7 @@ def test_three_nodes_run_an_etcd_of_their_own_and_survive_the_loss_of_the_first(
         done = [task.finish(WITHIN_S) for task in others]
 
     assert [each.code for each in done] == [143, 143], done
-    port = Step(job, 0, 3, 3, 0, "").port
+    port = SlurmStep(job, 0, 3, 3, 0, "").port
     endpoints = ",".join(f"127.0.0.{last}:{port}" for last in (11, 12, 13))
     assert all(f"meet in an etcd of their own at {endpoints}" in each.stderr for each in done)
     assert not any("anyone who" in each.stderr for each in done), done

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from worlds import World
 
 from rankwise.collectives import Communicator
-from rankwise.collectives.reductions import ReductionName
+from rankwise.collectives.ordered_reductions import ReductionName
 
 pytestmark = pytest.mark.system
 

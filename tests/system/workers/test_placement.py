@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.drivers.real.tree.placement import processors_of
+from rankwise.drivers.real.tree.processor_placement import processors_of
 from rankwise.workers import TaskArgs, Worker, context
 
 pytestmark = pytest.mark.system

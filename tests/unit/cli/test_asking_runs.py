@@ -30,7 +30,7 @@ from rankwise.drivers.real.hosting import signal_shield
 from rankwise.launch.cluster import etcd_program
 from rankwise.launch.control.addresses import shown_id
 from rankwise.launch.control.client import RunAnswer, RunSummary, RunSuspended, RunUnreachable
-from rankwise.launch.control.server import ControlServer, Reply, Request
+from rankwise.launch.control.server import ControlRequest, ControlServer, Reply
 
 MEETING = {"nproc": 2, "state": "meeting", "age_s": 65.0, "program": "train.py", "attempt": 0}
 ALONE = MEETING | {
@@ -59,7 +59,7 @@ def run_id(status: dict[str, Any], is_secret: bool) -> Iterator[str]:
     """The name of a run that answers while the test lasts."""
     name = f"test-{uuid.uuid4().hex[:12]}"
 
-    def on_request(request: Request, reply: Reply) -> None:
+    def on_request(request: ControlRequest, reply: Reply) -> None:
         if request.ask == "status":
             reply.send({"run_id": name} | status)
         else:
@@ -280,7 +280,7 @@ def test_of_what_was_the_last_lines_are_shown_and_all_that_follows(
         {"streams": 1}, piece(0, b"one\ntwo\nthree\n"), piece(1, b"four\nfive\n"),
     ]  # fmt: skip
 
-    logs.show([(ALPHA, piece) for piece in answer], logs.Shown(has_prefix=False), lines=1)
+    logs.show([(ALPHA, piece) for piece in answer], logs.LogPrinter(has_prefix=False), lines=1)
 
     assert capfdbinary.readouterr().out == b"three\nfour\nfive\n"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.run import config_from_cli, parse
-from rankwise.cli.slurm import PORT_COUNT, PORT_MIN, Completed, Step, completed, hosts_in
+from rankwise.cli.slurm import PORT_COUNT, PORT_MIN, Completed, SlurmStep, completed, hosts_in
 from rankwise.launch.cluster import etcd_program
 from rankwise.launch.cluster.plan import MeetingPlan
 
@@ -109,10 +109,10 @@ def test_whatever_stands_in_the_list_it_is_expanded_or_refused(text: str) -> Non
 
 @given(job=st.integers(1, 2**31), step=st.integers(0, 5000))
 def test_the_port_lies_in_the_documented_range(job: int, step: int) -> None:
-    port = Step(job, step, 2, 2, 0, "a,b").port
+    port = SlurmStep(job, step, 2, 2, 0, "a,b").port
 
     assert PORT_MIN <= port < PORT_MIN + PORT_COUNT
-    assert port != Step(job, step + 1, 2, 2, 0, "a,b").port
+    assert port != SlurmStep(job, step + 1, 2, 2, 0, "a,b").port
 
 
 def test_a_step_says_how_many_nodes_meet_where_and_under_which_name() -> None:

@@ -83,8 +83,8 @@ STOPS_MAX = 2
 PEER_GONE = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 MAY_SAY = {
     RecallState.BOUND: (Said.OFFERS,),
-    RecallState.OFFERED: (Said.FELL, Said.WITHDRAWS),
-    RecallState.FALLEN: (),
+    RecallState.OFFERED: (Said.EXCEPTION_HELD, Said.WITHDRAWS),
+    RecallState.EXCEPTION_HELD: (),
     RecallState.RECALLED: (Said.YIELDED, Said.WITHDRAWS),
     RecallState.YIELDED: (),
 }

@@ -29,8 +29,8 @@ from rankwise.core.watch.vocabulary import (
 )
 from rankwise.drivers.real.call_rings import read_book
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.drivers.real.reactor import Timer
-from rankwise.drivers.real.report_pipe import Exiting, Recorded, RecordedGroup
+from rankwise.drivers.real.reactor import ReactorTimer
+from rankwise.drivers.real.report_pipe import Exiting, Recorded, ReportedGroup
 from rankwise.drivers.real.segments import LEDGER_SECTION_STUCK, LEDGER_WORDS, Segment
 from rankwise.drivers.real.worker import call_ring
 from rankwise.drivers.real.worker.call_ring import (
@@ -54,11 +54,11 @@ class Timers:
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
-        self._timers: list[tuple[Instant, int, Timer]] = []
+        self._timers: list[tuple[Instant, int, ReactorTimer]] = []
         self._sequence = count()
 
-    def call_at(self, instant: Instant, callback: Callable[[], object]) -> Timer:
-        timer = Timer(instant, callback)
+    def call_at(self, instant: Instant, callback: Callable[[], object]) -> ReactorTimer:
+        timer = ReactorTimer(instant, callback)
         heappush(self._timers, (instant, next(self._sequence), timer))
         return timer
 
@@ -194,7 +194,7 @@ class World:
         sample = tuple((call.number, call.begun_at, call.number - 1) for call in book.calls)
         called = (call.signature for call in book.calls)
         signatures = tuple((each.operation, each.reduction, -1, ()) for each in called)
-        told = RecordedGroup("all", "", tuple(self.links), (), sample, signatures)
+        told = ReportedGroup("all", "", tuple(self.links), (), sample, signatures)
         self.watch.on_recorded(rank, Recorded(-1, (told,)))
         ring.be_done(is_over=True)
         self.links[rank].is_over, self.links[rank].exit_code = True, 0

@@ -29,7 +29,7 @@ from rankwise.launch.control.client import (
     listen,
     listen_to_all,
 )
-from rankwise.launch.control.server import ControlServer, Question, Reply, Request
+from rankwise.launch.control.server import ControlRequest, ControlServer, Question, Reply
 
 PATIENCE_S = 60.0
 
@@ -63,8 +63,8 @@ def served(server: ControlServer) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def answer_with(*lines: dict[str, object]) -> Callable[[Request, Reply], None]:
-    def on_request(request: Request, reply: Reply) -> None:
+def answer_with(*lines: dict[str, object]) -> Callable[[ControlRequest, Reply], None]:
+    def on_request(request: ControlRequest, reply: Reply) -> None:
         for line in lines:
             reply.send({"asked": request.ask, **line})
         reply.finish()
@@ -236,7 +236,7 @@ def test_of_several_agents_lines_are_heard_as_they_come_and_why_one_is_silent(ru
         stack.enter_context(ControlServer(names[2], answer_with()))  # nobody looks after it
 
         runs = [summary(name) for name in names]
-        heard = list(listen_to_all(runs, Request("logs"), soon(0.5)))
+        heard = list(listen_to_all(runs, ControlRequest("logs"), soon(0.5)))
 
     lines = {name: [told for run, told in heard if run.run_id == name] for name in names}
     assert [len(each) for each in lines.values()] == [2, 1, 1, 1]
@@ -274,7 +274,7 @@ def test_an_agent_that_talks_on_hides_nothing_of_one_that_is_silent(
     talks, silent = f"{run_id}-a", f"{run_id}-b"
     with talking(talks), ControlServer(silent, answer_with()):
         runs = [summary(talks), summary(silent)]
-        heard = listen_to_all(runs, Request("logs"), soon(0.3), to_the_end=to_the_end)
+        heard = listen_to_all(runs, ControlRequest("logs"), soon(0.3), to_the_end=to_the_end)
         late = (run.run_id for run, told in heard if isinstance(told, RunUnreachable))
         expected = {talks, silent} if to_the_end else {silent}
         assert set(islice(late, len(expected))) == expected
@@ -359,11 +359,11 @@ def test_name_that_a_fork_keeps_after_the_death_of_its_pools_process_is_no_pool(
 
 
 def test_who_reads_logs_makes_room_and_is_told_that_the_run_goes_on(run_id: str) -> None:
-    def never(request: Request, reply: Reply) -> None:
+    def never(request: ControlRequest, reply: Reply) -> None:
         reply.send({"asked": request.ask})
 
     def begin(question: Question) -> Iterator[dict[str, object]]:
-        answer = listen(summary(run_id), Request(question), soon())
+        answer = listen(summary(run_id), ControlRequest(question), soon())
         assert next(answer) == {"asked": question}
         return answer
 

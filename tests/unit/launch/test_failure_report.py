@@ -22,7 +22,7 @@ from rankwise.base.units import Duration, Instant
 from rankwise.launch.failure_report.composing import compose_report
 from rankwise.launch.failure_report.model import ReportContext
 from rankwise.launch.failure_report.rendering import (
-    Look,
+    TerminalStyle,
     boxed_text,
     look_of,
     plain_text,
@@ -110,8 +110,8 @@ def test_every_outcome_can_be_shown_on_every_terminal(
 ) -> None:
     report = compose_report(outcome, context)
 
-    box = boxed_text(report, Look(width=width, unicode=unicode))
-    coloured = boxed_text(report, Look(width=width, unicode=unicode, colour=True))
+    box = boxed_text(report, TerminalStyle(width=width, unicode=unicode))
+    coloured = boxed_text(report, TerminalStyle(width=width, unicode=unicode, colour=True))
     plain = plain_text(report)
 
     assert re.sub(r"\x1b\[[0-9;]+m", "", coloured) == box
@@ -127,7 +127,7 @@ def test_what_the_plain_lines_tell_the_box_tells_too(
 ) -> None:
     report = compose_report(outcome, context)
 
-    words = boxed_text(report, Look(width=width)).split()
+    words = boxed_text(report, TerminalStyle(width=width)).split()
 
     for line in plain_text(report).split("\n"):
         for word in line.split():
@@ -149,7 +149,7 @@ def test_paths_and_quoted_lines_are_never_broken(width: int, length: int) -> Non
     )
     outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(failure,))
 
-    lines = boxed_text(compose_report(outcome, CONTEXT), Look(width=width)).split("\n")
+    lines = boxed_text(compose_report(outcome, CONTEXT), TerminalStyle(width=width)).split("\n")
 
     assert any(line.endswith(path) for line in lines)
     assert ("words " * length).rstrip() in lines
@@ -162,7 +162,7 @@ def test_the_sentences_and_rules_of_the_box_fit_the_terminal(width: int) -> None
         ReportContext(program="a b c d " * 20, nprocs=1),
     )
 
-    lines = boxed_text(report, Look(width=width)).split("\n")
+    lines = boxed_text(report, TerminalStyle(width=width)).split("\n")
     ours = lines[: lines.index(next(line for line in lines if line.startswith("├")))]
 
     assert max(map(len, [line for line in ours if "time" not in line])) <= min(width, 110)
@@ -174,7 +174,7 @@ def test_wide_characters_count_for_two_columns() -> None:
         CONTEXT,
     )
 
-    lines = boxed_text(report, Look(width=40)).split("\n")
+    lines = boxed_text(report, TerminalStyle(width=40)).split("\n")
 
     assert all(len(line) + line.count("漢") * 2 <= 40 for line in lines if line.startswith("│ 漢"))
 
@@ -325,7 +325,7 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_gets_the_box() -> None:
     write_report(report, terminal, {"TERM": "xterm", "COLUMNS": "60"})
 
     assert pipe.getvalue() == plain_text(report) + "\n"
-    assert terminal.getvalue() == boxed_text(report, Look(width=60, colour=True))
+    assert terminal.getvalue() == boxed_text(report, TerminalStyle(width=60, colour=True))
 
 
 def test_a_terminal_without_unicode_gets_a_box_that_it_can_show() -> None:

@@ -9,6 +9,7 @@ from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import Instant
 from rankwise.base.wording import ranks_in_words
 from rankwise.launch.failure_report.hints import hint_for
+from rankwise.launch.failure_report.sentences import describe_signal, exit_in_words, one_line
 from rankwise.launch.failure_report.text import (
     as_on_terminal,
     first_line,
@@ -17,7 +18,6 @@ from rankwise.launch.failure_report.text import (
     shorten,
     shorten_lines,
 )
-from rankwise.launch.failure_report.words import describe_signal, exit_in_words, one_line
 
 CHAINED = """\
 Traceback (most recent call last):

@@ -56,7 +56,7 @@ def test_what_a_process_had_started_before_its_ranks_is_no_progress_of_theirs() 
         assert loop.stdout is not None
         loop.stdout.readline()
         watch = RunTokenWatch(Duration(2 * SECOND), clock, lambda: 0)
-        seen = [watch.gets_on(rank) for _ in range(4) if loop.stdout.readline()]
+        seen = [watch.makes_progress(rank) for _ in range(4) if loop.stdout.readline()]
     finally:
         stop.set()
         resting.join()

@@ -13,13 +13,13 @@ import pytest
 
 from rankwise.base.units import Instant
 from rankwise.launch.control.addresses import socket_name
-from rankwise.launch.control.server import ControlServer, Reply, Request
+from rankwise.launch.control.server import ControlRequest, ControlServer, Reply
 from rankwise.launch.log_readers import (
     UNSENT_BYTES_MAX,
     FollowedStream,
     LogReaders,
     StreamName,
-    Written,
+    WrittenExtent,
 )
 
 STDOUT, STDERR, OTHER = (
@@ -37,13 +37,13 @@ class Run:
         self.readers = LogReaders()
         self.name = f"test-{uuid.uuid4().hex[:12]}"
         self._written = [
-            Written(STDOUT, str(log_file), b""),
-            Written(STDERR, "/no/such/file", b"a warning\n"),
-            Written(OTHER, "", b"hello"),
+            WrittenExtent(STDOUT, str(log_file), b""),
+            WrittenExtent(STDERR, "/no/such/file", b"a warning\n"),
+            WrittenExtent(OTHER, "", b"hello"),
         ]
         self.server = ControlServer(self.name, self._on_request)
 
-    def _on_request(self, request: Request, reply: Reply) -> None:
+    def _on_request(self, request: ControlRequest, reply: Reply) -> None:
         self.readers.serve(request, reply, self._written)
 
     def connect(self, **request: Any) -> socket.socket:

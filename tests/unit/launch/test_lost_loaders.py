@@ -6,7 +6,7 @@ from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.base.units import Instant
 from rankwise.launch.failure_report.hints import hint_for
 from rankwise.launch.failure_report.loaders import lost_loader
-from rankwise.launch.failure_report.words import headline
+from rankwise.launch.failure_report.sentences import headline
 
 KILLED = "DataLoader worker (pid 4711) is killed by signal: Killed. "
 

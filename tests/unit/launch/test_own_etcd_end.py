@@ -12,7 +12,7 @@ from rankwise.base.keys import Put, Transaction
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.rendezvous.records import RunKeys
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.drivers.real.stores.memory import MemoryStore
+from rankwise.drivers.real.stores.in_process import MemoryStore
 from rankwise.launch.cluster.own_etcd_end import RegisteredNodes
 
 KEYS = RunKeys("run")

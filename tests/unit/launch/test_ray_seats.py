@@ -5,11 +5,11 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.launch.on_ray.seats import LOSSES_MAX, Seat, Seats
+from rankwise.launch.on_ray.actor_placement import LOSSES_MAX, ActorPlacement, Seat
 
 
-def running(count: int) -> Seats:
-    seats = Seats(count)
+def running(count: int) -> ActorPlacement:
+    seats = ActorPlacement(count)
     for seat in range(count):
         seats.begin(seat)
     return seats
@@ -64,7 +64,7 @@ def test_nobody_is_replaced_for_ever() -> None:
 
 
 def test_a_signal_goes_to_those_who_run() -> None:
-    seats = Seats(3)
+    seats = ActorPlacement(3)
     seats.begin(1)
 
     assert seats.stop(signal.SIGTERM) == [1]
@@ -76,7 +76,7 @@ def test_a_signal_goes_to_those_who_run() -> None:
 
 
 def test_a_signal_before_anybody_runs_ends_the_wait_for_nodes() -> None:
-    seats = Seats(2)
+    seats = ActorPlacement(2)
 
     seats.stop(signal.SIGINT)
 
@@ -99,7 +99,7 @@ def test_success_of_the_run_outweighs_an_agent_that_left_it() -> None:
     )
 )
 def test_once_over_a_job_stays_over(stimuli: list[tuple[str, int]]) -> None:
-    seats = Seats(3)
+    seats = ActorPlacement(3)
     for what, seat in stimuli:
         if seats.is_over:
             assert Seat.RUNNING not in seats.states

@@ -8,7 +8,7 @@ from rankwise.drivers.real.gpus import GpuUse
 from rankwise.drivers.real.process_work import ProcessWork, Usage
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.rank_status import CallStatus, RankStatus
-from rankwise.tui.looks import RunLook, RunStatus
+from rankwise.tui.samples import RunLook, RunStatus
 
 NIGHTLY = RunSummary("nightly", 4711, 1000)
 MIB = 1 << 20

@@ -9,9 +9,9 @@ from looks_of_runs import NIGHTLY, four_ranks, look_of, many_ranks, rank_status,
 from rankwise.drivers.real.gpus import GpuUse
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.rank_status import RankStatus
-from rankwise.tui import looks
-from rankwise.tui.looks import RunLook
-from rankwise.tui.picture import Order, State, Watcher, arranged
+from rankwise.tui import samples
+from rankwise.tui.picture import SortOrder, State, Watcher, arranged
+from rankwise.tui.samples import RunLook
 from rankwise.tui.text import WIDTH, page
 
 
@@ -142,13 +142,13 @@ def test_ranks_are_sorted_by_what_is_asked_for() -> None:
     ]
     rows = Watcher(NIGHTLY).see(look_of(ranks, cpu_s=lambda rank: 10.0 + rank)).rows
 
-    def order(by: Order) -> list[int]:
+    def order(by: SortOrder) -> list[int]:
         return [row.ranks[0] for row in arranged(rows, by)]
 
-    assert order(Order.STEPS) == [1, 2, 0]
-    assert order(Order.LATE) == [1, 0, 2]
-    assert order(Order.CPU) == [2, 1, 0]
-    assert order(Order.RANK) == order(Order.MEMORY) == order(Order.STATE) == [0, 1, 2]
+    assert order(SortOrder.STEPS) == [1, 2, 0]
+    assert order(SortOrder.LATE) == [1, 0, 2]
+    assert order(SortOrder.CPU) == [2, 1, 0]
+    assert order(SortOrder.RANK) == order(SortOrder.MEMORY) == order(SortOrder.STATE) == [0, 1, 2]
 
 
 def test_a_state_is_unfolded_and_a_few_odd_ranks_are_from_the_beginning() -> None:
@@ -239,7 +239,7 @@ def test_machine_with_gpus_names_the_missing_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RANKWISE_GPUS", "1")
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    assert looks._read_gpus() == (
+    assert samples._read_gpus() == (
         [],
         "GPUs cannot be read: nvidia-ml-py is not installed: pip install 'rankwise[gpu]'",
     )

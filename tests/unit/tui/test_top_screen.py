@@ -10,7 +10,7 @@ import pytest
 from looks_of_runs import NIGHTLY, four_ranks, look_of, many_ranks, rank_status
 
 from rankwise.launch.control.client import RunSummary
-from rankwise.tui.looks import RunLook
+from rankwise.tui.samples import RunLook
 
 pytest.importorskip("textual")
 

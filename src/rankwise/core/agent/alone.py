@@ -114,7 +114,7 @@ class Alone:
             case _:  # what others would hear of, and answers of a store
                 return []
 
-    def stand_still(self, duration: Duration) -> None:
+    def on_suspended(self, duration: Duration) -> None:
         """Let a pause not count the time in which this node was stopped."""
         self._pause_ends = after(self._pause_ends, duration)
         self.next_deadline = postponed(self.next_deadline, duration)
@@ -161,7 +161,7 @@ class Alone:
         best = [step for step in (*steps, round_.best_step) if step is not None]
         self.round = msgspec.structs.replace(
             round_,
-            fruitless=0 if progressed else round_.fruitless + 1,
+            rounds_without_progress=0 if progressed else round_.rounds_without_progress + 1,
             best_step=max(best, default=None),
         )
         if round_.phase is RoundPhase.STOPPING or round_.restarts >= policy.restarts_max:
@@ -170,7 +170,7 @@ class Alone:
             policy,
             root=ended.failures[0] if ended.failures else None,
             is_failure=True,
-            fruitless=self.round.fruitless,
+            rounds_without_progress=self.round.rounds_without_progress,
             restarts=round_.restarts,
         )
         failed = round_.restarts + 1

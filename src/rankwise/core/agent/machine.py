@@ -251,8 +251,8 @@ class Agent:
                 | watch_words.AwaitedFound()
             ):
                 self._tell_watch(stimulus, now)
-            case gang_words.StoodStill():
-                self._on_stood_still(stimulus, now)
+            case gang_words.Suspended():
+                self._on_suspended(stimulus, now)
             case TroubleTold():
                 if self.has_workers and self.world is not None:
                     self._tell_rendezvous(stimulus, now)
@@ -332,12 +332,12 @@ class Agent:
         if self.phase is AgentPhase.PREPARING and stimulus.round == self._next_round:
             self._refuse(stimulus.reason, stimulus.hint, now)
 
-    def _on_stood_still(self, stimulus: gang_words.StoodStill, now: Instant) -> None:
+    def _on_suspended(self, stimulus: gang_words.Suspended, now: Instant) -> None:
         """Let no deadline of this node count that time; what other nodes think of it is theirs."""
         self._deadline = postponed(self._deadline, stimulus.duration)
         self._gone_by = after(self._gone_by, stimulus.duration)
         if isinstance(self.rendezvous, Alone):
-            self.rendezvous.stand_still(stimulus.duration)
+            self.rendezvous.on_suspended(stimulus.duration)
         if self.watch is not None:
             self._tell_watch(stimulus, now)
         if self.gang is not None:

@@ -18,11 +18,11 @@ from rankwise.core.watch.vocabulary import NoteHold
 from rankwise.core.watch.wording import hold_in_words
 
 
-class _Kind(msgspec.Struct, frozen=True):
+class _ReplayedKind(msgspec.Struct, frozen=True):
     type: str = ""
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _ReplayedLine(msgspec.Struct, frozen=True):
     at: Instant
     machine: str
     wall: str = ""
@@ -104,7 +104,7 @@ def entries(lines: Iterable[bytes], path: str) -> Iterator[JournalEntry]:
         if bytes(line.record):
             continue  # no machine was told of it
         word = line.effect if bytes(line.effect) else line.stimulus
-        kind = msgspec.json.decode(word, type=_Kind).type
+        kind = msgspec.json.decode(word, type=_ReplayedKind).type
         number = line.number or line.cause
         is_order = bool(bytes(line.effect))
         yield JournalEntry(
@@ -112,12 +112,12 @@ def entries(lines: Iterable[bytes], path: str) -> Iterator[JournalEntry]:
         )
 
 
-def _read(lines: Iterable[bytes], path: str) -> Iterator[tuple[int, _Line]]:
+def _read(lines: Iterable[bytes], path: str) -> Iterator[tuple[int, _ReplayedLine]]:
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         try:
-            yield number, msgspec.json.decode(text, type=_Line)
+            yield number, msgspec.json.decode(text, type=_ReplayedLine)
         except msgspec.DecodeError as error:
             if not text.endswith(b"\n"):
                 raise ConfigError(
@@ -166,7 +166,9 @@ def replay(lines: Iterable[bytes], path: str) -> Iterator[ReplayStep]:
     yield from pending.values()
 
 
-def _take(agents: dict[str, Agent], line: _Line, stimulus: Stimulus, place: str) -> ReplayStep:
+def _take(
+    agents: dict[str, Agent], line: _ReplayedLine, stimulus: Stimulus, place: str
+) -> ReplayStep:
     if isinstance(stimulus, AgentStarted):
         agents[line.machine] = Agent(stimulus.spec)
     agent = agents.get(line.machine)

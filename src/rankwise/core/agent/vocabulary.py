@@ -139,7 +139,7 @@ NodeStimulus = (
     | gang.DumpsLooked
     | gang.RanksBlamed
     | gang.StacksDumped
-    | gang.StoodStill
+    | gang.Suspended
     | gang.GuardianLost
     | RoundPrepared
     | PreparationFailed

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send, Span
 
 
-class Post(NamedTuple):
+class SlotPost(NamedTuple):
     """Copy a span into this rank's slot, from element `place` on."""
 
     span: Span
@@ -49,7 +49,7 @@ class TakeAside(NamedTuple):
     combines: bool
 
 
-Action: TypeAlias = Post | Take | PutAside | TakeAside | Copy | Fold
+Action: TypeAlias = SlotPost | Take | PutAside | TakeAside | Copy | Fold
 
 
 class Rounds(NamedTuple):
@@ -59,7 +59,7 @@ class Rounds(NamedTuple):
     slot_elements: int
 
 
-class _Message:
+class _LockstepMessage:
     def __init__(self, number: int, sender: int, place: int, length: int) -> None:
         self.number, self.sender, self.place, self.length = number, sender, place, length
         self.is_aside = False
@@ -74,7 +74,7 @@ class _Compiler:
     def __init__(self, programs: Sequence[Sequence[Instruction]]) -> None:
         self._programs = programs
         self._places = [0] * len(programs)
-        self._mail: dict[tuple[int, int], deque[_Message]] = {}
+        self._mail: dict[tuple[int, int], deque[_LockstepMessage]] = {}
         self._message_count = 0
         self._slot_elements = 0
 
@@ -84,7 +84,7 @@ class _Compiler:
         ends = [len(program) for program in self._programs]
         while self._places != ends:
             before = list(self._places)
-            posted: list[tuple[int, _Message]] = []
+            posted: list[tuple[int, _LockstepMessage]] = []
             for rank, row in enumerate(actions):
                 row.append(tuple(self._round(rank, posted)))
             assert self._places != before, "programs that fit each other do not get stuck"
@@ -92,15 +92,15 @@ class _Compiler:
                 self._mail.setdefault((message.sender, receiver), deque()).append(message)
         return Rounds(tuple(map(tuple, actions)), self._slot_elements)
 
-    def _round(self, rank: int, posted: list[tuple[int, _Message]]) -> list[Action]:
+    def _round(self, rank: int, posted: list[tuple[int, _LockstepMessage]]) -> list[Action]:
         actions: list[Action] = []
         program, filled = self._programs[rank], 0
         while self._places[rank] < len(program):
             instruction = program[self._places[rank]]
             if isinstance(instruction, Send):
                 length = instruction.span.length
-                actions.append(Post(instruction.span, filled))
-                message = _Message(self._message_count, rank, filled, length)
+                actions.append(SlotPost(instruction.span, filled))
+                message = _LockstepMessage(self._message_count, rank, filled, length)
                 posted.append((instruction.peer, message))
                 self._message_count += 1
                 filled += length

@@ -43,20 +43,20 @@ class ProgramEnded(NamedTuple):
 Effect: TypeAlias = Transmit | Keep | Receive | Copy | Fold | ProgramEnded
 
 
-class Step(NamedTuple):
+class PlayedInstruction(NamedTuple):
     """An instruction, and the earlier messages (by number) whose span it changes."""
 
     instruction: Instruction
     endangers: tuple[int, ...]
 
 
-def steps_of(program: Iterable[Instruction]) -> tuple[Step, ...]:
+def steps_of(program: Iterable[Instruction]) -> tuple[PlayedInstruction, ...]:
     """Find out, ahead of all runs, which messages an instruction endangers."""
     sent: list[Span] = []
     steps = []
     for instruction in program:
         if isinstance(instruction, Send):
-            steps.append(Step(instruction, ()))
+            steps.append(PlayedInstruction(instruction, ()))
             sent.append(instruction.span)
             continue
         written = instruction.span if isinstance(instruction, Receive) else instruction.target
@@ -65,14 +65,14 @@ def steps_of(program: Iterable[Instruction]) -> tuple[Step, ...]:
             for number, span in enumerate(sent)
             if span.start < written.stop and written.start < span.stop
         )
-        steps.append(Step(instruction, endangered))
+        steps.append(PlayedInstruction(instruction, endangered))
     return tuple(steps)
 
 
 class Player:
     """Plays the program of one rank once."""
 
-    def __init__(self, steps: tuple[Step, ...]) -> None:
+    def __init__(self, steps: tuple[PlayedInstruction, ...]) -> None:
         self._steps = steps
         self._place = 0
         self._message_count = 0

@@ -95,8 +95,8 @@ from rankwise.core.gang.vocabulary import (
     StacksDumped,
     Started,
     Stimulus,
-    StoodStill,
     StopRequested,
+    Suspended,
     Sweep,
     Swept,
     TellWorker,
@@ -200,8 +200,8 @@ class Gang:
                 return self._on_ranks_blamed(stimulus, now)
             case StacksDumped():
                 return self._on_stacks_dumped(stimulus, now)
-            case StoodStill():
-                return self._on_stood_still(stimulus)
+            case Suspended():
+                return self._on_suspended(stimulus)
             case GuardianLost():
                 return self._on_guardian_lost(stimulus, now)
             case Ticked():
@@ -399,7 +399,7 @@ class Gang:
                 worker.recall_timeout = said.recall_timeout
             case Said.WITHDRAWS:
                 return self._on_withdrawn(worker)
-            case Said.FELL if worker.recall_state is not RecallState.RECALLED:
+            case Said.EXCEPTION_HELD if worker.recall_state is not RecallState.RECALLED:
                 return self._on_fell(worker, now)
             case Said.YIELDED if worker.recall_state is RecallState.RECALLED:
                 worker.recall_state = RecallState.YIELDED
@@ -420,14 +420,14 @@ class Gang:
         if not self._is_under_way or not self.recovers:
             worker.recall_state = RecallState.BOUND
             return [TellWorker(worker.local_rank, self.attempt, WordToWorker.RELEASE)]
-        worker.recall_state = RecallState.FALLEN
+        worker.recall_state = RecallState.EXCEPTION_HELD
         self._falls_due = self._falls_due or after(now, self.spec.fall_timeout)
         return []
 
     def _release_fallen(self) -> list[Effect]:
         """No death explains the exceptions that workers hold: they are what has gone wrong."""
         self._falls_due = None
-        fallen = [each for each in self._workers if each.recall_state is RecallState.FALLEN]
+        fallen = [each for each in self._workers if each.recall_state is RecallState.EXCEPTION_HELD]
         for worker in fallen:
             worker.recall_state = RecallState.BOUND
         return [
@@ -584,7 +584,7 @@ class Gang:
 
     def _signal_all(self, signal: int) -> list[Effect]:
         """Signal all that live; those outside of their functions can save nothing: kill them."""
-        outside = (RecallState.FALLEN, RecallState.RECALLED, RecallState.YIELDED)
+        outside = (RecallState.EXCEPTION_HELD, RecallState.RECALLED, RecallState.YIELDED)
         return [
             self._signal(worker, SIGKILL if worker.recall_state in outside else signal)
             for worker in self._workers.running
@@ -725,7 +725,7 @@ class Gang:
             return []
         return self._begin_stopping(now)
 
-    def _on_stood_still(self, stimulus: StoodStill) -> list[Effect]:
+    def _on_suspended(self, stimulus: Suspended) -> list[Effect]:
         stood = stimulus.duration
         self._deadline = postponed(self._deadline, stood)
         self._exits_due = postponed(self._exits_due, stood)

@@ -32,7 +32,7 @@ found at most a quarter of the patience late, never early.
 
 A look that comes much later than it was due tells that who looks stood still itself, and the ranks
 perhaps too: SIGSTOP, a suspended machine. That time is not held against them. Of Ctrl-Z it is told
-(`stand_still`).
+(`on_suspended`).
 
 That all others wait for one rank, and this one makes no progress, needs no rule of its own: those
 who wait in a call make none, so the rank that made progress last is the one they wait for.
@@ -168,7 +168,7 @@ class ProgressWatch:
         self._works = dict(works)
         self._looked_at = now
 
-    def stand_still(self, duration: Duration) -> None:
+    def on_suspended(self, duration: Duration) -> None:
         """Take note that ranks and agent were stopped for so long, and have just gone on."""
         self._idle_since = after(self._idle_since, duration)
         self._looked_at = after(self._looked_at, duration)

@@ -35,7 +35,7 @@ class RecallState(StrEnum):
     """It cannot be called again."""
     OFFERED = "offered"
     """It runs a function that can be called again."""
-    FALLEN = "fallen"
+    EXCEPTION_HELD = "fallen"
     """It holds the exception of its function."""
     RECALLED = "recalled"
     """It was told to leave its function."""

@@ -109,7 +109,7 @@ class Said(StrEnum):
     """It runs a function that can be called again."""
     WITHDRAWS = "withdraws"
     """The function has returned: there is nothing to call again."""
-    FELL = "fell"
+    EXCEPTION_HELD = "fell"
     """The function has raised, and the worker holds the exception until it is told what to do."""
     YIELDED = "yielded"
     """It was recalled, has left its function, and waits to be told in which world to call it."""
@@ -197,7 +197,7 @@ class StacksDumped(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
-class StoodStill(msgspec.Struct, frozen=True, tag=True):
+class Suspended(msgspec.Struct, frozen=True, tag="StoodStill"):
     """This node's ranks and agent were suspended for this time (Ctrl-Z), and continue."""
 
     duration: Duration
@@ -224,7 +224,7 @@ Stimulus = (
     | DumpsLooked
     | RanksBlamed
     | StacksDumped
-    | StoodStill
+    | Suspended
     | GuardianLost
     | Ticked
 )

@@ -61,7 +61,7 @@ class GangWorkers:
     @property
     def recallable(self) -> list[WorkerLife]:
         """Those that run a function, or have left one, that can be called again."""
-        can_be = (RecallState.OFFERED, RecallState.FALLEN)
+        can_be = (RecallState.OFFERED, RecallState.EXCEPTION_HELD)
         return [worker for worker in self.running if worker.recall_state in can_be]
 
     @property

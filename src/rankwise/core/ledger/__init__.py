@@ -9,7 +9,7 @@ from rankwise.core.ledger.blame import (
     judge,
     waits_of,
 )
-from rankwise.core.ledger.books import (
+from rankwise.core.ledger.call_records import (
     INIT_GROUP,
     NO_PEER,
     UNNUMBERED,
@@ -21,6 +21,11 @@ from rankwise.core.ledger.books import (
 )
 from rankwise.core.ledger.lateness import Arrival, Delay, Lateness
 from rankwise.core.ledger.sampled import Begun, SampledLateness
+from rankwise.core.ledger.sentences import (
+    delay_in_words,
+    straggler_in_words,
+    wait_in_words,
+)
 from rankwise.core.ledger.sheets import Sheet, pack, unpack, with_all_members
 from rankwise.core.ledger.timetables import (
     CALLS_MAX,
@@ -31,11 +36,6 @@ from rankwise.core.ledger.timetables import (
     pack_times,
     unpack_times,
     who_is_late,
-)
-from rankwise.core.ledger.words import (
-    delay_in_words,
-    straggler_in_words,
-    wait_in_words,
 )
 
 __all__ = [

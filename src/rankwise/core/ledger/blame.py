@@ -36,8 +36,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from rankwise.core.ledger import words
-from rankwise.core.ledger.books import INIT_GROUP, NO_PEER, Book, Call, Fate, Stage
+from rankwise.core.ledger import sentences
+from rankwise.core.ledger.call_records import INIT_GROUP, NO_PEER, Book, Call, Fate, Stage
 from rankwise.core.matching import behind, parties
 
 
@@ -105,18 +105,18 @@ def find_blame(
         if wait.call.group == INIT_GROUP and not patience_is_over:
             # Another process may come in its place, such as a child that it has left.
             return None
-        text = words.departure_in_words(gone, wait, waiting, by_rank)
+        text = sentences.departure_in_words(gone, wait, waiting, by_rank)
         return Blame(blamed=tuple(gone), text=text, is_certain=True, waiting=waiting)
     if ends:
         if not patience_is_over:
             return None
         wait, waiting = _wait_for(sorted(ends), waits, by_rank)
         absent = tuple(rank for rank in wait.awaited if rank in ends)
-        text = words.absence_in_words(absent, wait, waiting, by_rank[wait.rank])
+        text = sentences.absence_in_words(absent, wait, waiting, by_rank[wait.rank])
         return Blame(blamed=absent, text=text, is_certain=False, waiting=waiting)
     if not issued_is_waiting and (circle := _circle(waits)):
         blamed = tuple(sorted(wait.rank for wait in circle))
-        text = words.circle_in_words(circle, by_rank)
+        text = sentences.circle_in_words(circle, by_rank)
         return Blame(blamed=blamed, text=text, is_certain=True, waiting=blamed)
     return None
 
@@ -246,10 +246,10 @@ def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Blame | None:
     late: tuple[int, ...] = ()
     if 2 * len(largest) > len(come):
         waiting = tuple(rank for rank, _ in largest)
-        text = words.minority_in_words(minority, largest, group)
+        text = sentences.minority_in_words(minority, largest, group)
     else:
         waiting = ()
-        text = words.disagreement_in_words(all_parties, group)
+        text = sentences.disagreement_in_words(all_parties, group)
         awaited = _awaited(books[wait.rank], wait.call, books)
         late = tuple(rank for rank in awaited if books[rank].fate is Fate.LIVES)
     blamed = tuple(sorted(rank for rank in come if rank not in waiting))

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.base.units import SECOND, Duration, Instant
-from rankwise.core.ledger.books import Group
+from rankwise.core.ledger.call_records import Group
 
 NOTABLE_SHARE = 0.05
 """Of the run: less than that is in every healthy one."""
@@ -107,7 +107,7 @@ class Lateness:
         """Whether there was a group that has members elsewhere."""
         self._stops: list[tuple[Instant, Instant]] = []
 
-    def stand_still(self, since: Instant, until: Instant) -> None:
+    def on_suspended(self, since: Instant, until: Instant) -> None:
         """Take note that all ranks were stopped (Ctrl-Z): who waited then waited for nobody."""
         self._stops.append((since, until))
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankwise.core.ledger.books import Group
+from rankwise.core.ledger.call_records import Group
 from rankwise.core.ledger.lateness import NOTABLE_SHARE, Doubt, is_outstanding, no_doubt
 from rankwise.core.matching import CallSignature
 

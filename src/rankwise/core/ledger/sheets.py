@@ -17,7 +17,7 @@ import msgspec
 
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.units import Instant
-from rankwise.core.ledger.books import Book, Call, Group, Stage
+from rankwise.core.ledger.call_records import Book, Call, Group, Stage
 
 SHEET_BYTES_MAX = 32 * 1024
 _UNPACKED_BYTES_MAX = 16 * 1024 * 1024

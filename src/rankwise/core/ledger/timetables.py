@@ -22,11 +22,11 @@ import msgspec
 
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.units import ZERO, Duration, Instant, after, between
-from rankwise.core.ledger.books import Group
+from rankwise.core.ledger.call_records import Group
 from rankwise.core.ledger.lateness import NOTABLE_TIME, Arrival, Delay, Lateness
 from rankwise.core.ledger.sampled import Begun, SampledLateness
+from rankwise.core.ledger.sentences import delay_in_words, straggler_in_words, with_cpu_wait
 from rankwise.core.ledger.sheets import SHEET_BYTES_MAX, opened, union_of_members
-from rankwise.core.ledger.words import delay_in_words, straggler_in_words, with_cpu_wait
 
 CALLS_MAX = 128
 """How many calls of a rank are told, of those that are in its book."""

@@ -193,7 +193,7 @@ def obstacle_to_another(
     *,
     root: Failure | None,
     is_failure: bool,
-    fruitless: int,
+    rounds_without_progress: int,
     restarts: int,
 ) -> str | None:
     """Say why the policy allows no further round; None if it does.
@@ -202,7 +202,7 @@ def obstacle_to_another(
         policy: which failures the job survives.
         root: the failure that explains the others, if that is what ended the round.
         is_failure: whether the round costs a restart.
-        fruitless: how many rounds in a row have now ended without progress.
+        rounds_without_progress: how many rounds in a row have now ended without progress.
         restarts: how many restarts the job has spent.
     """
     if is_failure and policy.restarts_max == 0:
@@ -211,9 +211,11 @@ def obstacle_to_another(
         final = _why_final(root, policy)
         if final is not None:
             return final
-    if policy.fruitless_max is not None and fruitless >= policy.fruitless_max:
-        times = "attempt" if fruitless == 1 else "attempts in a row"
-        return f"not restarted: {fruitless} {times} without progress (--max-no-progress)"
+    if policy.fruitless_max is not None and rounds_without_progress >= policy.fruitless_max:
+        times = "attempt" if rounds_without_progress == 1 else "attempts in a row"
+        return (
+            f"not restarted: {rounds_without_progress} {times} without progress (--max-no-progress)"
+        )
     if is_failure and restarts >= policy.restarts_max:
         return "the only restart is used" if restarts == 1 else f"all {restarts} restarts are used"
     return None

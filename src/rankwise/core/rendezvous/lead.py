@@ -44,7 +44,7 @@ RENEWALS_PER_LIFE = 4
 """How often the lease of a run is renewed in the time that it lasts."""
 
 
-class Bound(NamedTuple):
+class LeaseBinding(NamedTuple):
     """What a transaction of the leader binds to the run's lease, as it lies there."""
 
     lease: LeaseId | None
@@ -116,7 +116,7 @@ class RunLease:
         if self._is_round_unbound and round_.value is not None:
             conditions = (*conditions, Unchanged(self._keys.round, round_.revision))
             puts = (*puts, Put(self._keys.round, round_.value, lease))
-        bound = Bound(lease, tuple(put.key for put in puts))
+        bound = LeaseBinding(lease, tuple(put.key for put in puts))
         token = self._requests.begin(Purpose.RUN_LEASE, now, bound)
         return [Commit(token, Transaction(conditions=conditions, puts=puts))]
 
@@ -308,9 +308,9 @@ class Lead:
         shared = self._shared
         shared.round.learn(written.value, revision, written.lease, revision)
         if written.binds_charter:
-            self.bound(Bound(written.lease, (self._keys.charter,)), revision, now)
+            self.bound(LeaseBinding(written.lease, (self._keys.charter,)), revision, now)
 
-    def bound(self, bound: Bound, revision: Revision, now: Instant) -> None:
+    def bound(self, bound: LeaseBinding, revision: Revision, now: Instant) -> None:
         """The store has bound keys to the run's lease."""
         shared = self._shared
         for key, known in ((self._keys.charter, shared.charter), (self._keys.round, shared.round)):

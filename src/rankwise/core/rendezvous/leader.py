@@ -343,7 +343,9 @@ def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count
         master_address=first.address,
         master_port=first.port,
         restarts=round_.restarts + (judgement is not None and judgement.is_failure),
-        fruitless=round_.fruitless if judgement is None else judgement.fruitless,
+        rounds_without_progress=round_.rounds_without_progress
+        if judgement is None
+        else judgement.rounds_without_progress,
         best_step=round_.best_step if judgement is None else judgement.best_step,
         strikes=round_.strikes if judgement is None else judgement.strikes,
         refusals=kept | excluded,

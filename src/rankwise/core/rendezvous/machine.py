@@ -44,7 +44,7 @@ rank keeps the others waiting in a collective.
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.units import MILLISECOND, Duration, Instant, after
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.node_state import NodeState
+from rankwise.core.rendezvous.node_state import RendezvousState
 from rankwise.core.rendezvous.records import Departure, Round, RoundPhase
 from rankwise.core.rendezvous.requests import Purpose
 from rankwise.core.rendezvous.vocabulary import (
@@ -79,7 +79,7 @@ class Rendezvous:
     def __init__(self, run_id: str, config: RendezvousConfig, offer: NodeOffer) -> None:
         self.config = config
         self.offer = offer
-        self._node = NodeState(run_id, config, offer)
+        self._node = RendezvousState(run_id, config, offer)
         self._deadline: Instant | None = None
         self._joined = False
         self._quiet_until = Instant(0)

@@ -42,7 +42,7 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 
 
-class NodeState:
+class RendezvousState:
     """The parts of one node's rendezvous.
 
     Args:

@@ -293,7 +293,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         slots: how many workers each member has; one number if all have equally many.
         master_address, master_port: where rank 0 can be reached.
         restarts: how many restarts are used.
-        fruitless: how many rounds in a row have failed without progress.
+        rounds_without_progress: how many rounds in a row have failed without progress.
         best_step: the farthest step that was ever told.
         strikes: for each host, how many root causes happened there.
         refusals: for each node that may not take part (again), why.
@@ -315,7 +315,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     master_address: str = ""
     master_port: int = 0
     restarts: int = 0
-    fruitless: int = 0
+    rounds_without_progress: int = msgspec.field(default=0, name="fruitless")
     best_step: int | None = None
     strikes: dict[str, int] = {}
     refusals: dict[str, str] = {}

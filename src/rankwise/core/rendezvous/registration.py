@@ -123,7 +123,7 @@ class KeptLease:
             self.renew_at = after(sent_at, self._renew_every)
 
 
-class Written(NamedTuple):
+class RecordWrite(NamedTuple):
     """What a transaction of this node's record writes: which version, under which lease."""
 
     version: int
@@ -133,7 +133,7 @@ class Written(NamedTuple):
 class Attempt(NamedTuple):
     """The last transaction of this node's record, of which perhaps no answer came."""
 
-    written: Written
+    written: RecordWrite
     value: bytes
     over: Revision
     """The revision of the key that it was bound to."""
@@ -216,7 +216,7 @@ class OwnRecord:
         self.flush_at = None
         notes = tuple(FailureNote(each, between(each.at, now)) for each in self.failures)
         record = msgspec.structs.replace(self.record, failures=notes)
-        value, written = encode(record), Written(self._version, lease)
+        value, written = encode(record), RecordWrite(self._version, lease)
         self._attempt = Attempt(written, value, self.revision)
         token = self._requests.begin(Purpose.OWN, now, written)
         return [Commit(token, self._written(value, lease, run_lease, self.revision))]
@@ -250,7 +250,7 @@ class OwnRecord:
 
     def committed(self, request: StoreRequest, revision: Revision) -> None:
         """The store has taken it."""
-        written: Written = request.context
+        written: RecordWrite = request.context
         self.revision = revision
         self._written_version, self.lease = written
 

@@ -323,7 +323,7 @@ class Judgement(NamedTuple):
         root: the failure that explains the others; None if there was none.
         failure_count: how many workers failed by themselves.
         is_failure: whether it costs a restart.
-        fruitless: how many rounds in a row have now ended without progress.
+        rounds_without_progress: how many rounds in a row have now ended without progress.
         best_step: the farthest step that was ever told.
         strikes: root causes by host, this one included.
         obstacle: why there can be no further round; None if there can.
@@ -332,7 +332,7 @@ class Judgement(NamedTuple):
     root: Suspect | None
     failure_count: int
     is_failure: bool
-    fruitless: int
+    rounds_without_progress: int
     best_step: int | None
     strikes: dict[str, int]
     obstacle: str | None
@@ -354,7 +354,7 @@ def judge(view: View, ended: Round) -> Judgement:
         if heard.record is not None and heard.record.step is not None
     ]
     best_step = max([*steps, *([] if ended.best_step is None else [ended.best_step])], default=None)
-    fruitless = ended.fruitless
+    rounds_without_progress = ended.rounds_without_progress
     # Nodes lost after a round that ended for another reason did not end it: a leader that has left
     # looks lost to the next one, though it had said that it leaves.
     if ended.is_failure or (ended.gone and view.lost):
@@ -362,7 +362,7 @@ def judge(view: View, ended: Round) -> Judgement:
         progressed = has_progressed(
             view.config.policy, steps, ended.best_step, max(ran, default=ZERO)
         )
-        fruitless = 0 if progressed else fruitless + 1
+        rounds_without_progress = 0 if progressed else rounds_without_progress + 1
     strikes = dict(ended.strikes)
     if is_failure and root is not None and root.host and not _is_of_several_hosts(root, suspects):
         strikes[root.host] = strikes.get(root.host, 0) + 1
@@ -370,14 +370,14 @@ def judge(view: View, ended: Round) -> Judgement:
         root=root,
         failure_count=max(len(suspects), root is not None),
         is_failure=is_failure,
-        fruitless=fruitless,
+        rounds_without_progress=rounds_without_progress,
         best_step=best_step,
         strikes=strikes,
         obstacle=obstacle_to_another(
             view.config.policy,
             root=root.failure if is_failure and root is not None else None,
             is_failure=is_failure,
-            fruitless=fruitless,
+            rounds_without_progress=rounds_without_progress,
             restarts=ended.restarts,
         ),
     )

@@ -12,7 +12,14 @@ from enum import IntEnum
 import msgspec
 
 from rankwise.base.errors import ConfigError, MailboxCorrupt, TreeValueError
-from rankwise.core.tasks.frames import HEADER_BYTES, MAGIC, VERSION, FrameKind, Lane, decode_frame
+from rankwise.core.tasks.frames import (
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    FrameKind,
+    RequestLane,
+    decode_frame,
+)
 from rankwise.core.tasks.tensors import (
     ContinuousTensor,
     TensorArgType,
@@ -26,7 +33,7 @@ _COMMAND = struct.Struct("=4Q")
 _TASK = struct.Struct("=IHBBQQ4i")
 """A header of `frames` and a configuration at once: every task of every worker comes by here."""
 _TASK_BYTES_MIN = _TASK.size + 8
-_REQUEST, _ON_TASK_LANE = int(FrameKind.REQUEST), int(Lane.TASK)
+_REQUEST, _ON_TASK_LANE = int(FrameKind.REQUEST), int(RequestLane.TASK)
 _I32_MAX = (1 << 31) - 1
 
 
@@ -152,7 +159,7 @@ def _task_words(data: bytes | bytearray | memoryview) -> list[int]:
     magic, version, kind, lane, _sequence, size, *words = _TASK.unpack_from(data)
     is_ours = magic == MAGIC and version == VERSION and size == len(data) - HEADER_BYTES
     if not is_ours or kind != _REQUEST or lane != _ON_TASK_LANE:
-        _body(data, Lane.TASK, "task")  # raises, and says why
+        _body(data, RequestLane.TASK, "task")  # raises, and says why
     return words
 
 
@@ -199,7 +206,7 @@ def decode_command(body: bytes | bytearray | memoryview) -> Command:
     return Command(*_COMMAND.unpack(body))
 
 
-def _body(data: bytes | bytearray | memoryview, lane: Lane, what: str) -> bytes:
+def _body(data: bytes | bytearray | memoryview, lane: RequestLane, what: str) -> bytes:
     frame = decode_frame(data)
     if frame.kind is not FrameKind.REQUEST or frame.lane is not lane:
         raise MailboxCorrupt(

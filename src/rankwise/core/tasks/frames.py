@@ -36,7 +36,7 @@ class FrameKind(IntEnum):
     """It could not be done; the body says why."""
 
 
-class Lane(IntEnum):
+class RequestLane(IntEnum):
     """What a request is about: a task, or anything else."""
 
     TASK = 0
@@ -51,7 +51,7 @@ class Frame(msgspec.Struct, frozen=True):
     """
 
     kind: FrameKind
-    lane: Lane
+    lane: RequestLane
     sequence: int
     body: bytes = b""
 
@@ -79,7 +79,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> Frame:
     return Frame(kind, lane, sequence, bytes(data[HEADER_BYTES:]))
 
 
-def _decode_header(data: bytes | bytearray | memoryview) -> tuple[FrameKind, Lane, int, int]:
+def _decode_header(data: bytes | bytearray | memoryview) -> tuple[FrameKind, RequestLane, int, int]:
     if len(data) < HEADER_BYTES:
         raise MailboxCorrupt(
             f"a message was cut: it has {len(data)} bytes, and its header alone {HEADER_BYTES}"
@@ -96,7 +96,7 @@ def _decode_header(data: bytes | bytearray | memoryview) -> tuple[FrameKind, Lan
             hint="parent and workers must use the same release of rankwise",
         )
     try:
-        kinds = FrameKind(kind), Lane(lane)
+        kinds = FrameKind(kind), RequestLane(lane)
     except ValueError:
         raise MailboxCorrupt(
             f"a message has kind {kind} on lane {lane}, which this release does not know"

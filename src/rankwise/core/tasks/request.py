@@ -22,7 +22,7 @@ from collections import deque
 import msgspec
 
 from rankwise.base.units import Instant
-from rankwise.core.tasks.frames import Frame, FrameKind, Lane
+from rankwise.core.tasks.frames import Frame, FrameKind, RequestLane
 
 
 class Called(msgspec.Struct, frozen=True, tag=True):
@@ -119,7 +119,7 @@ class Requests:
 
     def _send(self) -> list[Effect]:
         return [
-            SendFrame(Frame(FrameKind.REQUEST, Lane.CONTROL, each.call, each.body))
+            SendFrame(Frame(FrameKind.REQUEST, RequestLane.CONTROL, each.call, each.body))
             for each in list(self._calls)[:1]
         ]
 

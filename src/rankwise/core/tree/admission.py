@@ -3,9 +3,9 @@
 from rankwise.base.errors import LocalProtocolError, RemoteProtocolError, TreeValueError
 from rankwise.core.tree.queues import Queues
 from rankwise.core.tree.state import Task
-from rankwise.core.tree.vocabulary import GroupSubmitted, Pool
+from rankwise.core.tree.vocabulary import ChildPool, GroupSubmitted
 
-_POOL_NAMES = {Pool.NEXT_LEVEL: "next-level worker", Pool.SUB: "sub worker"}
+_POOL_NAMES = {ChildPool.NEXT_LEVEL: "next-level worker", ChildPool.SUB: "sub worker"}
 
 
 def check_group(stimulus: GroupSubmitted, queues: Queues, room: int) -> None:
@@ -32,14 +32,14 @@ def check_group(stimulus: GroupSubmitted, queues: Queues, room: int) -> None:
         raise LocalProtocolError("a group was submitted although the ring has no room for it")
 
 
-def check_child(pool: Pool, index: int, queues: Queues) -> None:
+def check_child(pool: ChildPool, index: int, queues: Queues) -> None:
     """Refuse a child that is not there, or of another kind."""
     children = queues.children
     if not 0 <= index < len(children) or children[index].pool is not pool:
         raise TreeValueError(f"child {index} is not a {_POOL_NAMES[pool]}")
 
 
-def refuse_width(pool: Pool, width: int, queues: Queues) -> None:
+def refuse_width(pool: ChildPool, width: int, queues: Queues) -> None:
     """Say that there are not so many children."""
     count = len(queues.teams[pool].children)
     what = f"a group of {width} members" if width > 1 else "a task"

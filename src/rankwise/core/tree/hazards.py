@@ -13,7 +13,7 @@ task that reads its bytes later is tainted too, until another one writes them an
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 
-from rankwise.core.tree.state import Task, TaskState, root_of
+from rankwise.core.tree.state import Task, TaskPhase, root_of
 from rankwise.core.tree.vocabulary import HOST, Access
 
 _READERS_BEFORE_PRUNING = 32
@@ -173,22 +173,22 @@ def _touch(task: Task, segment: ByteRange, *, writes: bool) -> None:
         segment.readers = []
         return
     if len(segment.readers) >= _READERS_BEFORE_PRUNING:
-        segment.readers = [r for r in segment.readers if r.state < TaskState.COMPLETED]
+        segment.readers = [r for r in segment.readers if r.state < TaskPhase.COMPLETED]
     segment.readers.append(task)
 
 
 def _look(task: Task, segment: ByteRange, access: Access, producers: dict[Task, bool]) -> None:
     writer = segment.writer
     if writer is not None:
-        if writer.state < TaskState.COMPLETED:
+        if writer.state < TaskPhase.COMPLETED:
             producers[writer] = producers.get(writer, False) or access.reads
         else:
             task.clock = max(task.clock, writer.clock)
-            if access.reads and writer.state > TaskState.COMPLETED and task.tainted_by is None:
+            if access.reads and writer.state > TaskPhase.COMPLETED and task.tainted_by is None:
                 task.tainted_by = root_of(writer)
     if access.writes:
         for reader in segment.readers:
-            if reader.state < TaskState.COMPLETED:
+            if reader.state < TaskPhase.COMPLETED:
                 producers.setdefault(reader, False)
             elif reader.clock > task.clock:
                 task.clock = reader.clock

@@ -47,10 +47,10 @@ from rankwise.base.units import Instant, after
 from rankwise.core.tree.admission import Ring, check_child, check_group, refuse_width
 from rankwise.core.tree.hazards import Hazards
 from rankwise.core.tree.heap import Heap
-from rankwise.core.tree.memory import TaskMemory
-from rankwise.core.tree.placement import Placement
+from rankwise.core.tree.held_memory import TaskMemory
+from rankwise.core.tree.placement import TaskPlacement
 from rankwise.core.tree.queues import Queues
-from rankwise.core.tree.state import Child, Task, TaskState, root_of
+from rankwise.core.tree.state import Child, Task, TaskPhase, root_of
 from rankwise.core.tree.vocabulary import (
     FAILED_BIT,
     Access,
@@ -78,8 +78,8 @@ from rankwise.core.tree.vocabulary import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PENDING, _READY, _RUNNING = TaskState.PENDING, TaskState.READY, TaskState.RUNNING
-_COMPLETED, _FAILED, _SKIPPED = TaskState.COMPLETED, TaskState.FAILED, TaskState.SKIPPED
+_PENDING, _READY, _RUNNING = TaskPhase.PENDING, TaskPhase.READY, TaskPhase.RUNNING
+_COMPLETED, _FAILED, _SKIPPED = TaskPhase.COMPLETED, TaskPhase.FAILED, TaskPhase.SKIPPED
 _SLOT_MASK = FAILED_BIT - 1
 _NOBODY: tuple[Unfinished, ...] = ()
 _NOTHING: "list[Effect]" = []
@@ -102,7 +102,7 @@ class TaskGraph:
         self._tainted: list[Task] = []
         """Tasks that were tainted while they stood in a queue."""
         self._is_draining = False
-        self._placement = Placement(self._queues, spec.depth, self._end_unrun)
+        self._placement = TaskPlacement(self._queues, spec.depth, self._end_unrun)
         self._task_count = 0
         self._unfinished_count = 0
         self._not_completed: list[Unfinished] = []
@@ -345,7 +345,7 @@ class TaskGraph:
             self._ring.leave(member)
         self._end(task, _SKIPPED, cause)
 
-    def _end(self, task: Task, state: TaskState, cause: EndCause | None) -> None:
+    def _end(self, task: Task, state: TaskPhase, cause: EndCause | None) -> None:
         self._unfinished_count -= 1
         task.state = state
         task.producers = ()

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable
 
 from rankwise.core.tree.queues import Queues, Team
-from rankwise.core.tree.state import Child, Task, TaskState
+from rankwise.core.tree.state import Child, Task, TaskPhase
 from rankwise.core.tree.vocabulary import EndCause
 
 
-class Placement:
+class TaskPlacement:
     """Finds children for tasks.
 
     Args:
@@ -53,7 +53,7 @@ class Placement:
         if child is not None:
             self._queues.append(child, task)
         elif team.has_hope:
-            task.state = TaskState.READY
+            task.state = TaskPhase.READY
             team.ready.append(task)
         else:
             self._end_unrun(task, EndCause.LOST)
@@ -62,7 +62,7 @@ class Placement:
         if child.is_alive and len(child.queue) < self._depth:
             self._queues.append(child, task)
         elif child.is_alive or child.is_awaited:
-            task.state = TaskState.READY
+            task.state = TaskPhase.READY
             child.pinned_ready.append(task)
             self._queues.teams[child.pool].pinned_count += 1
         else:
@@ -81,12 +81,12 @@ class Placement:
         )
         if len(others) + len(pinned) < len(members) or not all(c.is_alive for c in pinned):
             if any(child.is_awaited for child in team.children):
-                group.state = TaskState.READY
+                group.state = TaskPhase.READY
                 team.ready.append(group)
             else:
                 self._end_unrun(group, EndCause.LOST)
             return
-        group.state = TaskState.RUNNING
+        group.state = TaskPhase.RUNNING
         group.waiting_for = len(members)
         free = iter(others)
         for member in members:

@@ -8,8 +8,8 @@ from collections import deque
 
 from rankwise.base.errors import LocalProtocolError, RemoteProtocolError
 from rankwise.base.units import Instant
-from rankwise.core.tree.state import Child, Task, TaskState
-from rankwise.core.tree.vocabulary import Dispatch, Effect, GraphSpec, Pool, Recall
+from rankwise.core.tree.state import Child, Task, TaskPhase
+from rankwise.core.tree.vocabulary import ChildPool, Dispatch, Effect, GraphSpec, Recall
 
 
 class Team:
@@ -53,7 +53,7 @@ class Queues:
         self.children = [Child(index, pool) for index, pool in enumerate(spec.pools)]
         self.teams = {
             pool: Team([child for child in self.children if child.pool is pool], spec.favourite)
-            for pool in Pool
+            for pool in ChildPool
         }
         for child in self.children:
             self.teams[child.pool].note_idle(child)
@@ -90,9 +90,9 @@ class Queues:
             return None
         child: Child | None = None
         for producer in task.producers:
-            if producer.state >= TaskState.COMPLETED:
+            if producer.state >= TaskPhase.COMPLETED:
                 continue
-            if producer.state is not TaskState.RUNNING or producer.child is None:
+            if producer.state is not TaskPhase.RUNNING or producer.child is None:
                 return None
             if child is None:
                 child = producer.child
@@ -104,7 +104,7 @@ class Queues:
 
     def append(self, child: Child, task: Task) -> None:
         """Queue a task at a child; it is sent later. Its consumers may follow it."""
-        task.state = TaskState.RUNNING
+        task.state = TaskPhase.RUNNING
         task.child = child
         queue, unsent = child.queue, child.unsent
         queue.append(task)
@@ -113,7 +113,7 @@ class Queues:
         unsent.append(task)
         if task.consumers is not None:
             for consumer, _ in task.consumers:
-                if consumer.state is TaskState.PENDING:
+                if consumer.state is TaskPhase.PENDING:
                     child.followers.append(consumer)
                     self.has_followers = True
         waiting = len(unsent)
@@ -125,7 +125,7 @@ class Queues:
         followers, depth = child.followers, self._spec.depth
         while followers and len(child.queue) < depth:
             task = followers.popleft()
-            if task.state is TaskState.PENDING and self.common_child(task) is child:
+            if task.state is TaskPhase.PENDING and self.common_child(task) is child:
                 self.append(child, task)
 
     def follow_on(self) -> None:

@@ -3,10 +3,10 @@
 from collections import deque
 from enum import IntEnum
 
-from rankwise.core.tree.vocabulary import Pool
+from rankwise.core.tree.vocabulary import ChildPool
 
 
-class TaskState(IntEnum):
+class TaskPhase(IntEnum):
     """Where in its life a task is. All from `COMPLETED` on have ended."""
 
     PENDING = 0
@@ -26,7 +26,7 @@ class Task:
     """
 
     slot = -1
-    state = TaskState.PENDING
+    state = TaskPhase.PENDING
     clock = 0
     """When its producers ended, and then when it ended, on the chips' simulated clock."""
     waiting_for = 0
@@ -41,7 +41,7 @@ class Task:
     slabs: "list[Slab] | None" = None
     tainted_by: int | None = None
 
-    def __init__(self, number: int, pool: Pool, name: str, pinned: int | None) -> None:
+    def __init__(self, number: int, pool: ChildPool, name: str, pinned: int | None) -> None:
         self.number = number
         self.pool = pool
         self.name = name
@@ -64,7 +64,7 @@ class Child:
         "pinned_ready", "pool", "queue", "recalled_at", "sent_at", "unsent",
     )  # fmt: skip
 
-    def __init__(self, index: int, pool: Pool) -> None:
+    def __init__(self, index: int, pool: ChildPool) -> None:
         self.index = index
         self.pool = pool
         self.queue: deque[Task] = deque()

@@ -14,7 +14,7 @@ from rankwise.base.errors import TreeValueError
 from rankwise.base.units import MICROSECOND, Duration
 
 
-class Pool(IntEnum):
+class ChildPool(IntEnum):
     """Which children may take a task."""
 
     NEXT_LEVEL = 0
@@ -98,7 +98,7 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True):
             that became idle last.
     """
 
-    pools: tuple[Pool, ...]
+    pools: tuple[ChildPool, ...]
     ring_depth: int = 4096
     heap_start: int = 0
     heap_bytes: int = 0
@@ -123,7 +123,7 @@ class TaskSubmitted(msgspec.Struct, frozen=True, gc=False, tag=True):
         child: the one child that may take it, None for any of the pool.
     """
 
-    pool: Pool
+    pool: ChildPool
     name: str = ""
     accesses: tuple[Access, ...] = ()
     child: int | None = None
@@ -139,7 +139,7 @@ class GroupSubmitted(msgspec.Struct, frozen=True, tag=True):
         accesses: the bytes that any of them touches.
     """
 
-    pool: Pool
+    pool: ChildPool
     children: tuple[int | None, ...]
     name: str = ""
     accesses: tuple[Access, ...] = ()

@@ -52,8 +52,8 @@ from rankwise.core.gang.vocabulary import (
     ProgressLooked,
     RanksBlamed,
     Stimulus,
-    StoodStill,
     StopRequested,
+    Suspended,
     WorkerExited,
     WorkerReported,
 )
@@ -183,7 +183,7 @@ class ExitWatch:
                 self._on_passed(now)
             case StopRequested():
                 self._on_stop_requested(now)
-            case StoodStill():
+            case Suspended():
                 self._stand_still(stimulus.duration)
             case Ticked():
                 self._on_deadline(now)

@@ -80,7 +80,7 @@ class _Keeper:
 
     __slots__ = ("gate", "handler")
 
-    def __init__(self, gate: "Gate", handler: Any) -> None:
+    def __init__(self, gate: "HandlerGate", handler: Any) -> None:
         self.gate = gate
         self.handler = handler
 
@@ -116,7 +116,7 @@ def came_from_handler(error: BaseException) -> bool:
     return _MARK in error.__dict__
 
 
-class Gate:
+class HandlerGate:
     """What stands between the handlers of one thread and our bookkeeping.
 
     Attributes:
@@ -158,7 +158,7 @@ class Gate:
                 raise
 
     @contextmanager
-    def closed(self) -> Iterator["Gate"]:
+    def closed(self) -> Iterator["HandlerGate"]:
         """The same for a block."""
         was_shut = self.is_shut
         self.shut()
@@ -170,7 +170,7 @@ class Gate:
                 self.run_due()
 
     @contextmanager
-    def used(self) -> Iterator["Gate"]:
+    def used(self) -> Iterator["HandlerGate"]:
         """Shut it for a block, standing in for the program's handlers meanwhile."""
         holder = object()
         was_shut = self.is_shut
@@ -267,8 +267,9 @@ class Gate:
 class _Instant:
     """Shuts the main thread's gate for microseconds, in a block; elsewhere does nothing.
 
-    `Gate.used` looks at each signal, which takes longer than to submit a task. This one stands in
-    for the handlers that raise most often: of Ctrl-C, of time-outs by alarm and of SIGTERM.
+    `HandlerGate.used` looks at each signal, which takes longer than to submit a task. This one
+    stands in for the handlers that raise most often: of Ctrl-C, of time-outs by alarm and of
+    SIGTERM.
     """
 
     __slots__ = ("_replaced", "_was_shut")
@@ -309,7 +310,7 @@ def for_an_instant() -> _Instant:
     return _Instant()
 
 
-_main = Gate()
+_main = HandlerGate()
 _main_thread = threading.main_thread().ident
 
 
@@ -322,9 +323,9 @@ def _note_main_thread() -> None:
 os.register_at_fork(after_in_child=_note_main_thread)
 
 
-def gate_here() -> Gate:
+def gate_here() -> HandlerGate:
     """The gate of this thread: in others than the main one, one that nobody ever waits at."""
-    return _main if threading.get_ident() == _main_thread else Gate()
+    return _main if threading.get_ident() == _main_thread else HandlerGate()
 
 
 def unheard(function: Callable[..., None]) -> Callable[..., None]:
@@ -358,7 +359,7 @@ def _is_unheard(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _send_until_heard(gate: Gate) -> None:
+def _send_until_heard(gate: HandlerGate) -> None:
     """Send the signals that are due again, from a thread of its own, until the main one has heard.
 
     One that comes between its last look and its sleep does not wake it up, so once is not enough.

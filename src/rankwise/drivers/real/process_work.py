@@ -170,7 +170,7 @@ def _processes() -> Iterator[tuple[int, list[bytes]]]:
             yield int(name), fields
 
 
-class _Schedule(NamedTuple):
+class _ThreadSchedule(NamedTuple):
     """How long a thread has run and waited for a CPU, and how often it got one."""
 
     ran: Duration
@@ -178,16 +178,18 @@ class _Schedule(NamedTuple):
     runs: int = 0
 
 
-def _schedule_of(pid: int, thread: int) -> _Schedule | None:
+def _schedule_of(pid: int, thread: int) -> _ThreadSchedule | None:
     """The scheduler's counts of a thread; some kernels count only how long it has run."""
     path = f"/proc/{pid}/task/{thread}"
     if counted := _read(f"{path}/schedstat").split():
-        return _Schedule(Duration(int(counted[0])), Duration(int(counted[1])), int(counted[2]))
+        return _ThreadSchedule(
+            Duration(int(counted[0])), Duration(int(counted[1])), int(counted[2])
+        )
     fields = _fields_after_name(_read(f"{path}/stat"))
-    return _Schedule(_cpu_time(fields)) if fields else None
+    return _ThreadSchedule(_cpu_time(fields)) if fields else None
 
 
-def _threads_of(pid: int) -> Iterator[tuple[int, _Schedule]]:
+def _threads_of(pid: int) -> Iterator[tuple[int, _ThreadSchedule]]:
     """What each thread of a process has run and waited, but for threads that compute nothing."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -199,7 +201,7 @@ def _threads_of(pid: int) -> Iterator[tuple[int, _Schedule]]:
         if times is not None and not name.startswith(_WATCHERS):
             yield int(thread), times
     if fields := _fields_after_name(_read(f"/proc/{pid}/stat")):
-        yield -pid, _Schedule(Duration((int(fields[13]) + int(fields[14])) * _TICK))
+        yield -pid, _ThreadSchedule(Duration((int(fields[13]) + int(fields[14])) * _TICK))
 
 
 def _cpu_time(fields: list[bytes]) -> Duration:

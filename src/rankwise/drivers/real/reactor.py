@@ -25,7 +25,7 @@ SLEEP_MAX = Duration(24 * 3600 * SECOND)
 """One call of epoll: the kernel counts milliseconds in 31 bits, which is 24 days."""
 
 
-class Timer:
+class ReactorTimer:
     """A call that will be made at an instant unless it is cancelled."""
 
     __slots__ = ("_callback", "instant")
@@ -53,7 +53,7 @@ class Reactor:
         self._epoll = epoll()
         self._readers: dict[int, Callback] = {}
         self._writers: dict[int, Callback] = {}
-        self._timers: list[tuple[Instant, int, Timer]] = []
+        self._timers: list[tuple[Instant, int, ReactorTimer]] = []
         self._sequence = count()
         self._posted: deque[Callback] = deque()
         # Guards the wake-up pipe's life: its number may be somebody else's once it is closed.
@@ -92,9 +92,9 @@ class Reactor:
         if self._writers.pop(fd, None) is not None:
             self._update(fd, is_new=False)
 
-    def call_at(self, instant: Instant, callback: Callback) -> Timer:
+    def call_at(self, instant: Instant, callback: Callback) -> ReactorTimer:
         """Call back once at `instant`, or as soon after it as the thread is free."""
-        timer = Timer(instant, callback)
+        timer = ReactorTimer(instant, callback)
         heappush(self._timers, (instant, next(self._sequence), timer))
         return timer
 

@@ -17,8 +17,8 @@ from rankwise.drivers.real.call_rings import SAFE_ENTRIES
 from rankwise.drivers.real.report_pipe import (
     RawSignature,
     Recorded,
-    RecordedCall,
-    RecordedGroup,
+    ReportedCall,
+    ReportedGroup,
 )
 
 FROM_CPP = "begun by C++"
@@ -66,7 +66,7 @@ def with_library_numbers(book: Book, recorded: Recorded) -> Book:
     return msgspec.structs.replace(book, calls=calls)
 
 
-def _number_in(group: RecordedGroup, call: Call) -> int:
+def _number_in(group: ReportedGroup, call: Call) -> int:
     operation = call.signature.operation
     numbers = [
         (begun_at < call.begun_at, number)  # then it may be the call before
@@ -107,7 +107,7 @@ def groups_of(recorded: Recorded, ranks: Collection[int]) -> dict[str, Group]:
     }
 
 
-def _call(call: RecordedCall, group: RecordedGroup, seen: Book, first: int | None) -> Call:
+def _call(call: ReportedCall, group: ReportedGroup, seen: Book, first: int | None) -> Call:
     stage = Stage.DONE if call.is_over else Stage.ISSUED
     if call.begun_at == first:
         stage = Stage.FAILED if call.is_over else Stage.WAITING
@@ -130,7 +130,7 @@ def _signature(raw: RawSignature) -> CallSignature:
     return CallSignature(operation, reduction, root, tuple(TensorForm(*each) for each in tensors))
 
 
-def _entered(call: RecordedCall, group: RecordedGroup, seen: Book) -> Call | None:
+def _entered(call: ReportedCall, group: ReportedGroup, seen: Book) -> Call | None:
     """The rank's own entry of a call: torch has recorded it between that entry's begin and end."""
     return next(
         (

@@ -48,7 +48,7 @@ RawSignature = tuple[str, str, int, tuple[tuple[tuple[int, ...], str], ...]]
 """The first fields of a `core.matching.CallSignature`, which agents load when it is needed."""
 
 
-class RecordedCall(msgspec.Struct, frozen=True):
+class ReportedCall(msgspec.Struct, frozen=True):
     """A call that torch has recorded; `begun_at` is of the monotonic clock."""
 
     begun_at: int
@@ -58,7 +58,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
     is_over: bool
 
 
-class RecordedGroup(msgspec.Struct, frozen=True):
+class ReportedGroup(msgspec.Struct, frozen=True):
     """The latest calls of a process group, in their order.
 
     Attributes:
@@ -71,7 +71,7 @@ class RecordedGroup(msgspec.Struct, frozen=True):
     name: str
     label: str
     members: tuple[int, ...]
-    calls: tuple[RecordedCall, ...]
+    calls: tuple[ReportedCall, ...]
     sample: tuple[tuple[int, int, int], ...] = ()
     signatures: tuple[RawSignature, ...] = ()
 
@@ -80,7 +80,7 @@ class Recorded(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):
     """What torch's flight recorder has; `ask` is the question's number, -1 of a dying worker."""
 
     ask: int
-    groups: tuple[RecordedGroup, ...]
+    groups: tuple[ReportedGroup, ...]
 
 
 class Exiting(msgspec.Struct, frozen=True, tag_field="kind", tag="exiting"):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from rankwise.base.units import MILLISECOND, Duration, after
-from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.drivers.real.reactor import Reactor, ReactorTimer
 from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.ports.clock import Clock
 
@@ -26,7 +26,7 @@ class _Request(msgspec.Struct):
 
     waiting: set[int]
     on_done: list[OnDone]
-    timer: Timer | None = None
+    timer: ReactorTimer | None = None
 
 
 class StacksCollection:

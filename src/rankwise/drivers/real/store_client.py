@@ -76,7 +76,7 @@ class _Waiting(NamedTuple):
     useless_at: Instant
 
 
-class _Line:
+class _OrderQueue:
     """Orders that wait, first come, first served, by threads that are made when they are needed."""
 
     def __init__(self, threads_max: int) -> None:
@@ -134,8 +134,8 @@ class StoreClient:
         self._clock = clock
         self._deliver = deliver
         self._request_timeout = request_timeout
-        self._requests = _Line(1)
-        self._renewals = _Line(RENEWERS_MAX)
+        self._requests = _OrderQueue(1)
+        self._renewals = _OrderQueue(RENEWERS_MAX)
         self._changed = Condition()
         self._is_closed = False
         self._trouble = ""
@@ -183,7 +183,7 @@ class StoreClient:
             # torch's store may block inside torch, and has no way out; its threads are left behind.
             thread.join(max(0, deadline - self._clock.now()) / SECOND)
 
-    def _enqueue(self, request: Request, line: _Line) -> None:
+    def _enqueue(self, request: Request, line: _OrderQueue) -> None:
         waiting = _Waiting(request, after(self._clock.now(), self._request_timeout))
         with self._changed:
             if self._is_closed:
@@ -224,7 +224,7 @@ class StoreClient:
         self._threads.append(thread)
         thread.start()
 
-    def _serve(self, line: _Line) -> None:
+    def _serve(self, line: _OrderQueue) -> None:
         while True:
             with self._changed:
                 line.idle += 1

@@ -14,10 +14,10 @@ from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Guardian, Workers
+from rankwise.drivers.sim.cluster.cluster_plan import Clocks, ClusterPlan, Guardian, Workers
 from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
 from rankwise.drivers.sim.journal import MemoryJournal
-from rankwise.drivers.sim.programs import Lives
+from rankwise.drivers.sim.worker_behaviour import Lives
 from rankwise.sim.faults.vocabulary import FaultOfCluster, Preempt
 
 ONE_ATTEMPT = RestartPolicy()

@@ -13,18 +13,18 @@ from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.cluster.plan import ClusterPlan, Guardian
+from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan, Guardian
 from rankwise.drivers.sim.gang_simulator import plan_of_gang
-from rankwise.drivers.sim.programs import (
+from rankwise.drivers.sim.random_streams import between, happens, stream
+from rankwise.drivers.sim.worker_behaviour import (
     PEER_IS_GONE,
     Dies,
     Ending,
     Exits,
-    Program,
     Raises,
     RunsForever,
+    WorkerProgram,
 )
-from rankwise.drivers.sim.streams import between, happens, stream
 from rankwise.sim.faults.vocabulary import BlameWorker, FaultOfCluster, LoseGuardian, Preempt
 
 SIZES = (1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 8, 8, 16, 64)
@@ -66,7 +66,7 @@ def _random_policy(chance: Random) -> RestartPolicy:
     )
 
 
-def _random_life(chance: Random, spec: GangSpec) -> tuple[Program, ...]:
+def _random_life(chance: Random, spec: GangSpec) -> tuple[WorkerProgram, ...]:
     """One attempt's programs: all do well, or some fail, at times one after the other."""
     size = spec.size
     workers = [_well_meaning(chance) for _ in range(size)]
@@ -86,8 +86,8 @@ def _random_life(chance: Random, spec: GangSpec) -> tuple[Program, ...]:
     return tuple(_with_odd_habits(chance, program) for program in workers)
 
 
-def _well_meaning(chance: Random) -> Program:
-    return Program(
+def _well_meaning(chance: Random) -> WorkerProgram:
+    return WorkerProgram(
         ending=Exits() if happens(chance, 90) else RunsForever(),
         after=between(chance, ZERO, 30 * SECOND),
         progress_every=between(chance, 10 * MILLISECOND, 2 * SECOND),
@@ -95,7 +95,9 @@ def _well_meaning(chance: Random) -> Program:
     )
 
 
-def _falling_silent(chance: Random, program: Program, silent_after: Duration) -> Program:
+def _falling_silent(
+    chance: Random, program: WorkerProgram, silent_after: Duration
+) -> WorkerProgram:
     """Stuck in the collective that the others are stuck in, for ever or for a while."""
     return msgspec.structs.replace(
         program,
@@ -115,7 +117,7 @@ def _failing(chance: Random) -> Ending:
     return chance.choice(endings)
 
 
-def _with_odd_habits(chance: Random, program: Program) -> Program:
+def _with_odd_habits(chance: Random, program: WorkerProgram) -> WorkerProgram:
     changes: dict[str, object] = {}
     if happens(chance, 8):
         changes["stop_takes"] = None

@@ -31,8 +31,8 @@ from rankwise.core.gang.vocabulary import (
     SignalWorker,
     SpawnWorker,
     StacksDumped,
-    StoodStill,
     StopRequested,
+    Suspended,
     Sweep,
     Swept,
     WorkerExited,
@@ -112,7 +112,7 @@ def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told | None:
             return f"cores written of workers: {_join(dumping) or 'none'}", None, ""
         case StacksDumped():
             return "stacks dumped", None, ""
-        case StoodStill(duration):
+        case Suspended(duration):
             return f"stood still for {format_duration(duration)}", None, ""
         case GuardianLost(reason):
             return f"guardian lost: {reason}", None, ""

@@ -17,7 +17,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.loopback import LOOPBACK, loopback_address
 from rankwise.launch.cluster.metrics import TEXT_TYPE, metrics_text
 from rankwise.launch.cluster.probe import PATIENCE_S, Probe
-from rankwise.launch.quiet_http import QuietHandler, QuietServer
+from rankwise.launch.http_server import QuietHandler, QuietServer
 
 
 class _Server6(QuietServer):
@@ -73,7 +73,7 @@ class HealthServer:
 
 
 def _handler_for(health: HealthServer) -> type[QuietHandler]:
-    class Handler(QuietHandler):
+    class HealthHandler(QuietHandler):
         def do_GET(self) -> None:  # noqa: N802  # the library's name
             given = self.headers.get("Authorization", "").encode()
             if health.authorization and not compare_digest(given, health.authorization):
@@ -93,4 +93,4 @@ def _handler_for(health: HealthServer) -> type[QuietHandler]:
                 fields = {"alive": True, **msgspec.structs.asdict(snapshot.status)}
                 self.answer(200, "application/json", json.dumps(fields))
 
-    return Handler
+    return HealthHandler

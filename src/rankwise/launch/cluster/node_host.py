@@ -225,9 +225,9 @@ class RealNodeHost:
         self._in_thread(partial(self._tell_rank_0_of_end, ranks, local_rank))
 
     def _tell_rank_0_of_end(self, ranks: NodeRanks, local_rank: int) -> None:
-        from rankwise.collectives.connecting import Connector, Whereabouts  # noqa: PLC0415  # rare
+        from rankwise.collectives.connecting import Connector, RankEndpoint  # noqa: PLC0415  # rare
 
-        here = Whereabouts(
+        here = RankEndpoint(
             rank=ranks.rank(local_rank),
             size=ranks.size,
             node=ranks.node_rank,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from rankwise.base.failure import Outcome
 from rankwise.base.units import SECOND
 from rankwise.launch.cluster.agent_runner import AgentRunner
-from rankwise.launch.control.server import Reply, Request
+from rankwise.launch.control.server import ControlRequest, Reply
 from rankwise.launch.job import program_name, restarts_allowed
 from rankwise.launch.log_layout import LogPlaces
 from rankwise.launch.run_parts import RunParts
@@ -30,7 +30,7 @@ class ControlAnswers:
         self._began_at = parts.clock.now()
         self._awaiting_end: list[Reply] = []
 
-    def on_request(self, request: Request, reply: Reply) -> None:
+    def on_request(self, request: ControlRequest, reply: Reply) -> None:
         """Answer at once, or when the workers have been asked."""
         match request.ask:
             case "status":
@@ -114,8 +114,8 @@ class ControlAnswers:
         directory = self._places.directory if self._places.keep else None
         return os.path.abspath(directory) if directory else None
 
-    def _show_logs(self, request: Request, reply: Reply) -> None:
-        from rankwise.launch.log_readers import StreamName, Written  # noqa: PLC0415  # rarely asked
+    def _show_logs(self, request: ControlRequest, reply: Reply) -> None:
+        from rankwise.launch.log_readers import StreamName, WrittenExtent  # noqa: PLC0415  # rarely asked
 
         here, files = self._planner.ranks, self._planner.destinations
         ranks = range(here.first_rank, here.first_rank + self._job.gang.size)
@@ -125,7 +125,7 @@ class ControlAnswers:
             reply.finish()
             return
         streams = [
-            Written(
+            WrittenExtent(
                 StreamName(here.rank(local_rank), link.attempt, name),
                 os.path.abspath(path) if (path := paths.get(local_rank)) else "",
                 stream.tail.kept,
@@ -152,7 +152,7 @@ class ControlAnswers:
 
 
 def _end_of(outcome: Outcome) -> dict[str, object]:
-    from rankwise.launch.failure_report.words import one_line  # noqa: PLC0415  # nobody may ask
+    from rankwise.launch.failure_report.sentences import one_line  # noqa: PLC0415  # nobody may ask
 
     why = one_line(outcome.failures[0]) if outcome.failures else outcome.detail
     return {"state": str(outcome.status), "starts": outcome.attempts, "why": why}

@@ -18,7 +18,7 @@ from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, Instant
 from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.process_work import is_present, is_stopped
 from rankwise.launch.control.addresses import may_hide_id, parse_name, peer, socket_name
-from rankwise.launch.control.server import Question, Request
+from rankwise.launch.control.server import ControlRequest, Question
 
 Answer = dict[str, Any]
 
@@ -116,7 +116,7 @@ def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -
     """
     lines: dict[RunSummary, list[Answer]] = {run: [] for run in runs}
     lost: dict[RunSummary, RunUnreachable] = {}
-    for run, told in listen_to_all(runs, Request(question), deadline, to_the_end=True):
+    for run, told in listen_to_all(runs, ControlRequest(question), deadline, to_the_end=True):
         if isinstance(told, RunUnreachable):
             lost[run] = told
         else:
@@ -124,7 +124,7 @@ def ask_all(runs: Sequence[RunSummary], question: Question, deadline: Instant) -
     return [RunAnswer(run, lost.get(run, lines[run])) for run in runs]
 
 
-def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Answer]:
+def listen(run: RunSummary, request: ControlRequest, deadline: Instant) -> Iterator[Answer]:
     """Put a request to a run's agent and hand out the lines of its answer as they come.
 
     The answer goes on for as long as the agent likes; only its first line is due by `deadline`.
@@ -139,7 +139,11 @@ def listen(run: RunSummary, request: Request, deadline: Instant) -> Iterator[Ans
 
 
 def listen_to_all(
-    runs: Sequence[RunSummary], request: Request, deadline: Instant, *, to_the_end: bool = False
+    runs: Sequence[RunSummary],
+    request: ControlRequest,
+    deadline: Instant,
+    *,
+    to_the_end: bool = False,
 ) -> Iterator[tuple[RunSummary, Answer | RunUnreachable]]:
     """Do so with several agents at once. Why one is not heard any more comes in a line's place.
 
@@ -244,7 +248,9 @@ def expect_over(run: RunSummary) -> None:
             )
 
 
-def _put(run: RunSummary, connection: socket.socket, request: Request, deadline: Instant) -> None:
+def _put(
+    run: RunSummary, connection: socket.socket, request: ControlRequest, deadline: Instant
+) -> None:
     if is_suspended(run):
         raise _late(run)  # it hears nothing until it is resumed
     try:

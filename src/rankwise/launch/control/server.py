@@ -23,7 +23,7 @@ _LAST_SEND_S = 1.0
 """How long a client may take to read on when the run is over."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class ControlRequest(msgspec.Struct, frozen=True):
     """What a client wants to know, or to be done.
 
     Attributes:
@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True):
 class Reply:
     """Where the answer to one question goes. Writing to a client that has left does nothing."""
 
-    def __init__(self, conversation: "_Conversation") -> None:
+    def __init__(self, conversation: "_ControlConversation") -> None:
         self._conversation = conversation
 
     @property
@@ -68,14 +68,14 @@ class Reply:
             self._conversation.write()
 
 
-class _Conversation:
+class _ControlConversation:
     """One client: reads its question, then writes the answer, then ends."""
 
     def __init__(
         self,
         connection: socket.socket,
         watcher: epoll,
-        on_question: Callable[[bytes, "_Conversation"], None],
+        on_question: Callable[[bytes, "_ControlConversation"], None],
     ) -> None:
         self.unsent = bytearray()
         self.is_open = True
@@ -156,13 +156,13 @@ class ControlServer:
     def __init__(
         self,
         run_id: str,
-        on_request: Callable[[Request, Reply], None],
+        on_request: Callable[[ControlRequest, Reply], None],
         *,
         pid: int | None = None,
         is_pool: bool = False,
     ) -> None:
         self._on_request = on_request
-        self._conversations: dict[int, _Conversation] = {}
+        self._conversations: dict[int, _ControlConversation] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             own = os.getpid() if pid is None else pid
@@ -213,7 +213,7 @@ class ControlServer:
         self._forget_ended()
         if len(self._conversations) >= _CONVERSATIONS_MAX:
             self._make_room()
-        self._conversations[connection.fileno()] = _Conversation(
+        self._conversations[connection.fileno()] = _ControlConversation(
             connection, self._watcher, self._answer
         )
 
@@ -237,10 +237,10 @@ class ControlServer:
             if conversation.is_open
         }
 
-    def _answer(self, line: bytes, conversation: _Conversation) -> None:
+    def _answer(self, line: bytes, conversation: _ControlConversation) -> None:
         reply = Reply(conversation)
         try:
-            request = msgspec.json.decode(line, type=Request)
+            request = msgspec.json.decode(line, type=ControlRequest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             reply.send({"error": f"not a request: {error}"})
             reply.finish()

@@ -31,6 +31,12 @@ from rankwise.launch.failure_report.model import (
     RootCause,
 )
 from rankwise.launch.failure_report.rendering import lines_of_blocks
+from rankwise.launch.failure_report.sentences import (
+    describe_signal,
+    exit_in_words,
+    headline,
+    rank_of,
+)
 from rankwise.launch.failure_report.stacks import (
     fatal_lines,
     frames_of_rank,
@@ -48,12 +54,6 @@ from rankwise.launch.failure_report.tracebacks import (
     traceback_lines,
     what_is_the_same,
     without_traceback,
-)
-from rankwise.launch.failure_report.words import (
-    describe_signal,
-    exit_in_words,
-    headline,
-    rank_of,
 )
 
 OTHERS_SHOWN_MAX = 8

@@ -24,7 +24,7 @@ _WIDTH_MIN = 20
 _WIDTH_UNKNOWN = 80
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class TerminalStyle(msgspec.Struct, frozen=True, kw_only=True):
     """What the terminal can show."""
 
     width: int = _WIDTH_UNKNOWN
@@ -32,10 +32,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     unicode: bool = True
 
 
-def look_of(stream: TextIO, environment: Mapping[str, str]) -> Look:
+def look_of(stream: TextIO, environment: Mapping[str, str]) -> TerminalStyle:
     """Find out what the terminal behind a stream can show; NO_COLOR and TERM=dumb are heeded."""
     is_dumb = environment.get("TERM", "dumb") in {"dumb", ""}
-    return Look(
+    return TerminalStyle(
         width=_terminal_width(stream, environment),
         colour=stream.isatty() and not is_dumb and not environment.get("NO_COLOR"),
         unicode=_can_encode(stream, "╭─│├╰"),
@@ -50,7 +50,7 @@ def plain_text(report: FailureReport) -> str:
     return "\n".join(lines)
 
 
-def boxed_text(report: FailureReport, look: Look) -> str:
+def boxed_text(report: FailureReport, look: TerminalStyle) -> str:
     """The report for a terminal, the root cause in a box, each line ended by a newline."""
     return _Box(look).draw(report)
 
@@ -90,7 +90,7 @@ def lines_of_blocks(blocks: Iterable[Block]) -> list[str]:
 class _Box:
     """Draws one report."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: TerminalStyle) -> None:
         self._look = look
         self._width = max(_WIDTH_MIN, min(look.width, WIDTH_MAX))
         self._lines: list[str] = []

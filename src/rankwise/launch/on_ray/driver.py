@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.base.units import SECOND, Duration
 from rankwise.drivers.real.clock import SystemClock
+from rankwise.launch.on_ray.actor_placement import ActorPlacement
 from rankwise.launch.on_ray.job import (
     RayJob,
     RayMeeting,
@@ -39,7 +40,6 @@ from rankwise.launch.on_ray.job import (
     token_for_agents,
 )
 from rankwise.launch.on_ray.node_agent import NodeAgent
-from rankwise.launch.on_ray.seats import Seats
 
 CONNECT_PATIENCE_S = 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -69,14 +69,14 @@ class ActorMessage(NamedTuple):
     value: Any
 
 
-class Lost(NamedTuple):
+class LostActor(NamedTuple):
     """An actor has died, perhaps with its node."""
 
     seat: int
     why: str
 
 
-Stimulus = Placed | Unplaced | SignalCame | ActorMessage | Lost
+Stimulus = Placed | Unplaced | SignalCame | ActorMessage | LostActor
 
 
 def run_on_ray(job: RayJob, environ: Mapping[str, str]) -> int:
@@ -90,10 +90,10 @@ def run_on_ray(job: RayJob, environ: Mapping[str, str]) -> int:
         ray = stack.enter_context(_connected(environ))
         stimuli: SimpleQueue[Stimulus] = SimpleQueue()
         stack.enter_context(_signals_put_into(stimuli))
-        return _Driver(ray, job, environ, stimuli, stack).run()
+        return _MainThread(ray, job, environ, stimuli, stack).run()
 
 
-class _Driver:
+class _MainThread:
     """The main thread's part."""
 
     def __init__(
@@ -110,7 +110,7 @@ class _Driver:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._bundle = _bundle(job, nodes)
         fitting = sum(_fits(self._bundle, resources) for resources in nodes)
-        self._seats = Seats(min(job.nodes_max, max(job.nodes_min, fitting)))
+        self._seats = ActorPlacement(min(job.nodes_max, max(job.nodes_min, fitting)))
         self._actors: dict[int, Any] = {}
         count = len(self._seats.states)
         place = None if count == 1 == job.nodes_max else _meeting_place(ray, job, environ, stack)
@@ -150,7 +150,7 @@ class _Driver:
                 self._seats.end(seat, code)
             case ActorMessage(_, stream, data):
                 _write(stream, data)
-            case Lost(seat, why):
+            case LostActor(seat, why):
                 again = self._seats.lose(seat)
                 later = "; another agent starts when Ray has a node for it" if again else ""
                 _say(f"node {seat} is lost: {why}{later}")
@@ -191,7 +191,7 @@ class _Driver:
                 kind, value = self._ray.get(item)
                 self._stimuli.put(ActorMessage(seat, kind, value))
         except self._ray.exceptions.RayError as error:
-            self._stimuli.put(Lost(seat, _reason(error)))
+            self._stimuli.put(LostActor(seat, _reason(error)))
 
     def _wait_placed(self, group: Any) -> None:
         """In a thread: wait until every seat has a node."""

@@ -1,6 +1,6 @@
 """Where two runs of a program part: simulated ranks and processes, event by event.
 
-The records are those of `rankwise.sim.rehearsal.recording`. Each rank has its events in an order
+The records are those of `rankwise.sim.rehearsal.rank_events`. Each rank has its events in an order
 of its own; of the ranks' first differences the first is that which came first in the simulated
 run, where all events have one order.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwise.base.errors import RankwiseError
-from rankwise.sim.rehearsal.recording import LEFT_OUT
+from rankwise.sim.rehearsal.rank_events import LEFT_OUT
 
 _FORMATS = {
     "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",

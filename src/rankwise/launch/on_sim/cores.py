@@ -48,10 +48,10 @@ def deal(
         lose: gets the number of an item whose process has died, and how.
     """
     waiting = sorted(items, reverse=True)
-    busy: dict[Connection, tuple[_Worker, int]] = {}
+    busy: dict[Connection, tuple[_CoreWorker, int]] = {}
     with ExitStack() as stack:
 
-        def give(worker: _Worker | None = None) -> None:
+        def give(worker: _CoreWorker | None = None) -> None:
             if waiting:
                 own = worker or stack.enter_context(_worker(work))
                 number = waiting.pop()
@@ -75,7 +75,7 @@ def deal(
                     give(worker)
 
 
-class _Worker:
+class _CoreWorker:
     """A process, and our end of its pipe."""
 
     def __init__(self, work: str) -> None:
@@ -101,8 +101,8 @@ def _death(code: int) -> str:
 
 
 @contextmanager
-def _worker(work: str) -> Iterator[_Worker]:
-    worker = _Worker(work)
+def _worker(work: str) -> Iterator[_CoreWorker]:
+    worker = _CoreWorker(work)
     try:
         yield worker
     finally:
@@ -132,7 +132,7 @@ def run_commands(
         take: gets the number of a command, its exit code and the end of what it wrote to stderr.
     """
     waiting = sorted(commands, reverse=True)
-    busy: dict[int, tuple[_Command, int]] = {}
+    busy: dict[int, tuple[_CommandProcess, int]] = {}
     with ExitStack() as stack:
 
         def start() -> None:
@@ -157,7 +157,7 @@ def command_line(words: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
-class _Command:
+class _CommandProcess:
     """A process that runs one command line."""
 
     def __init__(self, words: Sequence[str], stack: ExitStack) -> None:
@@ -180,6 +180,6 @@ class _Command:
 
 
 @contextmanager
-def _command(words: Sequence[str]) -> Iterator[_Command]:
+def _command(words: Sequence[str]) -> Iterator[_CommandProcess]:
     with ExitStack() as stack:
-        yield _Command(words, stack)
+        yield _CommandProcess(words, stack)

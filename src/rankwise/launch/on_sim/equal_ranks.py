@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from rankwise.launch.on_sim.exploration import Order, Ordered, run_in_order
+from rankwise.launch.on_sim.exploration import Ordered, WantedOrder, run_in_order
 from rankwise.launch.on_sim.rehearsal import Rehearsal
 
 
 def run_equals_once(
     make: Callable[..., Rehearsal],
-    order: Order,
+    order: WantedOrder,
     again: Callable[[Mapping[str, str | int]], str],
     say: Callable[[str], None],
 ) -> Ordered:

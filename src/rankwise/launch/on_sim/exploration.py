@@ -41,7 +41,7 @@ class ScheduleFile(msgspec.Struct, frozen=True):
     ranks: int = 0
 
 
-class Order(NamedTuple):
+class WantedOrder(NamedTuple):
     """Which orders are wanted; at most one of `is_random`, `explore` and `replay` is given.
 
     Attributes:
@@ -75,7 +75,7 @@ class Ordered(NamedTuple):
 
 def run_in_order(
     make: "Callable[..., Rehearsal]",
-    order: Order,
+    order: WantedOrder,
     again: Callable[[Mapping[str, str | int]], str],
     say: Callable[[str], None],
 ) -> Ordered:

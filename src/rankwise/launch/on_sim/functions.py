@@ -11,7 +11,7 @@ from rankwise.launch.job import Function, Job
 from rankwise.launch.limits import shown
 from rankwise.launch.notices import notice
 from rankwise.launch.on_sim.equal_ranks import run_equals_once
-from rankwise.launch.on_sim.exploration import Order
+from rankwise.launch.on_sim.exploration import WantedOrder
 from rankwise.launch.on_sim.output import write_all
 from rankwise.launch.on_sim.rehearsal import Rehearsal
 from rankwise.launch.options import (
@@ -67,7 +67,7 @@ def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -
         values=given["values"],
     )
     replay = None if given["replay"] is None else os.fspath(given["replay"])
-    order = Order(given["schedule"] == "random", given["seed"], given["explore"], replay)
+    order = WantedOrder(given["schedule"] == "random", given["seed"], given["explore"], replay)
     done = run_equals_once(make, order, _again, partial(_say, job))
     if given["prediction"] is not None and done.run.prediction is not None:
         from rankwise.sim.prediction.summary import write_document  # noqa: PLC0415  # only there

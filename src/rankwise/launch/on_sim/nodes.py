@@ -49,12 +49,12 @@ from rankwise.core.gang.vocabulary import GangSpec, StopRequested
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import Agenda
-from rankwise.drivers.sim.cluster.plan import Network
-from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
-from rankwise.drivers.sim.streams import stream
+from rankwise.drivers.sim.cluster.cluster_plan import Network
+from rankwise.drivers.sim.cluster.simulated_store import SimulatedStore, SimulatedStoreClient
+from rankwise.drivers.sim.random_streams import stream
 from rankwise.launch.job import Job
 from rankwise.launch.on_sim.rank_records import RankRecords
-from rankwise.launch.on_sim.ranks import SimulatedRanks, VirtualClock
+from rankwise.launch.on_sim.ranks import SimulatedRanks, WorldClock
 from rankwise.ports.journal import Journal
 from rankwise.sim.faults.vocabulary import KillNode, LateNode
 from rankwise.sim.rehearsal.faults import FaultInjector
@@ -86,7 +86,7 @@ class Setting(NamedTuple):
     job: Job
     world: SimulatedWorld
     records: RankRecords
-    clock: VirtualClock
+    clock: WorldClock
     journal: Journal | None
     describe: Callable[[Failure, str], Failure]
     announce: Callable[[str, Announcement], None]
@@ -94,7 +94,7 @@ class Setting(NamedTuple):
     note_failures: Callable[[tuple[Failure, ...]], None]
 
 
-class Node:
+class RehearsedNode:
     """A simulated machine: its agents, one after the other.
 
     Args:
@@ -122,7 +122,7 @@ class Node:
         self._spec_of = spec_of
         self._store = store
         self._stands_for = stands_for
-        self._client: StoreClient | None = None
+        self._client: SimulatedStoreClient | None = None
         self._agent: Agent | None = None
         self._dispatch: AgentDispatch | None = None
         self._ranks: SimulatedRanks | None = None
@@ -160,7 +160,7 @@ class Node:
             deliver=deliver,
         )
         self._agent = Agent(self._spec_of(node_id))
-        store, client = self._store, StoreClient(self.number, deliver)
+        store, client = self._store, SimulatedStoreClient(self.number, deliver)
         self._client = client
         self._dispatch = AgentDispatch(
             self._agent,
@@ -274,7 +274,7 @@ class SimulatedNodes:
         if rendezvous is None:
             whole = msgspec.structs.replace(gang, size=node_count * gang.size)
             spec = spec_alone(whole, policy, run_id=setting.job.run_id)
-            alone = Node(0, host, setting, lambda _: spec, None, stands_for=node_count)
+            alone = RehearsedNode(0, host, setting, lambda _: spec, None, stands_for=node_count)
             self._nodes = [alone]
             return
         setting.records.when_peers_notice = partial(self._agenda.after, _PEERS_NOTICE)
@@ -287,7 +287,7 @@ class SimulatedNodes:
             on_change=_nothing,
         )
         self._nodes = [
-            Node(
+            RehearsedNode(
                 number,
                 f"h{number}",
                 setting,
@@ -419,11 +419,11 @@ class SimulatedNodes:
                 return (*lost, *(each for each in others if each.rank not in ranks))
         return (root, *(each for each in others if each.rank != root.rank))
 
-    def _start_after(self, node: Node, delay: Duration) -> None:
+    def _start_after(self, node: RehearsedNode, delay: Duration) -> None:
         self._starts_pending += 1
         self._agenda.after(delay, partial(self._start, node))
 
-    def _start(self, node: Node) -> None:
+    def _start(self, node: RehearsedNode) -> None:
         self._starts_pending -= 1
         node.start()
 
@@ -431,7 +431,7 @@ class SimulatedNodes:
 class _WorldTime:
     """The ranks' virtual time as the clock of an agenda: a look does not move it."""
 
-    def __init__(self, clock: VirtualClock, scheduler: Scheduler) -> None:
+    def __init__(self, clock: WorldClock, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.wall_ns = clock.wall_ns
 

@@ -8,8 +8,8 @@ from rankwise.core.ledger import Blame, Book, find_blame
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.launch.job import Job
 from rankwise.launch.log_layout import Destinations, LogPlaces
-from rankwise.launch.on_sim.books import books_of
 from rankwise.launch.on_sim.output import Output
+from rankwise.launch.on_sim.rank_call_records import books_of
 from rankwise.launch.on_sim.time_watch import TimeWatch
 from rankwise.sim.rehearsal.meetings import lost
 from rankwise.sim.rehearsal.places import CallSite, owner_of, place_of, places_of

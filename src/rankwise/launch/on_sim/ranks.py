@@ -58,8 +58,8 @@ from rankwise.launch.node_ranks import NodeRanks
 from rankwise.launch.on_sim.rank_records import RankRecords
 from rankwise.launch.on_sim.recovery import SimulatedLine, line_of
 from rankwise.launch.search_path import search_path
-from rankwise.sim.rehearsal.belongings import RankProcess
 from rankwise.sim.rehearsal.equals import NotEqual
+from rankwise.sim.rehearsal.per_rank_state import RankProcess
 from rankwise.sim.rehearsal.ranks import SIGKILL, Rank, RankEnded
 from rankwise.sim.rehearsal.world import SIMULATED_VARIABLE, SimulatedWorld
 
@@ -69,7 +69,7 @@ MASTER_PORT = 29500
 """Nothing listens there: torch's, for programs that print it."""
 
 
-class VirtualClock:
+class WorldClock:
     """The time of a simulated world; a `rankwise.ports.Clock`.
 
     Its calendar is the real one: it tells people when something happened, and the virtual time that
@@ -112,7 +112,7 @@ class SimulatedRanks:
         node_count: int,
         world: SimulatedWorld,
         records: RankRecords,
-        clock: VirtualClock,
+        clock: WorldClock,
         describe: Callable[[Failure], Failure],
         note_failures: Callable[[tuple[Failure, ...]], None],
         deliver: Callable[[Stimulus], None],
@@ -140,7 +140,7 @@ class SimulatedRanks:
     def begin_attempt(self, world: World) -> None:
         """Let the next ranks live in this world."""
         self._place = world
-        self._ranks = {place: rank for place, rank in self._ranks.items() if rank.is_aside}
+        self._ranks = {place: rank for place, rank in self._ranks.items() if rank.is_between_worlds}
         self._over = set()
         self._is_gathering = False
         self._records.begin_attempt(world.round, world.size)

@@ -24,7 +24,7 @@ class _Word(Gate):
 
     __slots__ = ()
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what is waited for."""
         return "a world in which to be called again (rankwise.recover)"
 
@@ -51,7 +51,7 @@ class SimulatedLine:
 
     def say(self, word: Said, recall_timeout: Duration) -> None:
         """Say a word to the agent."""
-        self._rank.is_aside = word is Said.YIELDED
+        self._rank.is_between_worlds = word is Said.YIELDED
         self._hear(word, recall_timeout)
 
     def next_word(self) -> Heard:

@@ -19,7 +19,7 @@ from rankwise.launch.on_sim.run_host import SimulatedRunHost
 from rankwise.launch.session import Session
 from rankwise.launch.supervision import Supervision
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
-from rankwise.sim.rehearsal.equals import Choice, Equals
+from rankwise.sim.rehearsal.equals import Equals, RankChoice
 from rankwise.sim.rehearsal.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Rehearsal:
         has_virtual_clock: bool = False,
         timing_only: bool = False,
         every_rank: bool = False,
-        choice: Choice | None = None,
+        choice: RankChoice | None = None,
         records_values: bool = False,
         values: str = "",
         synthetic_data: bool = False,
@@ -125,7 +125,7 @@ class Rehearsal:
             # A fault makes one rank, or its links, another one than those of its class.
             is_well = not (faults or chip_faults)
             if not every_rank and is_well and self.size > _SIMULATED_OF_EQUALS:
-                self.equals = Equals(choice or Choice(), self.size, seed)
+                self.equals = Equals(choice or RankChoice(), self.size, seed)
                 self.equals.price = partial(_price, self.prediction)
                 self.prediction.equals = self.equals
         self.node_count = node_count + (0 if rendezvous is None else rendezvous.spares)
@@ -150,7 +150,7 @@ class Rehearsal:
     def _make_host(self, session: Session, stack: ExitStack) -> SimulatedRunHost:
         return SimulatedRunHost(session, stack, self, console_fds=self._console_fds)
 
-    def following(self, outcome: Outcome) -> Choice | None:
+    def following(self, outcome: Outcome) -> RankChoice | None:
         """Which ranks to run next, since these are too few for all; None if they are enough."""
         if self.equals is None or self.prediction is None:
             return None
@@ -161,7 +161,7 @@ class Rehearsal:
         if self.equals.difference:
             everyone = frozenset(range(self.size))
             why = f"ranks are not equal: {self.equals.difference}"
-            choice = Choice(simulated=everyone, why=why)
+            choice = RankChoice(simulated=everyone, why=why)
         return choice
 
 

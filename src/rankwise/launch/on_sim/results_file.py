@@ -23,7 +23,7 @@ from rankwise.sim.reporting.sweep_table import SweptCase
 _HEAD = b'{"rankwise": "results of a sweep", "format": 1}\n'
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _ResultsEntry(msgspec.Struct, frozen=True):
     key: str
     case: SweptCase
 
@@ -55,7 +55,7 @@ def _entries(content: bytes, path: str) -> dict[str, SweptCase]:
     found: dict[str, SweptCase] = {}
     for number, line in enumerate(content.splitlines()[1:], 2):
         try:
-            entry = msgspec.json.decode(line, type=_Entry)
+            entry = msgspec.json.decode(line, type=_ResultsEntry)
         except msgspec.DecodeError:
             raise ConfigError(
                 f"{path!r}, line {number}: this is no result",

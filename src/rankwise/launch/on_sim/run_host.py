@@ -42,7 +42,7 @@ from rankwise.launch.on_sim.extensions import extensions_of
 from rankwise.launch.on_sim.nodes import Setting, SimulatedNodes
 from rankwise.launch.on_sim.output import Output, write_all
 from rankwise.launch.on_sim.rank_records import RankRecords
-from rankwise.launch.on_sim.ranks import VirtualClock
+from rankwise.launch.on_sim.ranks import WorldClock
 from rankwise.launch.on_sim.run_token_watch import RunTokenWatch
 from rankwise.launch.private_places import remove_abandoned
 from rankwise.launch.session import Session
@@ -101,7 +101,7 @@ class SimulatedRunHost:
         self._world = world = stack.enter_context(self._make_world(STANDARD.union(console_fds)))
         world.substitutes.pipes_for_children = output.pipes_for_children
         self._watch_for_triton(stack)
-        clock = VirtualClock(world, session.clocks.limits.wall_ns)
+        clock = WorldClock(world, session.clocks.limits.wall_ns)
         session.clocks = session.clocks._replace(agents=clock)
         self._watch_the_token()
         session.places.prepare(0)
@@ -279,9 +279,11 @@ class SimulatedRunHost:
         hang_timeout = self._session.job.gang.hang_timeout
         patience = Duration(round(NOTICE_S * SECOND)) if hang_timeout is None else hang_timeout
         limits = self._session.clocks.limits
-        token_patience.gets_on = RunTokenWatch(patience, limits, lambda: output.byte_count).gets_on
+        token_patience.makes_progress = RunTokenWatch(
+            patience, limits, lambda: output.byte_count
+        ).makes_progress
 
-    def _make_nodes(self, stack: ExitStack, clock: VirtualClock) -> SimulatedNodes:
+    def _make_nodes(self, stack: ExitStack, clock: WorldClock) -> SimulatedNodes:
         session, simulation = self._session, self._simulation
         job, plan = session.job, plan_of(session.job)
         is_alone = simulation.rendezvous is None
@@ -293,7 +295,7 @@ class SimulatedRunHost:
 
         journal = session.open_journal(stack)
         if journal is not None:
-            from rankwise.launch.recording import described_run  # noqa: PLC0415  # only then
+            from rankwise.launch.rank_records import described_run  # noqa: PLC0415  # only then
 
             described = described_run(job.run_id, is_simulated=True)
             journal.record(RECORDER, described, clock.now())
@@ -326,11 +328,11 @@ class SimulatedRunHost:
         """Have the ranks find the emulator of Triton when one of them imports that."""
 
         def find() -> None:
-            from rankwise.sim.prediction.kernels import find_triton  # noqa: PLC0415  # only then
+            from rankwise.sim.prediction.kernel_times import find_triton  # noqa: PLC0415  # only then
 
             stack.callback(find_triton(self._world, self._session.say))
 
-        if "rankwise.sim.prediction.kernels" in sys.modules:
+        if "rankwise.sim.prediction.kernel_times" in sys.modules:
             find()  # what ranks share may have been imported in an earlier run
         else:
             stack.enter_context(FirstImport("triton", library="torch", then=find))

@@ -34,7 +34,7 @@ class RunTokenWatch:
         # What this process had started before is no rank's: a notebook's, a test's.
         self._began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def gets_on(self, rank: Rank) -> bool:
+    def makes_progress(self, rank: Rank) -> bool:
         """Whether it has made progress since the look before, or is another rank than then."""
         number = rank.thread.native_id or 0
         work = work_beside_this_thread(number, since_s=self._began_s)

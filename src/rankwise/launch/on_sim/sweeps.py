@@ -25,7 +25,7 @@ from rankwise.sim.reporting.files import NotWritten
 from rankwise.sim.reporting.sweep_table import BENCH, PREDICTION, TIME, SweepTable, SweptCase
 
 if TYPE_CHECKING:
-    from rankwise.sim.benches.session import Settings
+    from rankwise.sim.benches.session import BenchSettings
 
 Point = Mapping[str, str]
 Progress = Callable[[int, int], None]
@@ -34,7 +34,7 @@ _DEVICE_FULL = 77
 """The exit code of a rank whose device is full: that is an answer, and no failure."""
 
 
-class Swept(NamedTuple):
+class SweepOutcome(NamedTuple):
     """How a sweep ended.
 
     Attributes:
@@ -84,13 +84,13 @@ def sweep(
         KeyboardInterrupt: by Ctrl-C; what is done is in the file.
         NotWritten: the file could not be written.
     """
-    from rankwise.sim.benches.session import Settings, check_keys  # noqa: PLC0415  # it brings numpy
+    from rankwise.sim.benches.session import BenchSettings, check_keys  # noqa: PLC0415  # it brings numpy
 
     name = os.fspath(program)
     texts = {key: [str(value) for value in values] for key, values in over.items()}
     if not texts or not all(texts.values()):
         raise ConfigError("over has no values, expected at least one key with values")
-    settings = Settings(
+    settings = BenchSettings(
         program=name,
         is_file=name.endswith((".py", ".et")),
         topology=topology,
@@ -129,11 +129,11 @@ def _kind_of(cases: Sequence[SweptCase]) -> str:
 
 
 def sweep_settings(
-    settings: "Settings",
+    settings: "BenchSettings",
     points: Sequence[Point],
     results: str | None,
     progress: Progress = lambda _done, _ran: None,
-) -> Swept:
+) -> SweepOutcome:
     """Simulate settings with every point."""
     wanted = [
         msgspec.structs.replace(settings, fields={**settings.fields, **point}) for point in points
@@ -152,10 +152,10 @@ def sweep_settings(
             ),
         )
 
-    return _sweep(_Plan(points, keys, results, settings.program), run, progress)
+    return _sweep(_SweepPlan(points, keys, results, settings.program), run, progress)
 
 
-def measure(settings: "Settings") -> SweptCase:
+def measure(settings: "BenchSettings") -> SweptCase:
     """Simulate one combination; what runs in a worker."""
     from rankwise.sim.benches.session import measure_or_tell  # noqa: PLC0415  # it brings numpy
     from rankwise.sim.reporting.results import time_row  # noqa: PLC0415  # the same
@@ -176,7 +176,7 @@ def sweep_commands(  # all by name
     results: str | None,
     progress: Progress,
     title: str,
-) -> Swept:
+) -> SweepOutcome:
     """Predict with each of these command lines, which are without their `--prediction`.
 
     Args:
@@ -206,7 +206,7 @@ def sweep_commands(  # all by name
                 ),
             )
 
-    plan = _Plan(points, keys, results, title, PREDICTION)
+    plan = _SweepPlan(points, keys, results, title, PREDICTION)
     return _sweep(plan, run, progress)
 
 
@@ -250,7 +250,7 @@ def _reason(tail: str) -> str:
     return lines[-1] if lines else "nothing was written to stderr"
 
 
-class _Plan(NamedTuple):
+class _SweepPlan(NamedTuple):
     """What a sweep runs; `keys` are those of the file of results."""
 
     points: Sequence[Point]
@@ -261,10 +261,10 @@ class _Plan(NamedTuple):
 
 
 def _sweep(
-    plan: _Plan,
+    plan: _SweepPlan,
     run: Callable[[Sequence[int], Callable[[int, SweptCase], None]], None],
     progress: Progress,
-) -> Swept:
+) -> SweepOutcome:
     points, keys, results, title, kind = plan
     cases: dict[int, SweptCase] = {}
     problem, is_interrupted, reused = "", False, 0
@@ -299,10 +299,10 @@ def _sweep(
             for case in done
         ]
     table = SweepTable(list(points[0]), done, kind, title, len(points))
-    return Swept(table, reused, is_interrupted, problem)
+    return SweepOutcome(table, reused, is_interrupted, problem)
 
 
-def _key_of_settings(settings: "Settings") -> str:
+def _key_of_settings(settings: "BenchSettings") -> str:
     """All that decides what a simulation gives, as a digest."""
     from rankwise.sim.ccl.configuration import FILE_NAME  # noqa: PLC0415  # it brings numpy
     from rankwise.sim.hardware.topology import load_topology  # noqa: PLC0415  # the same

@@ -47,7 +47,7 @@ class _Sleep(Gate):
         super().__init__()
         self._word = word
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what for, as the one who sleeps has left it at the word."""
         return "another rank" if self._word.awaited is None else self._word.awaited()
 
@@ -71,7 +71,7 @@ class _Point(Gate):
         self.arrived: dict[int, Any] = {}
         self._error: RankwiseError | None = None
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what is waited for, and for whom."""
         absent = [rank for rank in range(self.size) if rank not in self.arrived]
         return f"{self._what}, to which {ranks_in_words(absent)} did not come"
@@ -100,7 +100,7 @@ class _Point(Gate):
                 self.fail(error)
             self.open()
         elif not scheduler.wait(self, _deadline(scheduler, patience)):
-            late = f"{self.told()} within {format_duration(patience)} of virtual time"
+            late = f"{self.describe()} within {format_duration(patience)} of virtual time"
             self.fail(CollectiveTimeout(late))
         if (problem := self._error) is not None:
             raise type(problem)(problem.message, hint=problem.hint)
@@ -124,7 +124,7 @@ class _Communicator:
         WindowRegion.place(self.memory, 0, "comm", count, size, signal_count=signal_count)
 
 
-class _Place:
+class _MeetingPlace:
     """Where the ranks of one world meet, and who has which windows."""
 
     def __init__(self, world: SimulatedWorld) -> None:
@@ -185,7 +185,7 @@ class _Membership:
     """A rank of a communicator; a `Meeting`."""
 
     def __init__(
-        self, place: _Place, communicator: _Communicator, rank: int, patience: Duration
+        self, place: _MeetingPlace, communicator: _Communicator, rank: int, patience: Duration
     ) -> None:
         self._place = place
         self._communicator = communicator
@@ -233,7 +233,7 @@ class _Sleepers:
 
 def install(world: SimulatedWorld) -> Callable[[], None]:
     """Let simulated ranks sleep and meet in this world; returns what undoes it."""
-    place, sleepers = _Place(world), _Sleepers(world.scheduler)
+    place, sleepers = _MeetingPlace(world), _Sleepers(world.scheduler)
     world.at_end_of_ranks(place.end)
     real_sleep, real_presence = FutexWord.sleep, WindowRegion.set_presence
     real_now, real_deadline_after = FutexWord.now, FutexWord.deadline_after

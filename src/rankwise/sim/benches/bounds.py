@@ -24,7 +24,7 @@ from rankwise.core.collectives.program import Receive, Send
 from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.hardware.cost_models import RateTable
-from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.hardware_machine import HardwareMachine
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_SECOND
 from rankwise.sim.hardware.topology import Topology
 
@@ -86,7 +86,7 @@ def math_bound(topology: Topology, dtype: str, operations: Mapping[str, int]) ->
 
 
 def alpha_beta_bound(
-    machine: Machine, plan: Plan, homes: tuple[int, ...], item_bytes: int
+    machine: HardwareMachine, plan: Plan, homes: tuple[int, ...], item_bytes: int
 ) -> Bound:
     """The bound for a collective.
 
@@ -102,7 +102,7 @@ def alpha_beta_bound(
 
 
 def _busiest(
-    machine: Machine, plan: Plan, homes: tuple[int, ...], item_bytes: int
+    machine: HardwareMachine, plan: Plan, homes: tuple[int, ...], item_bytes: int
 ) -> tuple[int, int]:
     """How long the bytes of the busiest link take, with the latency of their way and without."""
     carried: dict[str, int] = {}
@@ -117,7 +117,7 @@ def _busiest(
     return longest, moving
 
 
-def _chain_of_latencies(machine: Machine, plan: Plan, homes: tuple[int, ...]) -> int:
+def _chain_of_latencies(machine: HardwareMachine, plan: Plan, homes: tuple[int, ...]) -> int:
     """The instant at which the last rank is done if only the latency between devices took time."""
     if plan.rounds and plan.part_elements.all():
         return _chain_round_a_ring(machine, plan, homes)
@@ -150,7 +150,7 @@ def _chain_of_latencies(machine: Machine, plan: Plan, homes: tuple[int, ...]) ->
     return max((instant for each in ends for instant in each), default=0)
 
 
-def _chain_round_a_ring(machine: Machine, plan: Plan, homes: tuple[int, ...]) -> int:
+def _chain_round_a_ring(machine: HardwareMachine, plan: Plan, homes: tuple[int, ...]) -> int:
     """The same for a ring, whose messages each wait for the one of the round before."""
     assert plan.rounds is not None, "it is a ring"
     ring = plan.ring

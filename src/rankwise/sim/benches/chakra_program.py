@@ -29,14 +29,20 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.collectives.workspace import BLOCKS_IN
 from rankwise.sim.benches.bounds import roofline_of
 from rankwise.sim.benches.parameters import Float, Parameters
-from rankwise.sim.hardware.commands import Handle, Run
+from rankwise.sim.hardware.commands import CommandHandle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.kernel import Future, Steps, all_of
-from rankwise.sim.reporting.chakra_files import COLLECTIVES, SUFFIX, Node, NodeKind, read_traces
+from rankwise.sim.reporting.chakra_files import (
+    COLLECTIVES,
+    SUFFIX,
+    ChakraNode,
+    NodeKind,
+    read_traces,
+)
 from rankwise.sim.reporting.results import BenchResult
-from rankwise.sim.runtime.meetings import Call, Collective, Request
+from rankwise.sim.runtime.meetings import Collective, RankContribution, Request
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import element_type
 
@@ -76,7 +82,7 @@ class _Exchange(NamedTuple):
     number: int
     ranks: tuple[int, ...]
     root: int
-    nodes: dict[int, Node]
+    nodes: dict[int, ChakraNode]
     algorithm: str = ""
 
 
@@ -149,7 +155,7 @@ class ChakraProgram:
 
     def _exchanges(self) -> Iterator[tuple[At, _Exchange]]:
         """Who takes part in what with whom; refuses ranks that do not fit each other."""
-        series: dict[str, dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
+        series: dict[str, dict[int, list[ChakraNode]]] = defaultdict(lambda: defaultdict(list))
         members: dict[str, tuple[int, ...]] = {}
         for rank, nodes in enumerate(self._traces):
             for node in _in_order(f"{self.name}, device {rank}", nodes):
@@ -191,7 +197,7 @@ class ChakraProgram:
         return f"messages from device {pair[0]} to device {pair[1]}", pair
 
     def _matched(
-        self, series: str, ranks: tuple[int, ...], by_rank: Mapping[int, Sequence[Node]]
+        self, series: str, ranks: tuple[int, ...], by_rank: Mapping[int, Sequence[ChakraNode]]
     ) -> Iterator[tuple[At, _Exchange]]:
         first = by_rank.get(ranks[0], [])
         for rank in ranks[1:]:
@@ -258,11 +264,11 @@ def _in_words(kind: str, size: int, tag: int, root: int) -> str:
     return f"{kind}{puts_in}{has_result} of {size} bytes"
 
 
-def _bytes_of(node: Node) -> int:
+def _bytes_of(node: ChakraNode) -> int:
     return int(node.attributes.get("comm_size", 0))
 
 
-def _in_order(where: str, nodes: Sequence[Node]) -> Iterator[Node]:
+def _in_order(where: str, nodes: Sequence[ChakraNode]) -> Iterator[ChakraNode]:
     """The nodes of a trace in the order in which its host issues them."""
     by_number = {(0, node.number): node for node in nodes}
     ordered = _topological({
@@ -296,14 +302,16 @@ def _topological(waits: Mapping[At, Iterable[At]]) -> list[At]:
     return ordered
 
 
-class _Described(msgspec.Struct):
+class _DescribedGroup(msgspec.Struct):
     """A process group, as PyTorch describes it in its traces."""
 
     pg_name: str
     ranks: list[int]
 
 
-def _groups_of_metadata(path: str, traces: Iterable[Iterable[Node]]) -> dict[str, tuple[int, ...]]:
+def _groups_of_metadata(
+    path: str, traces: Iterable[Iterable[ChakraNode]]
+) -> dict[str, tuple[int, ...]]:
     """The process groups that PyTorch has written into its traces."""
     found: dict[str, tuple[int, ...]] = {}
     for node in (node for nodes in traces for node in nodes):
@@ -311,7 +319,7 @@ def _groups_of_metadata(path: str, traces: Iterable[Iterable[Node]]) -> dict[str
             continue
         text = node.inputs.strip().removeprefix("['").removesuffix("']")
         try:
-            described = msgspec.json.decode(text, type=list[_Described])
+            described = msgspec.json.decode(text, type=list[_DescribedGroup])
         except msgspec.MsgspecError as error:
             raise ConfigError(
                 f"{path}: node {node.number} {node.name!r} describes process groups, and cannot"
@@ -322,7 +330,7 @@ def _groups_of_metadata(path: str, traces: Iterable[Iterable[Node]]) -> dict[str
     return found
 
 
-class _Memory(NamedTuple):
+class _TensorSize(NamedTuple):
     """Stands for a tensor of a rank, of which a call without numbers only tells the size."""
 
     sip: int
@@ -352,7 +360,7 @@ class _Done:
             self.future.fail(cause.failure)
 
 
-class _Row:
+class _TurnQueue:
     """Takes one thing at a time, in the order of asking."""
 
     def __init__(self) -> None:
@@ -374,13 +382,13 @@ class _Replay:
         self._roofline = roofline_of(torch.engine.topology, "f16")
         self._command = picoseconds(torch.engine.topology.machine.system.host.command_ns)
         self._kind = element_type(dtype)
-        self._rows: dict[tuple[int, bool], _Row] = defaultdict(_Row)
+        self._rows: dict[tuple[int, bool], _TurnQueue] = defaultdict(_TurnQueue)
         self._groups: dict[str, ProcessGroup] = {}
         self._done: dict[At, _Done] = {}
-        self._given: list[Handle] = []
+        self._given: list[CommandHandle] = []
         self._began = 0
 
-    def give(self, nodes: Mapping[At, Node], exchanges: Mapping[At, _Exchange]) -> None:
+    def give(self, nodes: Mapping[At, ChakraNode], exchanges: Mapping[At, _Exchange]) -> None:
         """Give all nodes to the machine."""
         self._began = self._engine.now
         simulator = self._engine.simulator
@@ -403,21 +411,21 @@ class _Replay:
         ends = [each.completed_at for each in self._given if each.completed_at is not None]
         return int(max(ends, default=self._began) - self._began)
 
-    def _pass_over(self, at: At, node: Node) -> None:
+    def _pass_over(self, at: At, node: ChakraNode) -> None:
         before = [each.future for each in self._after(at[0], node)]
         if before:
             all_of(before).add_callback(self._done[at].tell)
         else:
             self._done[at].future.succeed()
 
-    def _after(self, rank: int, node: Node) -> tuple[Any, ...]:
+    def _after(self, rank: int, node: ChakraNode) -> tuple[Any, ...]:
         return tuple(self._done[rank, before] for before in node.after)
 
-    def _give(self, at: At, handle: Handle) -> None:
+    def _give(self, at: At, handle: CommandHandle) -> None:
         self._given.append(handle)
         handle.future.add_callback(self._done[at].tell)
 
-    def _compute(self, at: At, node: Node) -> None:
+    def _compute(self, at: At, node: ChakraNode) -> None:
         rank, _ = at
         row = self._rows[rank, bool(node.attributes.get("is_cpu_op", False))]
         command = Run(
@@ -429,7 +437,7 @@ class _Replay:
         )
         self._give(at, self._engine.submit(command))
 
-    def _taking(self, row: _Row, duration: int) -> Callable[[KernelEnvironment], Steps]:
+    def _taking(self, row: _TurnQueue, duration: int) -> Callable[[KernelEnvironment], Steps]:
         def start(env: KernelEnvironment) -> Steps:
             now = env.simulator.now
             # The time of the driver is a part of what was recorded.
@@ -437,7 +445,7 @@ class _Replay:
 
         return start
 
-    def _duration(self, node: Node) -> int:
+    def _duration(self, node: ChakraNode) -> int:
         flops, size = (int(node.attributes.get(name, 0)) for name in ("num_ops", "tensor_size"))
         is_computing = node.kind is NodeKind.COMPUTE and not node.attributes.get("is_cpu_op")
         recorded = int(
@@ -469,7 +477,7 @@ class _Replay:
         known = self._torch.ccl.algorithms.get(exchange.algorithm)
         return known.name if known is not None and known.collective == exchange.kind else None
 
-    def _call(self, request: Request, exchange: _Exchange, rank: int) -> Call:
+    def _call(self, request: Request, exchange: _Exchange, rank: int) -> RankContribution:
         group = self._groups.get(exchange.series)
         if group is None:
             distributed = weakref.ref(self._torch.distributed)
@@ -478,14 +486,14 @@ class _Replay:
             group = ProcessGroup(distributed, exchange.ranks, name)
             self._groups[exchange.series] = group
         place = exchange.ranks.index(rank)
-        memory: Any = _Memory(self._torch.device_of(rank).sip, exchange.size)
+        memory: Any = _TensorSize(self._torch.device_of(rank).sip, exchange.size)
         kind = exchange.kind
         puts_in = kind not in _ROOT_PUTS_IN or place == exchange.root
         has_result = not (kind in _ROOT_HAS_RESULT and place != exchange.root) and not (
             kind == "send_receive" and place == exchange.root
         )
         has_memory = kind != "barrier"
-        return Call(
+        return RankContribution(
             request, exchange.number, rank, group=group,
             operands=[memory] if puts_in and has_memory else [],
             results=[memory] if has_result and has_memory else [],

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.benches.bounds import Bound, Roofline
-from rankwise.sim.benches.holding import ENOUGH, most_lost_to, most_waited_for, wire_times
+from rankwise.sim.benches.link_contention import ENOUGH, most_lost_to, most_waited_for, wire_times
 from rankwise.sim.benches.spending import spending_of
-from rankwise.sim.hardware.commands import Handle
+from rankwise.sim.hardware.commands import CommandHandle
 from rankwise.sim.hardware.engine import GraphEngine
-from rankwise.sim.hardware.machine import Waits
-from rankwise.sim.hardware.op_log import Operation
+from rankwise.sim.hardware.hardware_machine import MessageWaits
+from rankwise.sim.hardware.op_log import LoggedOperation
 from rankwise.sim.reporting.results import BenchResult
 
 _CHANNEL = re.compile(r"\.hbm\d+$")
@@ -21,7 +21,7 @@ _CHANNEL = re.compile(r"\.hbm\d+$")
 class MessagesBefore(NamedTuple):
     """What messages had waited for, and wires had carried, before a collective."""
 
-    waits: Waits
+    waits: MessageWaits
     busy: dict[str, int]
 
 
@@ -30,7 +30,7 @@ def messages_before(engine: GraphEngine) -> MessagesBefore:
     return MessagesBefore(engine.machine.waits.copy(), wire_times(engine.machine))
 
 
-def span_of(operations: Iterable[Operation]) -> int:
+def span_of(operations: Iterable[LoggedOperation]) -> int:
     """Picoseconds from the first start to the last end."""
     found = list(operations)
     if not found:
@@ -38,7 +38,7 @@ def span_of(operations: Iterable[Operation]) -> int:
     return max(each.end for each in found) - min(each.start for each in found)
 
 
-def duration_of(handle: Handle) -> int:
+def duration_of(handle: CommandHandle) -> int:
     """Picoseconds from the start of a command to its completion."""
     if handle.started_at is None or handle.completed_at is None:
         raise LocalProtocolError(f"{handle!r} is not complete, so it took no time yet")
@@ -49,7 +49,7 @@ def kernel_result(
     torch: Any,
     bench: str,
     case: str,
-    handle: Handle,
+    handle: CommandHandle,
     limit: Roofline | Bound,
     *,
     flops: int,
@@ -116,7 +116,10 @@ def collective_result(
     """
     held_back_by = ""
     if bound.picoseconds < ENOUGH * time:
-        machine, (waited, carried) = torch.engine.machine, before or MessagesBefore(Waits(), {})
+        machine, (waited, carried) = (
+            torch.engine.machine,
+            before or MessagesBefore(MessageWaits(), {}),
+        )
         busiest = max(
             (busy - carried.get(name, 0) for name, busy in wire_times(machine).items()), default=0
         )

@@ -31,7 +31,7 @@ Number = Literal["f16", "bf16", "f32", "i32", "i8"]
 _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-class Parameter(NamedTuple):
+class BenchParameter(NamedTuple):
     """Something that a program takes by name.
 
     Attributes:
@@ -89,7 +89,7 @@ class Parameters:
     def __init__(self, program: str, called: Callable[..., Any]) -> None:
         self._program = program
         self._by_name = {
-            each.name: Parameter(each.name, each.default, _kind_of(each))
+            each.name: BenchParameter(each.name, each.default, _kind_of(each))
             for each in signature_of(called).parameters.values()
             if each.default is not inspect.Parameter.empty
             and each.kind is not inspect.Parameter.POSITIONAL_ONLY
@@ -104,7 +104,7 @@ class Parameters:
         return tuple(self._by_name)
 
     @property
-    def all(self) -> tuple[Parameter, ...]:
+    def all(self) -> tuple[BenchParameter, ...]:
         """All of them, likewise."""
         return tuple(self._by_name.values())
 

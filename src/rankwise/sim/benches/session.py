@@ -24,7 +24,7 @@ from rankwise.sim.benches.triton_script import TritonScript
 from rankwise.sim.ccl.configuration import (
     FILE_NAME,
     CollectiveConfiguration,
-    Queues,
+    QueueLayout,
     parse_configuration,
     read_configuration,
 )
@@ -43,10 +43,10 @@ from rankwise.sim.runtime.wall_limit import wall_limit
 AnyProgram: TypeAlias = Program | TritonScript | ChakraProgram
 
 _TOPOLOGY_SECTIONS = ("system", "sip", "cube", "pe")
-_COLLECTIVE_DEFAULTS = (*Queues.__struct_fields__, "algorithm", "world_size", "fidelity")
+_COLLECTIVE_DEFAULTS = (*QueueLayout.__struct_fields__, "algorithm", "world_size", "fidelity")
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What to simulate.
 
     Attributes:
@@ -86,7 +86,7 @@ class Finished(NamedTuple):
     results: list[BenchResult]
 
 
-class Outcome(NamedTuple):
+class BenchOutcome(NamedTuple):
     """What became of a run, as another process can send it back.
 
     Attributes:
@@ -102,7 +102,7 @@ class Outcome(NamedTuple):
     devices: int = 0
 
 
-class Session:
+class BenchSession:
     """One run, prepared: everything has been read and checked, nothing has run.
 
     Args:
@@ -113,7 +113,7 @@ class Session:
         engine: the machine; others may look at its `now` while the run goes on.
     """
 
-    def __init__(self, settings: Settings, *, with_messages: bool = False) -> None:
+    def __init__(self, settings: BenchSettings, *, with_messages: bool = False) -> None:
         self._settings = settings
         with self._limited():
             self._program = _program(settings)
@@ -161,7 +161,7 @@ class Session:
         return wall_limit(self._settings.real_limit_s, remedy="a larger --max-time real:…")
 
 
-def _program(settings: Settings) -> AnyProgram:
+def _program(settings: BenchSettings) -> AnyProgram:
     if settings.arguments is not None:
         return TritonScript(settings.program, settings.arguments)
     if settings.is_file and is_trace(settings.program):
@@ -170,7 +170,7 @@ def _program(settings: Settings) -> AnyProgram:
     return find(settings.program)
 
 
-def check_keys(settings: Settings, keys: Iterable[str]) -> None:
+def check_keys(settings: BenchSettings, keys: Iterable[str]) -> None:
     """Refuse keys that a bench has no use for; a user's program is not executed to find out.
 
     Raises:
@@ -185,12 +185,12 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def simulate(settings: Settings) -> Finished:
+def simulate(settings: BenchSettings) -> Finished:
     """Run what the settings say."""
-    return Session(settings).run()
+    return BenchSession(settings).run()
 
 
-def measure_or_tell(settings: Settings) -> Outcome:
+def measure_or_tell(settings: BenchSettings) -> BenchOutcome:
     """Run what the settings say, and never raise: for a process that runs one of many."""
     try:
         finished = simulate(settings)
@@ -202,9 +202,9 @@ def measure_or_tell(settings: Settings) -> Outcome:
         )
         line = line_of(error)
         place = f", at {line}" if line and line.file not in what else ""
-        return Outcome([], 0, what + place)
+        return BenchOutcome([], 0, what + place)
     engine = finished.engine
-    return Outcome(finished.results, engine.now, "", engine.topology.sip_count)
+    return BenchOutcome(finished.results, engine.now, "", engine.topology.sip_count)
 
 
 def _sorted_fields(

@@ -9,7 +9,7 @@ each instant it is, in this order:
    DMA; else it has no program left (`wave tail`), or none yet (`start-up latency`).
 2. in a collective or message: while a wire of the device is busy, and else where nothing tells,
    `links`; the rest is what its queues waited for: credits, DMA, the math engine, ways inside of
-   devices (`Machine.waits`).
+   devices (`HardwareMachine.waits`).
 3. in a copy of the host or another device: `copies`.
 4. waiting for others: an idle device whose next command is a collective waits for ranks that come
    later (`imbalance of ranks`); if it is a message, for the rank at its other end (`pipeline
@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rankwise.base.sorting import by_numbers
-from rankwise.sim.benches.holding import (
+from rankwise.sim.benches.link_contention import (
     BUBBLE,
     ENGINES,
     ENOUGH,
@@ -41,8 +41,8 @@ from rankwise.sim.benches.holding import (
     wire_times,
 )
 from rankwise.sim.hardware.engine import GraphEngine
-from rankwise.sim.hardware.machine import Machine
-from rankwise.sim.hardware.op_log import Operation
+from rankwise.sim.hardware.hardware_machine import HardwareMachine
+from rankwise.sim.hardware.op_log import LoggedOperation
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.reporting.breakdown import (
     COMPUTE,
@@ -190,7 +190,7 @@ def held_back_by(run: Any) -> tuple[str, float]:
     return spending_of(run).held_back_by
 
 
-def _spans(commands: Sequence[Operation], command: int) -> dict[str, list[_Span]]:
+def _spans(commands: Sequence[LoggedOperation], command: int) -> dict[str, list[_Span]]:
     """By device, what went on and when; a device that only has memory has an empty list."""
     began: dict[tuple[str, str], int] = {}
     for each in commands:
@@ -216,11 +216,11 @@ def _spans(commands: Sequence[Operation], command: int) -> dict[str, list[_Span]
     return spans
 
 
-def _is_collective(each: Operation) -> bool:
+def _is_collective(each: LoggedOperation) -> bool:
     return each.kind not in {"KernelLaunch", "Run", *_MAPPINGS, *_COPIES}
 
 
-def _meeting(each: Operation) -> tuple[str, str]:
+def _meeting(each: LoggedOperation) -> tuple[str, str]:
     """Equal for the parts of all ranks in one collective or message."""
     if each.kind.startswith("message "):
         return each.kind, each.name.split()[1]  # its number
@@ -252,7 +252,7 @@ def _by_cause(spans: Sequence[_Span], first: int, last: int) -> tuple[Counter[st
 
 
 def _in_kernels(
-    engine: GraphEngine, log: Iterable[Operation], spans: dict[str, list[_Span]]
+    engine: GraphEngine, log: Iterable[LoggedOperation], spans: dict[str, list[_Span]]
 ) -> dict[str, dict[str, float]]:
     """By device, the shares of its time in kernels."""
     launches = [each for each in log if each.kind == "KernelLaunch"]
@@ -282,15 +282,15 @@ def _in_kernels(
 
 
 def _operations_of(
-    launches: Iterable[Operation], log: Iterable[Operation]
-) -> dict[int, dict[str, list[Operation]]]:
+    launches: Iterable[LoggedOperation], log: Iterable[LoggedOperation]
+) -> dict[int, dict[str, list[LoggedOperation]]]:
     """By launch and PE, its operations: those of its kernel on its device, while it lasts."""
-    of_kernel: dict[tuple[str, str], list[Operation]] = {}
+    of_kernel: dict[tuple[str, str], list[LoggedOperation]] = {}
     for each in launches:
         of_kernel.setdefault((each.place, each.name), []).append(each)
     devices = {device for device, _ in of_kernel}
     device_of: dict[str, str] = {}
-    found: dict[int, dict[str, list[Operation]]] = {}
+    found: dict[int, dict[str, list[LoggedOperation]]] = {}
     for each in log:
         place = each.place
         device = device_of.get(place)
@@ -303,7 +303,9 @@ def _operations_of(
     return found
 
 
-def _in_launch(launch: Operation, of_pe: dict[str, list[Operation]]) -> dict[str, float]:
+def _in_launch(
+    launch: LoggedOperation, of_pe: dict[str, list[LoggedOperation]]
+) -> dict[str, float]:
     """The time of one launch, by cause: the mean of the PEs that have programs of it."""
     if not of_pe:
         return {LAUNCH: float(launch.end - launch.start)}
@@ -315,7 +317,9 @@ def _in_launch(launch: Operation, of_pe: dict[str, list[Operation]]) -> dict[str
     return {cause: amount / len(of_pe) for cause, amount in spent.items()}
 
 
-def _on_pe(operations: Sequence[Operation], begun: int, end: int) -> Iterator[tuple[str, int]]:
+def _on_pe(
+    operations: Sequence[LoggedOperation], begun: int, end: int
+) -> Iterator[tuple[str, int]]:
     borders = sorted(
         [(each.start, 1, ENGINES[each.kind]) for each in operations]
         + [(each.end, -1, ENGINES[each.kind]) for each in operations]
@@ -346,7 +350,7 @@ def _crowded(engine: GraphEngine, in_dma: dict[str, float]) -> set[str]:
 class _Collectives:
     """What collectives and messages spend their time with, as far as it is known."""
 
-    def __init__(self, machine: Machine, commands: Iterable[Operation]) -> None:
+    def __init__(self, machine: HardwareMachine, commands: Iterable[LoggedOperation]) -> None:
         lasted = [(each.place, each.end - each.start) for each in commands if _is_collective(each)]
         self._mean = max(1, sum(time for _, time in lasted) // max(1, len(lasted)))
         self._of_place = Counter[str]()

@@ -12,7 +12,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.sim.benches.parameters import Parameters
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.runtime.multiprocessing import exit_code
-from rankwise.sim.triton.stand_in import installed
+from rankwise.sim.triton.triton_shim import installed
 
 
 class TritonScript:

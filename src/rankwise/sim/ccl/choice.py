@@ -21,8 +21,8 @@ from rankwise.sim.ccl.lanes import LaneQueues
 from rankwise.sim.ccl.layout import LaneLayout, laid_out
 from rankwise.sim.ccl.message_execution import MessageExecution
 from rankwise.sim.ccl.message_pes import Elements, Lanes
-from rankwise.sim.ccl.plan import Plan, Request, plan, requested
-from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.ccl.plan import CollectiveRequest, Plan, plan, requested
+from rankwise.sim.hardware.hardware_machine import HardwareMachine
 from rankwise.sim.kernel import Simulator, all_of
 
 
@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         collective: which one.
-        elements: elements per rank, as `Request` counts them.
+        elements: elements per rank, as `CollectiveRequest` counts them.
         root: the root, if it has one.
         sips: the device of each rank.
         pes: the PEs of each rank.
@@ -63,7 +63,7 @@ class Chooser:
         configuration: the algorithms that there are.
     """
 
-    def __init__(self, machine: Machine, configuration: CollectiveConfiguration) -> None:
+    def __init__(self, machine: HardwareMachine, configuration: CollectiveConfiguration) -> None:
         self._machine, self._configuration = machine, configuration
         self._known: dict[Wanted, Algorithm] = {}
 
@@ -112,7 +112,7 @@ class Chooser:
 
     def by_queues(self, trial: AlgorithmTrial, wanted: Wanted) -> int:
         """Picoseconds that an algorithm takes alone, queue by queue."""
-        machine = Machine(Simulator(), self._machine.topology)
+        machine = HardwareMachine(Simulator(), self._machine.topology)
         count, queues = trial.layout
         lanes = [
             [machine.sip(sip).pe(number) for number in pes[:count]]
@@ -170,7 +170,7 @@ def _lanes(sips: Sequence[int], pes: Sequence[tuple[int, ...]], lane_count: int)
     return [Lanes(sip, own[:lane_count]) for sip, own in zip(sips, pes, strict=True)]
 
 
-def _is_long(request: Request) -> bool:
+def _is_long(request: CollectiveRequest) -> bool:
     """Whether the programs of all ranks together are too long to be written for a trial."""
     module = algorithm_module(request.module)
     count = sum(1 for _ in instructions_of(module, request.task(0)))

@@ -17,8 +17,8 @@ import yaml
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_behind
 from rankwise.sim.ccl.algorithm_modules import algorithm_module
+from rankwise.sim.config_errors import mistake_in
 from rankwise.sim.files import load_yaml, read_text
-from rankwise.sim.mistakes import mistake_in
 
 FILE_NAME = "ccl.yaml"
 
@@ -41,7 +41,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 _ALGORITHMS = "rankwise.sim.ccl.algorithms."
 
 
-class Queues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QueueLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the queues between the PEs of a collective are laid out.
 
     Attributes:
@@ -80,7 +80,7 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     module: str
     topology: Layout = "ring_1d"
     fidelity: Fidelity = "auto"
-    queues: Queues = Queues()
+    queues: QueueLayout = QueueLayout()
 
     @property
     def collective(self) -> str:
@@ -218,13 +218,13 @@ def read_configuration(source: str | PathLike[str] | None) -> tuple[Any, str]:
     return {} if tree is None else tree, str(path)
 
 
-class _Defaults(Queues, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Defaults(QueueLayout, frozen=True, kw_only=True, forbid_unknown_fields=True):
     algorithm: str | None = None
     world_size: Count | None = None
     fidelity: Fidelity = "auto"
 
 
-class _Entry(Queues, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Entry(QueueLayout, frozen=True, kw_only=True, forbid_unknown_fields=True):
     module: str
     topology: Layout = "ring_1d"
     fidelity: Fidelity = "auto"
@@ -294,13 +294,13 @@ def _algorithm(name: str, fields: dict[str, Any], source: str, where: str) -> Al
         algorithm_module(entry.module)
     except ConfigError as error:
         raise ConfigError(f"{source}: {where}.module: {error.message}", hint=error.hint) from error
-    queues = {field: getattr(entry, field) for field in Queues.__struct_fields__}
+    queues = {field: getattr(entry, field) for field in QueueLayout.__struct_fields__}
     return Algorithm(
         name=name,
         module=entry.module,
         topology=entry.topology,
         fidelity=entry.fidelity,
-        queues=Queues(**queues),
+        queues=QueueLayout(**queues),
     )
 
 
@@ -331,7 +331,7 @@ def _check_fidelity(algorithm: Algorithm, where: str) -> None:
         )
 
 
-def _check_sizes(queues: Queues, where: str) -> None:
+def _check_sizes(queues: QueueLayout, where: str) -> None:
     chunk = queues.vc_chunk_size or CHUNK_LEAST
     if queues.slot_size % chunk:
         raise ConfigError(
@@ -348,7 +348,7 @@ def _check_sizes(queues: Queues, where: str) -> None:
 _WIDEST_ELEMENT = 8
 
 
-def check_against(queues: Queues, tcm_bytes: int, queue_count: int, where: str) -> None:
+def check_against(queues: QueueLayout, tcm_bytes: int, queue_count: int, where: str) -> None:
     """Refuse queues that do not fit into the scratch memory of a PE.
 
     Args:
@@ -373,7 +373,7 @@ def check_sizes_against(configuration: CollectiveConfiguration, tcm_bytes: int) 
     How many queues end at a PE is known when a collective is planned (`check_against`); what can
     never fit is refused before anything runs.
     """
-    usual = (Queues().n_slots, Queues().slot_size)
+    usual = (QueueLayout().n_slots, QueueLayout().slot_size)
     for algorithm in configuration.algorithms.values():
         if (algorithm.queues.n_slots, algorithm.queues.slot_size) != usual:
             where = f"{configuration.source}: algorithm {algorithm.name}"

@@ -26,11 +26,11 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send, Span, part_of
-from rankwise.sim.ccl.configuration import Queues
+from rankwise.sim.ccl.configuration import QueueLayout
 from rankwise.sim.ccl.lanes import LaneQueues
 from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.hardware.hardware_machine import HardwareMachine, Pe
 from rankwise.sim.hardware.ipcq import IpcQueue
-from rankwise.sim.hardware.machine import Machine, Pe
 from rankwise.sim.kernel import Future, Steps, all_of
 
 
@@ -88,7 +88,7 @@ def _touched(instruction: Instruction) -> tuple[tuple[Span, ...], tuple[Span, ..
             return sources, (target,)
 
 
-def lane_count(plan: Plan, item_bytes: int, queues: Queues, pe_count: int) -> int:
+def lane_count(plan: Plan, item_bytes: int, queues: QueueLayout, pe_count: int) -> int:
     """Over how many PEs of each rank messages are spread."""
     if queues.n_lanes:
         return min(queues.n_lanes, pe_count)
@@ -116,7 +116,7 @@ class CollectiveExecution:
         ranks: what they call its ranks; 0, 1, … unless given.
     """
 
-    machine: Machine
+    machine: HardwareMachine
     plan: Plan
     lanes: Sequence[Sequence[Pe]]
     queues: LaneQueues

@@ -37,11 +37,11 @@ from rankwise.sim.ccl.lanes import LaneQueues
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.footprint import Footprint
+from rankwise.sim.hardware.hardware_machine import Pe
+from rankwise.sim.hardware.interleaving import Consecutive
 from rankwise.sim.hardware.ipcq import IpcQueue
-from rankwise.sim.hardware.machine import Pe
 from rankwise.sim.hardware.memory import FIRST_ADDRESS, Mapping
 from rankwise.sim.hardware.op_log import OpLog
-from rankwise.sim.hardware.places import Consecutive
 from rankwise.sim.kernel import Future, Steps
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner

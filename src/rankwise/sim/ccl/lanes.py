@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rankwise.sim.ccl.configuration import CHUNK_LEAST, SLOTS_LEAST, Queues
+from rankwise.sim.ccl.configuration import CHUNK_LEAST, SLOTS_LEAST, QueueLayout
+from rankwise.sim.hardware.hardware_machine import HardwareMachine, Pe
 from rankwise.sim.hardware.ipcq import IpcQueue
-from rankwise.sim.hardware.machine import Machine, Pe
 from rankwise.sim.hardware.quantities import picoseconds
 
 
@@ -29,7 +29,9 @@ class LaneQueues:
         layout: how they are laid out; the number of slots is known.
     """
 
-    def __init__(self, machine: Machine, lanes: Sequence[Sequence[Pe]], layout: Queues) -> None:
+    def __init__(
+        self, machine: HardwareMachine, lanes: Sequence[Sequence[Pe]], layout: QueueLayout
+    ) -> None:
         self._machine = machine
         self._lanes = lanes
         self.layout = layout
@@ -75,12 +77,12 @@ class LaneQueues:
 
 
 def suited_to(
-    machine: Machine,
-    queues: Queues,
+    machine: HardwareMachine,
+    queues: QueueLayout,
     ways: Iterable[tuple[int, int]],
     lane_count: int,
     queue_count: int,
-) -> Queues:
+) -> QueueLayout:
     """A layout with everything that the configuration has left to the machine.
 
     Args:
@@ -104,7 +106,7 @@ def suited_to(
 
 
 def _slots_under_way(
-    machine: Machine, queues: Queues, source: int, destination: int, lane_count: int
+    machine: HardwareMachine, queues: QueueLayout, source: int, destination: int, lane_count: int
 ) -> int:
     """How many slots a lane can fill before the credit of the first one is back."""
     sender, receiver = machine.sip(source).pe(0), machine.sip(destination).pe(0)
@@ -120,7 +122,7 @@ def _slots_under_way(
     return -(-(there.latency + slot + back.latency + wake) // interval)
 
 
-def _chunk_for(machine: Machine, slot_size: int) -> int:
+def _chunk_for(machine: HardwareMachine, slot_size: int) -> int:
     """The largest power of two that divides a slot and takes a link no longer than wanted."""
     rate = machine.topology.machine.system.sips.fastest_link.rate
     chunk = slot_size & -slot_size

@@ -3,23 +3,23 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rankwise.sim.ccl.configuration import Algorithm, Queues, check_against
+from rankwise.sim.ccl.configuration import Algorithm, QueueLayout, check_against
 from rankwise.sim.ccl.execution import lane_count, queues_per_pe
 from rankwise.sim.ccl.lanes import suited_to
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.ccl.wire_classes import wire_classes
-from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.hardware_machine import HardwareMachine
 
 
 class LaneLayout(NamedTuple):
     """Over how many PEs of each rank messages are spread, and the queues between these."""
 
     lane_count: int
-    queues: Queues
+    queues: QueueLayout
 
 
 def laid_out(  # noqa: PLR0917 (what a collective is, in its order)
-    machine: Machine,
+    machine: HardwareMachine,
     plan: Plan,
     algorithm: Algorithm,
     item_bytes: int,

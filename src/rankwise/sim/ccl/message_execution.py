@@ -45,16 +45,16 @@ from typing import Any
 import numpy as np
 
 from rankwise.core.collectives.ring import RingRound
-from rankwise.sim.ccl.configuration import Queues
+from rankwise.sim.ccl.configuration import QueueLayout
 from rankwise.sim.ccl.execution import pass_on
 from rankwise.sim.ccl.message_graph import MessageGraph
 from rankwise.sim.ccl.message_model import Picoseconds
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeTimes
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.ccl.wire_classes import WireClass, WireClasses, wire_classes
-from rankwise.sim.hardware.fluids import Fluid
+from rankwise.sim.hardware.flow_model import Fluid
+from rankwise.sim.hardware.hardware_machine import HardwareMachine
 from rankwise.sim.hardware.links import Link
-from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.quantities import MIB, picoseconds
 from rankwise.sim.kernel import Future, Steps
 
@@ -73,10 +73,10 @@ class MessageExecution:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: HardwareMachine,
         plan: Plan,
         lanes: Sequence[Lanes],
-        layout: Queues,
+        layout: QueueLayout,
         work: Elements,
         *,
         name: str = "collective",
@@ -308,7 +308,7 @@ class _Ways:
         mebibyte: how long one of all lanes together takes where it is narrowest.
     """
 
-    def __init__(self, machine: Machine, lanes: Sequence[Lanes]) -> None:
+    def __init__(self, machine: HardwareMachine, lanes: Sequence[Lanes]) -> None:
         inside: dict[Hashable, tuple[int, int]] = {}
         pairs = list(zip(lanes, [*lanes[1:], lanes[0]], strict=True))
         wires = [
@@ -329,13 +329,15 @@ class _Ways:
         self.mebibyte: Picoseconds = np.array(mebibyte, np.int64)
 
 
-def _alike(machine: Machine, sip: int) -> int:
+def _alike(machine: HardwareMachine, sip: int) -> int:
     """Equal for devices that are alike inside: their numbers where they have faults of theirs."""
     faults = machine.topology.faults
     return sip if faults is not None and faults.is_inside(sip) else -1
 
 
-def _inside(machine: Machine, one: Lanes, other: Lanes, wires: Sequence[Link]) -> tuple[int, int]:
+def _inside(
+    machine: HardwareMachine, one: Lanes, other: Lanes, wires: Sequence[Link]
+) -> tuple[int, int]:
     """Of a way inside of its devices: the latency, and how long a mebibyte of all lanes takes."""
     paths = [
         machine.path(machine.sip(one.sip).pe(here).tcm, machine.sip(other.sip).pe(there).tcm)
@@ -357,10 +359,10 @@ class _Rounds:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: HardwareMachine,
         plan: Plan,
         lanes: Sequence[Lanes],
-        layout: Queues,
+        layout: QueueLayout,
         work: Elements,
     ) -> None:
         ways = _Ways(machine, lanes)

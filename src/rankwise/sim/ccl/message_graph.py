@@ -28,14 +28,14 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send
-from rankwise.sim.ccl.configuration import Queues
+from rankwise.sim.ccl.configuration import QueueLayout
 from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeRates, PeTimes
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.ccl.wire_classes import wire_classes
 from rankwise.sim.hardware.fair_shares import Figures, Numbers, Uses, fair_speeds
+from rankwise.sim.hardware.hardware_machine import HardwareMachine
 from rankwise.sim.hardware.links import Link
-from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.quantities import picoseconds
 
 
@@ -164,10 +164,10 @@ class MessageGraph:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: HardwareMachine,
         plan: Plan,
         lanes: Sequence[Lanes],
-        layout: Queues,
+        layout: QueueLayout,
         work: Elements,
     ) -> None:
         self._machine, self._plan, self._lanes = machine, plan, lanes

@@ -214,7 +214,7 @@ class PlacedWiring(Wiring):
 _TO_TELL_APART = 2
 
 
-class Network(ABC):
+class DimensionModel(ABC):
     """One dimension with its algorithm: takes chunks through it."""
 
     def __init__(self, wiring: Wiring) -> None:

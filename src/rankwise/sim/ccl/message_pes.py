@@ -4,7 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from rankwise.sim.ccl.execution import TCM_SHARE
-from rankwise.sim.hardware.machine import Machine
+from rankwise.sim.hardware.hardware_machine import HardwareMachine
 from rankwise.sim.hardware.paths import Path
 
 
@@ -32,7 +32,7 @@ class Elements(NamedTuple):
 class PeTimes:
     """What the PE of a lane needs for one slot."""
 
-    def __init__(self, machine: Machine, lanes: Lanes, lane: int, work: Elements) -> None:
+    def __init__(self, machine: HardwareMachine, lanes: Lanes, lane: int, work: Elements) -> None:
         self._pe = pe = machine.sip(lanes.sip).pe(lanes.pes[lane])
         self._work = work
         self._load = Path([pe.dma_engine, *machine.path(pe.hbm, pe.tcm)])

@@ -33,15 +33,15 @@ from rankwise.sim.ccl.message_model import (
     Algorithm,
     Chunk,
     Collective,
+    DimensionModel,
     Indexes,
-    Network,
     Picoseconds,
     Rooted,
     Wiring,
 )
 
 
-class Round(NamedTuple):
+class MessageRound(NamedTuple):
     """Messages that are sent together: from every member `i` of a group to `targets[d][i]`.
 
     A member that is its own target sends nothing. There are `times` of them, one after the other.
@@ -66,7 +66,7 @@ class _Paths(NamedTuple):
     """Every link that is crossed, once."""
 
 
-class RoundNetwork(Network):
+class RoundNetwork(DimensionModel):
     """One dimension whose algorithm goes in rounds."""
 
     def __init__(self, wiring: Wiring) -> None:
@@ -95,7 +95,7 @@ class RoundNetwork(Network):
         elif kind == "all_gather":
             chunk.size *= count
 
-    def _reduced_bytes(self, each: Round, following: Round | None) -> int:
+    def _reduced_bytes(self, each: MessageRound, following: MessageRound | None) -> int:
         if not each.reduces:
             return 0
         is_halving = self.wiring.dimension.algorithm == "halving_doubling"
@@ -103,7 +103,9 @@ class RoundNetwork(Network):
             return following.size if following is not None and following.reduces else 0
         return each.size
 
-    def _run_equal_rounds(self, each: Round, reduced: int, ready: Picoseconds) -> Picoseconds:
+    def _run_equal_rounds(
+        self, each: MessageRound, reduced: int, ready: Picoseconds
+    ) -> Picoseconds:
         wiring = self.wiring
         paths = self._paths.get(each.targets)
         if paths is None:
@@ -124,7 +126,7 @@ class RoundNetwork(Network):
         return ready
 
     def _run_round(
-        self, each: Round, paths: _Paths, reduced: int, ready: Picoseconds
+        self, each: MessageRound, paths: _Paths, reduced: int, ready: Picoseconds
     ) -> Picoseconds:
         wiring = self.wiring
         wiring.messages += len(paths.sources)
@@ -248,36 +250,38 @@ def _shifted(count: int, by: int) -> tuple[int, ...]:
     return tuple((member + by) % count for member in range(count))
 
 
-def _ring_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:
+def _ring_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[MessageRound]:
     """To the next neighbour, count - 1 times; each block of an all-to-all travels by itself."""
     if count == 1:
         return
     following = (_shifted(count, 1),)
     part = -(-size // count)
     if kind in {"all_reduce", "reduce_scatter"}:
-        yield Round(following, part, reduces=True, times=count - 1)
+        yield MessageRound(following, part, reduces=True, times=count - 1)
     if kind in {"all_reduce", "all_gather"}:
         whole = part if kind == "all_reduce" else size
-        yield Round(following, whole, reduces=False, times=count - 1)
+        yield MessageRound(following, whole, reduces=False, times=count - 1)
     if kind == "all_to_all":
-        yield Round(following, part, reduces=False, times=count * (count - 1) // 2)
+        yield MessageRound(following, part, reduces=False, times=count * (count - 1) // 2)
 
 
-def _direct_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:
+def _direct_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[MessageRound]:
     """To all others at once."""
     if count == 1:
         return
     others = tuple(_shifted(count, by) for by in range(1, count))
     part = -(-size // count)
     if kind in {"all_reduce", "reduce_scatter"}:
-        yield Round(others, part, reduces=True)
+        yield MessageRound(others, part, reduces=True)
     if kind in {"all_reduce", "all_to_all"}:
-        yield Round(others, part, reduces=False)
+        yield MessageRound(others, part, reduces=False)
     if kind == "all_gather":
-        yield Round(others, size, reduces=False)
+        yield MessageRound(others, size, reduces=False)
 
 
-def _halving_doubling_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:
+def _halving_doubling_rounds(
+    kind: Collective | Rooted, count: int, size: int
+) -> Iterator[MessageRound]:
     """With the partner at distance 1, then 2, 4, …; gathering goes back."""
     if kind == "all_to_all":
         raise ConfigError("halving_doubling has no all_to_all", hint="use ring or direct")
@@ -285,14 +289,16 @@ def _halving_doubling_rounds(kind: Collective | Rooted, count: int, size: int) -
     partners = [tuple(member ^ (1 << step) for member in range(count)) for step in range(steps)]
     if kind in {"all_reduce", "reduce_scatter"}:
         for step, partner in enumerate(partners):
-            yield Round((partner,), -(-size // (2 << step)), reduces=True)
+            yield MessageRound((partner,), -(-size // (2 << step)), reduces=True)
     if kind in {"all_reduce", "all_gather"}:
         whole = size if kind == "all_reduce" else size * count
         for step in reversed(range(steps)):
-            yield Round((partners[step],), -(-whole // (2 << step)), reduces=False)
+            yield MessageRound((partners[step],), -(-whole // (2 << step)), reduces=False)
 
 
-def _rounds_along_axes(kind: Collective | Rooted, grid: Grid | None, size: int) -> Iterator[Round]:
+def _rounds_along_axes(
+    kind: Collective | Rooted, grid: Grid | None, size: int
+) -> Iterator[MessageRound]:
     """Rings along each axis in turn, from the inside out, and back."""
     assert grid is not None, "what is no grid is not asked for it"
     following = []
@@ -304,14 +310,14 @@ def _rounds_along_axes(kind: Collective | Rooted, grid: Grid | None, size: int) 
     if kind in {"all_reduce", "reduce_scatter"}:
         for targets, length in axes:
             left = -(-left // length)
-            yield Round(targets, left, reduces=True, times=length - 1)
+            yield MessageRound(targets, left, reduces=True, times=length - 1)
     if kind in {"all_reduce", "all_gather"}:
         for targets, length in reversed(axes):
-            yield Round(targets, left, reduces=False, times=length - 1)
+            yield MessageRound(targets, left, reduces=False, times=length - 1)
             left *= length
 
 
-def _rooted_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[Round]:
+def _rooted_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator[MessageRound]:
     """Broadcast and reduce along a binomial tree, gather and scatter directly; a barrier spreads.
 
     Member 0 is the root.
@@ -320,22 +326,22 @@ def _rooted_rounds(kind: Collective | Rooted, count: int, size: int) -> Iterator
     match kind:
         case "broadcast":
             for distance in distances:
-                yield Round((_from_the_first(distance, count),), size, reduces=False)
+                yield MessageRound((_from_the_first(distance, count),), size, reduces=False)
         case "reduce":
             for distance in reversed(distances):
                 down = _from_the_first(distance, count)
                 up = list(range(count))
                 for sender in range(min(distance, count - distance)):
                     up[down[sender]] = sender
-                yield Round((tuple(up),), size, reduces=True)
+                yield MessageRound((tuple(up),), size, reduces=True)
         case "gather":
-            yield Round(((0,) * count,), size, reduces=False)
+            yield MessageRound(((0,) * count,), size, reduces=False)
         case "scatter":
             others = tuple((to, *range(1, count)) for to in range(1, count))
-            yield Round(others, size, reduces=False)
+            yield MessageRound(others, size, reduces=False)
         case _:
             for distance in distances:
-                yield Round((_shifted(count, distance),), size, reduces=False)
+                yield MessageRound((_shifted(count, distance),), size, reduces=False)
 
 
 def _from_the_first(distance: int, count: int) -> tuple[int, ...]:
@@ -346,7 +352,7 @@ def _from_the_first(distance: int, count: int) -> tuple[int, ...]:
     )
 
 
-ROUNDS: dict[Algorithm, Callable[[Collective | Rooted, int, int], Iterator[Round]]] = {
+ROUNDS: dict[Algorithm, Callable[[Collective | Rooted, int, int], Iterator[MessageRound]]] = {
     "ring": _ring_rounds,
     "direct": _direct_rounds,
     "halving_doubling": _halving_doubling_rounds,

@@ -28,9 +28,9 @@ from rankwise.sim.ccl.message_model import (
     Chunk,
     Collective,
     Dimension,
+    DimensionModel,
     Indexes,
     MessageCosts,
-    Network,
     PlacedWiring,
     Rooted,
     Wiring,
@@ -139,14 +139,14 @@ def placed_time(
     return int(chunk.ready.max())
 
 
-def _network(wiring: Wiring) -> Network:
+def _network(wiring: Wiring) -> DimensionModel:
     if wiring.dimension.algorithm == "double_binary_tree":
         return TreeNetwork(wiring)
     return RoundNetwork(wiring)
 
 
 def _run_phases(
-    phases: list[tuple[int, Collective]], networks: list[Network], waiting: list[Chunk]
+    phases: list[tuple[int, Collective]], networks: list[DimensionModel], waiting: list[Chunk]
 ) -> None:
     """Take every chunk through all phases, at each step the one that can go on first.
 

@@ -22,18 +22,18 @@ import numpy as np
 
 from rankwise.base.errors import ConfigError
 from rankwise.core.collectives.algorithms.tree_allreduce import place_in_tree
-from rankwise.sim.ccl.message_model import Chunk, Collective, Network, Picoseconds, Wiring
+from rankwise.sim.ccl.message_model import Chunk, Collective, DimensionModel, Picoseconds, Wiring
 from rankwise.sim.kernel import Future, Process, Simulator, Steps, all_of
 
 
-class _Role(NamedTuple):
+class _TreeRole(NamedTuple):
     """What a rank does in one tree; ranks count over the whole system."""
 
     parent: int | None
     children: tuple[int, ...]
 
 
-class TreeNetwork(Network):
+class TreeNetwork(DimensionModel):
     """One dimension whose ranks all-reduce along a double binary tree."""
 
     def __init__(self, wiring: Wiring) -> None:
@@ -43,11 +43,11 @@ class TreeNetwork(Network):
             [self._role(rank, tree) for rank in range(len(wiring.member))] for tree in (0, 1)
         ]
 
-    def _role(self, rank: int, tree: int) -> _Role:
+    def _role(self, rank: int, tree: int) -> _TreeRole:
         wiring = self.wiring
         start = int(wiring.group_start[rank])
         parent, children = place_in_tree(int(wiring.member[rank]), wiring.dimension.count, tree)
-        return _Role(
+        return _TreeRole(
             None if parent is None else start + parent * wiring.stride,
             tuple(start + child * wiring.stride for child in children),
         )
@@ -69,7 +69,7 @@ class _Passage:
     """Chunks on their way through the trees."""
 
     def __init__(
-        self, wiring: Wiring, roles: list[list[_Role]], chunks: list[Chunk], chunks_before: int
+        self, wiring: Wiring, roles: list[list[_TreeRole]], chunks: list[Chunk], chunks_before: int
     ) -> None:
         self._wiring = wiring
         self._roles = roles

@@ -24,8 +24,8 @@ from rankwise.sim.ccl.algorithm_modules import (
     scratch_of,
 )
 from rankwise.sim.ccl.configuration import Algorithm
-from rankwise.sim.ccl.reductions import finish
-from rankwise.sim.ccl.rehearsal import Schedule, rehearse, schedule_of
+from rankwise.sim.ccl.rehearsal import InstructionOrder, rehearse, schedule_of
+from rankwise.sim.ccl.rounded_reductions import finish
 from rankwise.sim.hardware.routing import axes_of
 from rankwise.sim.hardware.specification import SipsSpec
 from rankwise.sim.triton.dtypes import Array, dtype
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Indexes = npt.NDArray[np.int64]
 
 
-class Request(NamedTuple):
+class CollectiveRequest(NamedTuple):
     """What ranks want together.
 
     Attributes:
@@ -72,12 +72,14 @@ def requested(  # noqa: PLR0917 (what a call says, in its order)
     root: int,
     homes: tuple[int, ...],
     network: SipsSpec,
-) -> Request:
+) -> CollectiveRequest:
     """What ranks on the given devices want of an algorithm."""
     follows_grid = algorithm.topology in {"mesh_2d", "torus_2d"}
     ring = _snake(homes, network.shape[1]) if follows_grid and network.shape else ()
     axes = axes_of(network)
-    return Request(algorithm.module, collective, len(homes), elements, root, ring, homes, axes)
+    return CollectiveRequest(
+        algorithm.module, collective, len(homes), elements, root, ring, homes, axes
+    )
 
 
 def _snake(homes: tuple[int, ...], columns: int) -> tuple[int, ...]:
@@ -105,7 +107,7 @@ class Plan:
         symmetry: the grid under whose translations all programs are alike; None if they are not.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: CollectiveRequest) -> None:
         self.request = request
         self._module = module = algorithm_module(request.module)
         self.rounds: list[RingRound] | None = (
@@ -150,7 +152,7 @@ class Plan:
         )
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> InstructionOrder:
         """What is calculated.
 
         Raises:
@@ -158,7 +160,7 @@ class Plan:
         """
         return self._played()
 
-    def _played(self) -> Schedule:
+    def _played(self) -> InstructionOrder:
         programs, lengths = self.programs, self.lengths
         try:
             return schedule_of(programs, lengths)
@@ -323,7 +325,7 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def plan(request: Request) -> Plan:
+def plan(request: CollectiveRequest) -> Plan:
     """Have an algorithm write the programs of all ranks, and check that they fit.
 
     Raises:

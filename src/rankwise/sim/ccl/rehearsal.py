@@ -24,7 +24,7 @@ import numpy as np
 from rankwise.base.errors import ConfigError
 from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send, Span
 from rankwise.core.collectives.reductions import ReduceOp
-from rankwise.sim.ccl.reductions import combine, fold
+from rankwise.sim.ccl.rounded_reductions import combine, fold
 from rankwise.sim.triton.dtypes import Array, dtype
 
 _MESSAGES = (Send, Receive)
@@ -34,7 +34,7 @@ _Calculation: TypeAlias = tuple[int, int, int, int, int, int, int]
 """What, then space, start and stop of the target, then those of the source."""
 
 
-class Schedule(NamedTuple):
+class InstructionOrder(NamedTuple):
     """What the programs calculate, in order.
 
     Attributes:
@@ -49,7 +49,9 @@ class Schedule(NamedTuple):
     space_count: int
 
 
-def schedule_of(programs: Sequence[Sequence[Instruction]], lengths: Sequence[int]) -> Schedule:
+def schedule_of(
+    programs: Sequence[Sequence[Instruction]], lengths: Sequence[int]
+) -> InstructionOrder:
     """Play programs without numbers.
 
     Args:
@@ -101,7 +103,7 @@ def _refuse(rank: int, step: int, instruction: Instruction, length: int, size: i
     raise ConfigError(f"{where}: the spans differ in length")
 
 
-class _Message:
+class _RehearsedMessage:
     """A message on its way: where its elements lie."""
 
     __slots__ = ("sender", "space", "start", "stop")
@@ -118,11 +120,11 @@ class _Unread:
     __slots__ = ("_messages", "_start", "_stop")
 
     def __init__(self) -> None:
-        self._messages: dict[_Message, None] = {}
+        self._messages: dict[_RehearsedMessage, None] = {}
         self._start = self._stop = 0
         """All of them lie between these: what is written elsewhere need not look at each."""
 
-    def add(self, message: _Message) -> None:
+    def add(self, message: _RehearsedMessage) -> None:
         """A message was sent."""
         if self._messages:
             self._start = min(self._start, message.start)
@@ -131,11 +133,11 @@ class _Unread:
             self._start, self._stop = message.start, message.stop
         self._messages[message] = None
 
-    def discard(self, message: _Message) -> None:
+    def discard(self, message: _RehearsedMessage) -> None:
         """It was received, or is kept elsewhere."""
         self._messages.pop(message, None)
 
-    def between(self, start: int, stop: int) -> list[_Message]:
+    def between(self, start: int, stop: int) -> list[_RehearsedMessage]:
         """Those some of whose elements lie there."""
         if not self._messages or stop <= self._start or self._stop <= start:
             return []
@@ -147,7 +149,7 @@ class _Rehearsal:
 
     def __init__(self, programs: Sequence[Sequence[Instruction]]) -> None:
         self._programs = programs
-        self._mail: dict[tuple[int, int], deque[_Message]] = {}
+        self._mail: dict[tuple[int, int], deque[_RehearsedMessage]] = {}
         self._unread = [_Unread() for _ in programs]
         self._places = [0] * len(programs)
         self._runnable = deque(range(len(programs)))
@@ -156,7 +158,7 @@ class _Rehearsal:
         self._folds: list[tuple[Span, ...]] = []
         self._space_count = len(programs)
 
-    def played(self) -> Schedule:
+    def played(self) -> InstructionOrder:
         """Play to the end."""
         while self._runnable:
             rank = self._runnable.popleft()
@@ -165,7 +167,7 @@ class _Rehearsal:
                 place += 1
             self._places[rank] = place
         self._check_end()
-        return Schedule(tuple(self._row), tuple(self._folds), self._space_count)
+        return InstructionOrder(tuple(self._row), tuple(self._folds), self._space_count)
 
     def _carry_out(self, rank: int, instruction: Instruction) -> bool:
         """Play one instruction; False if it has to wait for a message."""
@@ -185,7 +187,7 @@ class _Rehearsal:
 
     def _send(self, rank: int, instruction: Send) -> None:
         way = (rank, instruction.peer)
-        message = _Message(rank, *instruction.span)
+        message = _RehearsedMessage(rank, *instruction.span)
         self._unread[rank].add(message)
         box = self._mail.get(way)
         if box is None:
@@ -238,7 +240,9 @@ class _Rehearsal:
                 )
 
 
-def rehearse(schedule: Schedule, workspaces: Sequence[Array], op: ReduceOp, kind: dtype) -> None:
+def rehearse(
+    schedule: InstructionOrder, workspaces: Sequence[Array], op: ReduceOp, kind: dtype
+) -> None:
     """Carry a schedule out on the workspaces of the ranks, which are changed in place."""
     spaces = [*workspaces, *[_NOTHING] * (schedule.space_count - len(workspaces))]
     with np.errstate(over="ignore", invalid="ignore"):

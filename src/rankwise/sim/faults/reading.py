@@ -276,11 +276,11 @@ def _read(called: str, fields: dict[str, Any], taken: Sequence[Target]) -> Named
     try:
         return called, msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        from rankwise.sim.mistakes import mistake_in  # noqa: PLC0415  # only for mistakes
+        from rankwise.sim.config_errors import mistake_in  # noqa: PLC0415  # only for mistakes
 
         mistake = mistake_in(error, kind, values)
         hint = "docs/howto/faults.md lists the faults"
-        raise ConfigError(f"{called}: {mistake.told}", hint=hint) from None
+        raise ConfigError(f"{called}: {mistake.describe}", hint=hint) from None
 
 
 def _target_of(what: str, fields: Mapping[str, Any], taken: Sequence[Target]) -> Target | None:

@@ -50,7 +50,7 @@ class _AtOperation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return f" at operation #{self.collective}{of_group}"
 
 
-class _OfRank(_AtOperation, frozen=True, kw_only=True):
+class _RankFault(_AtOperation, frozen=True, kw_only=True):
     """A fault of one rank."""
 
     rank: int
@@ -65,7 +65,7 @@ class _OfRank(_AtOperation, frozen=True, kw_only=True):
             raise ValueError(f"{fault} happens in an operation, expected @collective=N")
 
 
-class Kill(_OfRank, frozen=True, kw_only=True):
+class Kill(_RankFault, frozen=True, kw_only=True):
     """A signal to the rank."""
 
     signal: int = 9
@@ -75,12 +75,12 @@ class Kill(_OfRank, frozen=True, kw_only=True):
         if not 1 <= self.signal <= SIGNALS_MAX:
             raise ValueError(f"signal is {self.signal}, expected 1 to {SIGNALS_MAX}, or a name")
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What happens, for people."""
         return f"rank {self.rank} gets {SIGNAL_NAMES.get(self.signal, f'signal {self.signal}')}"
 
 
-class Raise(_OfRank, frozen=True, kw_only=True):
+class Raise(_RankFault, frozen=True, kw_only=True):
     """The operation raises an exception of Python's own in this rank."""
 
     error: str = "RuntimeError"
@@ -94,32 +94,32 @@ class Raise(_OfRank, frozen=True, kw_only=True):
                 f"error is {self.error!r}, expected an exception such as OSError"
             )
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What happens, for people."""
         return f"rank {self.rank} raises {self.error}"
 
 
-class Late(_OfRank, frozen=True, kw_only=True):
+class Late(_RankFault, frozen=True, kw_only=True):
     """The rank comes later, by so much virtual time."""
 
     by: Duration
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What happens, for people."""
         return f"rank {self.rank} is late by {format_duration(self.by)}"
 
 
-class Slow(_OfRank, frozen=True, kw_only=True):
+class Slow(_RankFault, frozen=True, kw_only=True):
     """The rank comes later to each operation, from the given one on."""
 
     by: Duration
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What happens, for people."""
         return f"rank {self.rank} is slow by {format_duration(self.by)} at each operation"
 
 
-class Flip(_OfRank, frozen=True, kw_only=True):
+class Flip(_RankFault, frozen=True, kw_only=True):
     """A bit of what the rank brings to the operation turns over, in the rank's memory."""
 
     bit: int
@@ -132,7 +132,7 @@ class Flip(_OfRank, frozen=True, kw_only=True):
             if value < 0:
                 raise ValueError(f"{name} is {value}, expected 0 or more")
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What happens, for people."""
         return f"bit {self.bit} of element {self.element} flips in the memory of rank {self.rank}"
 
@@ -155,7 +155,7 @@ class KillNode(_AtOperation, frozen=True, kw_only=True):
         if self.at is not None and self.collective is not None:
             raise ValueError("at and collective exclude each other: each says when")
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What happens, for people."""
         return f"node {self.node} is killed"
 
@@ -170,7 +170,7 @@ class LateNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     node: int
     by: Duration
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What happens, for people."""
         return f"node {self.node} is late by {format_duration(self.by)}"
 

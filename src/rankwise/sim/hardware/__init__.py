@@ -2,10 +2,10 @@
 
 from rankwise.sim.hardware.commands import (
     Command,
+    CommandHandle,
     Copy,
-    Handle,
+    KernelExecutor,
     KernelLaunch,
-    KernelRunner,
     MemoryRead,
     MemoryWrite,
     MmuMap,
@@ -14,11 +14,11 @@ from rankwise.sim.hardware.commands import (
 )
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import KernelEnvironment
+from rankwise.sim.hardware.hardware_machine import Cube, HardwareMachine, Memory, Pe, Sip
 from rankwise.sim.hardware.ipcq import IpcQueue, Slot
 from rankwise.sim.hardware.links import Link
-from rankwise.sim.hardware.machine import Cube, Machine, Memory, Pe, Sip
 from rankwise.sim.hardware.memory import AddressSpace, BadAddress, Mapping, MemoryExhausted
-from rankwise.sim.hardware.op_log import Operand, Operation, OpLog
+from rankwise.sim.hardware.op_log import LoggedOperation, Operand, OpLog
 from rankwise.sim.hardware.topology import PRESETS, Topology, load_topology, parse_topology
 
 __all__ = [
@@ -26,16 +26,17 @@ __all__ = [
     "AddressSpace",
     "BadAddress",
     "Command",
+    "CommandHandle",
     "Copy",
     "Cube",
     "GraphEngine",
-    "Handle",
+    "HardwareMachine",
     "IpcQueue",
     "KernelEnvironment",
+    "KernelExecutor",
     "KernelLaunch",
-    "KernelRunner",
     "Link",
-    "Machine",
+    "LoggedOperation",
     "Mapping",
     "Memory",
     "MemoryExhausted",
@@ -45,7 +46,6 @@ __all__ = [
     "MmuUnmap",
     "OpLog",
     "Operand",
-    "Operation",
     "Pe",
     "Run",
     "Sip",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rankwise.sim.kernel import Future
 
 
-class KernelRunner(Protocol):
+class KernelExecutor(Protocol):
     """What carries out a kernel: one greenlet per program, on the PEs of the environment."""
 
     def run(
@@ -33,7 +33,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     sip: int
     stream: int = 0
-    after: tuple["Handle", ...] = ()
+    after: tuple["CommandHandle", ...] = ()
     name: str = ""
 
 
@@ -111,7 +111,7 @@ class Run(_Command, frozen=True, kw_only=True, eq=False):
 Command: TypeAlias = MmuMap | MmuUnmap | MemoryWrite | MemoryRead | Copy | KernelLaunch | Run
 
 
-class Handle:
+class CommandHandle:
     """A command that was given to an engine.
 
     Attributes:

@@ -16,8 +16,8 @@ import msgspec
 from rankwise.base.errors import LocalProtocolError, TimeLimit
 from rankwise.sim.hardware.commands import (
     Command,
+    CommandHandle,
     Copy,
-    Handle,
     KernelLaunch,
     MemoryRead,
     MemoryWrite,
@@ -26,9 +26,9 @@ from rankwise.sim.hardware.commands import (
     Run,
 )
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
-from rankwise.sim.hardware.images import Images
+from rankwise.sim.hardware.hardware_machine import HardwareMachine
+from rankwise.sim.hardware.interleaving import dealt_in_turn
 from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX
-from rankwise.sim.hardware.machine import Machine
 from rankwise.sim.hardware.memory import (
     AddressSpace,
     BadAddress,
@@ -39,12 +39,12 @@ from rankwise.sim.hardware.memory import (
 )
 from rankwise.sim.hardware.op_log import Operand, OpLog
 from rankwise.sim.hardware.peers import Peers
-from rankwise.sim.hardware.places import dealt_in_turn
 from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
+from rankwise.sim.hardware.replicas import Images
 from rankwise.sim.hardware.shown import in_notebook
 from rankwise.sim.hardware.topology import Topology, load_topology
 from rankwise.sim.hardware.watchpoints import Watchpoints
-from rankwise.sim.kernel import Future, Line, Simulator, Steps, all_of, users_line
+from rankwise.sim.kernel import Future, Simulator, SourceLine, Steps, all_of, users_line
 
 
 class GraphEngine:
@@ -75,7 +75,7 @@ class GraphEngine:
         self.simulator = Simulator(
             time_limit=time_limit, wall_limit_s=wall_limit_s, written=exact_picoseconds
         )
-        self.machine = Machine(self.simulator, self.topology)
+        self.machine = HardwareMachine(self.simulator, self.topology)
         self.images: Images[Any] = Images(self.machine)
         self.images.are_allowed &= self.topology.faults is None  # else devices are not alike
         self.op_log = OpLog()
@@ -133,7 +133,7 @@ class GraphEngine:
             mapping.lie_in(data)
         return mapping
 
-    def submit(self, command: Command, line: Line | None = None) -> Handle:
+    def submit(self, command: Command, line: SourceLine | None = None) -> CommandHandle:
         """Take a command in; it is carried out while somebody waits.
 
         A deadlock report says that it was submitted at `line`: the caller's, unless given.
@@ -142,7 +142,7 @@ class GraphEngine:
         kind = type(command).__name__
         name = f"{command.name or kind} #{self._command_count} on sip{command.sip}"
         future = self.simulator.future(name)
-        handle = Handle(self._command_count, command, self.now, future)
+        handle = CommandHandle(self._command_count, command, self.now, future)
         self._command_count += 1
         stream = (command.sip, command.stream)
         before = [each.future for each in command.after if not each.is_done]
@@ -156,13 +156,13 @@ class GraphEngine:
         )
         return handle
 
-    def wait(self, handle: Handle) -> Any:
+    def wait(self, handle: CommandHandle) -> Any:
         """Run the agenda until the command is complete; return its value, raise its failure.
 
         Raises:
             Deadlock: it can never complete; lists everything that waits, and where.
         """
-        if not isinstance(handle, Handle):
+        if not isinstance(handle, CommandHandle):
             raise LocalProtocolError(f"engine.wait takes a handle of submit, not {handle!r}")
         if handle.is_done:
             return handle.value
@@ -172,7 +172,7 @@ class GraphEngine:
         """Run the agenda until nothing is left to do."""
         self.simulator.run()
 
-    def _carry_out(self, handle: Handle, before: list[Future]) -> Steps:
+    def _carry_out(self, handle: CommandHandle, before: list[Future]) -> Steps:
         try:
             for future in before:  # noqa: UP028 (the future's value comes back; a list takes none)
                 yield future
@@ -193,7 +193,7 @@ class GraphEngine:
             handle.completed_at = self.now
             handle.future.succeed(value)
 
-    def _effect(self, handle: Handle, command: Command) -> Steps:
+    def _effect(self, handle: CommandHandle, command: Command) -> Steps:
         match command:
             case MmuMap():
                 return self._map(handle, command)
@@ -210,7 +210,7 @@ class GraphEngine:
             case Run():
                 return self._run_process(handle, command)
 
-    def _map(self, handle: Handle, command: MmuMap) -> Steps:
+    def _map(self, handle: CommandHandle, command: MmuMap) -> Steps:
         sip = self.machine.sip(command.sip)
         parts = command.places or ((command.size, command.cube, command.pe),)
         mapped = sum(size for size, _cube, _pe in parts)
@@ -223,12 +223,12 @@ class GraphEngine:
         self._log(handle, 0, writes=(operand,))
         yield from ()  # a generator that waits for nothing
 
-    def _unmap(self, handle: Handle, command: MmuUnmap) -> Steps:
+    def _unmap(self, handle: CommandHandle, command: MmuUnmap) -> Steps:
         self.space(command.sip).unmap(command.address)
         self._log(handle, 0)
         yield from ()
 
-    def _write(self, handle: Handle, command: MemoryWrite) -> Steps:
+    def _write(self, handle: CommandHandle, command: MemoryWrite) -> Steps:
         data = None if command.data is None else as_bytes(command.data)
         size = len(data) if data is not None else command.size
         if size is None:
@@ -241,7 +241,7 @@ class GraphEngine:
         # Handles live as long as their context, and with them would all that was ever written.
         handle.command = msgspec.structs.replace(command, data=None, size=size)
 
-    def _read(self, handle: Handle, command: MemoryRead) -> Steps:
+    def _read(self, handle: CommandHandle, command: MemoryRead) -> Steps:
         yield from self._move_with_host(command.sip, command.address, command.size, is_write=False)
         reads = (self._operand(command.sip, command.address, command.size),)
         self._log(handle, command.size, reads=reads)
@@ -261,7 +261,7 @@ class GraphEngine:
         if flows:
             yield all_of(flows)
 
-    def _copy(self, handle: Handle, command: Copy) -> Steps:
+    def _copy(self, handle: CommandHandle, command: Copy) -> Steps:
         source, target = self.space(command.sip), self.space(command.destination_sip)
         between = ways_between(source, command.address, target, command.destination, command.size)
         flows = [self.machine.start_transfer(*ends, part) for ends, part in between.items()]
@@ -276,7 +276,7 @@ class GraphEngine:
             writes=(self._operand(command.destination_sip, command.destination, command.size),),
         )
 
-    def _launch(self, handle: Handle, command: KernelLaunch) -> Steps:
+    def _launch(self, handle: CommandHandle, command: KernelLaunch) -> Steps:
         sip = self.machine.sip(command.sip)
         pes = DealtPes(sip, command.pes or range(self.topology.pe_count))
         name = command.name or getattr(command.kernel_fn, "__name__", "kernel")
@@ -287,7 +287,7 @@ class GraphEngine:
         self._log(handle, 0)
         return value
 
-    def _run_process(self, handle: Handle, command: Run) -> Steps:
+    def _run_process(self, handle: CommandHandle, command: Run) -> Steps:
         pes = DealtPes(self.machine.sip(command.sip), range(self.topology.pe_count))
         env = KernelEnvironment(self, command.sip, pes, command.name)
         value = yield from command.start(env)
@@ -297,7 +297,7 @@ class GraphEngine:
     def _operand(self, sip: int, address: int, size: int) -> Operand:
         return Operand("hbm", f"sip{sip}", address, size)
 
-    def _log(self, handle: Handle, size: int, **operands: Any) -> None:
+    def _log(self, handle: CommandHandle, size: int, **operands: Any) -> None:
         command = handle.command
         kind = type(command).__name__
         assert handle.started_at is not None, "a command is logged after it has started"

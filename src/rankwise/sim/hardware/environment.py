@@ -10,7 +10,7 @@ from rankwise.sim.kernel import Future, Simulator
 
 if TYPE_CHECKING:
     from rankwise.sim.hardware.engine import GraphEngine
-    from rankwise.sim.hardware.machine import Machine, Pe, Sip
+    from rankwise.sim.hardware.hardware_machine import HardwareMachine, Pe, Sip
 
 
 class KernelEnvironment:
@@ -37,7 +37,7 @@ class KernelEnvironment:
         return self.engine.simulator
 
     @property
-    def machine(self) -> "Machine":
+    def machine(self) -> "HardwareMachine":
         """The machine, for what is not on this SIP."""
         return self.engine.machine
 

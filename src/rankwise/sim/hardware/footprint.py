@@ -6,7 +6,7 @@ column of a matrix costs a burst per element. A burst that several runs share is
 
 import numpy as np
 
-from rankwise.sim.hardware.places import Offsets
+from rankwise.sim.hardware.interleaving import Offsets
 
 
 class Footprint:

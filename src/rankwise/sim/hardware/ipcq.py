@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.hardware.links import Lane
-from rankwise.sim.hardware.machine import Machine, Memory, Message, Pe
+from rankwise.sim.hardware.hardware_machine import HardwareMachine, Memory, Pe, SlotMessage
+from rankwise.sim.hardware.links import FlowLane
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.kernel import Channel, CreditPool, Future, Steps
 
@@ -44,7 +44,7 @@ class IpcQueue:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: HardwareMachine,
         source: Pe,
         destination: Pe,
         *,
@@ -81,7 +81,7 @@ class IpcQueue:
         self._arrived = Channel(self._simulator, f"slot of {self.name}")
         self._last_arrival: Future | None = None
         self._size = self._pace = 0
-        self._lane = Lane()
+        self._lane = FlowLane()
         wires = machine.sip_links(source.cube.sip.number, destination.cube.sip.number)
         self._latency_inside = self._path.latency - sum(wire.latency for wire in wires)
         machine.waits.queues += 1
@@ -108,7 +108,7 @@ class IpcQueue:
         self.bytes_sent += size
         if self._path.is_broken:
             self._path, self._size = self.machine.path(*self._memories), 0
-            self._lane = Lane()
+            self._lane = FlowLane()
         transfer = self.machine.start_flow(
             self._path, size, self._chunk_bytes, self.name, lane=self._lane
         )
@@ -143,7 +143,7 @@ class IpcQueue:
         def note(_arrival: Future) -> None:
             assert self.machine.messages is not None, "messages are kept from the start, or never"
             now = self._simulator.now
-            self.machine.messages.append(Message(*self._ends, size, sent_at, now, pace))
+            self.machine.messages.append(SlotMessage(*self._ends, size, sent_at, now, pace))
             if self.machine.samples is not None:
                 self.machine.samples.take(now)
 

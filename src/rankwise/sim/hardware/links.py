@@ -54,7 +54,7 @@ from rankwise.sim.kernel.futures import Future  # not from the package, which is
 from rankwise.sim.kernel.simulator import Simulator
 
 if TYPE_CHECKING:
-    from rankwise.sim.hardware.fluids import Sharing
+    from rankwise.sim.hardware.flow_model import Sharing
 
 CHUNKS_PER_FLOW_MAX = 64
 """Longer flows move in larger chunks: the cost of simulating them stays bounded."""
@@ -220,7 +220,7 @@ class Link:
         return f"<Link {self.name}>"
 
 
-class Lane:
+class FlowLane:
     """Flows that follow each other over one path, and have one turn together at each link."""
 
     __slots__ = ("_backlogs", "waiting_at")
@@ -247,7 +247,7 @@ class Backlog:
 
     __slots__ = ("chunks", "hop", "lane", "link")
 
-    def __init__(self, lane: Lane, link: Link, hop: int) -> None:
+    def __init__(self, lane: FlowLane, link: Link, hop: int) -> None:
         self.lane = lane
         self.link = link
         self.hop = hop
@@ -281,7 +281,7 @@ class Flow:
         name: object = "",
         *,
         may_be_express: bool = True,
-        lane: Lane | None = None,
+        lane: FlowLane | None = None,
     ) -> None:
         self._lane = lane
         self._simulator = simulator
@@ -394,10 +394,10 @@ class Flow:
         return (count - 1) * self._chunk + self._last_chunk
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> FlowLane:
         """With which flows it has a turn at each link."""
         if self._lane is None:
-            self._lane = Lane()  # most flows never wait
+            self._lane = FlowLane()  # most flows never wait
         return self._lane
 
     def arrive(self, chunk: int) -> None:
@@ -422,7 +422,7 @@ def start_flow(
     name: object = "",
     *,
     may_be_express: bool = True,
-    lane: Lane | None = None,
+    lane: FlowLane | None = None,
 ) -> Future:
     """Send `size` bytes over `path`; the future happens when the last byte has arrived."""
     way = path if isinstance(path, Path) else Path(path)

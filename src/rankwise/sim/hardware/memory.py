@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.base.errors import SimulationError
-from rankwise.sim.hardware.machine import Memory
-from rankwise.sim.hardware.places import Consecutive, Interleaved, Offsets, Places
+from rankwise.sim.hardware.hardware_machine import Memory
+from rankwise.sim.hardware.interleaving import Consecutive, Interleaved, Offsets, Places
 from rankwise.sim.hardware.watchpoints import Watchpoints
 
 Bytes = npt.NDArray[np.uint8]

@@ -23,7 +23,7 @@ class Operand(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class LoggedOperation(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the log. `number` is its position in program order; times are picoseconds."""
 
     number: int
@@ -45,7 +45,7 @@ class OpLog:
     """The operations of a run in program order."""
 
     def __init__(self) -> None:
-        self._operations: list[Operation] = []
+        self._operations: list[LoggedOperation] = []
         self.on_append: Callable[[], None] | None = None
         """Called after each operation, if somebody takes samples."""
 
@@ -61,9 +61,9 @@ class OpLog:
         flops: int = 0,
         reads: Iterable[Operand] = (),
         writes: Iterable[Operand] = (),
-    ) -> Operation:
+    ) -> LoggedOperation:
         """Record an operation that has just had its effect."""
-        operation = Operation(
+        operation = LoggedOperation(
             number=len(self._operations),
             kind=kind,
             name=name,
@@ -84,11 +84,11 @@ class OpLog:
         """The log as JSON, one line per operation; equal runs give equal bytes."""
         return b"\n".join(_ENCODER.encode(operation) for operation in self._operations)
 
-    def __iter__(self) -> Iterator[Operation]:
+    def __iter__(self) -> Iterator[LoggedOperation]:
         return iter(self._operations)
 
     def __len__(self) -> int:
         return len(self._operations)
 
-    def __getitem__(self, number: int) -> Operation:
+    def __getitem__(self, number: int) -> LoggedOperation:
         return self._operations[number]

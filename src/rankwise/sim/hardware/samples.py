@@ -13,7 +13,7 @@ from rankwise.sim.hardware.links import Link
 SAMPLES_MOST = 1_000
 
 
-class Sample(NamedTuple):
+class LinkSample(NamedTuple):
     """What all links had carried at an instant, by their place in `Machine.links`."""
 
     at: int
@@ -25,7 +25,7 @@ class LinkSamples:
 
     def __init__(self, links: list[Link]) -> None:
         self._links = links
-        self._samples: list[Sample] = []
+        self._samples: list[LinkSample] = []
         self._gap = 1
 
     def names(self) -> list[str]:
@@ -42,9 +42,9 @@ class LinkSamples:
             self._gap = max(2 * self._gap, now // SAMPLES_MOST)
 
     def _add(self, now: int) -> None:
-        self._samples.append(Sample(now, tuple(link.bytes_carried for link in self._links)))
+        self._samples.append(LinkSample(now, tuple(link.bytes_carried for link in self._links)))
 
-    def until(self, now: int) -> list[Sample]:
+    def until(self, now: int) -> list[LinkSample]:
         """All samples, with one of the end."""
         if not self._samples or self._samples[-1].at < now:
             self._add(now)

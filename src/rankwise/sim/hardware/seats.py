@@ -20,7 +20,7 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.kernel import EndOfMany, Future, Process, Simulator
 
 if TYPE_CHECKING:
-    from rankwise.sim.hardware.machine import Pe
+    from rankwise.sim.hardware.hardware_machine import Pe
 
 Result = TypeVar("Result")
 

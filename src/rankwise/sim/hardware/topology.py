@@ -14,13 +14,13 @@ import yaml
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import nearest
+from rankwise.sim.config_errors import Mistake, mistake_in
 from rankwise.sim.faults.vocabulary import FaultOfChip
 from rankwise.sim.files import Loader, load_yaml, read_text
 from rankwise.sim.hardware.faults import ChipFaults
 from rankwise.sim.hardware.plugins import load_plugin, plugin_failed, plugin_names
 from rankwise.sim.hardware.shown import in_notebook
 from rankwise.sim.hardware.specification import MachineSpec
-from rankwise.sim.mistakes import Mistake, mistake_in
 
 PRESETS = tuple(
     sorted(

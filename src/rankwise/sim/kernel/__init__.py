@@ -6,7 +6,7 @@ Knows nothing of accelerators. Time is an integer whose unit is the model's choi
 from rankwise.base.errors import Deadlock, SimulationError, TimeLimit, Waiting
 from rankwise.sim.kernel.futures import EndOfMany, Future, Process, Steps, all_of
 from rankwise.sim.kernel.greenlets import Fiber, RankGreenlet, main_greenlet, park, start_fiber
-from rankwise.sim.kernel.places import Line, frames_of_stack, line_of, users_line, where_of
+from rankwise.sim.kernel.places import SourceLine, frames_of_stack, line_of, users_line, where_of
 from rankwise.sim.kernel.resources import Channel, CreditPool, Server
 from rankwise.sim.kernel.simulator import Simulator
 
@@ -17,12 +17,12 @@ __all__ = [
     "EndOfMany",
     "Fiber",
     "Future",
-    "Line",
     "Process",
     "RankGreenlet",
     "Server",
     "SimulationError",
     "Simulator",
+    "SourceLine",
     "Steps",
     "TimeLimit",
     "Waiting",

@@ -25,7 +25,7 @@ def _is_users(file: str) -> bool:
     return not file.startswith(_NOT_THE_USERS)
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of source."""
 
     file: str
@@ -53,7 +53,7 @@ def users_line_among(frames: Iterable[FrameType]) -> str:
     return next((str(line) for line in map(_line_at, frames) if line.is_users), "")
 
 
-def users_line() -> Line | None:
+def users_line() -> SourceLine | None:
     """The line of user code that is being carried out; None where there is none."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (there is no other way to the caller)
     while frame is not None:
@@ -64,17 +64,17 @@ def users_line() -> Line | None:
     return None
 
 
-def _line_at(frame: FrameType) -> Line:
-    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+def _line_at(frame: FrameType) -> SourceLine:
+    return SourceLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
-def line_of(error: BaseException, file: str | None = None) -> Line | None:
+def line_of(error: BaseException, file: str | None = None) -> SourceLine | None:
     """The innermost line of user code that an exception came through; None if it met none.
 
     With `file`, only lines of that file count: what its author can see, if a library has raised.
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return Line(error.filename, error.lineno, "the module")
+        return SourceLine(error.filename, error.lineno, "the module")
     lines = [
         line
         for line in lines_of_traceback(error.__traceback__)
@@ -98,22 +98,22 @@ def traceback_in_text(error: BaseException) -> str:
     return "".join(whole.format())
 
 
-def stack_in_text(lines: Iterable[Line]) -> str:
+def stack_in_text(lines: Iterable[SourceLine]) -> str:
     """Lines that come innermost first, in the form that faulthandler has."""
     frames = [f'  File "{each.file}", line {each.number} in {each.function}\n' for each in lines]
     return "".join(["Current thread 0x0 (most recent call first):\n", *frames]) if frames else ""
 
 
-def users_lines_among(frames: Iterable[FrameType]) -> list[Line]:
+def users_lines_among(frames: Iterable[FrameType]) -> list[SourceLine]:
     """The lines of user code among `frames`, in their order."""
     return [line for line in map(_line_at, frames) if line.is_users]
 
 
-def lines_of_traceback(trace: TracebackType | None) -> Iterator[Line]:
+def lines_of_traceback(trace: TracebackType | None) -> Iterator[SourceLine]:
     """The lines that an exception came through, outermost first."""
     while trace is not None:
         code = trace.tb_frame.f_code
-        yield Line(code.co_filename, trace.tb_lineno, code.co_name)
+        yield SourceLine(code.co_filename, trace.tb_lineno, code.co_name)
         trace = trace.tb_next
 
 

@@ -11,7 +11,7 @@ from rankwise.sim.parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
     scatter_to_tensor_model_parallel_region,
 )
-from rankwise.sim.parallel.state import (
+from rankwise.sim.parallel.parallel_groups import (
     destroy_model_parallel,
     get_data_parallel_group,
     get_data_parallel_rank,

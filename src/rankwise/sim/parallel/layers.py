@@ -26,7 +26,7 @@ from rankwise.sim.parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
     scatter_to_tensor_model_parallel_region,
 )
-from rankwise.sim.parallel.state import (
+from rankwise.sim.parallel.parallel_groups import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
 )

@@ -6,7 +6,7 @@ where nothing has to be done.
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.parallel.kernels import copy_columns_kernel
-from rankwise.sim.parallel.state import (
+from rankwise.sim.parallel.parallel_groups import (
     get_tensor_model_parallel_group,
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,

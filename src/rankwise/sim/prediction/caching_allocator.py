@@ -69,7 +69,7 @@ class NoMemory(Exception):  # an event, which the rank's own error tells
         self.size = size
 
 
-class Figures:
+class UsageStatistic:
     """One quantity: what there is now, the most there was, and the sum of all that came.
 
     Attributes:
@@ -89,7 +89,7 @@ class Figures:
             self.peak = max(self.peak, self.current)
 
 
-class Block:
+class CachedBlock:
     """A part of a segment.
 
     Attributes:
@@ -108,7 +108,7 @@ class Block:
         "passes_left", "pool", "requested", "segment", "size", "stream", "used_by",
     )  # fmt: skip
 
-    def __init__(self, pool: "_Pool", stream: int, address: int, size: int) -> None:
+    def __init__(self, pool: "_BlockPool", stream: int, address: int, size: int) -> None:
         self.pool = pool
         self.stream = stream
         self.address = address
@@ -118,8 +118,8 @@ class Block:
         self.is_mapped = True
         self.used_by: set[int] = set()
         self.passes_left = 0
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: CachedBlock | None = None
+        self.after: CachedBlock | None = None
         self.segment = address
         self.frames: list[dict[str, Any]] = []
 
@@ -128,7 +128,7 @@ class Block:
         """Whether it may serve a request, or join a neighbour."""
         return not (self.is_allocated or self.passes_left or self.used_by)
 
-    def put_between(self, before: "Block | None", after: "Block | None") -> None:
+    def put_between(self, before: "CachedBlock | None", after: "CachedBlock | None") -> None:
         """Take a place in the chain of a segment's blocks."""
         self.before, self.after = before, after
         if before is not None:
@@ -137,28 +137,28 @@ class Block:
             after.before = self
 
 
-class _Pool:
+class _BlockPool:
     """Free blocks of a kind, in the order of their stream, size and address."""
 
     def __init__(self, *, is_small: bool) -> None:
         self.is_small = is_small
         self.page_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
-        self._free: list[tuple[int, int, int, Block]] = []
-        self.unmapped: list[tuple[int, int, Block]] = []
+        self._free: list[tuple[int, int, int, CachedBlock]] = []
+        self.unmapped: list[tuple[int, int, CachedBlock]] = []
 
-    def add(self, block: Block) -> None:
+    def add(self, block: CachedBlock) -> None:
         if block.is_mapped:
             insort(self._free, (block.stream, block.size, block.address, block))
         else:
             insort(self.unmapped, (block.stream, block.address, block))
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: CachedBlock) -> None:
         if block.is_mapped:
             del self._free[bisect_left(self._free, (block.stream, block.size, block.address))]
         else:
             del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
 
-    def best(self, stream: int, size: int, *, expands: bool) -> Block | None:
+    def best(self, stream: int, size: int, *, expands: bool) -> CachedBlock | None:
         """The free block that serves a request best; None if none is large enough."""
         free = self._free
         place = bisect_left(free, (stream, size))
@@ -174,11 +174,11 @@ class _Pool:
                 place += 1
         return free[place][3]
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[CachedBlock]:
         return [entry[-1] for entry in self._free]
 
 
-def _size_to_grow_to(block: Block) -> int:
+def _size_to_grow_to(block: CachedBlock) -> int:
     after = block.after
     return block.size + (0 if after is None or after.is_mapped else after.size)
 
@@ -206,29 +206,29 @@ class CachingAllocator:
         settings: AllocatorSettings = AllocatorSettings(),  # noqa: B008 - it is frozen
         limit: int | None = None,
         device_bytes: int = 80 << 30,
-        on_end: Callable[[Block], None] | None = None,
+        on_end: Callable[[CachedBlock], None] | None = None,
     ) -> None:
         self.settings = settings
         self.limit = limit
         self._on_end = on_end
-        self.allocated, self.active = Figures(), Figures()
-        self.requested, self.reserved = Figures(), Figures()
+        self.allocated, self.active = UsageStatistic(), UsageStatistic()
+        self.requested, self.reserved = UsageStatistic(), UsageStatistic()
         self.retries = 0
         self.trace: list[dict[str, Any]] | None = None
-        self._small, self._large = _Pool(is_small=True), _Pool(is_small=False)
-        self._segments: dict[int, Block] = {}
+        self._small, self._large = _BlockPool(is_small=True), _BlockPool(is_small=False)
+        self._segments: dict[int, CachedBlock] = {}
         """The first block of each, by address."""
         self._address = _FIRST_ADDRESS
         self._address_bytes = _rounded_up(
             device_bytes * _ADDRESS_SPACE[0] // _ADDRESS_SPACE[1], LARGE_SEGMENT_BYTES
         )
-        self._passes: list[tuple[int, int, Block]] = []
+        self._passes: list[tuple[int, int, CachedBlock]] = []
         """When a stream passes a freed block: instant, number, block."""
         self._pass_count = 0
 
     def allocate(
         self, size: int, stream: int = 0, now: int = 0, frames: list[dict[str, Any]] | None = None
-    ) -> Block:
+    ) -> CachedBlock:
         """A block of at least `size` bytes for a stream.
 
         Args:
@@ -262,12 +262,14 @@ class CachingAllocator:
         self._note("alloc", block.address, size, stream, now, frames)
         return block
 
-    def use(self, block: Block, stream: int) -> None:
+    def use(self, block: CachedBlock, stream: int) -> None:
         """Note that another stream uses a block (`record_stream`)."""
         if stream != block.stream:
             block.used_by.add(stream)
 
-    def free(self, block: Block, passes: Mapping[int, int] | None = None, now: int = 0) -> None:
+    def free(
+        self, block: CachedBlock, passes: Mapping[int, int] | None = None, now: int = 0
+    ) -> None:
         """Take a block back.
 
         Args:
@@ -340,7 +342,7 @@ class CachingAllocator:
             return size if power == size else _rounded_up(size, power // divisions)
         return _rounded_up(max(size, 1), BLOCK_BYTES_MIN)
 
-    def _cached(self, pool: _Pool, stream: int, size: int) -> Block | None:
+    def _cached(self, pool: _BlockPool, stream: int, size: int) -> CachedBlock | None:
         block = pool.best(stream, size, expands=self.settings.expandable)
         limit = self.settings.max_split_bytes
         if block is None:
@@ -352,7 +354,7 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _new(self, pool: _Pool, stream: int, size: int, now: int) -> Block | None:
+    def _new(self, pool: _BlockPool, stream: int, size: int, now: int) -> CachedBlock | None:
         if self.settings.expandable:
             return self._expanded(pool, stream, size, now)
         if size <= SMALL_BYTES_MAX:
@@ -363,28 +365,28 @@ class CachingAllocator:
             segment_bytes = _rounded_up(size, ROUNDING_BYTES)
         if not self._has_room(segment_bytes):
             return None
-        block = Block(pool, stream, self._next_address(segment_bytes), segment_bytes)
+        block = CachedBlock(pool, stream, self._next_address(segment_bytes), segment_bytes)
         self._segments[block.address] = block
         self.reserved.add(segment_bytes)
         self._note("segment_alloc", block.address, segment_bytes, stream, now)
         return block
 
-    def _is_cut(self, block: Block, size: int) -> bool:
+    def _is_cut(self, block: CachedBlock, size: int) -> bool:
         left = block.size - size
         if block.pool.is_small or self.settings.expandable:
             return left >= BLOCK_BYTES_MIN
         limit = self.settings.max_split_bytes
         return (limit is None or size < limit) and left > SMALL_BYTES_MAX
 
-    def _cut(self, block: Block, size: int) -> None:
+    def _cut(self, block: CachedBlock, size: int) -> None:
         """Let a block keep its first `size` bytes; the rest is free."""
-        rest = Block(block.pool, block.stream, block.address + size, block.size - size)
+        rest = CachedBlock(block.pool, block.stream, block.address + size, block.size - size)
         rest.segment, rest.is_expandable = block.segment, block.is_expandable
         rest.put_between(block, block.after)
         block.size = size
         block.pool.add(rest)
 
-    def _give_back(self, block: Block, now: int) -> None:
+    def _give_back(self, block: CachedBlock, now: int) -> None:
         self.active.add(-block.size)
         self.requested.add(-block.requested)
         self._note("free_completed", block.address, block.requested, block.stream, now)
@@ -394,7 +396,7 @@ class CachingAllocator:
         block.requested = 0
         block.pool.add(self._joined(block))
 
-    def _joined(self, block: Block) -> Block:
+    def _joined(self, block: CachedBlock) -> CachedBlock:
         """A block with its free neighbours; these are in no pool any more."""
         before, after = block.before, block.after
         if before is not None and before.is_free and before.is_mapped == block.is_mapped:
@@ -413,7 +415,7 @@ class CachingAllocator:
         while self._passes and self._passes[0][0] <= now:
             self._note_pass(heappop(self._passes)[2], now)
 
-    def _note_pass(self, block: Block, now: int) -> None:
+    def _note_pass(self, block: CachedBlock, now: int) -> None:
         block.passes_left -= 1
         if not block.passes_left:
             self._give_back(block, now)
@@ -443,7 +445,7 @@ class CachingAllocator:
                     self.reserved.add(-block.size)
                     self._note("segment_free", block.address, block.size, block.stream, 0)
 
-    def _expanded(self, pool: _Pool, stream: int, size: int, now: int) -> Block | None:
+    def _expanded(self, pool: _BlockPool, stream: int, size: int, now: int) -> CachedBlock | None:
         """A free block in an expandable segment that has grown so that it fits."""
         block = self._place_to_grow(pool, stream, size)
         if not block.is_mapped and not self._map(block, min(block.size, size), now):
@@ -457,23 +459,25 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _place_to_grow(self, pool: _Pool, stream: int, size: int) -> Block:
+    def _place_to_grow(self, pool: _BlockPool, stream: int, size: int) -> CachedBlock:
         """The lowest block without memory, or the free one before it, with addresses for it all."""
         for entry in pool.unmapped[bisect_left(pool.unmapped, (stream,)) :]:
-            block: Block = entry[-1]
+            block: CachedBlock = entry[-1]
             if block.stream != stream:
                 break
             if block.before is not None and block.before.is_free:
                 block = block.before
             if _free_bytes_from(block, size) >= size:
                 return block
-        block = Block(pool, stream, self._next_address(self._address_bytes), self._address_bytes)
+        block = CachedBlock(
+            pool, stream, self._next_address(self._address_bytes), self._address_bytes
+        )
         block.is_expandable, block.is_mapped = True, False
         self._segments[block.address] = block
         pool.add(block)
         return block
 
-    def _map(self, block: Block, size: int, now: int) -> bool:
+    def _map(self, block: CachedBlock, size: int, now: int) -> bool:
         """Back the first `size` bytes of a block by memory; whether there was some."""
         mapped = _rounded_up(size, block.pool.page_bytes)
         if not self._has_room(mapped):
@@ -481,7 +485,9 @@ class CachingAllocator:
         block.pool.remove(block)
         block.is_mapped = True
         if mapped < block.size:
-            rest = Block(block.pool, block.stream, block.address + mapped, block.size - mapped)
+            rest = CachedBlock(
+                block.pool, block.stream, block.address + mapped, block.size - mapped
+            )
             rest.segment, rest.is_expandable, rest.is_mapped = block.segment, True, False
             rest.put_between(block, block.after)
             rest.pool.add(rest)
@@ -491,7 +497,7 @@ class CachingAllocator:
         block.pool.add(self._joined(block))
         return True
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: CachedBlock) -> None:
         """Return the whole pages of a free block."""
         page, end = block.pool.page_bytes, block.address + block.size
         start = block.segment + _rounded_up(block.address - block.segment, page)
@@ -500,14 +506,14 @@ class CachingAllocator:
             return
         block.pool.remove(block)
         if start > block.address:
-            kept = Block(block.pool, block.stream, block.address, start - block.address)
+            kept = CachedBlock(block.pool, block.stream, block.address, start - block.address)
             kept.segment, kept.is_expandable = block.segment, True
             kept.put_between(block.before, block)
             if self._segments[block.segment] is block:
                 self._segments[block.segment] = kept
             block.pool.add(kept)
         if stop < end:
-            kept = Block(block.pool, block.stream, stop, end - stop)
+            kept = CachedBlock(block.pool, block.stream, stop, end - stop)
             kept.segment, kept.is_expandable = block.segment, True
             kept.put_between(block, block.after)
             block.pool.add(kept)
@@ -544,7 +550,7 @@ def replay(trace: list[dict[str, Any]], settings: AllocatorSettings) -> CachingA
     Blocks that were there before the recording began are unknown: their ends are left out.
     """
     allocator = CachingAllocator(settings)
-    blocks: dict[int, Block] = {}
+    blocks: dict[int, CachedBlock] = {}
     for entry in trace:
         address, action = entry["addr"], entry["action"]
         if action == "alloc":
@@ -558,25 +564,25 @@ def _rounded_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _free_bytes_from(block: Block, enough: int) -> int:
+def _free_bytes_from(block: CachedBlock, enough: int) -> int:
     total = 0
-    each: Block | None = block
+    each: CachedBlock | None = block
     while total < enough and each is not None and each.is_free:
         total += each.size
         each = each.after
     return total
 
 
-def _chain(first: Block) -> list[Block]:
-    blocks: list[Block] = []
-    block: Block | None = first
+def _chain(first: CachedBlock) -> list[CachedBlock]:
+    blocks: list[CachedBlock] = []
+    block: CachedBlock | None = first
     while block is not None:
         blocks.append(block)
         block = block.after
     return blocks
 
 
-def _described(block: Block) -> dict[str, Any]:
+def _described(block: CachedBlock) -> dict[str, Any]:
     if block.is_allocated:
         state = "active_allocated"
     else:

@@ -35,14 +35,14 @@ from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction.bill import Bill
 from rankwise.sim.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
+from rankwise.sim.prediction.device_memory import DeviceMemory
 from rankwise.sim.prediction.machines.catalogue import MachineTopology
 from rankwise.sim.prediction.machines.device import DevicePrices
 from rankwise.sim.prediction.machines.fabric import FabricPrices
-from rankwise.sim.prediction.memory import DeviceMemory
 from rankwise.sim.prediction.useful_work import Achieved, UsefulWork
 from rankwise.sim.rehearsal import modelled_device
-from rankwise.sim.rehearsal.equals import Choice, Equals, kind_of_group
-from rankwise.sim.rehearsal.meetings import Group
+from rankwise.sim.rehearsal.equals import Equals, RankChoice, kind_of_group
+from rankwise.sim.rehearsal.meetings import MeetingGroup
 from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.reporting.breakdown import ASLEEP, EXPOSED, MESSAGES, WAITING
@@ -518,7 +518,7 @@ class Prediction:
         )
         return f"{one}, {another}"
 
-    def following(self) -> Choice | None:
+    def following(self) -> RankChoice | None:
         """Which ranks to run next, since some of a class differ; None if none do.
 
         If no other classes explain it, `difference` of the classes says that all have to run.
@@ -568,7 +568,7 @@ class Prediction:
 
     def carry_out(
         self,
-        group: Group,
+        group: MeetingGroup,
         kind: str,
         root: int,
         carry_out: Callable[[Sequence[Any]], None],

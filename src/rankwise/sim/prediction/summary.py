@@ -16,7 +16,7 @@ import msgspec
 
 from rankwise.base.units import format_bytes
 from rankwise.base.wording import ranks_in_words
-from rankwise.sim.benches.holding import ENOUGH
+from rankwise.sim.benches.link_contention import ENOUGH
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.prediction.bill import Key, difference
 from rankwise.sim.prediction.clocks import Account, Prediction, PricedWork, RankClock

@@ -15,7 +15,7 @@ from rankwise.core.matching import OrderBreak
 from rankwise.sim.rehearsal.places import CallSite, place_here, place_of_caller
 
 if TYPE_CHECKING:
-    from rankwise.sim.rehearsal.meetings import Group, Meeting, Post
+    from rankwise.sim.rehearsal.meetings import MeetingGroup, PendingCollective, Post
 
 _SHOWN = 10
 
@@ -24,7 +24,7 @@ class Handle(NamedTuple):
     """An operation that a rank has begun and not waited for yet."""
 
     rank: int
-    gate: "Meeting | Post"
+    gate: "PendingCollective | Post"
     place: CallSite
 
 
@@ -41,7 +41,7 @@ class Alarms:
         self._handles = {}
 
     def open_handle(
-        self, rank: int, gate: "Meeting | Post", interface: tuple[str, ...]
+        self, rank: int, gate: "PendingCollective | Post", interface: tuple[str, ...]
     ) -> int | None:
         """A rank has begun an operation; returns what `close_handle` wants.
 
@@ -62,26 +62,28 @@ class Alarms:
     def note_misuse(self, handle: Handle, doing: str) -> None:
         """Tell what the rank did to a tensor between the operation's begin and the wait for it."""
         text = (
-            f"rank {handle.rank} {doing} while {handle.gate.named()} was in "
+            f"rank {handle.rank} {doing} while {handle.gate.label()} was in "
             f"flight: it was called at {handle.place} and waited for at {place_here()}"
         )
         self._note("misuse", handle.place, text)
 
-    def note_order(self, meeting: "Meeting", found: OrderBreak, other: "Group") -> None:
+    def note_order(
+        self, meeting: "PendingCollective", found: OrderBreak, other: "MeetingGroup"
+    ) -> None:
         """Ranks have come to a meeting with other numbers of calls in a group that overlaps."""
         place = meeting.arrivals[found.rank].place
         self._note(
             "order", place,
             f"ranks {found.first} and {found.rank} use overlapping groups in different order: "
-            f"{meeting.named()} comes after {_operations(found.done_by_first)} of group "
-            f"{other.told()} on rank {found.first}, at {meeting.arrivals[found.first].place}, and "
-            f"after {_operations(found.done_by_rank)} on rank {found.rank}, at {place}",
+            f"{meeting.label()} comes after {_operations(found.done_by_first)} of group "
+            f"{other.describe()} on rank {found.first}, at {meeting.arrivals[found.first].place}, "
+            f"and after {_operations(found.done_by_rank)} on rank {found.rank}, at {place}",
         )  # fmt: skip
 
-    def note_shapes(self, meeting: "Meeting", doings: str) -> None:
+    def note_shapes(self, meeting: "PendingCollective", doings: str) -> None:
         """Tensors have equal sizes and different shapes, which is perhaps not meant."""
         place = next(iter(meeting.arrivals.values())).place
-        text = f"{meeting.named()} has tensors of equal size and different shape:\n{doings}"
+        text = f"{meeting.label()} has tensors of equal size and different shape:\n{doings}"
         self._note("shape", place, text)
 
     def note_layout(self, text: str) -> None:
@@ -103,11 +105,12 @@ class Alarms:
         return shown if rest <= 0 else [*shown[:_SHOWN], f"{rest} more warnings are not shown"]
 
     def _note_handle(self, handle: Handle) -> None:
-        what = handle.gate.named()
+        what = handle.gate.label()
         if handle.gate.is_open:
             text = f"rank {handle.rank} never waited for {what}, called at {handle.place}"
         else:
-            text = f"rank {handle.rank} called {what} at {handle.place}, and {handle.gate.lacks()}"
+            missing = handle.gate.missing_text()
+            text = f"rank {handle.rank} called {what} at {handle.place}, and {missing}"
         self._note("handle", handle.place, text)
 
     def _note(self, kind: str, place: CallSite | None, text: str) -> None:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from rankwise.sim.rehearsal.gates import Gate
 
 
-class Change(Gate):
+class MemoryChange(Gate):
     """Any change of memory; `awaited` says what a kernel waits for."""
 
     is_of_peers = True
@@ -24,12 +24,12 @@ class Change(Gate):
         super().__init__()
         self._awaited = awaited
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what, and where in the kernel."""
         return self._awaited
 
 
-class Part(Protocol):
+class SharedPart(Protocol):
     """Memory of one rank that others use.
 
     Attributes:
@@ -52,7 +52,7 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self.parts: WeakSet[Part] = WeakSet()
+        self.parts: WeakSet[SharedPart] = WeakSet()
         self.time = 0
         self._kernels: list[Gate] = []
         self._words: list[Gate] = []

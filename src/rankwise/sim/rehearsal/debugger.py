@@ -49,7 +49,7 @@ class RankDebugger(pdb.Pdb):
             return f"has ended with {rank.exit_code}"
         if not rank.has_begun:
             return "has not started"
-        return "can go on" if rank.waits_for is None else f"waits for {rank.waits_for.told()}"
+        return "can go on" if rank.waits_for is None else f"waits for {rank.waits_for.describe()}"
 
     def _show_stack(self, rank: Rank, *, is_whole: bool) -> None:
         """Show the lines of a rank's stack that are not ours; only the innermost of the user's."""

@@ -11,7 +11,7 @@ from errno import EBADF
 from fcntl import F_GETFL, fcntl
 from typing import Any
 
-from rankwise.sim.rehearsal.belongings import ProcessBelongings
+from rankwise.sim.rehearsal.per_rank_state import ProcessBelongings
 from rankwise.sim.rehearsal.ranks import Rank
 
 STANDARD = frozenset((0, 1, 2))

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from threading import get_ident
 
-from rankwise.sim.rehearsal.belongings import ProcessBelongings
+from rankwise.sim.rehearsal.per_rank_state import ProcessBelongings
 from rankwise.sim.rehearsal.places import CallSite, place_of_caller
 from rankwise.sim.rehearsal.scheduler import Scheduler
 

@@ -101,7 +101,7 @@ class Division(NamedTuple):
         return bisect_right(self.edges, self.kind.position(rank))
 
 
-class Choice(NamedTuple):
+class RankChoice(NamedTuple):
     """The ranks that run the program, and the classes of all ranks.
 
     Attributes:
@@ -142,7 +142,7 @@ class Equals:
         price: what a collective of some ranks takes, on a machine whose links may differ.
     """
 
-    def __init__(self, choice: Choice, size: int, seed: int = 0) -> None:
+    def __init__(self, choice: RankChoice, size: int, seed: int = 0) -> None:
         self._size = size
         self._seed = seed
         if not choice.simulated:
@@ -151,7 +151,7 @@ class Equals:
         self._choice = choice
         self.simulated = choice.simulated
         self.difference = ""
-        self.wanted: Choice | None = None
+        self.wanted: RankChoice | None = None
         self.reads: dict[tuple[str, str], int] = {}
         self.price: Callable[[tuple[int, ...]], object] | None = None
         self._kinds = dict.fromkeys(choice.kinds, True)
@@ -264,7 +264,7 @@ class Equals:
             for rank in ranks
         )
 
-    def divided_by(self, digests: Mapping[int, bytes], difference: str) -> Choice | None:
+    def divided_by(self, digests: Mapping[int, bytes], difference: str) -> RankChoice | None:
         """The choice after digests of simulated ranks that differ; None if no position explains it.
 
         Args:
@@ -335,7 +335,7 @@ class Equals:
         if simulated != self.simulated or divisions != self._choice.divisions:
             kinds = tuple(sorted(self._kinds))
             why = self.wanted.why if self.wanted else why
-            self.wanted = Choice(simulated, kinds, divisions, why, self._choice.number + 1)
+            self.wanted = RankChoice(simulated, kinds, divisions, why, self._choice.number + 1)
 
     def _divided(self, divisions: Sequence[Division]) -> list[tuple[int, ...]]:
         """The class of each rank: its part in each division."""

@@ -87,7 +87,9 @@ class FaultInjector:
 
     def remarks(self) -> list[str]:
         """What the user should know at the end: which faults have never come."""
-        return [f"the fault never occurred: {fault.told()}{fault.due()}" for fault in self._waiting]
+        return [
+            f"the fault never occurred: {fault.describe()}{fault.due()}" for fault in self._waiting
+        ]
 
     def of_nodes(self) -> list[FaultOfNode]:
         """Those that strike nodes and have not come yet."""
@@ -107,7 +109,7 @@ class FaultInjector:
             if not self.nodes.is_up(fault.node):
                 self._say(f"fault: {fault.told_without_effect(when)}")
                 return
-        self._say(f"fault: {fault.told()}{when and ' '}{when}")
+        self._say(f"fault: {fault.describe()}{when and ' '}{when}")
         if isinstance(fault, KillNode) and self.nodes is not None:
             self.nodes.kill(fault)
             if rank is not None:
@@ -130,14 +132,14 @@ class FaultInjector:
 
     def _strike(self, fault: FaultOfRank, rank: "Rank", load: Any, when: str) -> None:
         self._waiting.remove(fault)
-        self._say(f"fault: {fault.told()} {when}")
+        self._say(f"fault: {fault.describe()} {when}")
         match fault:
             case Kill():
                 self.killed[rank.number] = when
                 rank.signal(fault.signal)
                 rank.take_signals()
             case Raise():
-                error = getattr(builtins, fault.error)(f"fault: {fault.told()} {when}")
+                error = getattr(builtins, fault.error)(f"fault: {fault.describe()} {when}")
                 error._rankwise_is_of_a_fault = True  # noqa: SLF001 - its traceback ends at the call
                 raise error
             case Late():

@@ -31,20 +31,20 @@ class Gate:
         if waiters:
             waiters[0].rank.scheduler.make_ready(*waiters)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what is waited for, after `waits for`."""
         return "something"
 
-    def named(self) -> str:
+    def label(self) -> str:
         """Name it."""
-        return self.told()
+        return self.describe()
 
     def admit(self, strand: Strand) -> None:
         """Take note of a strand that waits."""
         self._waiters.append(strand)
 
 
-class Timer(Gate):
+class VirtualTimer(Gate):
     """An instant of virtual time.
 
     Attributes:
@@ -59,7 +59,7 @@ class Timer(Gate):
         self.is_cancelled = False
         self.is_deadline = False
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say when."""
         return f"virtual time {self.instant / 1e9:g} s"
 
@@ -69,6 +69,6 @@ class SignalGate(Gate):
 
     __slots__ = ()
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what."""
         return "a signal"

@@ -74,7 +74,7 @@ class Conditions:
         self.faults = faults
         self.waits = Waits()
         self.alarms = Alarms()
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, MeetingGroup] = {}
         self.matcher: Matcher[Came] = Matcher()
         self.calls = 0
         self.equals: Equals | None = None
@@ -94,13 +94,13 @@ class Conditions:
         if self.faults is not None:
             self.faults.killed.clear()
 
-    def add(self, group: "Group") -> None:
+    def add(self, group: "MeetingGroup") -> None:
         """Take in a new group."""
         if self.equals is not None:
             self.equals.note_group(group.ranks)
         self.groups[group.name] = group
 
-    def compare_order(self, meeting: "Meeting", rank: int) -> None:
+    def compare_order(self, meeting: "PendingCollective", rank: int) -> None:
         """A rank has come to a meeting: is the order over its groups that of the others?"""
         group = meeting.group
         overlapping = self.matcher.overlapping(group.calls, rank)
@@ -121,7 +121,7 @@ class Came(msgspec.Struct, frozen=True):
     """Counts the calls of all ranks."""
 
 
-class Group:
+class MeetingGroup:
     """Ranks that meet.
 
     Attributes:
@@ -176,7 +176,7 @@ class Group:
 
     def meet(
         self, rank: int, signature: CallSignature, load: Any, carry_out: CarryOut
-    ) -> "Meeting":
+    ) -> "PendingCollective":
         """Come to this member's next operation; returns at once, the meeting's gate may be shut.
 
         Args:
@@ -196,7 +196,7 @@ class Group:
         conditions.calls += 1
         came = Came(number, signature, place_here(), conditions.calls)
         match = calls.join(rank, number, came)
-        meeting: Meeting = match.carrier or Meeting(self, match)
+        meeting: PendingCollective = match.carrier or PendingCollective(self, match)
         if meeting.error is None:
             meeting.loads[rank] = load
         scheduler = self._scheduler
@@ -217,7 +217,7 @@ class Group:
             return signature
         return signature.in_sizes()
 
-    def note_shapes(self, meeting: "Meeting", doings: str) -> None:
+    def note_shapes(self, meeting: "PendingCollective", doings: str) -> None:
         """Members have called an operation with tensors of equal size and other shape."""
         self._conditions.alarms.note_shapes(meeting, doings)
 
@@ -226,7 +226,7 @@ class Group:
         self._conditions.alarms.note_layout(text)
 
     def open_handle(
-        self, rank: int, gate: "Meeting | Post", interface: tuple[str, ...]
+        self, rank: int, gate: "PendingCollective | Post", interface: tuple[str, ...]
     ) -> int | None:
         """A member has begun an operation that it may wait for later; see `Alarms`."""
         return self._conditions.alarms.open_handle(rank, gate, interface)
@@ -246,7 +246,7 @@ class Group:
         """How many operations a member has come to."""
         return self.calls.begun_by(rank)
 
-    def calls_of(self, rank: int) -> "Iterator[tuple[Came, Meeting | Post | None]]":
+    def calls_of(self, rank: int) -> "Iterator[tuple[Came, PendingCollective | Post | None]]":
         """What a member has come to, and what that waits for: all that is open, and the latest."""
         latest = self.calls.latest.get(rank)
         for came, match in self.calls.open_entries_of(rank):
@@ -262,7 +262,7 @@ class Group:
         if latest_post is not None:
             yield latest_post.came, latest_post
 
-    def wait(self, gate: "Meeting | Post", patience: Duration | None = None) -> bool:
+    def wait(self, gate: "PendingCollective | Post", patience: Duration | None = None) -> bool:
         """Wait for a meeting or a message; returns whether it came in time.
 
         Raises:
@@ -277,14 +277,14 @@ class Group:
             if took >= SHORTEST_WAIT and gate.error is None:
                 waiter = self._scheduler.current
                 assert waiter is not None, "a rank has waited"
-                self._conditions.waits.note(waiter.number, gate.last, took, gate.named)
+                self._conditions.waits.note(waiter.number, gate.last, took, gate.label)
         if gate.error is not None:
-            if isinstance(gate, Meeting) and gate.missing():
+            if isinstance(gate, PendingCollective) and gate.missing():
                 self._scheduler.yield_to_others()  # the message names ranks that arrive now, too
             raise _own(gate.error)
         return True
 
-    def poll(self, gate: "Meeting | Post") -> None:
+    def poll(self, gate: "PendingCollective | Post") -> None:
         """The rank that runs has found an operation open."""
         self._scheduler.poll(gate)
 
@@ -369,7 +369,7 @@ class Group:
             if rank.exit_code is not None and not rank.is_given_up
         ]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Name the group and its members."""
         return f"{self.name} ({ranks_in_words(self.ranks)})"
 
@@ -381,12 +381,12 @@ class _Creation(Gate):
 
     __slots__ = ("_group", "makers")
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: MeetingGroup) -> None:
         super().__init__()
         self._group = group
         self.makers: set[int] = set()
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what is waited for, and for whom."""
         missing = [rank for rank in self._group.present if rank not in self.makers]
         members = ranks_in_words(self._group.ranks)
@@ -394,7 +394,7 @@ class _Creation(Gate):
         return text + "".join(f"; {error.message}" for error in self._group.ended(missing))
 
 
-class Meeting(Gate):
+class PendingCollective(Gate):
     """One collective operation of a group.
 
     Attributes:
@@ -406,7 +406,7 @@ class Meeting(Gate):
 
     __slots__ = ("error", "group", "loads", "match")
 
-    def __init__(self, group: Group, match: Match[Came]) -> None:
+    def __init__(self, group: MeetingGroup, match: Match[Came]) -> None:
         super().__init__()
         self.group = group
         self.match = match
@@ -448,10 +448,10 @@ class Meeting(Gate):
         self.loads = {}
         self.open()
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what is waited for, and for whom."""
         missing = self.missing()
-        text = f"{self._named()} in group {self.group.told()}"
+        text = f"{self._named()} in group {self.group.describe()}"
         text += f", not called by {ranks_in_words(missing)}" if missing else ", called by all"
         text += "".join(f"; {error.message}" for error in self.group.ended(missing))
         return text if self.match.is_agreed else f"{text}; {self._doings()}"
@@ -465,7 +465,7 @@ class Meeting(Gate):
         """The members that have not come."""
         return self.match.missing()
 
-    def lacks(self) -> str:
+    def missing_text(self) -> str:
         """Say why it is open."""
         return f"{ranks_in_words(self.missing())} never did"
 
@@ -474,7 +474,7 @@ class Meeting(Gate):
         """The member that came last."""
         return self.match.last
 
-    def named(self) -> str:
+    def label(self) -> str:
         """Name the operation and its group."""
         return f"{self._named()} in group {self.group.name}"
 
@@ -482,7 +482,7 @@ class Meeting(Gate):
         return describe_call(self.match.signature, self.match.number)
 
     def _disagreement(self) -> CollectiveError:
-        operation = f"operation #{self.match.number} of group {self.group.told()}"
+        operation = f"operation #{self.match.number} of group {self.group.describe()}"
         return CollectiveError(
             f"{operation} differs between its ranks:\n{self._doings()}",
             hint=SAME_ORDER,
@@ -503,7 +503,8 @@ class Post(Gate):
     """One end of a message.
 
     Attributes:
-        rank, peer, tag, load, is_send: see `Group.post`; once matched, `peer` is the rank found.
+        rank, peer, tag, load, is_send: see `MeetingGroup.post`; once matched, `peer` is the rank
+            found.
         came: what it is, and which rank has called it where.
         error: why it has failed, if it has.
         deliver: moves the message, once it is matched.
@@ -525,7 +526,7 @@ class Post(Gate):
 
     def __init__(
         self,
-        group: Group,
+        group: MeetingGroup,
         rank: int,
         *,
         peer: int,
@@ -548,9 +549,9 @@ class Post(Gate):
         """Whether the other end may be this one's, as far as this one is concerned."""
         return self.peer in (other.rank, ANY_SOURCE) and self.tag == other.tag
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what is waited for."""
-        return f"{self._numbered()} in group {self._group.told()}"
+        return f"{self._numbered()} in group {self._group.describe()}"
 
     @property
     def last(self) -> int:
@@ -561,11 +562,11 @@ class Post(Gate):
         """The rank that has not come."""
         return [] if self.peer == ANY_SOURCE else [self.peer]
 
-    def lacks(self) -> str:
+    def missing_text(self) -> str:
         """Say why it is open."""
         return f"it was never {'received' if self.is_send else 'sent'}"
 
-    def named(self) -> str:
+    def label(self) -> str:
         """Name the message and its group."""
         return f"{self._numbered()} in group {self._group.name}"
 

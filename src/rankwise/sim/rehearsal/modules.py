@@ -90,7 +90,7 @@ class UserModules:
                 if self.is_users(spec):
                     self._on_import(name)
                 elif name in self._after and spec.loader is not None:
-                    spec.loader = cast("Loader", _Followed(spec.loader, self._after[name]))
+                    spec.loader = cast("Loader", _FollowedLoader(spec.loader, self._after[name]))
                 return spec
         return None
 
@@ -151,7 +151,7 @@ def _installed_in(folder: Path) -> frozenset[str]:
     return frozenset(names | {f"{name}.py" for name in names})
 
 
-class _Followed:
+class _FollowedLoader:
     """A loader that calls a function once its module is complete."""
 
     def __init__(self, loader: Any, follow: Callable[[], None]) -> None:

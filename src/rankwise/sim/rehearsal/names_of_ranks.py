@@ -83,7 +83,7 @@ _FIRST: dict[str, Callable[[], Any]] = {"rank_zero_only.rank": _rank_of_environm
 """What some begin with: the import left what the rank that made it has."""
 
 
-class _Place(NamedTuple):
+class _NamePlace(NamedTuple):
     """A name in a module, or of a class or another object of it."""
 
     owner: Any
@@ -108,7 +108,7 @@ class _Cells:
         self._targets: list[str] = []
         self._make()
 
-    def add(self, place: _Place) -> None:
+    def add(self, place: _NamePlace) -> None:
         """Take in another name."""
         assert place.name.isidentifier(), "it becomes code"
         owner = f"owner{len(self._targets)}"
@@ -123,7 +123,7 @@ class _Cells:
         self.read, self.write = made["read"], made["write"]
 
 
-class _Mine:
+class _NamesOfRank:
     """The values of one rank.
 
     Attributes:
@@ -146,7 +146,7 @@ class NamesOfRanks:
     """
 
     def __init__(self) -> None:
-        self._places: list[_Place] = []
+        self._places: list[_NamePlace] = []
         self._firsts: list[Callable[[], Any]] = []
         self._own = _Cells()
         self._alike = _Cells()
@@ -180,7 +180,7 @@ class NamesOfRanks:
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its values, or what all begin with."""
-        mine: _Mine | None = rank.belongings.get(_KEY)
+        mine: _NamesOfRank | None = rank.belongings.get(_KEY)
         if mine is None or mine.modules != self._modules:
             mine = self._extended(rank)
         self._own.write(mine.own)
@@ -189,9 +189,9 @@ class NamesOfRanks:
                 self._alike.write(mine.alike)
             self._present = mine.alike
 
-    def _extended(self, rank: Rank) -> _Mine:
+    def _extended(self, rank: Rank) -> _NamesOfRank:
         """The values of a rank, with those of modules that have been imported since."""
-        mine: _Mine = rank.belongings.setdefault(_KEY, _Mine())
+        mine: _NamesOfRank = rank.belongings.setdefault(_KEY, _NamesOfRank())
         own, alike = mine.own[:-1], mine.alike[:-1]
         mine.own = (*own, *[first() for first in self._firsts[len(own) :]], None)
         whole = alike + self._first[len(alike) :]
@@ -201,7 +201,7 @@ class NamesOfRanks:
 
     def move_out(self, rank: Rank) -> None:
         """Keep them."""
-        mine: _Mine = rank.belongings[_KEY]
+        mine: _NamesOfRank = rank.belongings[_KEY]
         mine.own, alike = self._own.read(), self._alike.read()
         if not self._is_comparable or alike != self._present:
             self._is_comparable &= all(map(_is_itself_alone, alike))
@@ -213,7 +213,7 @@ class NamesOfRanks:
             setattr(place.owner, place.name, place.home)
 
 
-def _found(module: str, path: str) -> _Place | None:
+def _found(module: str, path: str) -> _NamePlace | None:
     *owners, name = path.split(".")
     owner: Any = sys.modules[module]
     if owners and owners[0] == "torch":
@@ -221,7 +221,7 @@ def _found(module: str, path: str) -> _Place | None:
     for each in owners:
         owner = getattr(owner, each, None)
     values = getattr(owner, "__dict__", {})
-    return _Place(owner, name, values[name]) if name in values else None
+    return _NamePlace(owner, name, values[name]) if name in values else None
 
 
 def _is_itself_alone(value: Any) -> bool:

@@ -25,9 +25,9 @@ class TokenPatience:
     Attributes:
         limit_s: a rank that holds the token for this long is given up; None: never.
         is_stopping: whether a stop has been asked for: then progress does not count.
-        gets_on: asked now and then whether the rank that has the token has made progress since it
-            was asked before, by computing for instance; its patience begins anew then, if no rank
-            has asked for a stop. None: holding the token is no progress.
+        makes_progress: asked now and then whether the rank that has the token has made progress
+            since it was asked before, by computing for instance; its patience begins anew then, if
+            no rank has asked for a stop. None: holding the token is no progress.
         on_held: told of a rank that has kept others waiting for `NOTICE_S`, once in a run, and of
             one that keeps a request to stop waiting.
     """
@@ -35,7 +35,7 @@ class TokenPatience:
     def __init__(self) -> None:
         self.limit_s: float | None = None
         self.is_stopping = False
-        self.gets_on: Callable[[Rank], bool] | None = None
+        self.makes_progress: Callable[[Rank], bool] | None = None
         self.on_held: Callable[[Rank], None] | None = None
         self._told_while_interrupted: set[bool] = set()
         self.begin(0)
@@ -59,7 +59,9 @@ class TokenPatience:
 
     def has_progress(self, rank: Rank) -> bool:
         """Whether a rank has made progress that counts since this was asked before."""
-        return self.gets_on is not None and not self.is_stopping and self.gets_on(rank)
+        return (
+            self.makes_progress is not None and not self.is_stopping and self.makes_progress(rank)
+        )
 
     @property
     def is_over(self) -> bool:
@@ -75,7 +77,7 @@ class TokenPatience:
         notice_s = _notice_s(is_interrupted=is_interrupted)
         if self.limit_s is None:
             return notice_s
-        looks = 1 if self.gets_on is None else _LOOKS_PER_PATIENCE
+        looks = 1 if self.makes_progress is None else _LOOKS_PER_PATIENCE
         return min(self.limit_s / looks, notice_s)
 
     @property

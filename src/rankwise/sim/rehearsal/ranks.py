@@ -42,7 +42,7 @@ class RankEnded(SystemExit):
 class Nap(Protocol):
     """A wait in real time for another thread of the same rank."""
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what is waited for."""
         ...
 
@@ -116,8 +116,8 @@ class Strand:
     def waits_in_words(self) -> str:
         """What it waits for; empty if it goes on."""
         if self.nap is not None:
-            return self.nap.told()
-        return "" if self.gate is None or self.gate.is_open else self.gate.told()
+            return self.nap.describe()
+        return "" if self.gate is None or self.gate.is_open else self.gate.describe()
 
     def stack(self) -> FrameType | None:
         """Its innermost frame."""
@@ -146,7 +146,7 @@ class Rank:
         exit_code: how it ended; None while it lives.
         has_begun: whether it has ever run.
         is_given_up: whether it has let no other rank run for too long; then it counts as killed.
-        is_aside: whether it belongs to no world, and waits to be called again in another one.
+        is_between_worlds: whether it belongs to no world, and waits to be called in another one.
         polling: what it has looked for in vain.
         handlers: its signal handlers, by number.
         signals_handled: how many of its signals they have been called for.
@@ -175,7 +175,7 @@ class Rank:
         self._signals: list[int] = []
         self.has_begun = False
         self.is_given_up = False
-        self.is_aside = False
+        self.is_between_worlds = False
         self.polling = Polling()
         self.thread = threading.Thread(target=self._live, name=f"rank {number}", daemon=True)
         self.main = Strand(self, self.thread)

@@ -18,7 +18,7 @@ gets it back when
 - the next thing on the agenda lies beyond the horizon that `run` was given,
 - `interrupt` asked for it, from a signal handler for instance,
 - a rank has held the token for longer than the patience, in real time, and has not got on
-  meanwhile (`gets_on`): `run` returns that rank, which has been given up.
+  meanwhile (`makes_progress`): `run` returns that rank, which has been given up.
 
 Order
 -----
@@ -37,17 +37,17 @@ from threading import get_ident
 from typing import Any, Protocol, Self
 
 from rankwise.base.units import Instant
-from rankwise.bell import Bell
-from rankwise.sim.rehearsal.gates import Gate, SignalGate, Timer
+from rankwise.sim.rehearsal.gates import Gate, SignalGate, VirtualTimer
 from rankwise.sim.rehearsal.patience import TokenPatience
 from rankwise.sim.rehearsal.ranks import SIGKILL, Rank, RankEnded, Strand, end_of, not_for_threads
 from rankwise.sim.rehearsal.turns import Turns
+from rankwise.wakeup import Wakeup
 
 set_affinity = os.sched_setaffinity
 """That of the kernel: what ranks call is another one (`substitutes`)."""
 
 
-class Belongings(Protocol):
+class PerRankState(Protocol):
     """What of the process each rank has for itself; moved in and out at each hand-over."""
 
     def move_in(self, rank: Rank) -> None:
@@ -77,7 +77,7 @@ class Scheduler:
         is_interrupted: whether `interrupt` has asked for the present `run` to return.
         is_paused: whether the rank that runs may hold the token for as long as it wants.
         wake_ups: how often time has passed since no rank was ready.
-        at_rest: called when no rank is ready, before time passes; returns whether it has made one
+        on_idle: called when no rank is ready, before time passes; returns whether it has made one
             ready.
         on_given_up: told of a rank that has been given up, as nothing else can be done for it.
     """
@@ -86,7 +86,7 @@ class Scheduler:
         self,
         *,
         choose: Callable[[int], int] | None = None,
-        belongings: Belongings,
+        belongings: PerRankState,
         cpu: int | None = None,
     ) -> None:
         self.now = Instant(0)
@@ -98,24 +98,24 @@ class Scheduler:
         self.broken_by: BaseException | None = None
         self.is_paused = False
         self.wake_ups = 0
-        self.at_rest: Callable[[], bool] | None = None
+        self.on_idle: Callable[[], bool] | None = None
         self.on_given_up: Callable[[Rank], None] | None = None
         self._choose = choose
         self._belongings = belongings
         self._cpu = cpu
         self._ready: deque[Strand] = deque()
         self._asks = self.turns.asks
-        self._agenda: list[tuple[Instant, int, Timer]] = []
+        self._agenda: list[tuple[Instant, int, VirtualTimer]] = []
         self._numbers = 0
         self._horizon: Instant | None = None
         self.is_interrupted = self._is_called = False
         self._ended_by = SIGKILL
         self.patience = TokenPatience()
         self._hand_overs = 0
-        self._bell: Bell
+        self._bell: Wakeup
 
     def __enter__(self) -> Self:
-        self._bell = Bell()
+        self._bell = Wakeup()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -262,13 +262,13 @@ class Scheduler:
         self.sleep(polling.pause_after(what, self.now))
         polling.go_on(self.now)
 
-    def at(self, instant: Instant) -> Timer:
+    def at(self, instant: Instant) -> VirtualTimer:
         """A gate that opens at `instant`."""
-        timer = Timer(instant)
+        timer = VirtualTimer(instant)
         self.put(timer)
         return timer
 
-    def put(self, timer: Timer) -> None:
+    def put(self, timer: VirtualTimer) -> None:
         """Put a timer on the agenda."""
         self._numbers += 1
         heappush(self._agenda, (timer.instant, self._numbers, timer))
@@ -321,7 +321,7 @@ class Scheduler:
             self.turns.admit()
         if any(not strand.rank.is_over for strand in self._ready):
             return self.now
-        if self.at_rest and self.at_rest():
+        if self.on_idle and self.on_idle():
             return self.now
         while self._agenda and self._agenda[0][2].is_cancelled:
             heappop(self._agenda)
@@ -337,7 +337,7 @@ class Scheduler:
             self.turns.admit()
         ready = self._ready
         while not ready:
-            if self.at_rest is not None and self.at_rest():
+            if self.on_idle is not None and self.on_idle():
                 continue
             if not self._agenda:
                 return None

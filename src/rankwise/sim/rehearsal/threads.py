@@ -166,7 +166,7 @@ class _Selecting:
 
     is_known_to_last = False
 
-    def told(self) -> str:
+    def describe(self) -> str:
         return "a descriptor, in an event loop perhaps"
 
     def interrupt(self) -> bool:
@@ -236,7 +236,7 @@ class _Waiter:
                 self._lock.release()
         return True
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what is waited for."""
         return self._what or "another thread of its own (a condition, an event, a queue)"
 

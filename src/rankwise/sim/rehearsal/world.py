@@ -19,17 +19,17 @@ from typing import Any, Self, TextIO
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.rehearsal import environments, turn_takers
-from rankwise.sim.rehearsal.belongings import ProcessBelongings, RankProcess
 from rankwise.sim.rehearsal.changes import Changes
 from rankwise.sim.rehearsal.descriptors import STANDARD, RankDescriptors
 from rankwise.sim.rehearsal.equals import Equals, NotEqual
 from rankwise.sim.rehearsal.faults import FaultInjector
-from rankwise.sim.rehearsal.meetings import Conditions, Group
+from rankwise.sim.rehearsal.meetings import Conditions, MeetingGroup
+from rankwise.sim.rehearsal.per_rank_state import ProcessBelongings, RankProcess
+from rankwise.sim.rehearsal.process_patches import ProcessPatches
 from rankwise.sim.rehearsal.rank_time import RankTime
 from rankwise.sim.rehearsal.ranks import Rank, not_for_threads
 from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.rehearsal.schedules import Schedule
-from rankwise.sim.rehearsal.substitutes import Substitutes
 
 _CPU_FIELD = 36
 """Where `/proc/thread-self/stat` tells the core, counted after the name of the program."""
@@ -112,7 +112,7 @@ class SimulatedWorld:
         self.timing_only = timing_only
         time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
         self.descriptors = RankDescriptors(self.belongings, standard)
-        self.substitutes = Substitutes(self.scheduler, self.belongings, seed, cpus, time)
+        self.substitutes = ProcessPatches(self.scheduler, self.belongings, seed, cpus, time)
         self.substitutes.is_own = self.descriptors.is_own
         self._conditions = Conditions(schedule, faults)
         self.equals = self._conditions.equals = equals
@@ -150,7 +150,7 @@ class SimulatedWorld:
         self._stack.callback(environments.end)
         self._stack.callback(self.descriptors.end)
         if self._conditions.schedule is not None:
-            self.scheduler.at_rest = self._match_messages
+            self.scheduler.on_idle = self._match_messages
             self.substitutes.yield_at_files()
         for name in self._extensions:
             if name in sys.modules:
@@ -196,16 +196,16 @@ class SimulatedWorld:
         for function in self._at_end_of_ranks:
             function(rank)
 
-    def group(self, name: str, ranks: tuple[int, ...]) -> Group:
+    def group(self, name: str, ranks: tuple[int, ...]) -> MeetingGroup:
         """The group of this name; the first of its members to ask makes it."""
         group = self.groups.get(name)
         if group is None:
-            group = Group(self.scheduler, name, ranks, self._conditions)
+            group = MeetingGroup(self.scheduler, name, ranks, self._conditions)
             self._conditions.add(group)
         return group
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, MeetingGroup]:
         """Those of the ranks that meet, by name."""
         return self._conditions.groups
 
@@ -239,9 +239,9 @@ class SimulatedWorld:
 
     def begin_attempt(self, size: int) -> None:
         """Forget what belongs to an attempt that is over; there are `size` ranks to come."""
-        assert all(rank.is_over or rank.is_aside for rank in self.scheduler.ranks.values()), (
-            "ranks of the previous attempt still run"
-        )
+        assert all(
+            rank.is_over or rank.is_between_worlds for rank in self.scheduler.ranks.values()
+        ), "ranks of the previous attempt still run"
         self.scheduler.ranks.clear()
         self.size = size
         self.serial = next(_serials)
@@ -257,7 +257,7 @@ class SimulatedWorld:
 
     def rejoin(self, rank: Rank, number: int, process: RankProcess) -> None:
         """A rank that has lived on belongs to the present attempt, with this number."""
-        rank.number, rank.process, rank.is_aside = number, process, False
+        rank.number, rank.process, rank.is_between_worlds = number, process, False
         self.scheduler.ranks[number] = rank
         if self.prediction is not None:
             self.prediction.rejoin(rank)

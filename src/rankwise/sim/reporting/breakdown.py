@@ -25,7 +25,7 @@ MESSAGES = "messages"
 _META = "rankwise-breakdown"
 
 
-class Part(msgspec.Struct, frozen=True, order=True):
+class BreakdownPart(msgspec.Struct, frozen=True, order=True):
     """Time of one rank that went into one thing.
 
     Attributes:
@@ -45,7 +45,7 @@ class RankParts(msgspec.Struct, frozen=True):
     """What one rank spent its time with."""
 
     rank: int
-    parts: tuple[Part, ...]
+    parts: tuple[BreakdownPart, ...]
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def parts_of(spent: Mapping[tuple[str, str, str], int], whole_ps: int) -> tuple[Part, ...]:
+def parts_of(spent: Mapping[tuple[str, str, str], int], whole_ps: int) -> tuple[BreakdownPart, ...]:
     """Parts that add up to the whole: what is missing is idle.
 
     It is less than nothing if side streams ran on for longer at the begin than at the end.
@@ -103,7 +103,7 @@ def parts_of(spent: Mapping[tuple[str, str, str], int], whole_ps: int) -> tuple[
     if left:
         key = (IDLE, NOTHING, "")
         filled[key] = filled.get(key, 0) + left
-    return tuple(Part(*key, time) for key, time in sorted(filled.items()) if time)
+    return tuple(BreakdownPart(*key, time) for key, time in sorted(filled.items()) if time)
 
 
 def as_meta(breakdown: Breakdown) -> str:

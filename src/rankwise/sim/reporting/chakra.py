@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from rankwise.base.errors import ConfigError
 from rankwise.base.trace_events import PICOSECONDS_PER_MICROSECOND
 from rankwise.sim.hardware.memory import sip_of
-from rankwise.sim.hardware.op_log import Operation
-from rankwise.sim.reporting.chakra_files import COLLECTIVES, Node, NodeKind, write_traces
+from rankwise.sim.hardware.op_log import LoggedOperation
+from rankwise.sim.reporting.chakra_files import COLLECTIVES, ChakraNode, NodeKind, write_traces
 from rankwise.sim.reporting.timeline import ReportedRun
 
 _LONGEST_NAME = 200
@@ -64,7 +64,7 @@ def write_chakra(path: str, run: ReportedRun) -> str:
 class _Groups:
     """Which SIPs took part in which call."""
 
-    def __init__(self, operations: Iterable[Operation], count: int) -> None:
+    def __init__(self, operations: Iterable[LoggedOperation], count: int) -> None:
         sips: dict[str, list[int]] = defaultdict(list)
         for each in operations:
             if each.kind in COLLECTIVES:
@@ -94,9 +94,9 @@ class _Groups:
         return {name: members for members, name in self._names.items()}
 
 
-def _by_sip(operations: Iterable[Operation], count: int, groups: _Groups) -> list[list[_Did]]:
+def _by_sip(operations: Iterable[LoggedOperation], count: int, groups: _Groups) -> list[list[_Did]]:
     found: list[list[_Did]] = [[] for _ in range(count)]
-    inside: dict[tuple[int, str], list[Operation]] = defaultdict(list)
+    inside: dict[tuple[int, str], list[LoggedOperation]] = defaultdict(list)
     ended: set[tuple[str, int, str]] = set()
     messages = 0
     for each in operations:
@@ -124,7 +124,7 @@ def _by_sip(operations: Iterable[Operation], count: int, groups: _Groups) -> lis
     return found
 
 
-def _message(half: Operation, source: int, target: int) -> _Did:
+def _message(half: LoggedOperation, source: int, target: int) -> _Did:
     is_sender = bool(half.reads)
     attributes = {
         "is_cpu_op": False,
@@ -137,22 +137,22 @@ def _message(half: Operation, source: int, target: int) -> _Did:
     return _Did(kind, half.name, half.start, half.end, attributes)
 
 
-def _target(copy: Operation) -> int:
+def _target(copy: LoggedOperation) -> int:
     return sip_of(copy.writes[0].address) if copy.writes else int(copy.place.removeprefix("sip"))
 
 
-def _timed(operation: Operation, **attributes: Any) -> _Did:
+def _timed(operation: LoggedOperation, **attributes: Any) -> _Did:
     attributes["duration_ps"] = operation.end - operation.start
     return _Did(NodeKind.COMPUTE, operation.name, operation.start, operation.end, attributes)
 
 
-def _launch(launch: Operation, programs: Iterable[Operation]) -> _Did:
+def _launch(launch: LoggedOperation, programs: Iterable[LoggedOperation]) -> _Did:
     flops = sum(each.flops for each in programs)
     moved = sum(each.bytes for each in programs)
     return _timed(launch, is_cpu_op=False, num_ops=flops, tensor_size=moved)
 
 
-def _collective(call: Operation, groups: _Groups) -> _Did:
+def _collective(call: LoggedOperation, groups: _Groups) -> _Did:
     size = max(sum(each.bytes for each in operands) for operands in (call.reads, call.writes))
     sips = groups.sips(call.name)
     if call.kind in {"all_gather", "reduce_scatter", "gather"}:
@@ -174,7 +174,7 @@ def _collective(call: Operation, groups: _Groups) -> _Did:
     return _Did(NodeKind.COLLECTIVE, call.name, call.start, call.end, attributes)
 
 
-def _nodes(did: Iterable[_Did]) -> Iterator[Node]:
+def _nodes(did: Iterable[_Did]) -> Iterator[ChakraNode]:
     """What a SIP did, in the order of its beginnings, each after what had ended."""
     ordered = sorted(did, key=lambda each: (each.start, each.end))
     ends: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -184,7 +184,7 @@ def _nodes(did: Iterable[_Did]) -> Iterator[Node]:
             for known in ends.values()
             if any(end <= each.start for end, _ in known)
         ]
-        yield Node(
+        yield ChakraNode(
             number,
             each.name[:_LONGEST_NAME],
             each.kind,

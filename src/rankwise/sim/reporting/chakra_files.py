@@ -55,7 +55,7 @@ COLLECTIVES = (
 """By the number that the attribute `comm_type` has."""
 
 
-class Node(NamedTuple):
+class ChakraNode(NamedTuple):
     """Something that a device did.
 
     Attributes:
@@ -77,7 +77,7 @@ class Node(NamedTuple):
     inputs: str = ""
 
 
-def read_traces(path: str) -> tuple[list[list[Node]], dict[str, list[int]]]:
+def read_traces(path: str) -> tuple[list[list[ChakraNode]], dict[str, list[int]]]:
     """The nodes of every device, and the devices of every process group.
 
     Args:
@@ -117,7 +117,7 @@ def _stem_of(path: str) -> str:
     return front if number.isdecimal() and front else stem
 
 
-def _read(file: Path) -> list[Node]:
+def _read(file: Path) -> list[ChakraNode]:
     messages, proto = _messages()
     try:
         content = file.read_bytes()
@@ -125,7 +125,7 @@ def _read(file: Path) -> list[Node]:
             content = gzip.decompress(content)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
-    source, nodes = io.BytesIO(content), list[Node]()
+    source, nodes = io.BytesIO(content), list[ChakraNode]()
     if not content:
         raise ConfigError(f"{file} is empty, expected a Chakra trace")
     kind = "the metadata"
@@ -142,7 +142,7 @@ def _read(file: Path) -> list[Node]:
     return nodes
 
 
-def _check(file: Path, nodes: Sequence[Node]) -> None:
+def _check(file: Path, nodes: Sequence[ChakraNode]) -> None:
     numbers = {node.number for node in nodes}
     if len(numbers) < len(nodes):
         raise ConfigError(f"{file}: two nodes have the same number")
@@ -155,14 +155,14 @@ def _check(file: Path, nodes: Sequence[Node]) -> None:
             )
 
 
-def _node(found: Any) -> Node:
+def _node(found: Any) -> ChakraNode:
     attributes = {}
     for each in found.attr:
         field = each.WhichOneof("value")
         if field is not None:
             value = getattr(each, field)
             attributes[each.name] = list(value.values) if field.endswith("_list") else value
-    return Node(
+    return ChakraNode(
         found.id,
         found.name,
         NodeKind(found.type),
@@ -185,7 +185,7 @@ def _groups(file: Path) -> dict[str, list[int]]:
 
 
 def write_traces(
-    path: str, devices: Sequence[Iterable[Node]], groups: Mapping[str, Sequence[int]]
+    path: str, devices: Sequence[Iterable[ChakraNode]], groups: Mapping[str, Sequence[int]]
 ) -> str:
     """Write a file per device, and one of the groups if there are any.
 
@@ -211,7 +211,7 @@ def write_traces(
     return f"{stem}.0{SUFFIX}{last}" + (f", and {stem}.groups.json" if groups else "")
 
 
-def _message(messages: Mapping[str, Any], node: Node) -> Any:
+def _message(messages: Mapping[str, Any], node: ChakraNode) -> Any:
     made = messages["Node"](
         id=node.number, name=node.name, type=int(node.kind), duration_micros=node.duration_us
     )

@@ -29,7 +29,7 @@ _NAMED = 4
 """So many rows the headline has at most."""
 
 
-class Row(NamedTuple):
+class ComparisonRow(NamedTuple):
     """What one thing takes in both runs, in picoseconds; means over the ranks."""
 
     cause: str
@@ -65,7 +65,7 @@ class Comparison(NamedTuple):
     names: tuple[str, str]
     first: Breakdown
     second: Breakdown
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     ranks: tuple[RankRow, ...]
     notes: tuple[str, ...]
 
@@ -83,11 +83,11 @@ class Comparison(NamedTuple):
         """A difference as a share of the first run's time."""
         return float(difference / self.first.time)
 
-    def by_cause(self) -> list[Row]:
+    def by_cause(self) -> list[ComparisonRow]:
         """The rows of each cause together."""
         return _sums(self.rows, lambda row: (row.cause, "", ""))
 
-    def by_kind(self) -> list[Row]:
+    def by_kind(self) -> list[ComparisonRow]:
         """The rows of each kind together, over its phases."""
         return _sums(self.rows, lambda row: (row.cause, row.kind, ""))
 
@@ -169,7 +169,9 @@ def compare(
     means = first.means(), second.means()
     keys = sorted({*means[0], *means[1]})
     nothing = Fraction(0)
-    rows = [Row(*key, means[0].get(key, nothing), means[1].get(key, nothing)) for key in keys]
+    rows = [
+        ComparisonRow(*key, means[0].get(key, nothing), means[1].get(key, nothing)) for key in keys
+    ]
     places = {
         cause: place for place, cause in enumerate(causes_in_order(row.cause for row in rows))
     }
@@ -240,11 +242,13 @@ def _by_cause(spent: dict[tuple[str, str, str], Fraction]) -> dict[str, Fraction
     return {cause: found[cause] for cause in causes_in_order(found)}
 
 
-def _sums(rows: Iterable[Row], key_of: Callable[[Row], tuple[str, str, str]]) -> list[Row]:
-    found: dict[tuple[str, str, str], Row] = {}
+def _sums(
+    rows: Iterable[ComparisonRow], key_of: Callable[[ComparisonRow], tuple[str, str, str]]
+) -> list[ComparisonRow]:
+    found: dict[tuple[str, str, str], ComparisonRow] = {}
     for row in rows:
         key = key_of(row)
-        known = found.get(key) or Row(key[0], key[1], key[2], Fraction(0), Fraction(0))
+        known = found.get(key) or ComparisonRow(key[0], key[1], key[2], Fraction(0), Fraction(0))
         found[key] = known._replace(first=known.first + row.first, second=known.second + row.second)
     return list(found.values())
 

@@ -8,7 +8,7 @@ from rankwise.base.plots import COLOURS, Bar, bars_chart
 from rankwise.base.units import format_bytes
 from rankwise.base.web_page import document, fragment, table
 from rankwise.sim.reporting.breakdown import CAUSES, Breakdown
-from rankwise.sim.reporting.comparison import Comparison, Row, kind_in_words, seconds
+from rankwise.sim.reporting.comparison import Comparison, ComparisonRow, kind_in_words, seconds
 from rankwise.sim.reporting.comparison_text import (
     RANKS_SHOWN,
     difference_in_words,
@@ -116,13 +116,13 @@ def _differences(comparison: Comparison) -> str:
     left_out = changed[_BARS_SHOWN:]
     if left_out:
         rest = sum((row.difference for row in left_out), Fraction(0))
-        smaller = Row("", f"{len(left_out)} smaller ones", "", Fraction(0), rest)
+        smaller = ComparisonRow("", f"{len(left_out)} smaller ones", "", Fraction(0), rest)
         bars.append(_changed(comparison, smaller))
-    bars.append(_changed(comparison, Row("", "whole", "", *comparison.times)))
+    bars.append(_changed(comparison, ComparisonRow("", "whole", "", *comparison.times)))
     return bars_chart(bars, "Differences by kind of operation")
 
 
-def _changed(comparison: Comparison, row: Row) -> Bar:
+def _changed(comparison: Comparison, row: ComparisonRow) -> Bar:
     colour = _MORE if row.difference > 0 else _LESS
     told = f"{difference_in_words(row.difference) or 'equal'}"
     share = f", {share_in_words(comparison, row)}" if told != "equal" else ""
@@ -143,7 +143,7 @@ def _parts(comparison: Comparison) -> str:
             difference_in_words(row.difference),
             share_in_words(comparison, row),
         )
-        for row in (*comparison.rows, Row("whole", "", "", *comparison.times))
+        for row in (*comparison.rows, ComparisonRow("whole", "", "", *comparison.times))
     ]
     return table([head, *rows])
 

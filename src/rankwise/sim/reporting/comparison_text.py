@@ -7,7 +7,7 @@ from textwrap import wrap
 from rankwise.base.units import format_bytes
 from rankwise.base.wording import aligned
 from rankwise.sim.hardware.quantities import format_picoseconds
-from rankwise.sim.reporting.comparison import Comparison, Row, percent, short
+from rankwise.sim.reporting.comparison import Comparison, ComparisonRow, percent, short
 
 RANKS_SHOWN = 16
 _LEAST = 0.0005
@@ -66,16 +66,16 @@ def _part_rows(comparison: Comparison) -> Iterable[Sequence[str]]:
                     yield _cells(comparison, _INDENT * 2 + each.phase, each)
         if len(small) > 1:
             first, second = sum(row.first for row in small), sum(row.second for row in small)
-            rest = Row(cause.cause, "", "", Fraction(first), Fraction(second))
+            rest = ComparisonRow(cause.cause, "", "", Fraction(first), Fraction(second))
             yield _cells(comparison, f"{_INDENT}{len(small)} smaller ones", rest)
 
 
-def _is_small(comparison: Comparison, row: Row) -> bool:
+def _is_small(comparison: Comparison, row: ComparisonRow) -> bool:
     least = _LEAST * comparison.first.time
     return row.first < least and row.second < least
 
 
-def _cells(comparison: Comparison, name: str, row: Row) -> Sequence[str]:
+def _cells(comparison: Comparison, name: str, row: ComparisonRow) -> Sequence[str]:
     return (
         name,
         time_in_words(row.first),
@@ -87,7 +87,7 @@ def _cells(comparison: Comparison, name: str, row: Row) -> Sequence[str]:
 
 def _total(comparison: Comparison) -> Sequence[str]:
     first, second = comparison.times
-    return _cells(comparison, "whole", Row("", "", "", first, second))
+    return _cells(comparison, "whole", ComparisonRow("", "", "", first, second))
 
 
 def _memory(comparison: Comparison) -> Sequence[str]:
@@ -142,7 +142,7 @@ def difference_in_words(time: Fraction) -> str:
     return f"{'-' if time < 0 else '+'}{format_picoseconds(round(abs(time)))}"
 
 
-def share_in_words(comparison: Comparison, row: Row) -> str:
+def share_in_words(comparison: Comparison, row: ComparisonRow) -> str:
     """A difference as a share of the first run's time; nothing for none."""
     is_none = abs(row.difference) < _LEAST_SHOWN
     return "" if is_none else percent(comparison.share(row.difference), "+")

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from rankwise.sim.hardware.machine import Message
-from rankwise.sim.hardware.op_log import Operation
+from rankwise.sim.hardware.hardware_machine import SlotMessage
+from rankwise.sim.hardware.op_log import LoggedOperation
 from rankwise.sim.hardware.samples import LinkSamples
 
 HBM, PES_IN_USE, QUEUE_DEPTH = "HBM", "PEs in use", "queue depth"
@@ -72,7 +72,7 @@ def _number(device: str) -> int:
     return int(device.removeprefix("sip"))
 
 
-def pes_in_use(operations: Iterable[Operation]) -> Iterator[Count]:
+def pes_in_use(operations: Iterable[LoggedOperation]) -> Iterator[Count]:
     """How many PEs of each device have an operation in progress."""
     of_pe: dict[str, list[tuple[int, int]]] = {}
     for each in operations:
@@ -98,7 +98,7 @@ def _joined(intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     yield start, end
 
 
-def queue_depths(messages: Iterable[Message]) -> Iterator[Count]:
+def queue_depths(messages: Iterable[SlotMessage]) -> Iterator[Count]:
     """How many slots are under way to each device."""
     changes: dict[int, dict[int, int]] = {}
     for each in messages:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from rankwise.sim.hardware.op_log import Operation, OpLog
+from rankwise.sim.hardware.op_log import LoggedOperation, OpLog
 from rankwise.sim.hardware.topology import Topology
 
 _DMA = frozenset({"load", "store", "atomic", "copy"})
@@ -77,10 +77,10 @@ class Slice(NamedTuple):
 
     start: int
     end: int
-    operation: Operation
+    operation: LoggedOperation
 
 
-def engine_of(operation: Operation) -> str:
+def engine_of(operation: LoggedOperation) -> str:
     """What carried an operation out."""
     if "." in operation.place:
         return "dma" if operation.kind in _DMA else "gemm" if operation.kind == "dot" else "math"
@@ -89,13 +89,13 @@ def engine_of(operation: Operation) -> str:
     return _ENGINE_OF_KIND.get(operation.kind, "collectives")
 
 
-def place_of(operation: Operation) -> EngineName:
+def place_of(operation: LoggedOperation) -> EngineName:
     """Where an operation took place."""
     sip, _, pe = operation.place.partition(".")
     return EngineName(int(sip.removeprefix("sip")), pe, engine_of(operation))
 
 
-def by_place(operations: Iterable[Operation]) -> dict[EngineName, list[Slice]]:
+def by_place(operations: Iterable[LoggedOperation]) -> dict[EngineName, list[Slice]]:
     """All slices of every place, in the order of their starts; the places in their own order."""
     found: dict[EngineName, list[Slice]] = {}
     for operation in operations:

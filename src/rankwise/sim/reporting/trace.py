@@ -27,7 +27,7 @@ from rankwise.base.trace_events import (
     slice_event,
     track_events,
 )
-from rankwise.sim.hardware.machine import Message
+from rankwise.sim.hardware.hardware_machine import SlotMessage
 from rankwise.sim.reporting.counters import Count, bandwidths, pes_in_use, queue_depths
 from rankwise.sim.reporting.files import write_text
 from rankwise.sim.reporting.timeline import (
@@ -55,7 +55,7 @@ class _Track(NamedTuple):
         return f"{shown} ({self.lane + 1})" if self.lane else shown
 
 
-class _Bar(NamedTuple):
+class _TrackSlice(NamedTuple):
     """A slice of a track, before the track has a number."""
 
     track: _Track
@@ -122,9 +122,9 @@ class _Tracks:
                 yield from track_events(self.process(sip), self[track], track.name)
 
 
-def _event(shown: _Bar | _ArrowEnd, tracks: _Tracks) -> TraceEvent:
+def _event(shown: _TrackSlice | _ArrowEnd, tracks: _Tracks) -> TraceEvent:
     process, number = tracks.process(shown.track.place.sip), tracks[shown.track]
-    if isinstance(shown, _Bar):
+    if isinstance(shown, _TrackSlice):
         return slice_event(
             shown.name, shown.category, process, number, shown.start, shown.end, shown.details
         )
@@ -151,7 +151,7 @@ def _counter_event(count: Count, tracks: _Tracks) -> TraceEvent:
     }  # fmt: skip
 
 
-def _operations(engine: ReportedRun) -> Iterator[_Bar]:
+def _operations(engine: ReportedRun) -> Iterator[_TrackSlice]:
     for place, slices in by_place(engine.op_log).items():
         bars = [_bar(place, each, start) for each, start in _begun(place, slices)]
         bars.sort(key=lambda bar: (bar.start, bar.end))
@@ -168,7 +168,7 @@ def _begun(place: EngineName, slices: Sequence[Slice]) -> Iterable[tuple[Slice, 
     return zip(slices, starts, strict=True)
 
 
-def _bar(place: EngineName, each: Slice, start: int) -> _Bar:
+def _bar(place: EngineName, each: Slice, start: int) -> _TrackSlice:
     operation = each.operation
     details: dict[str, Any] = {"kind": operation.kind, "number": operation.number}
     if operation.bytes:
@@ -177,10 +177,10 @@ def _bar(place: EngineName, each: Slice, start: int) -> _Bar:
         details["flops"] = operation.flops
     if start > each.start:
         details["waited_us"] = (start - each.start) / PICOSECONDS_PER_MICROSECOND
-    return _Bar(_Track(place, 0), operation.name, place.engine, start, each.end, details)
+    return _TrackSlice(_Track(place, 0), operation.name, place.engine, start, each.end, details)
 
 
-def _messages(engine: ReportedRun) -> Iterator[_Bar | _ArrowEnd]:
+def _messages(engine: ReportedRun) -> Iterator[_TrackSlice | _ArrowEnd]:
     """A slice where each message leaves, one where it arrives, and an arrow between them."""
     messages = engine.machine.messages or []
     leaving = _placed([_lasting(each.source, each.sent_at, each.pace) for each in messages])
@@ -195,7 +195,7 @@ def _messages(engine: ReportedRun) -> Iterator[_Bar | _ArrowEnd]:
         yield from _message(number, message, leaving[number], coming[number])
 
 
-def _shown(message: Message) -> int:
+def _shown(message: SlotMessage) -> int:
     """How long a message is drawn at either end."""
     return max(message.pace, PICOSECONDS_PER_NANOSECOND)
 
@@ -220,8 +220,8 @@ def _placed(intervals: Sequence[tuple[str, int, int]]) -> list[tuple[int, int, i
 
 
 def _message(
-    number: int, message: Message, leaving: tuple[int, int, int], coming: tuple[int, int, int]
-) -> Iterator[_Bar | _ArrowEnd]:
+    number: int, message: SlotMessage, leaving: tuple[int, int, int], coming: tuple[int, int, int]
+) -> Iterator[_TrackSlice | _ArrowEnd]:
     details = {"bytes": message.size, "from": message.source, "to": message.destination}
     for pe, way, name, (start, end, lane), phase in (
         (message.source, MESSAGES_OUT, f"to {message.destination}", leaving, "s"),
@@ -229,5 +229,5 @@ def _message(
     ):
         sip, _, rest = pe.partition(".")
         track = _Track(EngineName(int(sip.removeprefix("sip")), rest, way), lane)
-        yield _Bar(track, name, "message", start, end, details)
+        yield _TrackSlice(track, name, "message", start, end, details)
         yield _ArrowEnd(track, phase, number, start)

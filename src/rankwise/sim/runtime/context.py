@@ -26,11 +26,11 @@ from rankwise.sim.ccl.configuration import (
     check_sizes_against,
     load_configuration,
 )
-from rankwise.sim.hardware.commands import Command, Handle, KernelLaunch, MmuMap
+from rankwise.sim.hardware.commands import Command, CommandHandle, KernelLaunch, MmuMap
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.shown import in_notebook
-from rankwise.sim.kernel import Line
+from rankwise.sim.kernel import SourceLine
 from rankwise.sim.runtime import streams
 from rankwise.sim.runtime.creation import TensorCreation
 from rankwise.sim.runtime.distributed import Distributed
@@ -38,9 +38,9 @@ from rankwise.sim.runtime.multiprocessing import Multiprocessing
 from rankwise.sim.runtime.placement import Device, DeviceSelector, DPPolicy, devices_for, layout_of
 from rankwise.sim.runtime.tensor import Tensor
 from rankwise.sim.triton.dtypes import dtype
-from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import grid_sizes
 from rankwise.sim.triton.kernel_runner import KernelRunner, chosen
+from rankwise.sim.triton.launch_arguments import TensorDescriptor
 from rankwise.sim.triton.machine_launch import unread_messages, watch_races
 from rankwise.sim.triton.peers import LaunchRank
 
@@ -110,7 +110,7 @@ class RuntimeContext:
         self.races = watch_races(engine.machine) if detect_races else None
         self._completed: set[Any] = set()
         self._failures: dict[Any, BaseException] = {}
-        self._given_up: set[Handle] = set()
+        self._given_up: set[CommandHandle] = set()
         self._pending_worker_waits: list[Any] = []
         self._awaited: dict[int, Any] = {}
         self.on_deferral: Callable[[int, Any], None] | None = None
@@ -367,11 +367,11 @@ class RuntimeContext:
         """What the engine calls the stream of this rank's commands."""
         return self.current_stream().number
 
-    def submitted_to(self, *devices: Device) -> tuple[Handle, ...]:
+    def submitted_to(self, *devices: Device) -> tuple[CommandHandle, ...]:
         """The latest commands of all streams of devices, collectives included."""
         return self._streams.latest(devices)
 
-    def before_host_access(self, *devices: Device) -> tuple[Handle, ...]:
+    def before_host_access(self, *devices: Device) -> tuple[CommandHandle, ...]:
         """The latest commands of all streams of devices: what a host access has to wait for.
 
         Collectives are not among them: a rank waits for its own with `work.wait()`, and which of
@@ -379,13 +379,13 @@ class RuntimeContext:
         """
         return self._streams.latest(devices, with_collectives=False)
 
-    def touch(self, device: Device, handle: Handle) -> None:
+    def touch(self, device: Device, handle: CommandHandle) -> None:
         """Note that a command of another device's stream reads or writes this device's memory."""
         self._streams.touch(device, handle)
 
     def submit(
-        self, command: Command, stream: streams.Stream | None = None, line: Line | None = None
-    ) -> Handle:
+        self, command: Command, stream: streams.Stream | None = None, line: SourceLine | None = None
+    ) -> CommandHandle:
         """Give a command to the engine; it must be for the stream, by default the current one.
 
         `line` is the user's, if not the one that is being carried out.
@@ -432,7 +432,7 @@ class RuntimeContext:
             self.wait(self.submit(command, stream))
         return Tensor(self, lengths, kind, device=device, address=address, dp=dp, name=name)
 
-    def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Handle:
+    def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> CommandHandle:
         """Run a kernel on the PEs of this rank's device, once per point of the grid.
 
         On the default stream, waits until it is complete; on another one, returns at once.
@@ -494,5 +494,5 @@ class RuntimeContext:
         return self.engine.now
 
 
-def _with_dependencies(command: Command, handles: list[Handle]) -> Command:
+def _with_dependencies(command: Command, handles: list[CommandHandle]) -> Command:
     return msgspec.structs.replace(command, after=(*command.after, *handles))

@@ -21,8 +21,8 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.ccl.fidelity import Ring
 from rankwise.sim.hardware.routing import sip_route
 from rankwise.sim.kernel import RankGreenlet
-from rankwise.sim.runtime.gatherings import Gatherings, Tensors
 from rankwise.sim.runtime.meetings import Work
+from rankwise.sim.runtime.pending_collectives import PendingCollectives, Tensors
 from rankwise.sim.runtime.process_groups import GroupRegistry, ProcessGroup
 from rankwise.sim.runtime.symmetric_memory import SymmetricMemoryModule, SymmetricMemoryOperations
 from rankwise.sim.runtime.tensor import Tensor
@@ -47,7 +47,7 @@ class Distributed:
         self._rank_by_greenlet: dict[Any, int] = {}
         self._is_initialized: set[int] = set()
         self._groups = GroupRegistry(self)
-        self.gatherings = Gatherings(context)
+        self.gatherings = PendingCollectives(context)
         self._symmetric_memory = SymmetricMemoryModule(context)
         self.symmetric_operations = SymmetricMemoryOperations(context, self._symmetric_memory)
 

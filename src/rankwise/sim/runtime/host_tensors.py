@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.sim.runtime.context import RuntimeContext
-from rankwise.sim.triton.host import HOST_MACHINE, Arguments, TensorDescriptor
+from rankwise.sim.triton.launch_arguments import HOST_MACHINE, Arguments, TensorDescriptor
 from rankwise.sim.triton.memory import Buffer
 
 

@@ -38,9 +38,9 @@ from rankwise.sim.ccl.layout import laid_out
 from rankwise.sim.ccl.message_execution import MessageExecution
 from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Plan, plan, requested
-from rankwise.sim.hardware.commands import Handle, Run
+from rankwise.sim.hardware.commands import CommandHandle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
-from rankwise.sim.hardware.machine import Pe
+from rankwise.sim.hardware.hardware_machine import Pe
 from rankwise.sim.kernel import Future, Steps, users_line
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, short_name
@@ -72,7 +72,7 @@ class Request(NamedTuple):
     algorithm: str | None
 
 
-class Call:
+class RankContribution:
     """One rank's call of a collective.
 
     Attributes:
@@ -100,7 +100,7 @@ class Call:
         group: ProcessGroup,
         operands: Sequence[Tensor],
         results: Sequence[Tensor],
-        after: Sequence[Handle],
+        after: Sequence[CommandHandle],
         way: tuple[int, int] | None = None,
     ) -> None:
         self.request = request
@@ -112,7 +112,7 @@ class Call:
         self.results = tuple(results)
         self.after = tuple(after)
         self.way = way
-        self.handle: Handle | None = None
+        self.handle: CommandHandle | None = None
         self.is_awaited = False
         self.series = ""
 
@@ -166,7 +166,7 @@ def wanted_of(  # noqa: PLR0917 (what a call says, in its order)
     return Wanted(collective, elements, root, sips, pes, work)
 
 
-def meeting_in_words(match: Match[Call]) -> str:
+def meeting_in_words(match: Match[RankContribution]) -> str:
     """Which ranks have called what, and where, and which ranks are waited for."""
     calls = [
         (rank, (str(call), f"{call.line or ''}")) for rank, call in sorted(match.entries.items())
@@ -183,7 +183,7 @@ def meeting_in_words(match: Match[Call]) -> str:
 class Collective:
     """A collective on its way: the plan, and what the engine runs for every rank."""
 
-    def __init__(self, context: "RuntimeContext", calls: Sequence[Call]) -> None:
+    def __init__(self, context: "RuntimeContext", calls: Sequence[RankContribution]) -> None:
         asked = calls[0].request
         self._context = context
         self._calls = calls
@@ -351,7 +351,7 @@ class Collective:
             return np.zeros(self._plan.operand(index).length, self._kind.compute)
         return given
 
-    def _write(self, call: Call, values: Array | None) -> None:
+    def _write(self, call: RankContribution, values: Array | None) -> None:
         if values is None:
             return
         stored, start = self._kind.encode(values), 0
@@ -381,7 +381,7 @@ class Collective:
 class Work:
     """What a collective with `async_op=True` gives: something to wait for."""
 
-    def __init__(self, wait: Callable[[], None], call: Call) -> None:
+    def __init__(self, wait: Callable[[], None], call: RankContribution) -> None:
         self._wait = wait
         self._call = call
 

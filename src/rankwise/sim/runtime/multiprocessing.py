@@ -29,7 +29,7 @@ from rankwise.base.seeds import derived_seed
 from rankwise.base.units import Instant
 from rankwise.base.wording import ranks_in_words
 from rankwise.sim.ccl.algorithm_modules import AlgorithmError
-from rankwise.sim.hardware.commands import Handle
+from rankwise.sim.hardware.commands import CommandHandle
 from rankwise.sim.hardware.faults import Unreachable
 from rankwise.sim.hardware.quantities import PICOSECONDS_PER_NANOSECOND
 from rankwise.sim.kernel import Future, RankGreenlet, Steps
@@ -45,7 +45,7 @@ from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
 if TYPE_CHECKING:
     from rankwise.sim.runtime.context import RuntimeContext
-    from rankwise.sim.runtime.meetings import Call
+    from rankwise.sim.runtime.meetings import RankContribution
 
 _FAILURES_TOLD = 8
 """Where ranks failed in more ways than that, the message has the first."""
@@ -109,7 +109,7 @@ def _drain_pending(ctx: "RuntimeContext") -> None:
     ctx.drain_waits(with_collectives=True)
 
 
-class SpawnContext:
+class DeviceSpawnContext:
     """What `spawn(join=False)` gives: ranks that run when they are joined."""
 
     def __init__(self, run: Callable[[], None]) -> None:
@@ -145,7 +145,7 @@ class Multiprocessing:
         *,
         schedule_seed: int | None = None,
         wall_limit_s: float | None = None,
-    ) -> SpawnContext | None:
+    ) -> DeviceSpawnContext | None:
         """Call `fn(rank, *args)` once per rank, in ranks 0 to `nprocs` - 1.
 
         Args:
@@ -177,15 +177,15 @@ class Multiprocessing:
 
         def run() -> None:
             with wall_limit(wall_limit_s):
-                _Schedule(self._context, fn, tuple(args), nprocs, schedule_seed).run()
+                _RankRun(self._context, fn, tuple(args), nprocs, schedule_seed).run()
 
         if join:
             run()
             return None
-        return SpawnContext(run)
+        return DeviceSpawnContext(run)
 
 
-class _Schedule:
+class _RankRun:
     """One run of ranks."""
 
     def __init__(
@@ -205,7 +205,7 @@ class _Schedule:
         self._is_ending = False
         self._order = None if seed is None else random.Random(derived_seed(seed, "schedule"))  # noqa: S311 (a schedule, no secret)
         self._ranks = [RankGreenlet(rank, self._body) for rank in range(nprocs)]
-        self._awaited: dict[int, Handle] = {}
+        self._awaited: dict[int, CommandHandle] = {}
         """By rank, the command that it waits for. A rank that waits for others' calls has none."""
         self._done: list[int] = []
         """The ranks whose commands are complete, and that have not resumed."""
@@ -297,7 +297,7 @@ class _Schedule:
         except Deadlock as deadlock:
             raise self._stuck(live, str(deadlock), (), deadlock.waiting) from deadlock
 
-    def _awaits(self, rank: int, handle: Handle) -> None:
+    def _awaits(self, rank: int, handle: CommandHandle) -> None:
         """Note what a rank waits for: it resumes when that is complete."""
         self._awaited[rank] = handle
         if handle.is_done:
@@ -414,7 +414,7 @@ class _Schedule:
 
 
 def _after(context: "RuntimeContext", rank: int) -> str:
-    last: Call | None = context.distributed.gatherings.last_call_of(rank)
+    last: RankContribution | None = context.distributed.gatherings.last_call_of(rank)
     return f" after {last}" if last is not None else " without calling any collective"
 
 

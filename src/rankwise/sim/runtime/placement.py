@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.hardware.places import dealt_in_turn
+from rankwise.sim.hardware.interleaving import dealt_in_turn
 
 Cut: TypeAlias = Literal["replicate", "row", "column"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.errors import LocalProtocolError
 
 if TYPE_CHECKING:
-    from rankwise.sim.hardware.commands import Handle
+    from rankwise.sim.hardware.commands import CommandHandle
     from rankwise.sim.runtime.context import RuntimeContext
     from rankwise.sim.runtime.placement import Device
 
@@ -31,10 +31,10 @@ class Stream:
         self._context = context
         self.number = number
         self.device = device
-        self.last: Handle | None = None
-        self.pending_dependencies: list[Handle] = []
+        self.last: CommandHandle | None = None
+        self.pending_dependencies: list[CommandHandle] = []
 
-    def tail(self) -> "tuple[Handle, ...]":
+    def tail(self) -> "tuple[CommandHandle, ...]":
         """What a command that is submitted now comes after: the latest one, and what it awaits."""
         latest = (self.last, *self.pending_dependencies)
         return tuple(handle for handle in latest if handle is not None)
@@ -56,7 +56,7 @@ class Stream:
         """Let what is submitted from now on wait for what is in `other`."""
         self._come_after(other.tail())
 
-    def _come_after(self, handles: "Sequence[Handle]") -> None:
+    def _come_after(self, handles: "Sequence[CommandHandle]") -> None:
         # What is done is left out: a stream may wait often and be given nothing to do itself.
         both = dict.fromkeys((*self.pending_dependencies, *handles))
         self.pending_dependencies = [handle for handle in both if not handle.is_done]
@@ -86,7 +86,7 @@ class Event:
         self._context = context
         self._recorded_at: int | None = None
         self.enable_timing = enable_timing
-        self.handles: tuple[Handle, ...] = ()
+        self.handles: tuple[CommandHandle, ...] = ()
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark the place after everything that is in the stream, the current one by default."""
@@ -142,7 +142,7 @@ class StreamRegistry:
         self._default: dict[Device, Stream] = {}
         self._collective: dict[tuple[Device, str], Stream] = {}
         self._chosen: dict[int, list[Stream]] = {}
-        self._touching: dict[Device, list[Handle]] = {}
+        self._touching: dict[Device, list[CommandHandle]] = {}
 
     def make(self, device: "Device") -> Stream:
         """Make a stream with a number of its own."""
@@ -179,29 +179,29 @@ class StreamRegistry:
         finally:
             chosen.remove(stream)
 
-    def touch(self, device: "Device", handle: "Handle") -> None:
+    def touch(self, device: "Device", handle: "CommandHandle") -> None:
         """Note that a command of another device's stream reads or writes this device's memory."""
         pending = [each for each in self._touching.get(device, ()) if not each.is_done]
         self._touching[device] = [*pending, handle]
 
     def latest(
         self, devices: "Sequence[Device]", *, with_collectives: bool = True
-    ) -> "tuple[Handle, ...]":
+    ) -> "tuple[CommandHandle, ...]":
         """The latest commands, as far as they are not complete, of all streams of devices."""
         left_out = () if with_collectives else set(self._collective.values())
-        found: list[Handle] = []
+        found: list[CommandHandle] = []
         for device in dict.fromkeys(devices):
             streams = [each for each in self._of_device.get(device, ()) if each not in left_out]
             found += [stream.last for stream in streams if stream.last is not None]
             found += self._touching.get(device, ())
         return tuple(handle for handle in found if not handle.is_done)
 
-    def unfinished(self) -> "tuple[Handle, ...]":
+    def unfinished(self) -> "tuple[CommandHandle, ...]":
         """The latest commands, as far as they are not complete, of all streams."""
         return self.latest(tuple(self._of_device))
 
     def synchronize(
-        self, device: "Device | None" = None, *, without: "Collection[Handle]" = ()
+        self, device: "Device | None" = None, *, without: "Collection[CommandHandle]" = ()
     ) -> None:
         """Wait until all streams are empty, or those of one device.
 

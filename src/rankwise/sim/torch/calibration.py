@@ -25,10 +25,10 @@ from torch.nn import functional
 
 from rankwise.sim.prediction.machines.calibration import (
     Attention,
-    Collective,
     Elementwise,
+    MeasuredCollective,
+    MeasuredProduct,
     Measurements,
-    Product,
 )
 
 _SHAPES = (
@@ -168,7 +168,7 @@ def _operations(meter: _Meter) -> Measurements:
         empty=empty,
         launches=launches,
         products=[
-            Product(
+            MeasuredProduct(
                 dtype=name, rows=rows, inner=inner, columns=columns,
                 seconds=meter.seconds_of(_product(meter, dtype, rows, inner, columns)),
             )
@@ -266,7 +266,7 @@ def _share_of_processor(meter: _Meter) -> float:
     return min(1.0, max(0.0, lost / min(computing, alone)))
 
 
-def _collectives(meter: _Meter) -> list[Collective]:
+def _collectives(meter: _Meter) -> list[MeasuredCollective]:
     count = dist.get_world_size()
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", count))
     found = []
@@ -280,7 +280,7 @@ def _collectives(meter: _Meter) -> list[Collective]:
         ):
             seconds = meter.seconds_of(run)
             found.append(
-                Collective(
+                MeasuredCollective(
                     kind=kind, size=given.nbytes, nodes=count // per_node, per_node=per_node,
                     seconds=seconds,
                 )

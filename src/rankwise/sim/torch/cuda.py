@@ -210,7 +210,7 @@ def _count() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-class Device:
+class DeviceGuard:
     """Makes a device the present one; a class, since torch asks for instances of it."""
 
     def __init__(self, device: Any) -> None:
@@ -276,7 +276,7 @@ _YES, _NO = True, False
 _MEMORY = memory_names(lambda device: _index(device) == present_device())
 _NAMES: dict[str, Any] = {
     "device_count": _count, "current_device": present_device, "set_device": _set_device,
-    "_lazy_init": _initialised, "device": Device, "get_device_properties": _properties,
+    "_lazy_init": _initialised, "device": DeviceGuard, "get_device_properties": _properties,
     "get_device_name": _name,
     "get_device_capability": _capability,
     **_MEMORY, "get_rng_state": _cpu_random_state,

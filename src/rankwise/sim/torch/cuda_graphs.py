@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rankwise.sim.prediction.clocks import RankClock
-from rankwise.sim.prediction.memory import DeviceFull
+from rankwise.sim.prediction.device_memory import DeviceFull
 from rankwise.sim.rehearsal.world import running_rank
-from rankwise.sim.torch.arithmetic import data_of
+from rankwise.sim.torch.gloo_arithmetic import data_of
 
 if TYPE_CHECKING:
-    from rankwise.sim.prediction.caching_allocator import Block
+    from rankwise.sim.prediction.caching_allocator import CachedBlock
 
 WITHOUT_DATA = "timing only"
 """Under which name a rank that computes nothing has its mode (`without_data`)."""
@@ -123,14 +123,14 @@ class TimedCapture:
         return self._clock.end_capture(), freed
 
 
-class _Pool:
+class _GraphPool:
     """Bytes that the graphs of one pool keep, beside tensors that live."""
 
     def __init__(self, clock: RankClock) -> None:
         self._clock = clock
         self._size = 0
         self._graphs = 0
-        self._blocks: list[Block] = []
+        self._blocks: list[CachedBlock] = []
 
     def enter(self, size: int) -> None:
         """Keep so many bytes for another graph: all graphs of the pool use them in turn."""
@@ -149,7 +149,7 @@ class _Pool:
             self._blocks, self._size = [], 0
 
 
-class _Pools(dict[tuple[int, int], _Pool]):
+class _Pools(dict[tuple[int, int], _GraphPool]):
     """The pools of one rank, by their names."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class Graph:
 
     def _end_timed(self, rank: Any, capture: TimedCapture) -> None:
         mode = rank.belongings[WITHOUT_DATA]
-        pool = _pools().setdefault(self._pool, _Pool(mode.clock))
+        pool = _pools().setdefault(self._pool, _GraphPool(mode.clock))
         replay, freed = capture.close()
         try:
             pool.enter(freed)

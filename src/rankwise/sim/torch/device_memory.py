@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.prediction.caching_allocator import AllocatorSettings, Figures
-from rankwise.sim.prediction.memory import DeviceMemory
+from rankwise.sim.prediction.caching_allocator import AllocatorSettings, UsageStatistic
+from rankwise.sim.prediction.device_memory import DeviceMemory
 from rankwise.sim.rehearsal import modelled_device
 from rankwise.sim.rehearsal.world import present_world, running_rank
 
@@ -126,18 +126,18 @@ def _stats(memory: DeviceMemory) -> dict[str, Any]:
     stats: dict[str, Any] = dict.fromkeys(_EVENTS, 0)
     stats["num_alloc_retries"] = memory.allocator.retries
     for name in ("oversize_allocations", "oversize_segments"):
-        stats[name] = _as_torch(Figures())
+        stats[name] = _as_torch(UsageStatistic())
     known = {
         "allocated_bytes": memory.allocated, "active_bytes": memory.active,
         "requested_bytes": memory.requested, "reserved_bytes": memory.reserved,
     }  # fmt: skip
     for name, pool in product((*known, *_UNKNOWN), _POOLS):
         figures = known.get(name) if pool == _COUNTED else None
-        stats.setdefault(name, {})[pool] = _as_torch(figures or Figures())
+        stats.setdefault(name, {})[pool] = _as_torch(figures or UsageStatistic())
     return stats
 
 
-def _as_torch(figures: Figures) -> dict[str, int]:
+def _as_torch(figures: UsageStatistic) -> dict[str, int]:
     current, allocated = figures.current, figures.total
     freed = allocated - current
     return {"current": current, "peak": figures.peak, "allocated": allocated, "freed": freed}

@@ -62,7 +62,7 @@ def rms_norm(
         return rms_norm_of_locals(rms_norm, input, normalized_shape, weight, eps)
     if not _is_charged(input, weight):
         return _rms_norm(input, normalized_shape, weight, eps)
-    return _RmsNorm.apply(input, weight, normalized_shape, eps)
+    return _FusedRmsNorm.apply(input, weight, normalized_shape, eps)
 
 
 def are_distributed(values: Any, weight: Any) -> bool:
@@ -123,7 +123,7 @@ def scaled_dot_product_attention(  # noqa: PLR0917  # torch's parameters
     return _Attention.apply(*tensors, dropout_p, is_causal, options)
 
 
-class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+class _FusedRmsNorm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor | None, shape: Any, eps: Any) -> Tensor:
         mode = charging_mode()

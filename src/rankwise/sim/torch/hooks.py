@@ -70,28 +70,28 @@ from torch.optim.optimizer import (
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.rehearsal.places import OUR_PACKAGE
+from rankwise.sim.rehearsal.rank_events import present_recorder
 from rankwise.sim.rehearsal.ranks import Rank
-from rankwise.sim.rehearsal.recording import present_recorder
 from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, running_rank
 from rankwise.sim.torch.cuda import Event, OnCpu, model_cuda
 from rankwise.sim.torch.loads import makes_fake_tensors
 from rankwise.sim.torch.no_gpus import NoGpu, hide_gpus
-from rankwise.sim.torch.operators import TABLES, Operators, TableByRank
+from rankwise.sim.torch.operators import TABLES, CustomOperators, TableByRank
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
-from rankwise.sim.torch.reads_in_flight import watch_methods
-from rankwise.sim.torch.recording import follow_steps, recorded
-from rankwise.sim.torch.settings import Settings, set_num_threads
-from rankwise.sim.torch.store import (
+from rankwise.sim.torch.rank_store import (
     OF_RANK,
     SYMMETRIC_MEMORY,
-    Entries,
     RehearsedFileStore,
     RehearsedPrefixStore,
     RehearsedStore,
     RehearsedTCPStore,
+    StoreEntries,
 )
+from rankwise.sim.torch.reads_in_flight import watch_methods
+from rankwise.sim.torch.settings import PerRankSettings, set_num_threads
 from rankwise.sim.torch.streams import order_by_streams
 from rankwise.sim.torch.streams import synchronize as wait_for_device
+from rankwise.sim.torch.torch_events import follow_steps, recorded
 from rankwise.sim.torch.turns import take_turns
 
 TESTED = ("2.13",)
@@ -166,7 +166,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
     stack.callback(watch_methods())
-    operators = Operators(world.belongings.is_of_ranks)
+    operators = CustomOperators(world.belongings.is_of_ranks)
     stack.callback(operators.close)
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
     for name in TABLES:
@@ -174,7 +174,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     state = TorchState(world, device, is_gpu_in_use=is_gpu_in_use)
     world.belongings.add(state)
     stack.callback(state.close)
-    stack.callback(Settings(world).close)
+    stack.callback(PerRankSettings(world).close)
     world.at_end_of_ranks(_forget_groups)
     return stack.close
 
@@ -236,7 +236,7 @@ class TorchState:
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its random state and its default dtype."""
-        mine: _Mine | None = rank.belongings.get(_KEY)
+        mine: _TorchStateOfRank | None = rank.belongings.get(_KEY)
         if mine is None:
             mine = rank.belongings[_KEY] = self._first(rank)
         _become(self._present, mine.world)
@@ -246,7 +246,7 @@ class TorchState:
 
     def move_out(self, rank: Rank) -> None:
         """Keep them."""
-        mine: _Mine = rank.belongings[_KEY]
+        mine: _TorchStateOfRank = rank.belongings[_KEY]
         mine.random = self._generator.get_state()
         mine.dtype = torch.get_default_dtype()
 
@@ -255,7 +255,7 @@ class TorchState:
         self._generator.set_state(self._home)
         torch.set_default_dtype(self._dtype)
 
-    def _first(self, rank: Rank) -> "_Mine":
+    def _first(self, rank: Rank) -> "_TorchStateOfRank":
         set_num_threads(1)  # of this thread: as OMP_NUM_THREADS=1 of a real rank
         torch.autograd.set_multithreading_enabled(False)
         generator = torch.Generator().manual_seed(self._world.seed_of(rank))
@@ -266,7 +266,7 @@ class TorchState:
             from rankwise.sim.torch.without_data import begin_rank  # noqa: PLC0415  # rare
 
             begin_rank(self._world, rank)
-            return _Mine(generator.get_state(), self._dtype)
+            return _TorchStateOfRank(generator.get_state(), self._dtype)
         if self._device == "cuda":
             OnCpu().__enter__()  # of this thread, for as long as it lives
         elif self._is_gpu_in_use:
@@ -276,14 +276,14 @@ class TorchState:
 
             mode = charge_thread(ChargingMode(self._world.prediction.clock_of(rank)))
             torch._C._push_on_torch_dispatch_stack(mode)  # noqa: SLF001  # see the module's text
-        return _Mine(generator.get_state(), self._dtype)
+        return _TorchStateOfRank(generator.get_state(), self._dtype)
 
 
 _numbers = count(1)
 """Of all ranks that this process ever has: caches of torch outlive a world, and threads."""
 
 
-class _Mine:
+class _TorchStateOfRank:
     """What one rank has of torch.
 
     Attributes:
@@ -548,7 +548,7 @@ def _rendezvous(original: Callable[..., Any]) -> Callable[..., Any]:
             return
         environment = running.process.environment
         world = present_world()
-        entries = world.shared.setdefault(f"store {url}", Entries())
+        entries = world.shared.setdefault(f"store {url}", StoreEntries())
         store = RehearsedStore(world.scheduler, entries)
         running.belongings[_KEY].stores.append(store)  # C++ keeps no Python object alive
         yield (

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from rankwise.sim.rehearsal.places import CallSite
-from rankwise.sim.torch.arithmetic import data_of, plainly
+from rankwise.sim.torch.gloo_arithmetic import data_of, plainly
 from rankwise.sim.torch.loads import Loads, is_readable, tensors_in
 from rankwise.sim.torch.reads_in_flight import Filled, forget, look_for
+from rankwise.sim.torch.sentences import told_shapes
 from rankwise.sim.torch.storages import is_hollow, mark_hollow
-from rankwise.sim.torch.words import told_shapes
 
 _WHOLE_BYTES_MAX = 1 << 20
 """Larger tensors are compared by a sample."""
@@ -27,7 +27,7 @@ _SAMPLE = 1 << 14
 """How many of their numbers that is."""
 
 
-class Watch:
+class TensorGuard:
     """Looks after the tensors of one operation, as long as the handle of it lives.
 
     Args:
@@ -79,7 +79,7 @@ class Watch:
         return sums
 
 
-_open: WeakKeyDictionary[Watch, None] = WeakKeyDictionary()
+_open: WeakKeyDictionary[TensorGuard, None] = WeakKeyDictionary()
 """Those of all ranks whose operations have not been waited for."""
 
 
@@ -116,7 +116,7 @@ def _copy_of(load: Any) -> Any:
     return type(load)(map(_copy_of, load)) if isinstance(load, list | tuple) else load
 
 
-def _watches_of(loads: Loads) -> list[Watch]:
+def _watches_of(loads: Loads) -> list[TensorGuard]:
     tensors = [each for each in tensors_in(loads) if is_readable(each)]
     storages = {each.untyped_storage().data_ptr() for each in tensors}
     return [each for each in _open if not storages.isdisjoint(each.storages)]

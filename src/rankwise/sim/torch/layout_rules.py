@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rankwise.sim.torch.loads import is_expanded, tensors_in
-from rankwise.sim.torch.words import told_shapes
+from rankwise.sim.torch.sentences import told_shapes
 
 Rule = Callable[[Tensor], str]
 """What is wrong with a tensor; nothing if it is empty."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankwise.sim.torch.arithmetic import data_of, flat_of
+from rankwise.sim.torch.gloo_arithmetic import data_of, flat_of
 from rankwise.sim.torch.storages import is_hollow
 
 Loads = Sequence[Any]

@@ -48,7 +48,7 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001  # no other name
 
 
-class _Kind(NamedTuple):
+class _OperationKind(NamedTuple):
     """What there is to know of an operation before its arguments.
 
     Attributes:
@@ -86,7 +86,7 @@ class ChargingMode(UnseenMode):
         clock.phase = self._phase
         self._record = clock.record
         self._is_inside = False
-        self._kinds: dict[Any, _Kind] = {}
+        self._kinds: dict[Any, _OperationKind] = {}
         self._flops: dict[Any, int] = {}
         self._priced: dict[Any, PricedWork] = {}
         self._share_of_indices: int | None = None
@@ -154,7 +154,7 @@ class ChargingMode(UnseenMode):
         """Charge an operation that nothing computes, with what it takes and gives."""
         self._note(func, taken, {}, made)
 
-    def _kind_of(self, func: Any) -> _Kind:
+    def _kind_of(self, func: Any) -> _OperationKind:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
@@ -177,7 +177,7 @@ class ChargingMode(UnseenMode):
                 if not tensor.is_meta:
                     self._hold(tensor)
 
-    def _is_of_host(self, kind: _Kind, args: Any) -> bool:
+    def _is_of_host(self, kind: _OperationKind, args: Any) -> bool:
         """Whether an operation is one of the host, such as an optimiser's count of its steps."""
         if kind.is_free and not kind.is_query:
             return False
@@ -191,7 +191,7 @@ class ChargingMode(UnseenMode):
         """The program reads a value: the host waits for its device."""
         self.clock.synchronize()
 
-    def _charge(self, func: Any, kind: _Kind, args: Any, kwargs: Any, result: Any) -> None:
+    def _charge(self, func: Any, kind: _OperationKind, args: Any, kwargs: Any, result: Any) -> None:
         size = largest = 0
         widest: list[Tensor] = []
         taken: list[Any] = []
@@ -241,7 +241,7 @@ class ChargingMode(UnseenMode):
         which = id(table.untyped_storage()), table.storage_offset(), table.shape
         self.clock.work.count_lookups(which, indices.numel() if share is None else share)
 
-    def _flops_of(self, kind: _Kind, args: Any, kwargs: Any, result: Any) -> int:
+    def _flops_of(self, kind: _OperationKind, args: Any, kwargs: Any, result: Any) -> int:
         assert kind.flops is not None, "asked of matrix operations only"
         if any(isinstance(each, Tensor) and each.is_nested for each in args):  # without a shape
             return int(kind.flops(*args, **kwargs or {}, out_val=result))
@@ -252,16 +252,16 @@ class ChargingMode(UnseenMode):
         return flops
 
 
-def _kind_of(func: Any) -> _Kind:
+def _kind_of(func: Any) -> _OperationKind:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator: what it runs is seen by itself
-        return _Kind(str(func))
+        return _OperationKind(str(func))
     packet = func.overloadpacket
     name = str(packet)
     library, _, operation = name.partition(".")
     is_view = bool(getattr(func, "is_view", False))
     flops = formula_of(packet)
-    return _Kind(
+    return _OperationKind(
         name,
         flops,
         is_unknown=flops is None and is_of_matrices(name),

@@ -29,7 +29,7 @@ _INTERFACE = (
 """Files through which a program defines operators."""
 
 
-class Operators:
+class CustomOperators:
     """What the ranks of a world have defined.
 
     Args:
@@ -82,7 +82,7 @@ class Operators:
 class _LibraryOfRank:
     """What one rank defines in a namespace; it has the methods of the dispatcher's libraries."""
 
-    def __init__(self, operators: Operators, rank: Rank, words: tuple[Any, ...]) -> None:
+    def __init__(self, operators: CustomOperators, rank: Rank, words: tuple[Any, ...]) -> None:
         self._operators = operators
         self._rank = rank
         self._words = words

@@ -1,7 +1,7 @@
 """A rank whose device is full: torch's own error, with who wanted how much, and who holds it."""
 
 from rankwise.sim.prediction.clocks import RankClock
-from rankwise.sim.prediction.memory import DeviceFull
+from rankwise.sim.prediction.device_memory import DeviceFull
 from rankwise.sim.prediction.summary import gibibytes, held_in_words
 
 EXIT_CODE = 77

@@ -18,9 +18,10 @@ from rankwise.base.errors import CollectiveError
 from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.core.matching import ANY_RANK, NO_RANK, CallSignature
-from rankwise.sim.rehearsal.meetings import ANY_SOURCE, Group, Meeting, Post
+from rankwise.sim.rehearsal.meetings import ANY_SOURCE, MeetingGroup, PendingCollective, Post
 from rankwise.sim.rehearsal.turn_takers import taking_turns
-from rankwise.sim.torch.arithmetic import (
+from rankwise.sim.torch.cuda_graphs import TimedCapture, present_capture
+from rankwise.sim.torch.gloo_arithmetic import (
     OF_COMPLEX,
     PREMUL_SUM,
     add_sparse,
@@ -30,8 +31,7 @@ from rankwise.sim.torch.arithmetic import (
     op_number,
     ring_reduced,
 )
-from rankwise.sim.torch.cuda_graphs import TimedCapture, present_capture
-from rankwise.sim.torch.in_flight import Watch, carry
+from rankwise.sim.torch.in_flight import TensorGuard, carry
 from rankwise.sim.torch.layout_rules import LayoutRules
 from rankwise.sim.torch.loads import (
     Loads,
@@ -48,8 +48,7 @@ from rankwise.sim.torch.loads import (
     write_reduced,
 )
 from rankwise.sim.torch.named_group import NamedProcessGroup
-from rankwise.sim.torch.shape_rules import ShapeRules
-from rankwise.sim.torch.words import (
+from rankwise.sim.torch.sentences import (
     check_dtype,
     of_dtype,
     operation,
@@ -58,6 +57,7 @@ from rankwise.sim.torch.words import (
     with_tensor,
     with_tensors,
 )
+from rankwise.sim.torch.shape_rules import ShapeRules
 from rankwise.sim.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone, WorkOfGraph
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def __init__(  # what there is to say of a rank's end
         self,
         rank: int,
-        group: Group,
+        group: MeetingGroup,
         backend: str,
         clock: "RankClock | None" = None,
         *,
@@ -509,7 +509,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         root: int = 0,
         *,
         has_data: bool = False,
-    ) -> tuple[Meeting, Sequence[Timed]]:
+    ) -> tuple[PendingCollective, Sequence[Timed]]:
         """Come to the next operation; `alike` must have the same shapes and dtypes everywhere.
 
         `has_data` says that the load is known to have, if it has tensors.
@@ -549,7 +549,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         size: int,
         computed: Callable[..., None],
         root: int,
-    ) -> tuple[Meeting, Sequence[Timed]]:
+    ) -> tuple[PendingCollective, Sequence[Timed]]:
         name, clock = call.operation, self._clock
         if clock is None:
             return self._meetings.meet(self._number, call, load, computed), ()
@@ -559,14 +559,14 @@ class RehearsedProcessGroup(NamedProcessGroup):
         timed = partial(clock.carry_out, self._meetings, kind, root, computed)
         return self._meetings.meet(self._number, call, passage, timed), [(clock, passage)]
 
-    def _wait(self, meeting: Meeting, passages: Sequence[Timed]) -> None:
+    def _wait(self, meeting: PendingCollective, passages: Sequence[Timed]) -> None:
         self._meetings.wait(meeting)
         for clock, passage in passages:
             clock.wait(passage)
 
     def _work(
         self,
-        gate: Meeting | Post,
+        gate: PendingCollective | Post,
         load: Any,
         outputs: Any,
         filled: Any,
@@ -580,7 +580,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             self._coalescing.append(work)
             return work
         handle = self._meetings.open_handle(self._number, gate, _INTERFACE)
-        watch = None if handle is None else Watch(load, filled)
+        watch = None if handle is None else TensorGuard(load, filled)
         return RehearsedWork(
             self._meetings, [gate], outputs, source, handle=handle, watch=watch, passages=passages
         )
@@ -679,7 +679,7 @@ def _delivered(
         timed(send.rank, receive.rank, send_passage, receive_passage)
 
 
-def _reduce_for_all(op: Any, group: Group, loads: Loads) -> None:
+def _reduce_for_all(op: Any, group: MeetingGroup, loads: Loads) -> None:
     """Put the reduction of what all have brought into each one's tensors."""
     tensors = loads[0]
     is_single = len(tensors) == 1 and not group.has_other_shapes
@@ -723,14 +723,14 @@ class _CapturedCollective:
 
     def __init__(
         self,
-        come: Callable[[], tuple[Meeting, Sequence[Timed]]],
-        finish: Callable[[Meeting, Sequence[Timed]], None],
+        come: Callable[[], tuple[PendingCollective, Sequence[Timed]]],
+        finish: Callable[[PendingCollective, Sequence[Timed]], None],
         capture: TimedCapture,
     ) -> None:
         self._come = come
         self._finish = finish
         self._capture = capture
-        self._under_way: tuple[Meeting, Sequence[Timed]] | None = None
+        self._under_way: tuple[PendingCollective, Sequence[Timed]] | None = None
         capture.note(self._begin)
 
     def wait(self) -> None:

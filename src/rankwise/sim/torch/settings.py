@@ -27,7 +27,7 @@ _set_precision = torch.set_float32_matmul_precision
 _set_cudnn_tf32, _set_fp32 = _C._set_cudnn_allow_tf32, _C._set_fp32_precision_setter  # noqa: SLF001  # the same
 
 
-class _Setting(NamedTuple):
+class _RestorableSetting(NamedTuple):
     """A setting: which functions make it, what it is, and how to make it that again."""
 
     setters: tuple[tuple[Any, str], ...]
@@ -98,7 +98,7 @@ def _compute_with(precision: tuple[Any, ...]) -> None:
             _set_fp32(backend, operation, each)
 
 
-def _flag(name: str, getter: str = "") -> _Setting:
+def _flag(name: str, getter: str = "") -> _RestorableSetting:
     """A setting that C++ keeps; some consist of several values."""
     put = getattr(_C, f"_set_{name}")
 
@@ -108,7 +108,9 @@ def _flag(name: str, getter: str = "") -> _Setting:
         else:
             put(value)
 
-    return _Setting(_by(_C, f"_set_{name}"), getattr(_C, getter or f"_get_{name}"), put_again)
+    return _RestorableSetting(
+        _by(_C, f"_set_{name}"), getattr(_C, getter or f"_get_{name}"), put_again
+    )
 
 
 def _safe_globals() -> Any:
@@ -120,14 +122,14 @@ def _deem_safe(names: Any) -> None:
 
 
 _SETTINGS = (
-    _Setting(
+    _RestorableSetting(
         _by(torch, "use_deterministic_algorithms", "set_deterministic_debug_mode"),
         _determinism,
         _be_deterministic,
     ),
-    _Setting(_by(torch, "set_printoptions"), _print_options, _print_like),
-    _Setting(_by(torch, "set_num_threads"), torch.get_num_threads, set_num_threads),
-    _Setting(
+    _RestorableSetting(_by(torch, "set_printoptions"), _print_options, _print_like),
+    _RestorableSetting(_by(torch, "set_num_threads"), torch.get_num_threads, set_num_threads),
+    _RestorableSetting(
         (
             *_by(torch, "set_float32_matmul_precision"),
             *_by(_C, "_set_cublas_allow_tf32", "_set_cudnn_allow_tf32"),
@@ -136,8 +138,8 @@ _SETTINGS = (
         _precision,
         _compute_with,
     ),
-    _Setting(_by(torch, "set_anomaly_enabled"), _anomaly, _look_for_anomalies),
-    _Setting(
+    _RestorableSetting(_by(torch, "set_anomaly_enabled"), _anomaly, _look_for_anomalies),
+    _RestorableSetting(
         _by(
             _weights_only_unpickler,
             "_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals",
@@ -176,13 +178,13 @@ _HOOKS = (
 """Where torch keeps the hooks of all modules, and of all optimisers."""
 
 
-class Settings:
+class PerRankSettings:
     """Moves what ranks have set; `Belongings` of a world from the first time that one does."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
-        self._home: dict[_Setting, Any] = {}
-        self._present: dict[_Setting, Any] = {}
+        self._home: dict[_RestorableSetting, Any] = {}
+        self._present: dict[_RestorableSetting, Any] = {}
         self._stack = ExitStack()
         noting: dict[Any, Any] = {}
         for setting in _SETTINGS:
@@ -216,7 +218,7 @@ class Settings:
         """What it sets is noted at once."""
 
     @contextmanager
-    def changing(self, setting: _Setting) -> Iterator[None]:
+    def changing(self, setting: _RestorableSetting) -> Iterator[None]:
         """Somebody changes a setting: note what it was, and what it is for this rank."""
         rank = running_rank()
         if rank is None:
@@ -235,7 +237,9 @@ class Settings:
         self._stack.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
-    def _noting(self, setting: _Setting, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting(
+        self, setting: _RestorableSetting, original: Callable[..., Any]
+    ) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             with self.changing(setting):
                 return original(*args, **kwargs)
@@ -247,10 +251,10 @@ class Settings:
 class _Hooks(OrderedDict[Any, Any]):
     """Hooks of one kind, which torch calls for whatever is trained in the process."""
 
-    def __init__(self, settings: Settings, hooks: Mapping[Any, Any]) -> None:
+    def __init__(self, settings: PerRankSettings, hooks: Mapping[Any, Any]) -> None:
         super().__init__()
         self._settings = settings
-        self._setting = _Setting((), lambda: dict(self), self._be)
+        self._setting = _RestorableSetting((), lambda: dict(self), self._be)
         self._be(hooks)
 
     def __setitem__(self, key: Any, hook: Any) -> None:

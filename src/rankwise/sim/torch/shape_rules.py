@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rankwise.sim.torch.words import told_shape, told_shapes
+from rankwise.sim.torch.sentences import told_shape, told_shapes
 
 
 class ShapeRules:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from rankwise.sim.prediction.caching_allocator import Block
+    from rankwise.sim.prediction.caching_allocator import CachedBlock
     from rankwise.sim.prediction.clocks import RankClock
     from rankwise.sim.prediction.holders import Holder
 
@@ -45,7 +45,7 @@ class Storage:
         self.holder = holder
         self.is_on_device = is_on_device
         self.is_known = True
-        self.block: Block | None = None
+        self.block: CachedBlock | None = None
 
     def occupy(self) -> None:
         """Take memory of the device, if it is there; what it had is given back after that."""
@@ -78,7 +78,7 @@ _held: dict[int, Storage] = {}
 """By the identity of a storage."""
 
 
-class Placement(threading.local):
+class TensorPlacement(threading.local):
     """Where the calling thread's tensors are made.
 
     Attributes:
@@ -94,7 +94,7 @@ class Placement(threading.local):
     target: bool | None = None
 
 
-PLACEMENT = Placement()
+PLACEMENT = TensorPlacement()
 _is_without_data = False
 
 

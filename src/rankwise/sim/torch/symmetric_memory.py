@@ -33,11 +33,11 @@ from rankwise.core.matching import CallSignature
 from rankwise.sim.rehearsal.gates import Gate
 from rankwise.sim.rehearsal.ranks import Rank
 from rankwise.sim.rehearsal.world import present_world, running_rank
-from rankwise.sim.torch.arithmetic import plainly
+from rankwise.sim.torch.gloo_arithmetic import plainly
 from rankwise.sim.torch.loads import Loads, has_no_data, makes_fake_tensors
 from rankwise.sim.torch.process_group import RehearsedProcessGroup
-from rankwise.sim.torch.store import SYMMETRIC_MEMORY
-from rankwise.sim.torch.words import operation
+from rankwise.sim.torch.rank_store import SYMMETRIC_MEMORY
+from rankwise.sim.torch.sentences import operation
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction import RankClock
@@ -93,7 +93,7 @@ class _Allocation:
                 has_changed = scheduler.wait(change, until)
             if not has_changed:
                 raise CollectiveTimeout(
-                    f"waited {format_duration(patience)} of virtual time for {change.told()}"
+                    f"waited {format_duration(patience)} of virtual time for {change.describe()}"
                 )
 
     def set_words(self, first: int, count: int, value: int) -> None:
@@ -121,7 +121,7 @@ class _Signal(Gate):
         super().__init__()
         self._signal = (is_to_come, source, target, channel)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say which."""
         is_to_come, source, target, channel = self._signal
         where = f"on channel {channel} of symmetric memory"
@@ -159,7 +159,7 @@ class _Handles:
         weakref.finalize(storage, _forget, self.allocations, storage.data_ptr()).atexit = False
 
 
-class _OfRank(type):
+class _PropertiesOfRank(type):
     """The properties of torch's class itself."""
 
     @property
@@ -174,7 +174,7 @@ class _OfRank(type):
         handles_of_rank().pad_bytes = size
 
 
-class RehearsedSymmetricMemory(metaclass=_OfRank):
+class RehearsedSymmetricMemory(metaclass=_PropertiesOfRank):
     """What a rendezvous gives to one rank: every rank's part of an allocation.
 
     Attributes:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.torch.loads import Loads
-from rankwise.sim.torch.store import OF_RANK
+from rankwise.sim.torch.rank_store import OF_RANK
 from rankwise.sim.torch.symmetric_memory import (
     RehearsedSymmetricMemory,
     allocation_of,

@@ -21,7 +21,7 @@ from torch._C import DisableTorchFunction
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim.prediction.clocks import RankClock
-from rankwise.sim.prediction.memory import DeviceFull
+from rankwise.sim.prediction.device_memory import DeviceFull
 from rankwise.sim.prediction.values import Asked, ValuePolicy
 from rankwise.sim.torch.loads import makes_fake_tensors
 from rankwise.sim.torch.module_paths import ModulePaths

@@ -10,9 +10,9 @@ from torch.futures import Future
 
 from rankwise.base.errors import CollectiveTimeout
 from rankwise.base.units import SECOND, Duration
-from rankwise.sim.rehearsal.meetings import Group, Meeting, Post
+from rankwise.sim.rehearsal.meetings import MeetingGroup, PendingCollective, Post
 from rankwise.sim.rehearsal.turn_takers import taking_turns
-from rankwise.sim.torch.in_flight import Watch
+from rankwise.sim.torch.in_flight import TensorGuard
 
 if TYPE_CHECKING:
     from rankwise.sim.prediction import Passage, RankClock
@@ -29,20 +29,20 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         group, gates: what is to be waited for.
         outputs: the tensors that are filled.
         source: tells who has sent, if it is a message.
-        handle: of `Group.open_handle`; None where this operation needs no wait of its own.
+        handle: of `MeetingGroup.open_handle`; None where this operation needs no wait of its own.
         watch: looks after the tensors that must be left alone until somebody has waited.
         passages: what clocks wait for, on a modelled machine.
     """
 
     def __init__(
         self,
-        group: Group,
-        gates: Sequence[Meeting | Post],
+        group: MeetingGroup,
+        gates: Sequence[PendingCollective | Post],
         outputs: Any,
         source: Callable[[], int] | None = None,
         *,
         handle: int | None = None,
-        watch: Watch | None = None,
+        watch: TensorGuard | None = None,
         passages: Sequence[Timed] = (),
     ) -> None:
         super().__init__()
@@ -68,7 +68,9 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         patience = Duration(round(seconds * SECOND)) if seconds > 0 else None
         for gate in self._gates:
             if not self._group.wait(gate, patience):
-                raise CollectiveTimeout(f"waited {seconds:g} s of virtual time for {gate.told()}")
+                raise CollectiveTimeout(
+                    f"waited {seconds:g} s of virtual time for {gate.describe()}"
+                )
 
     @property
     def _takes_time(self) -> bool:
@@ -153,7 +155,9 @@ class WorkOfGraph(WorkDone):
         waits: note a wait in the graph, of each operation that this is.
     """
 
-    def __init__(self, group: Group, outputs: Any, waits: Sequence[Callable[[], None]]) -> None:
+    def __init__(
+        self, group: MeetingGroup, outputs: Any, waits: Sequence[Callable[[], None]]
+    ) -> None:
         super().__init__(group, [], outputs)
         self.waits = waits
 

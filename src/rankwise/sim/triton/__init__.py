@@ -18,8 +18,8 @@ from rankwise.sim.triton.execution import (
     OutOfBounds,
     Unsupported,
 )
-from rankwise.sim.triton.host import TypedArray, typed
 from rankwise.sim.triton.jit import JITFunction, jit
+from rankwise.sim.triton.launch_arguments import TypedArray, typed
 from rankwise.sim.triton.refusals import COMPILER, GLUON, refusing
 from rankwise.sim.triton.runtime import cdiv, next_power_of_2, set_allocator
 from rankwise.sim.triton.tuning import Config, autotune, heuristics
@@ -40,9 +40,9 @@ __version__ = "3.9.0"
 
 def installed() -> AbstractContextManager[None]:
     """Let `import triton` find this emulator, in this process, for a block (`stand_in`)."""
-    from rankwise.sim.triton import stand_in  # noqa: PLC0415  # few ask for it
+    from rankwise.sim.triton import triton_shim  # noqa: PLC0415  # few ask for it
 
-    return stand_in.installed()
+    return triton_shim.installed()
 
 
 __all__ = [

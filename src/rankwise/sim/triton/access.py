@@ -20,10 +20,10 @@ from rankwise.sim.triton.execution import (
 from rankwise.sim.triton.footprints import footprint_of
 from rankwise.sim.triton.memory import (
     Access,
+    AccessTarget,
     Buffer,
     Scattered,
     Strided,
-    Target,
     aligned_index,
     buffers_behind,
     resolve_pattern,
@@ -62,7 +62,7 @@ def masked(pointer: tensor, mask: Any) -> tuple[tensor, tensor | None]:
     return broadcast_to(pointer, shape), broadcast_to(mask, shape)
 
 
-def _resolve(target: Target, pointer: tensor, mask: tensor | None) -> Access:
+def _resolve(target: AccessTarget, pointer: tensor, mask: tensor | None) -> Access:
     pattern = pointer.as_affine()
     if pattern is not None and (mask is None or mask.box is not None) and pointer.shape:
         found = resolve_pattern(target, pattern, None if mask is None else mask.box)
@@ -80,7 +80,7 @@ def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> t
         return _load_behind(execution, pointer, mask, other, element)
     buffer = pointer.buffer
     execution.before_reading(buffer)
-    target = Target("load", buffer, element, pointer.shape)
+    target = AccessTarget("load", buffer, element, pointer.shape)
     access = _resolve(target, pointer, mask)
     execution.uses(target, pointer, mask)
     execution.launch.saw_block(pointer.numel)
@@ -104,7 +104,7 @@ def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> t
 def note_access(
     execution: Execution,
     kind: str,
-    target: Target,
+    target: AccessTarget,
     access: Access,
     elements: int,
     operands: Iterable[Any],
@@ -141,7 +141,7 @@ def _plain_other(other: Any, element: dtype) -> Any:
     return held if isinstance(other, tensor) else held.data
 
 
-def _read(target: Target, access: Access, mask: tensor | None, other: Any) -> Array:
+def _read(target: AccessTarget, access: Access, mask: tensor | None, other: Any) -> Array:
     element = target.element
     filling = _plain_other(other, element)
     if isinstance(access, Strided):
@@ -156,7 +156,7 @@ def _read(target: Target, access: Access, mask: tensor | None, other: Any) -> Ar
     return data
 
 
-def _read_views(target: Target, access: Strided, filling: Any) -> Array:
+def _read_views(target: AccessTarget, access: Strided, filling: Any) -> Array:
     element, shape = target.element, target.shape
     if len(access.pieces) == 1:
         within, view = access.pieces[0]
@@ -225,7 +225,7 @@ def _store(
 ) -> None:
     buffer = pointer.buffer
     assert buffer is not None
-    target = Target("store", buffer, element, pointer.shape)
+    target = AccessTarget("store", buffer, element, pointer.shape)
     _refuse_read_only(buffer)
     access = _resolve(target, pointer, mask)
     execution.uses(target, pointer, mask)

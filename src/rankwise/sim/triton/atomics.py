@@ -28,7 +28,7 @@ from rankwise.sim.triton.execution import (
     parts_by,
     place,
 )
-from rankwise.sim.triton.memory import Scattered, Target, bits_of, resolve_scattered
+from rankwise.sim.triton.memory import AccessTarget, Scattered, bits_of, resolve_scattered
 from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.shapes import broadcast_to
 from rankwise.sim.triton.tensor import tensor
@@ -217,7 +217,7 @@ def _for_each(data: Array, size: int) -> Array:
 
 def _addresses(
     execution: Execution, name: str, pointer: tensor, element: dtype
-) -> tuple[Array, Target]:
+) -> tuple[Array, AccessTarget]:
     if pointer.buffer is None:
         buffer = execution.launch.memory.buffer_at(int(pointer.data.reshape(-1)[0]))
         if buffer is None:
@@ -231,7 +231,7 @@ def _addresses(
         # Others see the effect now: so everything before it has to have happened.
         execution.observer.settle()
     execution.before_reading(buffer)
-    return index, Target(f"atomic_{name}", buffer, element, pointer.shape)
+    return index, AccessTarget(f"atomic_{name}", buffer, element, pointer.shape)
 
 
 def _combined(
@@ -272,7 +272,9 @@ def _combined(
     return found
 
 
-def _note_setters(execution: Execution, target: Target, access: Scattered, result: tensor) -> None:
+def _note_setters(
+    execution: Execution, target: AccessTarget, access: Scattered, result: tensor
+) -> None:
     """Remember which program has set which word, for those who will wait for it in vain."""
     buffer, element = target.buffer, target.element
     indexes = access.elements.reshape(-1)
@@ -297,7 +299,7 @@ def _elements_of(access: Scattered) -> Array:
 
 def _conclude(
     execution: Execution,
-    target: Target,
+    target: AccessTarget,
     access: Scattered,
     result: tensor,
     operands: tuple[Any, ...],

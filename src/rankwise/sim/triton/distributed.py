@@ -32,7 +32,7 @@ from rankwise.sim.triton.execution import (
 from rankwise.sim.triton.peers import Condition, LaunchPeers
 from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.tensor import scalar, tensor
-from rankwise.sim.triton.words import Word
+from rankwise.sim.triton.wait_addresses import BufferElement
 
 _COMPARISONS: dict[int, tuple[str, Callable[[Any, Any], Any]]] = {
     0: ("==", operator.eq),
@@ -254,7 +254,7 @@ def _number(value: Any, name: str) -> int:
     return int(value)
 
 
-def _word_at(execution: Execution, pointer: Any, name: str, index: int = 0) -> Word:
+def _word_at(execution: Execution, pointer: Any, name: str, index: int = 0) -> BufferElement:
     """The element that a pointer points to."""
     element = element_of(pointer)
     if pointer.shape:
@@ -274,10 +274,10 @@ def _word_at(execution: Execution, pointer: Any, name: str, index: int = 0) -> W
             f'{place()}: {name}: element {at + index} is outside of buffer "{buffer.name}", which'
             f" has {count} elements of {element}"
         )
-    return Word(buffer, element, at + index)
+    return BufferElement(buffer, element, at + index)
 
 
-def _signal_at(execution: Execution, pointer: Any, name: str, index: int = 0) -> Word:
+def _signal_at(execution: Execution, pointer: Any, name: str, index: int = 0) -> BufferElement:
     word = _word_at(execution, pointer, name, index)
     if not word.element.is_int():
         raise KernelTypeError(f"{place()}: {name}: a signal is an integer, not {word.element}")
@@ -296,7 +296,7 @@ def _signal(name: str, pointer: Any, rank: Any, value: Any, sig_op: Any) -> None
     peers.signal(execution, word, change, _fitting(_number(value, name), word, name))
 
 
-def _fitting(value: int, word: Word, name: str) -> int:
+def _fitting(value: int, word: BufferElement, name: str) -> int:
     """A signal's value, if its word can hold it."""
     bounds = np.iinfo(word.element.storage)
     if not bounds.min <= value <= bounds.max:

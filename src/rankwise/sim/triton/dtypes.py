@@ -24,7 +24,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """A numpy array of whatever type; the kernel language keeps the types itself."""
 
 
-class Kind(Enum):
+class NumberKind(Enum):
     """What kind of number it is, in the order in which kinds absorb each other."""
 
     BOOLEAN = 0
@@ -36,7 +36,7 @@ class dtype:
     """A scalar type; two are equal when their names are."""
 
     SIGNEDNESS = Enum("SIGNEDNESS", ["SIGNED", "UNSIGNED"])
-    KIND = Kind
+    KIND = NumberKind
     SINT_TYPES = ("int8", "int16", "int32", "int64")
     UINT_TYPES = ("int1", "uint8", "uint16", "uint32", "uint64")
     STANDARD_FP_TYPES = ("fp16", "bf16", "fp32", "fp64")
@@ -91,11 +91,11 @@ class dtype:
         """What tells this type from others in a key."""
         return self.name
 
-    def kind(self) -> Kind:
+    def kind(self) -> NumberKind:
         """Boolean, integral or floating."""
         if self.letter == "b":
-            return Kind.BOOLEAN
-        return Kind.FLOATING if self.letter == "f" else Kind.INTEGRAL
+            return NumberKind.BOOLEAN
+        return NumberKind.FLOATING if self.letter == "f" else NumberKind.INTEGRAL
 
     def is_ptr(self) -> bool:
         """Whether values are addresses."""

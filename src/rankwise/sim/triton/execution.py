@@ -23,12 +23,12 @@ import numpy as np
 from rankwise.base.errors import LocalProtocolError, SimulationError
 from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.triton.dtypes import Array, dtype
-from rankwise.sim.triton.looks import TRIES, Look, state_of
-from rankwise.sim.triton.words import Change, ProgramName, Word
+from rankwise.sim.triton.poll_limits import TRIES, ObservedWord, state_of
+from rankwise.sim.triton.wait_addresses import AwaitedChange, BufferElement, ProgramName
 
 if TYPE_CHECKING:
-    from rankwise.sim.triton.courses import Course
-    from rankwise.sim.triton.memory import Buffer, DeferredStore, LaunchMemory, Target
+    from rankwise.sim.triton.access_trace import AccessTrace
+    from rankwise.sim.triton.memory import AccessTarget, Buffer, LaunchMemory, PreparedStore
     from rankwise.sim.triton.races import LaunchRaces
     from rankwise.sim.triton.tensor import tensor
 
@@ -180,7 +180,7 @@ class Launch:
         self.tries = TRIES
         self.stages: int | None = None
         self.knows_addresses = False
-        self.course: Course | None = None
+        self.course: AccessTrace | None = None
         self.changes: Callable[[], int] = lambda: memory.changes
 
     def saw_block(self, elements: int) -> None:
@@ -207,9 +207,9 @@ class Execution:
         self.wait = wait
         self._name = name
         self._program_ids: dict[int, Array] = {}
-        self._looks: dict[tuple[Any, ...], Look] = {}
+        self._looks: dict[tuple[Any, ...], ObservedWord] = {}
         self.work = self.reads = 0
-        self.deferred: list[DeferredStore] = []
+        self.deferred: list[PreparedStore] = []
         self._undo: list[Callable[[], None]] = []
 
     @property
@@ -241,7 +241,7 @@ class Execution:
         """What messages call the program at a position of the group, as text when it is wanted."""
         return self._name or ProgramName(int(self.programs[position]), self.launch.grid)
 
-    def store(self, store: "DeferredStore") -> bool:
+    def store(self, store: "PreparedStore") -> bool:
         """Make a store, now or when it matters; whether it changes anything, as far as is known."""
         if not self.interleaves:
             self.changed_memory()
@@ -258,7 +258,7 @@ class Execution:
         self.work += 1
         self.launch.memory.changes += 1
 
-    def uses(self, target: "Target", pointer: "tensor", mask: "tensor | None") -> None:
+    def uses(self, target: "AccessTarget", pointer: "tensor", mask: "tensor | None") -> None:
         """Tell those who look at which programs use which memory of an access that begins."""
         launch = self.launch
         if launch.races is not None:
@@ -305,7 +305,7 @@ class Execution:
         frames = list(kernel_frames())
         where = frames[0].f_code, frames[0].f_lasti, buffer.address, index.tobytes()
         before = self._looks.get(where)
-        look = Look(
+        look = ObservedWord(
             value.tobytes(), state_of(frames), self.work, self.launch.changes(), self.reads
         ).after(
             before, value.size // self.size, self.launch.tries, counts=self.launch.may_spin_wait
@@ -318,13 +318,13 @@ class Execution:
             if is_certain:
                 raise MustInterleave
             return
-        word = Word(buffer, element, int(index.reshape(-1)[0]))
+        word = BufferElement(buffer, element, int(index.reshape(-1)[0]))
         if (
             self.observer is not None
             and word.bits != element.encode(value.reshape(-1)[:1]).tobytes()
         ):
             return  # it has changed while the look at it took its time
-        self.wait(Change(word, self.launch.memory.setters, is_certain=is_certain))
+        self.wait(AwaitedChange(word, self.launch.memory.setters, is_certain=is_certain))
 
     def decide(self, values: Array) -> Any:
         """The one value that all programs of the group have; else the group ends here."""

@@ -6,10 +6,10 @@ import numpy as np
 
 from rankwise.sim.hardware.footprint import Footprint
 from rankwise.sim.triton.dtypes import Array
-from rankwise.sim.triton.memory import Access, Scattered, Target
+from rankwise.sim.triton.memory import Access, AccessTarget, Scattered
 
 
-def footprint_of(target: Target, access: Access) -> tuple[int, Footprint]:
+def footprint_of(target: AccessTarget, access: Access) -> tuple[int, Footprint]:
     """The lowest byte that an access touches, and what it touches from there on."""
     flat, address = target.buffer.elements(target.element), target.buffer.address
     if isinstance(access, Scattered):

@@ -24,11 +24,16 @@ from rankwise.sim.triton import creation, debug, functions, logic
 from rankwise.sim.triton.annotations import annotated_type, is_number, number_as
 from rankwise.sim.triton.constants import constexpr, plain
 from rankwise.sim.triton.execution import ACTIVE, KERNEL_CODE, Launch, Observer, place
-from rankwise.sim.triton.host import HOST_MACHINE, Arguments, launcher_among, tensor_around
+from rankwise.sim.triton.launch_arguments import (
+    HOST_MACHINE,
+    Arguments,
+    launcher_among,
+    tensor_around,
+)
 from rankwise.sim.triton.launching import run_launch
 from rankwise.sim.triton.logic import rewritten
-from rankwise.sim.triton.looks import TRIES, TRIES_COUNTED
 from rankwise.sim.triton.memory import LaunchMemory
+from rankwise.sim.triton.poll_limits import TRIES, TRIES_COUNTED
 from rankwise.sim.triton.races import RaceDetector
 from rankwise.sim.triton.tensor import tensor
 

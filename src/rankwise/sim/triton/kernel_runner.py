@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
-from rankwise.sim.hardware.images import Image, Original
+from rankwise.sim.hardware.replicas import Image, Original
 from rankwise.sim.kernel import Steps, main_greenlet
 from rankwise.sim.triton.execution import ACTIVE
-from rankwise.sim.triton.host import TensorDescriptor
 from rankwise.sim.triton.jit import JITFunction
+from rankwise.sim.triton.launch_arguments import TensorDescriptor
 from rankwise.sim.triton.machine_launch import DevicePointer, MachineLaunch
 from rankwise.sim.triton.peers import LaunchRank
 from rankwise.sim.triton.tuning import Autotuner, Config, Heuristics, Trial
@@ -36,7 +36,7 @@ class KernelRunner:
         grid: the shape of the grid, or a function of the parameters that gives it; a row of
             `num_programs` if None.
         ahead: how many operations a program may run ahead of simulated time.
-        stands_for: the launch that this one is a trial of, whose whole numbers it sees.
+        is_representative_of: the launch that this one is a trial of, whose whole numbers it sees.
         place: the rank that launches, among so many.
         part: on how many PEs it may run, with their programs alone; on all if None. Programs that
             depend on others run with all of them.
@@ -52,7 +52,7 @@ class KernelRunner:
         grid: tuple[int, ...] | Callable[..., Any] | None = None,
         *,
         ahead: int = 16,
-        stands_for: KernelEnvironment | None = None,
+        is_representative_of: KernelEnvironment | None = None,
         place: LaunchRank = LaunchRank(0, 1),  # noqa: B008  # it never changes
         part: int | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class KernelRunner:
         self.meta = dict(meta or {})
         self.grid = grid
         self.ahead = ahead
-        self.stands_for = stands_for
+        self.is_representative_of = is_representative_of
         self.place = place
         self.part = part
         self.ran_whole = True
@@ -79,7 +79,7 @@ class KernelRunner:
         """
         self._parent = main_greenlet()
         yield 0
-        launching = MachineLaunch(env, self.ahead, self.stands_for, self.place, self.part)
+        launching = MachineLaunch(env, self.ahead, self.is_representative_of, self.place, self.part)
         grid = self.grid or num_programs
         function, meta = chosen(env, kernel_fn, kernel_args, self.meta, grid)
         launching.prepare(function, kernel_args, meta, grid)
@@ -161,7 +161,9 @@ def _time_alone(
     given = {**dict(zip(kernel.arg_names, args, strict=False)), **meta, **config.all_kwargs()}
     if config.pre_hook is not None:
         config.pre_hook(given)
-    runner = KernelRunner({**meta, **config.all_kwargs()}, grid, stands_for=env, part=part)
+    runner = KernelRunner(
+        {**meta, **config.all_kwargs()}, grid, is_representative_of=env, part=part
+    )
     took = _tried_by(runner, env, kernel.fn, args).now
     return Trial(took, is_whole=runner.ran_whole)
 
@@ -175,7 +177,7 @@ def tried(
     nothing, and nothing that happens there is seen here. Its programs see the whole numbers that
     are here in memory, since those say what there is to do; all other numbers are zeros.
     """
-    return _tried_by(KernelRunner(meta, grid, stands_for=env), env, kernel, args)
+    return _tried_by(KernelRunner(meta, grid, is_representative_of=env), env, kernel, args)
 
 
 def _tried_by(

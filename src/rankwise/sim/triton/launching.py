@@ -29,9 +29,9 @@ from rankwise.sim.triton.execution import (
     Launch,
     MustInterleave,
 )
-from rankwise.sim.triton.host import OTHERS
-from rankwise.sim.triton.looks import TRIES
-from rankwise.sim.triton.words import Change
+from rankwise.sim.triton.launch_arguments import OTHERS
+from rankwise.sim.triton.poll_limits import TRIES
+from rankwise.sim.triton.wait_addresses import AwaitedChange
 
 _GROUP_ELEMENTS = 1 << 18
 """Elements of the largest block over a group: a megabyte of fp32, which a cache holds."""
@@ -130,7 +130,7 @@ class _Program:
     @property
     def certainly_waits(self) -> bool:
         """Whether it will do nothing but look again until memory changes."""
-        return not isinstance(self.awaited, Change) or self.awaited.is_certain
+        return not isinstance(self.awaited, AwaitedChange) or self.awaited.is_certain
 
     def go_on(self) -> bool:
         """Run until the program waits or ends; whether it is still there."""

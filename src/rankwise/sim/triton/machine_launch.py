@@ -21,23 +21,29 @@ from rankwise.sim.hardware.memory import Mapping as LentMapping
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.hardware.seats import SeatedPrograms
 from rankwise.sim.kernel import Future, Process, Steps, park, start_fiber
+from rankwise.sim.triton.access_trace import AccessTrace, rehearsed
 from rankwise.sim.triton.constants import plain
-from rankwise.sim.triton.courses import Course, rehearsed
 from rankwise.sim.triton.dtypes import dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
-from rankwise.sim.triton.host import TensorDescriptor, storage_around, tensor_around
 from rankwise.sim.triton.jit import JITFunction, grid_sizes
+from rankwise.sim.triton.launch_arguments import TensorDescriptor, storage_around, tensor_around
+from rankwise.sim.triton.launch_replay import (
+    RecordedOperation,
+    Recording,
+    Recordings,
+    key_of,
+    recorded,
+)
 from rankwise.sim.triton.memory import Buffer, LaunchMemory
 from rankwise.sim.triton.peers import LaunchPeers, LaunchRank, SignalAwaited
 from rankwise.sim.triton.queues import LaunchQueues, PeQueues, ProgramQueues
 from rankwise.sim.triton.races import LaunchRaces, RaceDetector
-from rankwise.sim.triton.recording import Recording, Recordings, Step, key_of, recorded
 from rankwise.sim.triton.timing import ProgramClock
-from rankwise.sim.triton.words import Change, Setters
+from rankwise.sim.triton.wait_addresses import AwaitedChange, LastWriters
 
 if TYPE_CHECKING:
-    from rankwise.sim.hardware.images import Original
-    from rankwise.sim.hardware.machine import Machine, Pe
+    from rankwise.sim.hardware.hardware_machine import HardwareMachine, Pe
+    from rankwise.sim.hardware.replicas import Original
 
 
 class DevicePointer(msgspec.Struct, frozen=True):
@@ -59,31 +65,31 @@ class DevicePointer(msgspec.Struct, frozen=True):
 class _SharedState:
     """What the launches on one machine have in common."""
 
-    def __init__(self, machine: "Machine") -> None:
+    def __init__(self, machine: "HardwareMachine") -> None:
         self.queues = PeQueues(machine)
         self.recordings = Recordings()
-        self.setters = Setters()
+        self.setters = LastWriters()
         self.races: RaceDetector | None = None
 
 
-_SHARED: "WeakKeyDictionary[Machine, _SharedState]" = WeakKeyDictionary()
+_SHARED: "WeakKeyDictionary[HardwareMachine, _SharedState]" = WeakKeyDictionary()
 
 
-def _shared_state(machine: "Machine") -> _SharedState:
+def _shared_state(machine: "HardwareMachine") -> _SharedState:
     shared = _SHARED.get(machine)
     if shared is None:
         shared = _SHARED[machine] = _SharedState(machine)
     return shared
 
 
-def watch_races(machine: "Machine") -> RaceDetector:
+def watch_races(machine: "HardwareMachine") -> RaceDetector:
     """Watch all launches on a machine from now on, also for races between ranks."""
     shared = _shared_state(machine)
     shared.races = shared.races or RaceDetector()
     return shared.races
 
 
-def unread_messages(machine: "Machine") -> list[str]:
+def unread_messages(machine: "HardwareMachine") -> list[str]:
     """What the kernels of a machine have sent to each other and never received."""
     shared = _SHARED.get(machine)
     return [] if shared is None else shared.queues.unread()
@@ -96,14 +102,14 @@ class MachineLaunch:
         self,
         env: KernelEnvironment,
         ahead: int,
-        stands_for: KernelEnvironment | None,
+        is_representative_of: KernelEnvironment | None,
         place: LaunchRank,
         part: int | None = None,
     ) -> None:
         self._env = env
         self._part = part
         self._ahead = ahead
-        self._stands_for = stands_for
+        self._is_representative_of = is_representative_of
         self._simulator = env.simulator
         self._buffers: dict[str, Buffer] = {}
         self._behind: dict[str, Buffer] = {}
@@ -215,10 +221,10 @@ class MachineLaunch:
         finally:
             ACTIVE.execution = outer
 
-    def rehearsed(self) -> tuple[Course, Callable[[], None] | None]:
+    def rehearsed(self) -> tuple[AccessTrace, Callable[[], None] | None]:
         """Calculate what it stores: its course, and what takes that back if it has one."""
         launch, body = self._function.prepared(self._given, self._sizes)
-        course = Course(self._env.sip * SIP_STRIDE)
+        course = AccessTrace(self._env.sip * SIP_STRIDE)
         return course, rehearsed(launch, body, course)
 
     def runs_of_bytes(self) -> Iterator[tuple[int, int, int]]:
@@ -253,7 +259,7 @@ class MachineLaunch:
         launch.memory.elsewhere = self._behind_address
         # A trial of a configuration runs alone: nobody would answer.
         launch.peers = self._peers
-        if self._stands_for is not None:
+        if self._is_representative_of is not None:
             launch.peers, launch.prints = None, _print_nothing
         count = prod(sizes)
         # A collective brings queues of its own, and a workspace that nobody else sees.
@@ -306,7 +312,7 @@ class MachineLaunch:
 
         return begin
 
-    def _placed(self, step: Step) -> Operation:
+    def _placed(self, step: RecordedOperation) -> Operation:
         """The operation of a recorded step, in the memory of this launch."""
         if not step.parameter:
             return step.operation
@@ -338,7 +344,7 @@ class MachineLaunch:
         return ProgramClock(self._simulator, pe, start_dma, wait, self._log, self._ahead)
 
     def _wait_for_change(self, change: object) -> None:
-        if isinstance(change, Change) and not change.is_certain:
+        if isinstance(change, AwaitedChange) and not change.is_certain:
             return  # to look again takes time, in which others go on
         execution = ACTIVE.execution
         assert execution is not None, "only a running program waits"
@@ -422,7 +428,7 @@ class MachineLaunch:
             found = tensor_around(address)
             if found is not None:
                 self._lend_storage(address)
-                if self._stands_for is not None:
+                if self._is_representative_of is not None:
                     found = _apart(found)
                 found = self._taken_in(found)
         return found
@@ -486,8 +492,12 @@ class MachineLaunch:
         if mapping.has_data:
             start = address - mapping.start
             flat = mapping.data[start : start + size].view(type_.storage)
-        elif self._stands_for is not None and not type_.is_floating():
-            flat = self._stands_for.space_around(address).read(address, size).view(type_.storage)
+        elif self._is_representative_of is not None and not type_.is_floating():
+            flat = (
+                self._is_representative_of.space_around(address)
+                .read(address, size)
+                .view(type_.storage)
+            )
         else:
             # Never touched, so it takes no memory: it only has the right size.
             flat = np.zeros(size // type_.itemsize, type_.storage)
@@ -519,8 +529,8 @@ def _programs_of(
 def _are_equal(recordings: Iterable[Recording]) -> bool:
     """Whether programs do the same, but for where: then a PE does its share of the grid."""
 
-    def work(step: Step | int | None) -> Hashable:
-        if not isinstance(step, Step):
+    def work(step: RecordedOperation | int | None) -> Hashable:
+        if not isinstance(step, RecordedOperation):
             return step
         done = step.operation
         return done.kind, done.name, done.shape, step.after

@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.sim.triton.affine import Affine, Box
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import KernelError, OutOfBounds, place, program_text
-from rankwise.sim.triton.words import Setters
+from rankwise.sim.triton.wait_addresses import LastWriters
 
 _ROW_WORTH_A_VIEW = 512
 """Elements per program from which on a view per program is cheaper than an index per element."""
@@ -97,7 +97,7 @@ class LaunchMemory:
     ) -> None:
         self.elsewhere = elsewhere
         self.changes = 0
-        self.setters = Setters()
+        self.setters = LastWriters()
         self._take(buffers)
 
     def _take(self, buffers: list[Buffer]) -> None:
@@ -123,7 +123,7 @@ class LaunchMemory:
         return found
 
 
-class Target(NamedTuple):
+class AccessTarget(NamedTuple):
     """What an access is aimed at, before it is resolved."""
 
     action: str
@@ -159,7 +159,7 @@ class Scattered(NamedTuple):
 Access: TypeAlias = Strided | Scattered
 
 
-def resolve_pattern(target: Target, pattern: Affine, box: Box | None) -> Access | None:
+def resolve_pattern(target: AccessTarget, pattern: Affine, box: Box | None) -> Access | None:
     """A symbolic access, checked; None if it is better done element by element."""
     shape = target.shape
     box = box if box is not None else Box((None,) * len(shape))
@@ -218,7 +218,7 @@ def _view_per_program(
     return Strided(rows, pieces, count, 0)
 
 
-def _check_corners(target: Target, pattern: Affine, edges: list[tuple[Array, Array]]) -> int:
+def _check_corners(target: AccessTarget, pattern: Affine, edges: list[tuple[Array, Array]]) -> int:
     """The lowest element of a symbolic access; refused if that or the highest is outside."""
     lowest: Array = pattern.base
     highest: Array = pattern.base
@@ -252,7 +252,7 @@ def _check_corners(target: Target, pattern: Affine, edges: list[tuple[Array, Arr
     raise _refusal(target, row, int(values[tuple(bad)]), tuple(bad))
 
 
-def resolve_scattered(target: Target, index: Array, mask: Array | None) -> Scattered:
+def resolve_scattered(target: AccessTarget, index: Array, mask: Array | None) -> Scattered:
     """An access element by element, checked; masked elements get the index 0."""
     limit = target.buffer.elements(target.element).size
     if mask is not None:
@@ -277,7 +277,7 @@ def resolve_scattered(target: Target, index: Array, mask: Array | None) -> Scatt
     return Scattered(index, mask, count, first)
 
 
-def _refusal(target: Target, row: int, element: int, at: tuple[int, ...]) -> OutOfBounds:
+def _refusal(target: AccessTarget, row: int, element: int, at: tuple[int, ...]) -> OutOfBounds:
     buffer = target.buffer
     within = f", at {list(map(int, at))} of the block," if at else ""
     limit = buffer.elements(target.element).size
@@ -295,7 +295,7 @@ def bits_of(stored: Any) -> Array:
     return bits
 
 
-class DeferredStore:
+class PreparedStore:
     """A store, checked and ready: values for places of arrays."""
 
     def __init__(self, buffer: Buffer, pieces: list[tuple[Array, Any, Array]]) -> None:
@@ -326,10 +326,10 @@ class DeferredStore:
         return take_back
 
 
-def strided_store(buffer: Buffer, access: Strided, values: Array) -> DeferredStore:
+def strided_store(buffer: Buffer, access: Strided, values: Array) -> PreparedStore:
     """A store to views."""
     pieces = [(view, ..., _matching(values, within, view)) for within, view in access.pieces]
-    return DeferredStore(buffer, pieces)
+    return PreparedStore(buffer, pieces)
 
 
 def _matching(values: Array, within: tuple[slice, ...], view: Array) -> Array:
@@ -342,7 +342,7 @@ def _matching(values: Array, within: tuple[slice, ...], view: Array) -> Array:
 
 def scattered_store(
     buffer: Buffer, element: dtype, access: Scattered, values: Array
-) -> DeferredStore:
+) -> PreparedStore:
     """A store to single elements."""
     rows = max(len(access.elements), len(values))
     shape = (rows, *access.elements.shape[1:])
@@ -350,7 +350,7 @@ def scattered_store(
     if access.mask is not None:
         mask = np.broadcast_to(access.mask, shape)
         index, values = index[mask], values[mask]
-    return DeferredStore(buffer, [(buffer.elements(element), index, values)])
+    return PreparedStore(buffer, [(buffer.elements(element), index, values)])
 
 
 def buffers_behind(

@@ -25,7 +25,7 @@ from rankwise.sim.triton.execution import (
 )
 from rankwise.sim.triton.memory import Buffer
 from rankwise.sim.triton.timing import ProgramClock
-from rankwise.sim.triton.words import Setters, Word
+from rankwise.sim.triton.wait_addresses import BufferElement, LastWriters
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.races import LaunchRaces
@@ -52,8 +52,8 @@ class Condition(NamedTuple):
 class SignalAwaited(NamedTuple):
     """That a signal has the value that a program waits for."""
 
-    word: Word
-    setters: Setters
+    word: BufferElement
+    setters: LastWriters
     condition: Condition
     rank: int
 
@@ -76,7 +76,7 @@ class LaunchPeers:
         self,
         env: KernelEnvironment,
         own: LaunchRank,
-        setters: Setters,
+        setters: LastWriters,
         take: Callable[[Buffer], Buffer],
     ) -> None:
         self.rank, self.size = own
@@ -123,7 +123,11 @@ class LaunchPeers:
         return self._take(self.buffer(name, shared.bases[rank], uint8, shared.size))
 
     def signal(
-        self, execution: Execution, word: Word, change: Callable[[Any, Any], Any], value: int
+        self,
+        execution: Execution,
+        word: BufferElement,
+        change: Callable[[Any, Any], Any],
+        value: int,
     ) -> None:
         """Begin to set a word; the program goes on."""
         clock = execution.observer
@@ -145,7 +149,9 @@ class LaunchPeers:
         where = where_of(kernel_frames())
         clock.release(_access("store", word, execution), take_effect, lambda: where)
 
-    def wait(self, execution: Execution, words: Sequence[Word], condition: Condition) -> None:
+    def wait(
+        self, execution: Execution, words: Sequence[BufferElement], condition: Condition
+    ) -> None:
         """Leave the program until consecutive words are as they should be, and load them."""
         clock = execution.observer
         assert isinstance(clock, ProgramClock), "a launch with peers runs in simulated time"
@@ -165,8 +171,8 @@ class LaunchPeers:
     def copy(
         self,
         execution: Execution,
-        source: Word,
-        target: Word,
+        source: BufferElement,
+        target: BufferElement,
         size: int,
         *,
         waits: bool,
@@ -210,7 +216,7 @@ class LaunchPeers:
             clock.wait_for(token)
 
 
-def _access(kind: str, word: Word, execution: Execution, count: int = 1) -> Operation:
+def _access(kind: str, word: BufferElement, execution: Execution, count: int = 1) -> Operation:
     """A store or load of a word, or of several from it on."""
     size = count * word.element.itemsize
     return Operation(

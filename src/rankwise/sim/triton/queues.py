@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rankwise.sim.hardware.hardware_machine import HardwareMachine, Pe
 from rankwise.sim.hardware.ipcq import IpcQueue, Slot
-from rankwise.sim.hardware.machine import Machine, Pe
 from rankwise.sim.kernel import Future, Steps, where_of
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import (
@@ -26,7 +26,7 @@ from rankwise.sim.triton.tensor import tensor
 from rankwise.sim.triton.timing import ProgramClock
 
 
-class Queues(Protocol):
+class QueuesOfPrograms(Protocol):
     """Which queues the programs of a launch have."""
 
     def to(self, program: int, peer: Any) -> IpcQueue:
@@ -41,7 +41,7 @@ class Queues(Protocol):
 class PeQueues:
     """All queues between the PEs of one machine, made when first used."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: HardwareMachine) -> None:
         self._machine = machine
         self._queues: dict[tuple[str, str], IpcQueue] = {}
 
@@ -71,7 +71,7 @@ class LaunchQueues:
     def __init__(
         self,
         queues: PeQueues,
-        machine: Machine,
+        machine: HardwareMachine,
         pe_of: Callable[[int], Pe],
         program_count: int,
     ) -> None:
@@ -102,7 +102,9 @@ class LaunchQueues:
 class ProgramQueues:
     """`tl.send` and `tl.recv` of the programs of one launch."""
 
-    def __init__(self, queues: Queues, wait_for: Callable[[Execution, Future], Any]) -> None:
+    def __init__(
+        self, queues: QueuesOfPrograms, wait_for: Callable[[Execution, Future], Any]
+    ) -> None:
         self._queues = queues
         self._wait_for = wait_for
 

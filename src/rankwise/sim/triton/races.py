@@ -22,9 +22,9 @@ import numpy as np
 
 from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.execution import DataRace, Execution, line_of_kernel, place
-from rankwise.sim.triton.memory import Buffer, Target
+from rankwise.sim.triton.memory import AccessTarget, Buffer
 from rankwise.sim.triton.tensor import tensor
-from rankwise.sim.triton.words import Word
+from rankwise.sim.triton.wait_addresses import BufferElement
 
 RunOf = Callable[[Buffer], tuple[int, int]]
 """The memory that a buffer is part of: where it begins, and how many bytes it has."""
@@ -175,14 +175,20 @@ class LaunchRaces:
         self._detector.ended(self._rank, [*self._slots, *self._copies.values()])
 
     def on_access(
-        self, execution: Execution, target: Target, pointer: tensor, mask: tensor | None
+        self, execution: Execution, target: AccessTarget, pointer: tensor, mask: tensor | None
     ) -> None:
         """Check a load or a store, and remember it."""
         touched = _touched(target, pointer, mask)
         self._use(execution, target, touched, is_store=target.action == "store")
 
     def touch(
-        self, execution: Execution, first: Word, size: int, *, is_store: bool, by_copy: bool
+        self,
+        execution: Execution,
+        first: BufferElement,
+        size: int,
+        *,
+        is_store: bool,
+        by_copy: bool,
     ) -> None:
         """Check a copy's use of consecutive bytes, and remember it.
 
@@ -195,7 +201,7 @@ class LaunchRaces:
         """
         me = self._slot(execution)
         start = first.position * first.element.itemsize
-        target = Target("store" if is_store else "load", first.buffer, first.element, ())
+        target = AccessTarget("store" if is_store else "load", first.buffer, first.element, ())
         who = self._copies.get(me) if by_copy else None
         self._use(execution, target, np.arange(start, start + size), is_store=is_store, who=who)
 
@@ -217,7 +223,7 @@ class LaunchRaces:
     def on_atomic(
         self,
         execution: Execution,
-        target: Target,
+        target: AccessTarget,
         read: Array,
         written: Array,
         order: tuple[str | None, str | None],
@@ -240,7 +246,7 @@ class LaunchRaces:
                 )
         self._clock(me)[me] += 1
 
-    def acquire(self, execution: Execution, word: Word) -> None:
+    def acquire(self, execution: Execution, word: BufferElement) -> None:
         """Order the program after those that have set a signal."""
         self._take_over(self._slot(execution), word.address, is_for_system=True)
 
@@ -258,7 +264,7 @@ class LaunchRaces:
         self._clock(me)[me] += 1
         return known
 
-    def publish(self, word: Word, known: Array) -> None:
+    def publish(self, word: BufferElement, known: Array) -> None:
         """Let who waits for a signal know what was known where it was set."""
         self._detector.publish(word.address, known, self._rank, is_for_system=True)
 
@@ -280,7 +286,7 @@ class LaunchRaces:
     def _use(
         self,
         execution: Execution,
-        target: Target,
+        target: AccessTarget,
         offsets: Array,
         *,
         is_store: bool,
@@ -311,7 +317,7 @@ class LaunchRaces:
         self,
         execution: Execution,
         me: int,
-        target: Target,
+        target: AccessTarget,
         addresses: Array,
         offsets: Array,
         uses: _Uses,
@@ -341,7 +347,7 @@ class LaunchRaces:
         return "order them with an atomic, or give each program elements of its own"
 
 
-def _touched(target: Target, pointer: tensor, mask: tensor | None) -> Array:
+def _touched(target: AccessTarget, pointer: tensor, mask: tensor | None) -> Array:
     index = pointer.data
     if mask is not None:
         index = np.broadcast_to(index, mask.data.shape)[mask.data]

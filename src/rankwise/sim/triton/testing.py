@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.sim.triton.execution import Unsupported
-from rankwise.sim.triton.host import HOST_MACHINE, HostMachine
+from rankwise.sim.triton.launch_arguments import HOST_MACHINE, HostMachine
 from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.runtime import driver
 

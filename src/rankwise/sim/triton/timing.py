@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rankwise.sim.hardware.machine import Pe
+from rankwise.sim.hardware.hardware_machine import Pe
 from rankwise.sim.kernel import Future, Simulator, Steps, all_of
 from rankwise.sim.triton.dtypes import SHORT_NAMES
 from rankwise.sim.triton.execution import Operation, leaves
-from rankwise.sim.triton.recording import Recording, Step
+from rankwise.sim.triton.launch_replay import RecordedOperation, Recording
 
 
 class ProgramClock:
@@ -171,7 +171,9 @@ class ProgramClock:
         while self._under_way and self._begun - len(self._under_way) < mark:
             yield self._under_way.popleft()
 
-    def repeat(self, recording: Recording, placed: Callable[[Step], Operation]) -> Steps:
+    def repeat(
+        self, recording: Recording, placed: Callable[[RecordedOperation], Operation]
+    ) -> Steps:
         """Do what a recorded program did: a process of the simulation instead of a fiber.
 
         Args:

@@ -26,8 +26,8 @@ import numpy as np
 from rankwise.base.errors import ConfigError
 from rankwise.sim.triton.debug import StaticAssertion
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError
-from rankwise.sim.triton.host import HOST_MACHINE
 from rankwise.sim.triton.jit import JITFunction, KernelInterface, launched_on_host_machine
+from rankwise.sim.triton.launch_arguments import HOST_MACHINE
 
 _DOES_NOT_COMPILE = (StaticAssertion, KernelTypeError, KernelValueError)
 _PARTS = (1, 4, None)

@@ -24,7 +24,7 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.sim.story import StoryLine, read_journal
-from rankwise.testing.programs import Dies, Exits, Lives, Program, Raises, RunsForever
+from rankwise.testing.programs import Dies, Exits, Lives, Raises, RunsForever, WorkerProgram
 
 SIGABRT, SIGKILL, SIGSEGV, SIGTERM = 6, 9, 11, 15
 SOON = Duration(300 * MILLISECOND)
@@ -33,8 +33,8 @@ LATER = Duration(2 * SECOND)
 """Far enough for all workers to have said how they take signals, on a busy machine too."""
 GRACE = Duration(20 * SECOND)
 ONE_RESTART = RestartPolicy(restarts_max=1)
-RUNS = Program(ending=RunsForever())
-RUNS_STUBBORNLY = Program(ending=RunsForever(), stop_takes=None)
+RUNS = WorkerProgram(ending=RunsForever())
+RUNS_STUBBORNLY = WorkerProgram(ending=RunsForever(), stop_takes=None)
 
 
 class WorldRecord(Protocol):
@@ -97,7 +97,9 @@ def check_process_host(make_world: Callable[[], ProcessWorld]) -> None:
 
 def a_gang_whose_workers_end_well_succeeds(world: ProcessWorld) -> None:
     """If every worker exits with 0, the gang succeeds, and no process is left."""
-    record = world.run(GangSpec(size=3), [[Program(), Program(after=SOON), Program()]])
+    record = world.run(
+        GangSpec(size=3), [[WorkerProgram(), WorkerProgram(after=SOON), WorkerProgram()]]
+    )
 
     assert record.outcome == Outcome(status=OutcomeStatus.SUCCEEDED, attempts=1)
     assert record.left_behind == ()
@@ -105,7 +107,7 @@ def a_gang_whose_workers_end_well_succeeds(world: ProcessWorld) -> None:
 
 def an_exit_code_stops_the_others(world: ProcessWorld) -> None:
     """The first failure ends all, and is the root cause."""
-    failing = Program(ending=Exits(7), after=SOON)
+    failing = WorkerProgram(ending=Exits(7), after=SOON)
     record = world.run(GangSpec(size=3, grace=GRACE), [[RUNS, failing, RUNS]])
 
     told = _told(record)
@@ -119,7 +121,7 @@ def an_exit_code_stops_the_others(world: ProcessWorld) -> None:
 
 def a_failure_before_all_have_come_up_ends_the_attempt(world: ProcessWorld) -> None:
     """All or nothing holds while workers are being started, too."""
-    programs = [Program(ending=Exits(3)), *[RUNS] * 7]
+    programs = [WorkerProgram(ending=Exits(3)), *[RUNS] * 7]
     record = world.run(GangSpec(size=8, grace=GRACE), [programs])
 
     assert _told(record)[0] == (0, FailureCause.EXITED, 3)
@@ -130,7 +132,7 @@ def a_failure_before_all_have_come_up_ends_the_attempt(world: ProcessWorld) -> N
 def _a_death_by(signal: int) -> Behaviour:
     def a_death_by_signal_is_told_as_such(world: ProcessWorld) -> None:
         """The signal's number arrives."""
-        dying = Program(ending=Dies(signal), after=SOON)
+        dying = WorkerProgram(ending=Dies(signal), after=SOON)
         record = world.run(GangSpec(size=2, grace=GRACE), [[RUNS, dying]])
 
         assert _told(record) == [
@@ -143,7 +145,7 @@ def _a_death_by(signal: int) -> Behaviour:
 
 def an_exception_is_reported_before_the_exit(world: ProcessWorld) -> None:
     """What a worker reports is delivered before its end."""
-    raising = Program(ending=Raises("loss is NaN", exception="ValueError"), after=SOON)
+    raising = WorkerProgram(ending=Raises("loss is NaN", exception="ValueError"), after=SOON)
     record = world.run(GangSpec(size=2, grace=GRACE), [[raising, RUNS]])
 
     root = record.outcome.failures[0]
@@ -160,8 +162,10 @@ def an_exception_is_reported_before_the_exit(world: ProcessWorld) -> None:
 
 def a_worker_may_end_well_when_told_to_stop(world: ProcessWorld) -> None:
     """Who obeys with exit code 0 has not failed."""
-    failing = Program(ending=Exits(1), after=LATER)
-    obeying = Program(ending=RunsForever(), stop_takes=Duration(50 * MILLISECOND), stop_code=0)
+    failing = WorkerProgram(ending=Exits(1), after=LATER)
+    obeying = WorkerProgram(
+        ending=RunsForever(), stop_takes=Duration(50 * MILLISECOND), stop_code=0
+    )
     record = world.run(GangSpec(size=2, grace=GRACE), [[failing, obeying]])
 
     assert _told(record) == [(0, FailureCause.EXITED, 1)]
@@ -169,7 +173,7 @@ def a_worker_may_end_well_when_told_to_stop(world: ProcessWorld) -> None:
 
 def a_worker_that_ignores_sigterm_is_killed(world: ProcessWorld) -> None:
     """SIGKILL comes when the grace is over."""
-    failing = Program(ending=Exits(1), after=LATER)
+    failing = WorkerProgram(ending=Exits(1), after=LATER)
     record = world.run(GangSpec(size=2, grace=SOON), [[failing, RUNS_STUBBORNLY]])
 
     assert _told(record) == [
@@ -181,7 +185,7 @@ def a_worker_that_ignores_sigterm_is_killed(world: ProcessWorld) -> None:
 
 def without_grace_the_others_are_killed_at_once(world: ProcessWorld) -> None:
     """A grace of nothing means SIGKILL first."""
-    failing = Program(ending=Exits(1), after=SOON)
+    failing = WorkerProgram(ending=Exits(1), after=SOON)
     record = world.run(GangSpec(size=2, grace=Duration(0)), [[failing, RUNS]])
 
     assert _told(record)[1] == (1, FailureCause.STOPPED, -SIGKILL)
@@ -189,8 +193,8 @@ def without_grace_the_others_are_killed_at_once(world: ProcessWorld) -> None:
 
 def a_failed_gang_is_started_again(world: ProcessWorld) -> None:
     """A restart has new processes, and begins when the old ones are gone and swept."""
-    first = [Program(ending=Exits(1), after=SOON), RUNS]
-    second = [Program(), Program()]
+    first = [WorkerProgram(ending=Exits(1), after=SOON), RUNS]
+    second = [WorkerProgram(), WorkerProgram()]
     record = world.run(GangSpec(size=2, grace=GRACE), [first, second], ONE_RESTART)
 
     assert record.outcome == Outcome(status=OutcomeStatus.SUCCEEDED, attempts=2)
@@ -207,7 +211,7 @@ def a_failed_gang_is_started_again(world: ProcessWorld) -> None:
 
 def restarts_are_used_up(world: ProcessWorld) -> None:
     """The last failure is the outcome."""
-    failing = [[Program(ending=Exits(code), after=SOON)] for code in (1, 2)]
+    failing = [[WorkerProgram(ending=Exits(code), after=SOON)] for code in (1, 2)]
     record = world.run(GangSpec(size=1), failing, ONE_RESTART)
 
     assert record.outcome.attempts == 2
@@ -239,7 +243,7 @@ def a_stop_kills_those_that_ignore_it(world: ProcessWorld) -> None:
 
 def strays_of_a_success_are_swept(world: ProcessWorld) -> None:
     """What a worker leaves behind, in a session of its own, does not outlive the gang."""
-    record = world.run(GangSpec(size=2), [[Program(strays=2), Program(after=SOON)]])
+    record = world.run(GangSpec(size=2), [[WorkerProgram(strays=2), WorkerProgram(after=SOON)]])
 
     assert record.outcome.status is OutcomeStatus.SUCCEEDED
     assert record.outcome.survivors == ()
@@ -248,7 +252,7 @@ def strays_of_a_success_are_swept(world: ProcessWorld) -> None:
 
 def strays_of_a_killed_worker_are_swept(world: ProcessWorld) -> None:
     """Nor do those of a worker that could clean up nothing."""
-    dying = Program(ending=Dies(SIGKILL), after=SOON, strays=1)
+    dying = WorkerProgram(ending=Dies(SIGKILL), after=SOON, strays=1)
     record = world.run(GangSpec(size=2, grace=GRACE), [[dying, RUNS]], ONE_RESTART)
 
     assert record.outcome.attempts == 2
@@ -258,7 +262,7 @@ def strays_of_a_killed_worker_are_swept(world: ProcessWorld) -> None:
 def silence_is_a_hang(world: ProcessWorld) -> None:
     """When no worker makes progress, stacks are asked for and the gang is ended."""
     patience = Duration(3 * SECOND)
-    silent = Program(ending=RunsForever(), progress_every=SOON, silent_after=SOON)
+    silent = WorkerProgram(ending=RunsForever(), progress_every=SOON, silent_after=SOON)
     record = world.run(GangSpec(size=2, hang_timeout=patience, grace=GRACE), [[silent, RUNS]])
 
     assert record.outcome.status is OutcomeStatus.FAILED
@@ -273,8 +277,8 @@ def silence_is_a_hang(world: ProcessWorld) -> None:
 def one_lively_worker_is_no_hang(world: ProcessWorld) -> None:
     """Progress of any worker counts for all."""
     patience = Duration(3 * SECOND)
-    lively = Program(after=Duration(5 * SECOND), progress_every=Duration(100 * MILLISECOND))
-    quiet = Program(after=Duration(5 * SECOND))
+    lively = WorkerProgram(after=Duration(5 * SECOND), progress_every=Duration(100 * MILLISECOND))
+    quiet = WorkerProgram(after=Duration(5 * SECOND))
     record = world.run(GangSpec(size=2, hang_timeout=patience), [[lively, quiet]])
 
     assert record.outcome.status is OutcomeStatus.SUCCEEDED
@@ -283,7 +287,7 @@ def one_lively_worker_is_no_hang(world: ProcessWorld) -> None:
 def the_journal_tells_lives_in_order(world: ProcessWorld) -> None:
     """Every worker comes up, then ends, and then all are swept; time never goes back."""
     size = 6
-    record = world.run(GangSpec(size=size), [[Program()] * size])
+    record = world.run(GangSpec(size=size), [[WorkerProgram()] * size])
 
     entries = _entries(record)
     instants = [entry.at for entry in entries]

@@ -20,7 +20,7 @@ CHIPS_MAX = (1 << 15) - 2
 _PAGE = 4096
 
 
-class Block(NamedTuple):
+class HeapBlock(NamedTuple):
     """Bytes that were given out at once.
 
     Attributes:
@@ -54,7 +54,7 @@ class DeviceHeap:
         self.used = 0
         self._next = (chip + 1) << _CHIP_SHIFT
         self._starts: list[int] = []
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, HeapBlock] = {}
 
     def reserve(self, size: int, name: str) -> int:
         """Give out bytes.
@@ -73,7 +73,7 @@ class DeviceHeap:
         # A page lies between any two, so that running over an end does not go unseen.
         self._next += -(-size // _PAGE) * _PAGE + _PAGE
         self.used += size
-        self._add(Block(address, size, name, is_own=True))
+        self._add(HeapBlock(address, size, name, is_own=True))
         return address
 
     def exhausted(self, size: int) -> DeviceMemoryExhausted:
@@ -91,7 +91,7 @@ class DeviceHeap:
             hint="free what is no longer needed, or take a larger topology",
         )
 
-    def release(self, pointer: int) -> Block:
+    def release(self, pointer: int) -> HeapBlock:
         """Take bytes back that `reserve` has given.
 
         Raises:
@@ -108,7 +108,7 @@ class DeviceHeap:
         """Let shared memory of the host be used like the chip's."""
         if address >> _CHIP_SHIFT:
             raise BadPointer(f"{name} at {address:#x} lies at no address of the host")
-        self._add(Block(address, size, name, is_own=False))
+        self._add(HeapBlock(address, size, name, is_own=False))
 
     def detach(self, address: int) -> None:
         """Undo `attach`; twice is once."""
@@ -116,7 +116,7 @@ class DeviceHeap:
         if block is not None and not block.is_own:
             self._remove(block)
 
-    def find(self, pointer: int, size: int, what: str) -> Block:
+    def find(self, pointer: int, size: int, what: str) -> HeapBlock:
         """The block in which a range lies, the whole of it.
 
         Raises:
@@ -136,22 +136,22 @@ class DeviceHeap:
         """What was given out and not given back, by address."""
         return tuple(Leak(block.address, block.size, block.name) for block in self._own())
 
-    def _own(self) -> list[Block]:
+    def _own(self) -> list[HeapBlock]:
         blocks = [self._blocks[start] for start in self._starts]
         return [block for block in blocks if block.is_own]
 
-    def _at(self, pointer: int) -> Block | None:
+    def _at(self, pointer: int) -> HeapBlock | None:
         place = bisect_right(self._starts, pointer)
         if not place:
             return None
         block = self._blocks[self._starts[place - 1]]
         return block if pointer < block.end else None
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: HeapBlock) -> None:
         insort(self._starts, block.address)
         self._blocks[block.address] = block
 
-    def _remove(self, block: Block) -> None:
+    def _remove(self, block: HeapBlock) -> None:
         self._starts.remove(block.address)
         del self._blocks[block.address]
 

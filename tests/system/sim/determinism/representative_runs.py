@@ -25,7 +25,7 @@ import numpy as np
 import rankwise.sim.triton.language as tl
 from rankwise.base.errors import RankwiseError
 from rankwise.sim import DPPolicy, GraphEngine, RuntimeContext, triton
-from rankwise.sim.benches.session import Session, Settings
+from rankwise.sim.benches.session import BenchSession, BenchSettings
 from rankwise.sim.reporting.page import write_page
 from rankwise.sim.reporting.results import as_csv
 from rankwise.sim.reporting.table import result_table
@@ -35,26 +35,26 @@ GOLDEN = Path(__file__).with_name("golden_digests.txt")
 HERE = str(Path(__file__).parent)
 
 BENCHES = {
-    "gemm": Settings(program="gemm", fields={"m": "128", "n": "64", "k": "96", "tile": "32"}),
-    "softmax": Settings(program="softmax", fields={"rows": "16", "columns": "100"}),
-    "attention": Settings(program="attention", fields={"heads": "2", "length": "64"}),
-    "memory_bandwidth": Settings(program="memory_bandwidth", fields={"elements": "20000"}),
-    "tp_mlp": Settings(program="tp_mlp", topology="switch8", fields={"tokens": "8"}),
-    "all_collectives": Settings(program="all_collectives", fields={"elements": "257"}),
-    "crowded": Settings(
+    "gemm": BenchSettings(program="gemm", fields={"m": "128", "n": "64", "k": "96", "tile": "32"}),
+    "softmax": BenchSettings(program="softmax", fields={"rows": "16", "columns": "100"}),
+    "attention": BenchSettings(program="attention", fields={"heads": "2", "length": "64"}),
+    "memory_bandwidth": BenchSettings(program="memory_bandwidth", fields={"elements": "20000"}),
+    "tp_mlp": BenchSettings(program="tp_mlp", topology="switch8", fields={"tokens": "8"}),
+    "all_collectives": BenchSettings(program="all_collectives", fields={"elements": "257"}),
+    "crowded": BenchSettings(
         program="ccl_allreduce",
         fields={"world_size": "16", "n_slots": "2", "backpressure": "spin", "elements": "3001"},
     ),
-    "torus": Settings(
+    "torus": BenchSettings(
         program="ccl_allreduce", topology="torus16", has_data=False,
         fields={"ccl.algorithms.ring_allreduce_tcm.topology": "torus_2d"},
     ),
 }  # fmt: skip
 
 
-def of_bench(settings: Settings, folder: Path) -> None:
+def of_bench(settings: BenchSettings, folder: Path) -> None:
     """Everything that the command line can write about a run."""
-    session = Session(settings, with_messages=True)
+    session = BenchSession(settings, with_messages=True)
     finished = session.run()
     (folder / "op_log.jsonl").write_bytes(finished.engine.op_log.encode())
     write_trace(str(folder / "trace.json"), finished.engine)
@@ -161,8 +161,8 @@ def faults(folder: Path) -> None:
         told = _told(partial(_spawn, fault, engine))
         (folder / f"{fault.__name__.strip('_')}.txt").write_text(told)
         (folder / f"{fault.__name__.strip('_')}.jsonl").write_bytes(engine.op_log.encode())
-    limited = Settings(program="ccl_allreduce", virtual_limit_ps=4_000_000)
-    (folder / "limited.txt").write_text(_told(lambda: Session(limited).run()))
+    limited = BenchSettings(program="ccl_allreduce", virtual_limit_ps=4_000_000)
+    (folder / "limited.txt").write_text(_told(lambda: BenchSession(limited).run()))
 
 
 def _spawn(fault: Callable[..., None], engine: GraphEngine) -> None:

@@ -28,8 +28,8 @@ from rankwise.core.gang.vocabulary import (
     GuardianLost,
     SignalWorker,
     SpawnWorker,
-    StoodStill,
     StopRequested,
+    Suspended,
     Sweep,
     Swept,
     WorkerExited,
@@ -307,6 +307,6 @@ def test_a_pause_does_not_count_the_time_in_which_the_node_stood_still() -> None
     assert due is not None
 
     node.now = after(due, Duration(3600 * SECOND))
-    node.tell(StoodStill(Duration(3600 * SECOND)))
+    node.tell(Suspended(Duration(3600 * SECOND)))
 
     assert node.agent.next_deadline == after(due, Duration(3600 * SECOND))

@@ -12,8 +12,8 @@ from rankwise.core.gang.vocabulary import (
     Effect,
     LookForDumps,
     RecallRequested,
-    StoodStill,
     StopRequested,
+    Suspended,
     Sweep,
     Swept,
 )
@@ -172,7 +172,7 @@ def test_last_rank_is_waited_for_by_nobody() -> None:
 def test_time_in_which_the_node_stood_still_does_not_count() -> None:
     gang = gang_with_lost_peer()
 
-    gang.handle(StoodStill(Duration(5 * SECOND)), at(5))
+    gang.handle(Suspended(Duration(5 * SECOND)), at(5))
 
     assert gang.phase is GangPhase.RUNNING
     assert gang.next_deadline == 7 * SECOND

@@ -254,7 +254,7 @@ def test_a_stop_in_the_pause_kills_those_that_wait_and_the_failure_stays_one() -
 def test_an_exception_is_held_until_a_death_explains_it() -> None:
     gang = recoverable_gang()
 
-    assert gang.handle(said(0, Said.FELL), Instant(1)) == []
+    assert gang.handle(said(0, Said.EXCEPTION_HELD), Instant(1)) == []
     effects = gang.handle(exited(1, -9, at=2), Instant(2))
 
     assert effects == tell(WordToWorker.RECALL, [0, 2])
@@ -262,8 +262,8 @@ def test_an_exception_is_held_until_a_death_explains_it() -> None:
 
 def test_exceptions_that_no_death_explains_are_released_together() -> None:
     gang = recoverable_gang()
-    gang.handle(said(0, Said.FELL), Instant(1))
-    gang.handle(said(2, Said.FELL), Instant(5))
+    gang.handle(said(0, Said.EXCEPTION_HELD), Instant(1))
+    gang.handle(said(2, Said.EXCEPTION_HELD), Instant(5))
 
     assert gang.next_deadline == Instant(1 + gang.spec.fall_timeout)
     assert gang.handle(Ticked(), gang.next_deadline) == tell(WordToWorker.RELEASE, [0, 2])
@@ -273,7 +273,7 @@ def test_without_restarts_an_exception_is_released_at_once() -> None:
     gang = recoverable_gang()
     gang.recovers = False
 
-    assert gang.handle(said(0, Said.FELL), Instant(1)) == tell(WordToWorker.RELEASE, [0])
+    assert gang.handle(said(0, Said.EXCEPTION_HELD), Instant(1)) == tell(WordToWorker.RELEASE, [0])
 
 
 def test_a_rank_that_returns_while_it_is_recalled_is_killed_since_it_is_late() -> None:

@@ -21,8 +21,8 @@ from rankwise.core.gang.vocabulary import (
     Finish,
     ProgressLooked,
     StacksDumped,
-    StoodStill,
     StopRequested,
+    Suspended,
     Sweep,
     Swept,
 )
@@ -230,7 +230,7 @@ def test_no_deadline_counts_the_time_in_which_everybody_stood_still() -> None:
     gang.handle(StopRequested(SIGTERM), Instant(5))
     stood = Duration(3600 * SECOND)
 
-    assert gang.handle(StoodStill(stood), after(Instant(6), stood)) == []
+    assert gang.handle(Suspended(stood), after(Instant(6), stood)) == []
 
     assert gang.next_deadline == 5 + stood + GRACE
     assert gang.tick(after(Instant(6), stood)) == []

@@ -290,7 +290,7 @@ def test_time_in_which_everybody_stood_still_is_not_held_against_the_ranks() -> 
     watch = watching(work())
     watch.look({0: work(main=9)}, LOOK)
 
-    watch.stand_still(Duration(3600 * SECOND))
+    watch.on_suspended(Duration(3600 * SECOND))
     watch.look({0: work(main=9)}, Instant(3620 * SECOND))
 
     assert watch.last_progress == 3610 * SECOND

@@ -21,7 +21,7 @@ from rankwise.core.ledger import (
     waits_of,
 )
 from rankwise.core.ledger.blame import Wait
-from rankwise.core.ledger.words import circle_in_words, wait_in_words
+from rankwise.core.ledger.sentences import circle_in_words, wait_in_words
 from rankwise.core.matching import NO_RANK, CallSignature, TensorForm
 
 WORLD = "world"

@@ -6,7 +6,7 @@ import pytest
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.ledger import Arrival, Delay, Group, Lateness, delay_in_words
-from rankwise.core.ledger.words import with_cpu_wait
+from rankwise.core.ledger.sentences import with_cpu_wait
 
 RANKS = (0, 1, 2)
 WORLD = {"world": Group(size=3, members=RANKS)}
@@ -244,7 +244,7 @@ def test_lateness_is_told_in_a_sentence_that_says_how_much_was_seen() -> None:
 
 def test_who_waited_while_everybody_was_stopped_waited_for_nobody() -> None:
     lateness = Lateness(RANKS)
-    lateness.stand_still(Instant(200 * MILLISECOND), Instant(3_600 * MILLISECOND))
+    lateness.on_suspended(Instant(200 * MILLISECOND), Instant(3_600 * MILLISECOND))
 
     for rank, begun_ms in {
         0: (100, 4_050),

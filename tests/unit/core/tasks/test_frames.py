@@ -19,7 +19,7 @@ from rankwise.core.tasks.frames import (
     VERSION,
     Frame,
     FrameKind,
-    Lane,
+    RequestLane,
     decode_frame,
     encode_frame,
 )
@@ -28,7 +28,7 @@ from rankwise.core.tasks.tensors import ContinuousTensor, DataType
 FRAMES = st.builds(
     Frame,
     st.sampled_from(FrameKind),
-    st.sampled_from(Lane),
+    st.sampled_from(RequestLane),
     st.integers(0, 2**64 - 1),
     st.binary(max_size=60),
 )
@@ -50,11 +50,11 @@ def test_a_cut_frame_is_corrupt_and_says_that_it_was_cut(frame: Frame, data: st.
 
 def test_what_follows_a_frame_is_corrupt() -> None:
     with pytest.raises(MailboxCorrupt, match="3 bytes that are not its own"):
-        decode_frame(encode_frame(Frame(FrameKind.REPLY, Lane.TASK, 0)) + b"abc")
+        decode_frame(encode_frame(Frame(FrameKind.REPLY, RequestLane.TASK, 0)) + b"abc")
 
 
 def test_a_frame_of_another_release_says_so_and_what_to_do() -> None:
-    encoded = bytearray(encode_frame(Frame(FrameKind.REPLY, Lane.TASK, 0)))
+    encoded = bytearray(encode_frame(Frame(FrameKind.REPLY, RequestLane.TASK, 0)))
     struct.pack_into("=H", encoded, 4, VERSION + 1)
 
     with pytest.raises(MailboxCorrupt, match=rf"version {VERSION + 1}, expected.*same release"):
@@ -73,7 +73,7 @@ def test_a_frame_of_another_release_says_so_and_what_to_do() -> None:
 def test_a_header_that_cannot_be_meant_is_corrupt(
     form: str, offset: int, value: int, message: str
 ) -> None:
-    encoded = bytearray(encode_frame(Frame(FrameKind.REPLY, Lane.TASK, 0)))
+    encoded = bytearray(encode_frame(Frame(FrameKind.REPLY, RequestLane.TASK, 0)))
     struct.pack_into(form, encoded, offset, value)
 
     with pytest.raises(MailboxCorrupt, match=message):
@@ -130,7 +130,7 @@ def test_a_damaged_task_is_corrupt_or_another_task_but_never_anything_else(
 
 
 def test_a_task_whose_arguments_are_missing_says_how_long_it_would_be() -> None:
-    short = encode_frame(Frame(FrameKind.REQUEST, Lane.TASK, 0, b"\0" * 16))
+    short = encode_frame(Frame(FrameKind.REQUEST, RequestLane.TASK, 0, b"\0" * 16))
 
     with pytest.raises(MailboxCorrupt, match="has 40 bytes, expected at least 48"):
         decode_task(short)
@@ -138,7 +138,7 @@ def test_a_task_whose_arguments_are_missing_says_how_long_it_would_be() -> None:
 
 def test_a_command_is_no_task_and_a_task_no_command() -> None:
     with pytest.raises(MailboxCorrupt, match="REQUEST on lane CONTROL came where a task"):
-        decode_task(encode_frame(Frame(FrameKind.REQUEST, Lane.CONTROL, 0, b"\0" * 32)))
+        decode_task(encode_frame(Frame(FrameKind.REQUEST, RequestLane.CONTROL, 0, b"\0" * 32)))
     with pytest.raises(MailboxCorrupt, match="a command's message has 48 bytes, expected 32"):
         decode_command(encode_task([], []))
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.units import Instant
-from rankwise.core.tasks.frames import Frame, FrameKind, Lane
+from rankwise.core.tasks.frames import Frame, FrameKind, RequestLane
 from rankwise.core.tasks.request import (
     AnswerArrived,
     Called,
@@ -36,7 +36,7 @@ def test_every_call_ends_exactly_once_and_one_is_under_way_at_a_time(steps: list
                 stimulus = Called(calls, b"")
             case "answer" | "repeat" if sent:
                 number = sent[-1] if step == "answer" else sent[0]
-                stimulus = AnswerArrived(Frame(FrameKind.REPLY, Lane.CONTROL, number))
+                stimulus = AnswerArrived(Frame(FrameKind.REPLY, RequestLane.CONTROL, number))
             case "break":
                 stimulus = ChannelBroke("cut")
             case _:

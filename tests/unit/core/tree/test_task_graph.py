@@ -4,8 +4,8 @@ import pytest
 
 from rankwise.base.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from rankwise.base.units import MICROSECOND, MILLISECOND, Instant
+from rankwise.core.tree.held_memory import SCOPE_DEPTH_MAX
 from rankwise.core.tree.machine import TaskGraph
-from rankwise.core.tree.memory import SCOPE_DEPTH_MAX
 from rankwise.core.tree.vocabulary import (
     FAILED_BIT,
     HOST,
@@ -16,6 +16,7 @@ from rankwise.core.tree.vocabulary import (
     AllocationRequested,
     ChildDied,
     ChildJoined,
+    ChildPool,
     ChildrenReported,
     Discard,
     Dispatch,
@@ -25,7 +26,6 @@ from rankwise.core.tree.vocabulary import (
     EndCause,
     GraphSpec,
     GroupSubmitted,
-    Pool,
     Recall,
     Recalled,
     RunAbandoned,
@@ -42,7 +42,7 @@ NOW = Instant(1_000_000)
 def graph_of(subs: int = 2, chips: int = 0, **options: int) -> TaskGraph:
     return TaskGraph(
         GraphSpec(
-            pools=(Pool.NEXT_LEVEL,) * chips + (Pool.SUB,) * subs,
+            pools=(ChildPool.NEXT_LEVEL,) * chips + (ChildPool.SUB,) * subs,
             ring_depth=options.get("ring_depth", 16),
             heap_start=1 << 20,
             heap_bytes=options.get("heap_bytes", 4096),
@@ -56,7 +56,7 @@ def tell(graph: TaskGraph, *stimuli: Stimulus, now: Instant = NOW) -> list[Effec
 
 
 def touching(start: int, end: int, *, reads: bool = True, writes: bool = True) -> TaskSubmitted:
-    return TaskSubmitted(Pool.SUB, accesses=(Access(HOST, start, end, reads, writes),))
+    return TaskSubmitted(ChildPool.SUB, accesses=(Access(HOST, start, end, reads, writes),))
 
 
 def sent(*slots: int, child: int, ahead: bool = False, epoch: int = 0) -> Dispatch:
@@ -66,17 +66,17 @@ def sent(*slots: int, child: int, ahead: bool = False, epoch: int = 0) -> Dispat
 def test_a_task_for_an_idle_child_is_sent_at_once() -> None:
     graph = graph_of()
 
-    assert tell(graph, TaskSubmitted(Pool.SUB)) == [sent(0, child=1)]
-    assert tell(graph, TaskSubmitted(Pool.SUB)) == [sent(1, child=0)]
+    assert tell(graph, TaskSubmitted(ChildPool.SUB)) == [sent(0, child=1)]
+    assert tell(graph, TaskSubmitted(ChildPool.SUB)) == [sent(1, child=0)]
 
 
 def test_the_favourite_is_sent_a_task_whenever_it_is_idle() -> None:
     graph = graph_of(subs=3, chips=1, favourite=1)
 
-    assert tell(graph, TaskSubmitted(Pool.SUB)) == [sent(0, child=1)]
-    assert tell(graph, TaskSubmitted(Pool.SUB)) == [sent(1, child=3)]
+    assert tell(graph, TaskSubmitted(ChildPool.SUB)) == [sent(0, child=1)]
+    assert tell(graph, TaskSubmitted(ChildPool.SUB)) == [sent(1, child=3)]
     tell(graph, ChildrenReported([0]), ChildrenReported([1]))
-    (effect,) = tell(graph, TaskSubmitted(Pool.SUB), now=Instant(NOW + MILLISECOND))
+    (effect,) = tell(graph, TaskSubmitted(ChildPool.SUB), now=Instant(NOW + MILLISECOND))
 
     assert isinstance(effect, Dispatch)
     assert effect.child == 1, "although child 3 became idle later"
@@ -84,9 +84,9 @@ def test_the_favourite_is_sent_a_task_whenever_it_is_idle() -> None:
 
 def test_words_for_busy_children_are_held_back_until_the_deadline() -> None:
     graph = graph_of(subs=1)
-    tell(graph, TaskSubmitted(Pool.SUB))
+    tell(graph, TaskSubmitted(ChildPool.SUB))
 
-    assert tell(graph, TaskSubmitted(Pool.SUB), TaskSubmitted(Pool.SUB)) == []
+    assert tell(graph, TaskSubmitted(ChildPool.SUB), TaskSubmitted(ChildPool.SUB)) == []
     deadline = graph.next_deadline
 
     assert deadline == NOW + 200 * MICROSECOND
@@ -152,7 +152,7 @@ def test_bytes_that_nobody_wrote_spoil_readers_until_somebody_writes_them() -> N
 def test_a_group_goes_to_distinct_children_all_at_once() -> None:
     graph = graph_of(subs=3)
 
-    effects = tell(graph, GroupSubmitted(Pool.SUB, (None, 0, None)))
+    effects = tell(graph, GroupSubmitted(ChildPool.SUB, (None, 0, None)))
 
     assert {effect.child for effect in effects if isinstance(effect, Dispatch)} == {0, 1, 2}
     assert tell(graph, ChildrenReported([0, 1]), DrainBegan()) == []
@@ -162,7 +162,7 @@ def test_a_group_goes_to_distinct_children_all_at_once() -> None:
 def graph_with_queues(count: int) -> tuple[TaskGraph, dict[int, list[int]]]:
     """Two children with `count` tasks queued between them, and their slots."""
     graph = graph_of()
-    effects = tell(graph, *[TaskSubmitted(Pool.SUB)] * count)
+    effects = tell(graph, *[TaskSubmitted(ChildPool.SUB)] * count)
     effects += graph.tick(Instant(NOW + MILLISECOND))
     queues: dict[int, list[int]] = {0: [], 1: []}
     for effect in effects:
@@ -207,7 +207,7 @@ def test_a_dead_child_leaves_one_task_failed_and_the_rest_to_others() -> None:
 
 def test_a_death_is_told_of_a_group_in_which_another_member_has_failed_before() -> None:
     graph = graph_of(subs=2)
-    assert sent(0, child=0) in tell(graph, GroupSubmitted(Pool.SUB, (0, 1)), DrainBegan())
+    assert sent(0, child=0) in tell(graph, GroupSubmitted(ChildPool.SUB, (0, 1)), DrainBegan())
 
     tell(graph, ChildrenReported([0 | FAILED_BIT]))
     (drained,) = tell(graph, ChildDied(1, begun=1, done=0, successor=False))
@@ -220,7 +220,7 @@ def test_without_a_child_that_could_run_it_a_task_is_lost() -> None:
     graph = graph_of(subs=1)
     tell(graph, ChildDied(0, 0, 0, successor=False))
 
-    effects = tell(graph, TaskSubmitted(Pool.SUB, "late"), DrainBegan())
+    effects = tell(graph, TaskSubmitted(ChildPool.SUB, "late"), DrainBegan())
 
     assert effects == [Drained(1, (Unfinished(0, "late", EndCause.LOST),))]
 
@@ -229,13 +229,13 @@ def test_a_task_waits_for_the_successor_of_a_dead_child() -> None:
     graph = graph_of(subs=1)
     tell(graph, ChildDied(0, 0, 0, successor=True))
 
-    assert tell(graph, TaskSubmitted(Pool.SUB), DrainBegan()) == []
+    assert tell(graph, TaskSubmitted(ChildPool.SUB), DrainBegan()) == []
     assert tell(graph, ChildJoined(0)) == [sent(0, child=0)]
 
 
 def test_an_abandoned_run_cancels_what_has_not_begun() -> None:
     graph = graph_of(subs=1)
-    tell(graph, *[TaskSubmitted(Pool.SUB)] * 3)
+    tell(graph, *[TaskSubmitted(ChildPool.SUB)] * 3)
 
     assert tell(graph, RunAbandoned()) == [Recall(0)]
     assert tell(graph, Recalled(0, [])) == []
@@ -271,11 +271,11 @@ def test_memory_that_can_never_be_had_is_refused_with_who_holds_it() -> None:
 @pytest.mark.parametrize(
     ("stimulus", "message"),
     [
-        (TaskSubmitted(Pool.NEXT_LEVEL), "a task for next-level workers can never run"),
-        (TaskSubmitted(Pool.SUB, child=9), "child 9 is not a sub worker"),
-        (GroupSubmitted(Pool.SUB, (None,) * 3), "a group of 3 members for sub workers"),
-        (GroupSubmitted(Pool.SUB, ()), "no members"),
-        (GroupSubmitted(Pool.SUB, (1, 1)), "for the same child"),
+        (TaskSubmitted(ChildPool.NEXT_LEVEL), "a task for next-level workers can never run"),
+        (TaskSubmitted(ChildPool.SUB, child=9), "child 9 is not a sub worker"),
+        (GroupSubmitted(ChildPool.SUB, (None,) * 3), "a group of 3 members for sub workers"),
+        (GroupSubmitted(ChildPool.SUB, ()), "no members"),
+        (GroupSubmitted(ChildPool.SUB, (1, 1)), "for the same child"),
     ],
 )
 def test_what_can_never_run_is_refused_and_leaves_no_trace(

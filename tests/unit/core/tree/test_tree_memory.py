@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
+from rankwise.core.tree.graph_layout import RecordedTask, lay_out
 from rankwise.core.tree.hazards import Hazards
 from rankwise.core.tree.heap import ALIGNMENT, Heap
-from rankwise.core.tree.recording import RecordedTask, lay_out
 from rankwise.core.tree.state import Task
-from rankwise.core.tree.vocabulary import HOST, Access, Pool
+from rankwise.core.tree.vocabulary import HOST, Access, ChildPool
 
 BYTES = 10
 
@@ -31,7 +31,7 @@ def test_producers_are_those_that_a_map_of_single_bytes_finds(
     readers: dict[int, list[Task]] = {place: [] for place in range(BYTES)}
 
     for number, touched in enumerate(submitted):
-        task = Task(number, Pool.SUB, "", None)
+        task = Task(number, ChildPool.SUB, "", None)
         expected: dict[Task, bool] = {}
         for access in touched:
             for place in range(access.start, access.end):
@@ -77,9 +77,9 @@ def test_a_heap_never_gives_a_byte_twice_and_gets_whole_again(wishes: list[int])
 def test_a_layout_keeps_tasks_that_depend_on_each_other_at_one_child_in_order(
     touched: list[Access], child_count: int
 ) -> None:
-    tasks = [RecordedTask(Pool.SUB, None, (access,), "") for access in touched]
+    tasks = [RecordedTask(ChildPool.SUB, None, (access,), "") for access in touched]
 
-    layout = lay_out(tasks, (Pool.SUB,) * child_count)
+    layout = lay_out(tasks, (ChildPool.SUB,) * child_count)
 
     assert sorted(place for places in layout.values() for place in places) == list(
         range(len(tasks))
@@ -87,13 +87,13 @@ def test_a_layout_keeps_tasks_that_depend_on_each_other_at_one_child_in_order(
     assert all(places == sorted(places) for places in layout.values())
     hazards, child_of = Hazards(), {p: c for c, places in layout.items() for p in places}
     for place, recorded in enumerate(tasks):
-        for producer in hazards.enter(Task(place, Pool.SUB, "", None), recorded.accesses):
+        for producer in hazards.enter(Task(place, ChildPool.SUB, "", None), recorded.accesses):
             assert child_of[producer.number] == child_of[place]
 
 
 def test_a_recorded_graph_across_bound_children_is_refused() -> None:
     access = (Access(HOST, 0, 8, reads=True, writes=True),)
-    tasks = [RecordedTask(Pool.SUB, child, access, f"task {child}") for child in (0, 1)]
+    tasks = [RecordedTask(ChildPool.SUB, child, access, f"task {child}") for child in (0, 1)]
 
     with pytest.raises(ConfigError, match="different children: task 0, task 1"):
-        lay_out(tasks, (Pool.SUB, Pool.SUB))
+        lay_out(tasks, (ChildPool.SUB, ChildPool.SUB))

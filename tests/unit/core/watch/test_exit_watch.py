@@ -10,8 +10,8 @@ from rankwise.core.gang.vocabulary import (
     ProgressLooked,
     RanksBlamed,
     Stimulus,
-    StoodStill,
     StopRequested,
+    Suspended,
     Swept,
     WorkerExited,
     WorkerReported,
@@ -275,7 +275,7 @@ def test_hang_that_the_host_cannot_explain_is_looked_at_again_after_the_nodes_we
 def test_deadlines_do_not_count_the_time_in_which_the_node_was_suspended() -> None:
     watch = asking(reported(0, PEER_GONE))
 
-    assert watch.handle(StoodStill(Duration(SECOND)), Instant(SECOND)) == []
+    assert watch.handle(Suspended(Duration(SECOND)), Instant(SECOND)) == []
     assert watch.next_deadline == SECOND + ANSWER_PATIENCE
 
 

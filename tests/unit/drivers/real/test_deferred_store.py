@@ -9,7 +9,7 @@ from rankwise.base.keys import Put, Transaction
 from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.stores.deferred import DeferredStore
-from rankwise.drivers.real.stores.memory import MemoryStore
+from rankwise.drivers.real.stores.in_process import MemoryStore
 from rankwise.ports.store import Store
 
 LONG = Duration(60 * SECOND)

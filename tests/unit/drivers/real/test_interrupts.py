@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 
 from rankwise.drivers.real.interrupts import (
-    Gate,
+    HandlerGate,
     came_from_handler,
     gate_here,
     unheard,
@@ -31,14 +31,14 @@ def ask(_signum: int, _frame: FrameType | None) -> None:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
+def gate() -> Iterator[HandlerGate]:
     before = signal.signal(signal.SIGUSR1, ask)
     yield gate_here()
     signal.signal(signal.SIGUSR1, before)
 
 
 @contextmanager
-def shut_and_asked(gate: Gate) -> Iterator[None]:
+def shut_and_asked(gate: HandlerGate) -> Iterator[None]:
     """A block with the gate shut, at whose end the handler raises."""
     raised = False
     try:
@@ -49,7 +49,7 @@ def shut_and_asked(gate: Gate) -> Iterator[None]:
     assert raised
 
 
-def raised_in_shut_block(gate: Gate) -> list[str]:
+def raised_in_shut_block(gate: HandlerGate) -> list[str]:
     """What happens around a signal inside of a block: it goes on, and raises at its end."""
     seen: list[str] = []
     with shut_and_asked(gate):
@@ -58,12 +58,14 @@ def raised_in_shut_block(gate: Gate) -> list[str]:
     return seen
 
 
-def test_a_handler_waits_until_the_gate_is_open_again(gate: Gate) -> None:
+def test_a_handler_waits_until_the_gate_is_open_again(gate: HandlerGate) -> None:
     assert raised_in_shut_block(gate) == ["went on"]
     assert signal.getsignal(signal.SIGUSR1) is ask
 
 
-def test_a_handler_runs_at_once_while_the_gate_is_open_for_the_users_code(gate: Gate) -> None:
+def test_a_handler_runs_at_once_while_the_gate_is_open_for_the_users_code(
+    gate: HandlerGate,
+) -> None:
     with gate.used():
         gate.is_shut = False
         try:
@@ -73,7 +75,9 @@ def test_a_handler_runs_at_once_while_the_gate_is_open_for_the_users_code(gate: 
             gate.is_shut = True
 
 
-def test_a_handler_that_was_installed_meanwhile_waits_at_the_next_shutting(gate: Gate) -> None:
+def test_a_handler_that_was_installed_meanwhile_waits_at_the_next_shutting(
+    gate: HandlerGate,
+) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     gate.acquire(gate)
     try:
@@ -84,7 +88,7 @@ def test_a_handler_that_was_installed_meanwhile_waits_at_the_next_shutting(gate:
         gate.release(gate)
 
 
-def test_a_handler_that_is_due_wakes_the_wait_that_is_going_on(gate: Gate) -> None:
+def test_a_handler_that_is_due_wakes_the_wait_that_is_going_on(gate: HandlerGate) -> None:
     woken: list[str] = []
     with shut_and_asked(gate):
         gate.waker = lambda: woken.append("woken")
@@ -93,7 +97,7 @@ def test_a_handler_that_is_due_wakes_the_wait_that_is_going_on(gate: Gate) -> No
         assert woken == ["woken"]
 
 
-def test_where_nobody_can_be_woken_the_handler_runs_at_once(gate: Gate) -> None:
+def test_where_nobody_can_be_woken_the_handler_runs_at_once(gate: HandlerGate) -> None:
     def cannot() -> None:
         raise OSError
 
@@ -104,7 +108,7 @@ def test_where_nobody_can_be_woken_the_handler_runs_at_once(gate: Gate) -> None:
         gate.waker = None
 
 
-def test_patient_waits_are_not_woken_and_hear_of_handlers_afterwards(gate: Gate) -> None:
+def test_patient_waits_are_not_woken_and_hear_of_handlers_afterwards(gate: HandlerGate) -> None:
     with shut_and_asked(gate):
         with gate.patience():
             gate.waker = pytest.fail
@@ -114,14 +118,14 @@ def test_patient_waits_are_not_woken_and_hear_of_handlers_afterwards(gate: Gate)
         assert list(gate.due) == [signal.SIGUSR1]
 
 
-def test_several_signals_of_one_kind_are_one(gate: Gate) -> None:
+def test_several_signals_of_one_kind_are_one(gate: HandlerGate) -> None:
     with shut_and_asked(gate):
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGUSR1)
     assert not gate.due
 
 
-def test_the_programs_handlers_are_back_when_the_last_user_has_gone(gate: Gate) -> None:
+def test_the_programs_handlers_are_back_when_the_last_user_has_gone(gate: HandlerGate) -> None:
     gate.acquire("second")
     with gate.used():
         assert signal.getsignal(signal.SIGUSR1) is not ask
@@ -130,7 +134,7 @@ def test_the_programs_handlers_are_back_when_the_last_user_has_gone(gate: Gate) 
     assert signal.getsignal(signal.SIGUSR1) is ask
 
 
-def test_what_the_program_installs_meanwhile_stays(gate: Gate) -> None:
+def test_what_the_program_installs_meanwhile_stays(gate: HandlerGate) -> None:
     def other(_signum: int, _frame: FrameType | None) -> None:
         """Never called."""
 
@@ -140,7 +144,7 @@ def test_what_the_program_installs_meanwhile_stays(gate: Gate) -> None:
     assert signal.getsignal(signal.SIGUSR1) is other
 
 
-def test_in_other_threads_no_handler_is_touched(gate: Gate) -> None:
+def test_in_other_threads_no_handler_is_touched(gate: HandlerGate) -> None:
     seen: list[object] = []
 
     def look() -> None:
@@ -155,7 +159,7 @@ def test_in_other_threads_no_handler_is_touched(gate: Gate) -> None:
     assert not gate.is_shut
 
 
-def test_a_fork_of_a_process_at_a_shut_gate_begins_anew(gate: Gate) -> None:
+def test_a_fork_of_a_process_at_a_shut_gate_begins_anew(gate: HandlerGate) -> None:
     with gate.used():
         pid = os.fork()
         if pid == 0:
@@ -164,7 +168,7 @@ def test_a_fork_of_a_process_at_a_shut_gate_begins_anew(gate: Gate) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_what_a_handler_raises_is_known_from_what_the_code_raised(gate: Gate) -> None:
+def test_what_a_handler_raises_is_known_from_what_the_code_raised(gate: HandlerGate) -> None:
     with gate.standing_in(), pytest.raises(Asked) as caught:
         signal.raise_signal(signal.SIGUSR1)
 
@@ -174,7 +178,7 @@ def test_what_a_handler_raises_is_known_from_what_the_code_raised(gate: Gate) ->
 
 
 @pytest.mark.parametrize("moment", ["the beginning", "the middle", "the end"])
-def test_a_handler_runs_when_what_nobody_hears_has_returned(moment: str, gate: Gate) -> None:
+def test_a_handler_runs_when_what_nobody_hears_has_returned(moment: str, gate: HandlerGate) -> None:
     ended: list[str] = []
 
     @unheard

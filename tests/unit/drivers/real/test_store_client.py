@@ -44,7 +44,7 @@ from rankwise.core.rendezvous.vocabulary import (
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.store_client import StoreClient
-from rankwise.drivers.real.stores.memory import MemoryClient, MemoryStore
+from rankwise.drivers.real.stores.in_process import MemoryClient, MemoryStore
 from rankwise.ports.store import Watch
 
 AnswerT = TypeVar("AnswerT", bound=Answer)

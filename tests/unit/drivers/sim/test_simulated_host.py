@@ -19,15 +19,15 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
-from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.cluster_plan import Guardian
 from rankwise.drivers.sim.cluster.host import SimulatedHost
-from rankwise.drivers.sim.cluster.plan import Guardian
 from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
+from rankwise.drivers.sim.cluster.skewed_clocks import SkewedClock
 from rankwise.drivers.sim.gang_simulator import PROMPT, plan_of_gang
-from rankwise.drivers.sim.programs import Dies, Exits, Program, Raises, RunsForever
+from rankwise.drivers.sim.worker_behaviour import Dies, Exits, Raises, RunsForever, WorkerProgram
 
 SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
-RUNS = Program(ending=RunsForever())
+RUNS = WorkerProgram(ending=RunsForever())
 ALONE = World(
     round=0,
     node_rank=0,
@@ -44,7 +44,7 @@ ALONE = World(
 class Stage:
     """A host alone, without an agent."""
 
-    def __init__(self, *programs: Program, guardian: Guardian = PROMPT) -> None:
+    def __init__(self, *programs: WorkerProgram, guardian: Guardian = PROMPT) -> None:
         self.clock = VirtualClock()
         self.agenda = Agenda(self.clock)
         self.heard: list[Stimulus] = []
@@ -75,7 +75,7 @@ class Stage:
         return heard
 
 
-def spawned(*programs: Program) -> Stage:
+def spawned(*programs: WorkerProgram) -> Stage:
     stage = Stage(*programs)
     for local_rank in range(len(programs)):
         stage.host.spawn(local_rank, 0)
@@ -89,7 +89,7 @@ def codes(stimuli: list[Stimulus]) -> list[int]:
 
 @pytest.mark.parametrize(("ending", "code"), [(Exits(3), 3), (Dies(SIGSEGV), -11), (Exits(), 0)])
 def test_a_worker_comes_up_and_ends(ending: Exits | Dies, code: int) -> None:
-    stage = Stage(Program(ending=ending, after=Duration(SECOND)))
+    stage = Stage(WorkerProgram(ending=ending, after=Duration(SECOND)))
 
     stage.host.spawn(0, 0)
 
@@ -100,7 +100,7 @@ def test_a_worker_comes_up_and_ends(ending: Exits | Dies, code: int) -> None:
 
 
 def test_an_exception_is_reported_when_it_is_raised_and_the_end_comes_later() -> None:
-    stage = Stage(Program(ending=Raises("no", exit_takes=Duration(5 * MILLISECOND))))
+    stage = Stage(WorkerProgram(ending=Raises("no", exit_takes=Duration(5 * MILLISECOND))))
 
     stage.host.spawn(0, 0)
 
@@ -111,7 +111,7 @@ def test_an_exception_is_reported_when_it_is_raised_and_the_end_comes_later() ->
 
 
 def test_a_worker_that_is_refused_never_lives() -> None:
-    stage = Stage(Program(refusal="no memory"))
+    stage = Stage(WorkerProgram(refusal="no memory"))
 
     stage.host.spawn(0, 0)
 
@@ -124,14 +124,14 @@ def test_a_worker_that_is_refused_never_lives() -> None:
     [
         (RUNS, SIGTERM, [-15]),
         (RUNS, SIGKILL, [-9]),
-        (Program(ending=RunsForever(), stop_code=0), SIGTERM, [0]),
-        (Program(ending=RunsForever(), stop_takes=None), SIGTERM, []),
-        (Program(ending=RunsForever(), stop_takes=None), SIGKILL, [-9]),
-        (Program(ending=RunsForever(), kill_takes=None), SIGKILL, []),
+        (WorkerProgram(ending=RunsForever(), stop_code=0), SIGTERM, [0]),
+        (WorkerProgram(ending=RunsForever(), stop_takes=None), SIGTERM, []),
+        (WorkerProgram(ending=RunsForever(), stop_takes=None), SIGKILL, [-9]),
+        (WorkerProgram(ending=RunsForever(), kill_takes=None), SIGKILL, []),
     ],
 )
 def test_signals_do_what_the_program_lets_them_do(
-    program: Program, signal: int, expected: list[int]
+    program: WorkerProgram, signal: int, expected: list[int]
 ) -> None:
     stage = spawned(program)
 
@@ -142,7 +142,7 @@ def test_signals_do_what_the_program_lets_them_do(
 
 
 def test_a_signal_to_one_that_is_gone_or_never_was_goes_to_nobody() -> None:
-    stage = spawned(Program())
+    stage = spawned(WorkerProgram())
 
     stage.host.signal(0, 0, SIGKILL)
     stage.host.signal(0, 7, SIGKILL)
@@ -151,7 +151,7 @@ def test_a_signal_to_one_that_is_gone_or_never_was_goes_to_nobody() -> None:
 
 
 def test_a_sweep_ends_strays_and_tells_who_survives() -> None:
-    stage = spawned(Program(strays=2), Program(strays=1, stray_kill_takes=None))
+    stage = spawned(WorkerProgram(strays=2), WorkerProgram(strays=1, stray_kill_takes=None))
     assert [process.is_stray for process in stage.host.processes()] == [True] * 3
 
     stage.host.sweep(0)
@@ -161,7 +161,7 @@ def test_a_sweep_ends_strays_and_tells_who_survives() -> None:
 
 
 def test_a_sweep_prevents_what_was_yet_to_come_up() -> None:
-    stage = Stage(Program(start_takes=Duration(SECOND)))
+    stage = Stage(WorkerProgram(start_takes=Duration(SECOND)))
     stage.host.spawn(0, 0)
 
     stage.host.sweep(0)
@@ -171,7 +171,7 @@ def test_a_sweep_prevents_what_was_yet_to_come_up() -> None:
 
 
 def test_progress_is_the_latest_sign_of_life_of_anybody() -> None:
-    lively = Program(
+    lively = WorkerProgram(
         ending=RunsForever(),
         progress_every=Duration(MILLISECOND),
         silent_after=Duration(3500 * 1000),
@@ -186,7 +186,7 @@ def test_progress_is_the_latest_sign_of_life_of_anybody() -> None:
 
 
 def test_a_lost_guardian_takes_everybody_along_in_silence() -> None:
-    stage = spawned(Program(ending=RunsForever(), strays=1), RUNS)
+    stage = spawned(WorkerProgram(ending=RunsForever(), strays=1), RUNS)
 
     stage.host.lose_guardian()
     stage.host.sweep(0)
@@ -197,7 +197,7 @@ def test_a_lost_guardian_takes_everybody_along_in_silence() -> None:
 
 def test_news_of_one_worker_keep_their_order_and_those_of_different_ones_do_not() -> None:
     unordered = Guardian(latency_min=Duration(1), latency_max=Duration(SECOND), delays_orders=True)
-    raising = Program(ending=Raises("no"))
+    raising = WorkerProgram(ending=Raises("no"))
     stage = Stage(*[raising] * 20, guardian=unordered)
     for local_rank in range(20):
         stage.host.spawn(local_rank, 0)

@@ -4,12 +4,12 @@ from rankwise.base.units import SECOND, Duration
 from rankwise.core.agent.vocabulary import FinishRun
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.drivers.sim.gang_simulator import GangSimulator
-from rankwise.drivers.sim.programs import Exits, Program
 from rankwise.drivers.sim.story import read_journal, story
+from rankwise.drivers.sim.worker_behaviour import Exits, WorkerProgram
 
 
 def test_alike_facts_of_one_instant_share_a_line() -> None:
-    run = GangSimulator().run(GangSpec(size=5), [[Program(after=Duration(SECOND))] * 5])
+    run = GangSimulator().run(GangSpec(size=5), [[WorkerProgram(after=Duration(SECOND))] * 5])
 
     assert story(run.journal).splitlines() == [
         "    0.000000 s  < started",
@@ -23,7 +23,7 @@ def test_alike_facts_of_one_instant_share_a_line() -> None:
 
 
 def test_a_journal_is_read_back_as_it_was_written() -> None:
-    run = GangSimulator().run(GangSpec(size=1), [[Program(ending=Exits(2))]])
+    run = GangSimulator().run(GangSpec(size=1), [[WorkerProgram(ending=Exits(2))]])
 
     entries = read_journal(run.journal)
 

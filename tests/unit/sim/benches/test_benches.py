@@ -14,7 +14,7 @@ from rankwise.sim import GraphEngine, RuntimeContext, SpawnException
 from rankwise.sim.benches import NAMES, all_collectives, ccl_allreduce
 from rankwise.sim.benches.checking import CheckFailed, check_close
 from rankwise.sim.benches.programs import shipped_program, summaries
-from rankwise.sim.benches.session import Settings, simulate
+from rankwise.sim.benches.session import BenchSettings, simulate
 from rankwise.sim.ccl.configuration import SHIPPED
 from rankwise.sim.reporting.results import BenchResult
 
@@ -33,7 +33,7 @@ ONE_CUBE = {"sip.cubes.shape": "[1, 1]"}
 
 
 def measured(name: str, *, has_data: bool = True, **fields: str) -> list[BenchResult]:
-    settings = Settings(program=name, fields={**SMALL[name], **fields}, has_data=has_data)
+    settings = BenchSettings(program=name, fields={**SMALL[name], **fields}, has_data=has_data)
     return simulate(settings).results
 
 
@@ -68,14 +68,14 @@ def test_a_collective_names_what_holds_it_back(fields: dict[str, str], cause: st
 def test_a_product_with_a_wave_that_leaves_most_pes_idle_names_the_tail() -> None:
     fields = {"m": "576", "n": "64", "k": "2048", "tile": "64", **ONE_CUBE}
 
-    (result,) = simulate(Settings(program="gemm", fields=fields, has_data=False)).results
+    (result,) = simulate(BenchSettings(program="gemm", fields=fields, has_data=False)).results
 
     assert result.ratio < 0.9
     assert result.held_back_by == "wave tail"
 
 
 def test_a_large_ring_on_a_fast_switch_reaches_its_bound() -> None:
-    settings = Settings(
+    settings = BenchSettings(
         program="ccl_allreduce", topology="switch8", fields={"elements": str(1 << 21)},
         has_data=False,
     )  # fmt: skip
@@ -118,7 +118,7 @@ def test_a_large_ring_comes_near_its_bound() -> None:
 def test_a_product_comes_near_its_bound_with_tiles_that_nobody_has_chosen() -> None:
     fields = {"m": "512", "n": "512", "k": "1024", **ONE_CUBE}
 
-    (result,) = simulate(Settings(program="gemm", fields=fields, has_data=False)).results
+    (result,) = simulate(BenchSettings(program="gemm", fields=fields, has_data=False)).results
 
     assert result.bound == "compute"
     assert result.ratio > 0.85
@@ -127,7 +127,7 @@ def test_a_product_comes_near_its_bound_with_tiles_that_nobody_has_chosen() -> N
 def test_a_product_that_the_memory_holds_back_is_told_so() -> None:
     fields = {"m": "512", "n": "512", "k": "512", "cube.hbm.bandwidth_GBps": "5"}
 
-    (result,) = simulate(Settings(program="gemm", fields=fields, has_data=False)).results
+    (result,) = simulate(BenchSettings(program="gemm", fields=fields, has_data=False)).results
 
     assert result.bound == "tile loads"
     assert 0.7 < result.ratio <= 1
@@ -135,7 +135,7 @@ def test_a_product_that_the_memory_holds_back_is_told_so() -> None:
 
 def test_tiles_that_do_not_fit_into_scratch_memory_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"gemm: tiles of 256 x 256 do not fit into the 64"):
-        simulate(Settings(program="gemm", fields={"tile": "256", "pe.tcm.capacity_KiB": "64"}))
+        simulate(BenchSettings(program="gemm", fields={"tile": "256", "pe.tcm.capacity_KiB": "64"}))
 
 
 def test_memory_bandwidth_comes_near_the_memory_of_a_device() -> None:
@@ -152,7 +152,7 @@ def test_memory_bandwidth_comes_near_the_memory_of_a_device() -> None:
 def test_exponentials_are_what_holds_a_fast_machine_back(name: str, fields: dict[str, str]) -> None:
     fast = {"pe.gemm.flops_per_cycle.f16": "16384", "cube.hbm.bandwidth_GBps": "500", **ONE_CUBE}
 
-    (result,) = simulate(Settings(program=name, fields=fields | fast, has_data=False)).results
+    (result,) = simulate(BenchSettings(program=name, fields=fields | fast, has_data=False)).results
 
     assert result.bound == "math"
     assert 0.2 < result.ratio <= 1
@@ -161,8 +161,8 @@ def test_exponentials_are_what_holds_a_fast_machine_back(name: str, fields: dict
 def test_the_blocks_of_many_ranks_are_smaller_unless_their_size_is_given() -> None:
     program, fields = "all_collectives", {"only": "tree_broadcast"}
 
-    (few,) = simulate(Settings(program=program, fields=fields)).results
-    (many,) = simulate(Settings(program=program, fields=fields, topology="pod64")).results
+    (few,) = simulate(BenchSettings(program=program, fields=fields)).results
+    (many,) = simulate(BenchSettings(program=program, fields=fields, topology="pod64")).results
 
     assert "4 ranks x 8192" in few.case
     assert "64 ranks x 128" in many.case
@@ -278,7 +278,9 @@ def test_an_unknown_bench_is_refused_with_the_likely_one() -> None:
     ("gemm", {"m": "256", "n": "256", "k": "256", "tile": "32", "pe.dma.setup_ns": "3000"}, "DMA"),
 ])  # fmt: skip
 def test_a_kernel_names_what_holds_it_back(name: str, fields: dict[str, str], cause: str) -> None:
-    result = simulate(Settings(program=name, fields=fields | ONE_CUBE, has_data=False)).results[0]
+    result = simulate(
+        BenchSettings(program=name, fields=fields | ONE_CUBE, has_data=False)
+    ).results[0]
 
     assert result.ratio < 0.9
     assert result.held_back_by == cause

@@ -7,40 +7,42 @@ from typing import Any
 import pytest
 
 from rankwise.base.errors import ConfigError, Deadlock, RankwiseError
-from rankwise.sim.benches.session import Finished, Settings, simulate
+from rankwise.sim.benches.session import BenchSettings, Finished, simulate
 from rankwise.sim.reporting.chakra import write_chakra
-from rankwise.sim.reporting.chakra_files import Node, NodeKind, read_traces, write_traces
+from rankwise.sim.reporting.chakra_files import ChakraNode, NodeKind, read_traces, write_traces
 
 ALL_REDUCE, GATHER, SCATTER = 0, 3, 4
 
 
 def replayed(path: Path, **fields: str) -> Finished:
-    return simulate(Settings(program=str(path), is_file=True, fields=fields))
+    return simulate(BenchSettings(program=str(path), is_file=True, fields=fields))
 
 
-def write(path: Path, *devices: Iterable[Node], groups: Mapping[str, Sequence[int]] = {}) -> Path:
+def write(
+    path: Path, *devices: Iterable[ChakraNode], groups: Mapping[str, Sequence[int]] = {}
+) -> Path:
     write_traces(str(path), devices, groups)
     return path
 
 
-def computes(number: int, *after: int, us: int = 10, **attributes: Any) -> Node:
-    return Node(number, f"work {number}", NodeKind.COMPUTE, after, us, attributes)
+def computes(number: int, *after: int, us: int = 10, **attributes: Any) -> ChakraNode:
+    return ChakraNode(number, f"work {number}", NodeKind.COMPUTE, after, us, attributes)
 
 
 def collective(number: int, *after: int, kind: int = ALL_REDUCE, size: int = 4096,
-               **attributes: Any) -> Node:  # fmt: skip
+               **attributes: Any) -> ChakraNode:  # fmt: skip
     given = {"comm_type": kind, "comm_size": size, **attributes}
-    return Node(number, f"collective {number}", NodeKind.COLLECTIVE, after, 0, given)
+    return ChakraNode(number, f"collective {number}", NodeKind.COLLECTIVE, after, 0, given)
 
 
-def sends(number: int, to: int, *after: int, size: int = 4096) -> Node:
+def sends(number: int, to: int, *after: int, size: int = 4096) -> ChakraNode:
     given = {"comm_dst": to, "comm_size": size}
-    return Node(number, f"send {number}", NodeKind.SEND, after, 0, given)
+    return ChakraNode(number, f"send {number}", NodeKind.SEND, after, 0, given)
 
 
-def receives(number: int, source: int, *after: int, size: int = 4096) -> Node:
+def receives(number: int, source: int, *after: int, size: int = 4096) -> ChakraNode:
     given = {"comm_src": source, "comm_size": size}
-    return Node(number, f"receive {number}", NodeKind.RECEIVE, after, 0, given)
+    return ChakraNode(number, f"receive {number}", NodeKind.RECEIVE, after, 0, given)
 
 
 # The last one waits for all ranks after each algorithm, which traces cannot tell: a rank that has
@@ -51,7 +53,7 @@ def receives(number: int, source: int, *after: int, size: int = 4096) -> Node:
 def test_a_run_that_was_written_takes_the_same_time_again(
     bench: str, off: float, tmp_path: Path
 ) -> None:
-    first = simulate(Settings(program=bench, has_data=False))
+    first = simulate(BenchSettings(program=bench, has_data=False))
 
     told = write_chakra(str(tmp_path / "run.et"), first.engine)
     again = replayed(tmp_path / "run.et")
@@ -64,7 +66,7 @@ def test_a_run_that_was_written_takes_the_same_time_again(
 def test_an_mlp_is_replayed_to_the_picosecond_and_its_kernels_have_their_operations(
     tmp_path: Path,
 ) -> None:
-    first = simulate(Settings(program="tp_mlp", has_data=False))
+    first = simulate(BenchSettings(program="tp_mlp", has_data=False))
     write_chakra(str(tmp_path / "mlp.et"), first.engine)
 
     assert replayed(tmp_path / "mlp.et").engine.now == first.engine.now
@@ -104,7 +106,7 @@ def test_a_collective_with_a_root_that_was_written_takes_the_same_time_again(
         "    each = each if rank == 2 else None\n"
         f"    torch.distributed.{call}\n"
     )
-    first = simulate(Settings(program=str(program), is_file=True, has_data=False))
+    first = simulate(BenchSettings(program=str(program), is_file=True, has_data=False))
     write_chakra(str(tmp_path / "run.et"), first.engine)
 
     for nodes in read_traces(str(tmp_path / "run.et"))[0]:
@@ -132,7 +134,7 @@ def test_the_bytes_of_a_file_are_those_of_the_format(tmp_path: Path) -> None:
     (nodes, _), groups = read_traces(str(tmp_path / "hand.et"))
 
     attributes = {"is_cpu_op": False, "comm_type": ALL_REDUCE, "comm_size": 4096}
-    assert nodes == [Node(7, "AR", NodeKind.COLLECTIVE, (), 0, attributes)]
+    assert nodes == [ChakraNode(7, "AR", NodeKind.COLLECTIVE, (), 0, attributes)]
     assert groups == {}
     result = replayed(tmp_path / "hand.0.et").results[0]
     assert result.bytes == 2 * 4096
@@ -166,9 +168,9 @@ def test_what_comes_after_a_collective_waits_for_it_and_nothing_else_does(tmp_pa
 
 def test_stages_of_a_pipeline_overlap(tmp_path: Path) -> None:
     """Each computes 10 us and hands on, four times: (4 + 3) x 10 us and the messages."""
-    stages: list[list[Node]] = []
+    stages: list[list[ChakraNode]] = []
     for stage in range(4):
-        nodes: list[Node] = []
+        nodes: list[ChakraNode] = []
         for batch in range(4):
             got = 3 * batch
             before = [got] if stage else []
@@ -269,7 +271,7 @@ def add_metadata(file: Path, text: str) -> None:
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(
-    devices: list[list[Node]], told: str, tmp_path: Path
+    devices: list[list[ChakraNode]], told: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "x.et", *devices)
 
@@ -332,7 +334,9 @@ def test_packed_traces_are_read(tmp_path: Path) -> None:
 
 
 def test_two_ranks_of_one_device_have_no_trace(tmp_path: Path) -> None:
-    run = simulate(Settings(program="ccl_allreduce", fields={"world_size": "8"}, has_data=False))
+    run = simulate(
+        BenchSettings(program="ccl_allreduce", fields={"world_size": "8"}, has_data=False)
+    )
 
     with pytest.raises(RankwiseError, match=r"two ranks of all_reduce.* are on sip"):
         write_chakra(str(tmp_path / "x.et"), run.engine)

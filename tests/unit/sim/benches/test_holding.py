@@ -1,18 +1,20 @@
 """What a kernel has lost its time to, as its operations tell."""
 
-from rankwise.sim.benches.holding import most_lost_to, most_waited_for
-from rankwise.sim.hardware.machine import Waits
-from rankwise.sim.hardware.op_log import Operation
+from rankwise.sim.benches.link_contention import most_lost_to, most_waited_for
+from rankwise.sim.hardware.hardware_machine import MessageWaits
+from rankwise.sim.hardware.op_log import LoggedOperation
 
 
-def operation(kind: str, pe: int, start: int, end: int) -> Operation:
-    return Operation(
+def operation(kind: str, pe: int, start: int, end: int) -> LoggedOperation:
+    return LoggedOperation(
         number=0, kind=kind, name=kind, place=f"pe{pe}", start=start, end=end, bytes=0, flops=0,
         reads=(), writes=(),
     )  # fmt: skip
 
 
-def told(*operations: Operation, pes: int = 1, bound: str = "compute", at_best: int = 50) -> str:
+def told(
+    *operations: LoggedOperation, pes: int = 1, bound: str = "compute", at_best: int = 50
+) -> str:
     return most_lost_to(operations, pes, (0, 100), bound, at_best)
 
 
@@ -49,8 +51,8 @@ def test_operations_of_others_do_not_count() -> None:
     assert told(before, operation("load", 0, 0, 90), operation("dot", 0, 90, 100)) == "DMA"
 
 
-def waits(queues: int, **times: int) -> Waits:
-    found = Waits()
+def waits(queues: int, **times: int) -> MessageWaits:
+    found = MessageWaits()
     found.queues = queues
     for name, amount in times.items():
         setattr(found, name, amount)

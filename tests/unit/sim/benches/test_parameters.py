@@ -10,7 +10,7 @@ from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.sim.benches import NAMES
 from rankwise.sim.benches.parameters import Parameters, Size
 from rankwise.sim.benches.programs import program_from_file, shipped_program
-from rankwise.sim.benches.session import Session, Settings, simulate
+from rankwise.sim.benches.session import BenchSession, BenchSettings, simulate
 
 
 def parameters_of_the_benches() -> list[tuple[str, str]]:
@@ -22,7 +22,7 @@ def parameters_of_the_benches() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", "", "nan", "9" * 30])
 def test_a_bench_refuses_a_value_in_one_line(bench: str, parameter: str, text: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        Session(Settings(program=bench, fields={parameter: text}))
+        BenchSession(BenchSettings(program=bench, fields={parameter: text}))
 
     assert f"parameter {parameter} of {bench} is {text!r}, expected " in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -56,7 +56,7 @@ def test_what_a_bench_cannot_do_is_told_in_one_line(bench: str, field: str, mess
     name, _, text = field.partition("=")
 
     with pytest.raises(RankwiseError, match=message) as caught:
-        simulate(Settings(program=bench, fields={name: text}))
+        simulate(BenchSettings(program=bench, fields={name: text}))
 
     assert "\n" not in str(caught.value)
 

@@ -7,7 +7,7 @@ import pytest
 
 from rankwise.base.errors import ConfigError, TimeLimit
 from rankwise.sim import SpawnException
-from rankwise.sim.benches.session import Session, Settings, measure_or_tell, simulate
+from rankwise.sim.benches.session import BenchSession, BenchSettings, measure_or_tell, simulate
 
 
 def program(folder: Path, text: str) -> str:
@@ -19,7 +19,7 @@ def program(folder: Path, text: str) -> str:
 def test_fields_find_their_place_by_their_names() -> None:
     fields = {"system.sips.count": "2", "n_slots": "8", "elements": "512"}
 
-    session = Session(Settings(program="ccl_allreduce", fields=fields))
+    session = BenchSession(BenchSettings(program="ccl_allreduce", fields=fields))
     (result,) = session.run().results
 
     assert session.engine.topology.sip_count == 2
@@ -29,7 +29,7 @@ def test_fields_find_their_place_by_their_names() -> None:
 def test_fields_of_an_algorithm_are_set_under_ccl() -> None:
     fields = {"ccl.algorithms.ring_allreduce_tcm.n_elem": "16", "algorithm": "ring_allreduce_tcm"}
 
-    (result,) = simulate(Settings(program="ccl_allreduce", fields=fields)).results
+    (result,) = simulate(BenchSettings(program="ccl_allreduce", fields=fields)).results
 
     assert f"x {16 * 32}" in result.case
 
@@ -38,7 +38,7 @@ def test_a_file_of_collectives_and_single_fields_go_together() -> None:
     read, write = os.pipe()  # which can be read once
     os.write(write, b"defaults: {world_size: 2, algorithm: tree_allreduce}\n")
     os.close(write)
-    settings = Settings(program="ccl_allreduce", ccl=f"/dev/fd/{read}", fields={"n_elem": "4"})
+    settings = BenchSettings(program="ccl_allreduce", ccl=f"/dev/fd/{read}", fields={"n_elem": "4"})
 
     (result,) = simulate(settings).results
     os.close(read)
@@ -68,7 +68,7 @@ def test_a_field_that_cannot_be_used_is_refused_before_anything_runs(
     fields: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        Session(Settings(program="ccl_allreduce", fields=fields))
+        BenchSession(BenchSettings(program="ccl_allreduce", fields=fields))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_field_that_cannot_be_used_is_refused_before_anything_runs(
 )
 def test_a_parameter_that_cannot_be_used_is_refused(fields: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        simulate(Settings(program="gemm", fields=fields))
+        simulate(BenchSettings(program="gemm", fields=fields))
 
 
 def test_a_program_of_ranks_is_run_once_per_sip_with_its_parameters(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_program_of_ranks_is_run_once_per_sip_with_its_parameters(tmp_path: Pa
         "    if rank == world_size - 1:\n"
         "        raise RuntimeError(repr(seen))\n",
     )
-    settings = Settings(program=path, is_file=True, fields={"size": "5", "loud": "yes"})
+    settings = BenchSettings(program=path, is_file=True, fields={"size": "5", "loud": "yes"})
 
     with pytest.raises(SpawnException) as failed:
         simulate(settings)
@@ -102,7 +102,7 @@ def test_a_program_without_an_entry_is_refused(tmp_path: Path) -> None:
     path = program(tmp_path, "x = 1\n")
 
     with pytest.raises(ConfigError, match="neither run"):
-        Session(Settings(program=path, is_file=True))
+        BenchSession(BenchSettings(program=path, is_file=True))
 
 
 def test_a_rank_that_loops_for_ever_is_interrupted_where_it_is(tmp_path: Path) -> None:
@@ -112,18 +112,18 @@ def test_a_rank_that_loops_for_ever_is_interrupted_where_it_is(tmp_path: Path) -
     )
 
     with pytest.raises(TimeLimit, match=r"rank 0 still ran .*mine\.py:[23] .*--max-time"):
-        simulate(Settings(program=path, is_file=True, real_limit_s=0.2))
+        simulate(BenchSettings(program=path, is_file=True, real_limit_s=0.2))
 
 
 def test_simulated_time_can_be_limited() -> None:
     with pytest.raises(
         TimeLimit, match=r"exceeds its limit of 5 us: the next event is at [0-9.]+ us"
     ):
-        simulate(Settings(program="ccl_allreduce", virtual_limit_ps=5_000_000))
+        simulate(BenchSettings(program="ccl_allreduce", virtual_limit_ps=5_000_000))
 
 
 def test_a_failure_of_one_point_of_a_sweep_is_a_value() -> None:
-    outcome = measure_or_tell(Settings(program="gemm", fields={"m": "large"}))
+    outcome = measure_or_tell(BenchSettings(program="gemm", fields={"m": "large"}))
 
     assert outcome.results == []
     assert "parameter m" in outcome.failure
@@ -131,7 +131,8 @@ def test_a_failure_of_one_point_of_a_sweep_is_a_value() -> None:
 
 def test_the_seed_decides_the_values_and_nothing_else() -> None:
     first, second = (
-        simulate(Settings(program="softmax", fields={"rows": "4"}, seed=seed)) for seed in (1, 2)
+        simulate(BenchSettings(program="softmax", fields={"rows": "4"}, seed=seed))
+        for seed in (1, 2)
     )
 
     assert first.results == second.results

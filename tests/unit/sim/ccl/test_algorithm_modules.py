@@ -11,7 +11,7 @@ from rankwise.cli.sim_failures import tell_failure
 from rankwise.sim import GraphEngine, RuntimeContext, SpawnException
 from rankwise.sim.ccl import algorithm_modules
 from rankwise.sim.ccl.configuration import load_configuration
-from rankwise.sim.ccl.plan import Request, plan
+from rankwise.sim.ccl.plan import CollectiveRequest, plan
 
 HEAD = "from rankwise.sim.ccl.program import Copy, Fold, Receive, Send, Span\n"
 NAME = "users_algorithm"
@@ -89,7 +89,7 @@ def test_a_program_that_cannot_be_used_is_named_with_its_module(
     file = write(folder, "COLLECTIVE = 'all_reduce'\ndef program(task):\n" + body)
 
     with pytest.raises(ConfigError, match=message.format(file=file)) as caught:
-        plan(Request(NAME, "all_reduce", 2, 8))
+        plan(CollectiveRequest(NAME, "all_reduce", 2, 8))
 
     assert NAME in str(caught.value)
 
@@ -102,7 +102,7 @@ def test_the_line_is_the_users_even_if_a_library_has_raised(folder: Path) -> Non
     )
 
     with pytest.raises(ConfigError, match=f"LinAlgError: .*, at {file}:5 in program"):
-        plan(Request(NAME, "all_reduce", 2, 8))
+        plan(CollectiveRequest(NAME, "all_reduce", 2, 8))
 
 
 def test_ranks_whose_algorithm_fails_are_told_once(
@@ -137,7 +137,7 @@ def test_numpys_integers_are_whole_elements(folder: Path) -> None:
         "    yield Receive(0, all) if task.rank else Send(numpy.int64(1), all)\n",
     )
 
-    planned = plan(Request(NAME, "broadcast", 2, 8))
+    planned = plan(CollectiveRequest(NAME, "broadcast", 2, 8))
 
     assert planned.elements_sent() == {(0, 1): 8}
     assert np.sum(planned.lengths) == 16

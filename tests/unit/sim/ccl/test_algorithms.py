@@ -11,9 +11,9 @@ from rankwise.base.errors import ConfigError
 from rankwise.core.collectives.algorithms import tree_allreduce
 from rankwise.core.collectives.levels import grid_of, units_of
 from rankwise.core.collectives.reductions import ReduceOp
-from rankwise.sim.ccl.plan import Plan, Request, plan
+from rankwise.sim.ccl.plan import CollectiveRequest, Plan, plan
 from rankwise.sim.ccl.program import Send
-from rankwise.sim.ccl.reductions import check_reduction
+from rankwise.sim.ccl.rounded_reductions import check_reduction
 from rankwise.sim.triton.dtypes import Array, dtype, dtype_named
 
 HERE = "rankwise.sim.ccl.algorithms."
@@ -34,7 +34,7 @@ def operands(kind: dtype, size: int, length: int) -> list[Array]:
 
 
 def planned(name: str, collective: str, size: int, elements: int, **more: Any) -> Plan:
-    return plan(Request(HERE + name, collective, size, elements, **more))
+    return plan(CollectiveRequest(HERE + name, collective, size, elements, **more))
 
 
 def in_steps(kind: dtype) -> Add:
@@ -355,15 +355,17 @@ def test_every_rank_is_a_leaf_in_one_of_the_two_trees() -> None:
 
 
 def test_ranks_without_a_device_of_their_own_are_grouped_by_it() -> None:
-    task = Request("", "all_reduce", 5, 1, homes=(4, 4, 2, 4, 2)).task(0)
+    task = CollectiveRequest("", "all_reduce", 5, 1, homes=(4, 4, 2, 4, 2)).task(0)
 
     assert grid_of(task) is None
     assert units_of(task) == [[0, 1, 3], [2, 4]]
 
 
 def test_ranks_fill_a_grid_if_all_units_of_a_level_have_as_many() -> None:
-    two_nodes = Request("", "all_reduce", 8, 1, homes=(0, 1, 2, 3, 8, 9, 10, 11), axes=(8, 16))
-    uneven = Request("", "all_reduce", 6, 1, homes=(0, 1, 2, 3, 8, 9), axes=(8, 16))
+    two_nodes = CollectiveRequest(
+        "", "all_reduce", 8, 1, homes=(0, 1, 2, 3, 8, 9, 10, 11), axes=(8, 16)
+    )
+    uneven = CollectiveRequest("", "all_reduce", 6, 1, homes=(0, 1, 2, 3, 8, 9), axes=(8, 16))
 
     grid = grid_of(two_nodes.task(0))
     assert grid is not None

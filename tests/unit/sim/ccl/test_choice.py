@@ -6,7 +6,7 @@ import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim import GraphEngine, RuntimeContext
-from rankwise.sim.benches.session import Session, Settings, topology_with
+from rankwise.sim.benches.session import BenchSession, BenchSettings, topology_with
 from rankwise.sim.ccl.configuration import load_configuration
 
 ALL_REDUCES = [
@@ -81,9 +81,11 @@ def test_an_algorithm_of_ones_own_cannot_be_called_auto() -> None:
 
 def test_a_bench_names_the_algorithm_that_auto_has_chosen() -> None:
     fields = {"algorithm": "auto", "elements": "1024"}
-    settings = Settings(program="ccl_allreduce", topology="switch8", fields=fields, has_data=False)
+    settings = BenchSettings(
+        program="ccl_allreduce", topology="switch8", fields=fields, has_data=False
+    )
 
-    (result,) = Session(settings).run().results
+    (result,) = BenchSession(settings).run().results
 
     assert result.case == "direct_allreduce, 8 ranks x 1024 f16"
     assert result.fidelity == "queue"

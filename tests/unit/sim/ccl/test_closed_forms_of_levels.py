@@ -11,7 +11,7 @@ import yaml
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.ccl.message_timing import Dimension, collective_time
 from rankwise.sim.faults.vocabulary import KillLink
-from rankwise.sim.hardware import Machine, parse_topology
+from rankwise.sim.hardware import HardwareMachine, parse_topology
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.kernel import Simulator, all_of
 
@@ -104,7 +104,7 @@ def fat_tree(oversubscription: float, **more: Any) -> Topology:
 def crossing(topology: Topology, pairs: list[tuple[int, int]], size: int) -> float:
     """How long so many bytes take from each source to each target, all at a time."""
     simulator = Simulator()
-    built = Machine(simulator, topology)
+    built = HardwareMachine(simulator, topology)
     flows = [
         built.start_transfer(built.sip(source).pe(0), built.sip(target).pe(0), size)
         for source, target in pairs

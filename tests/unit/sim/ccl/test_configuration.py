@@ -6,7 +6,7 @@ import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.sim import GraphEngine, RuntimeContext
-from rankwise.sim.ccl.configuration import Queues, check_against, load_configuration
+from rankwise.sim.ccl.configuration import QueueLayout, check_against, load_configuration
 
 CONTRACT = """
 defaults:
@@ -35,7 +35,7 @@ def test_the_file_of_the_working_directory_is_read(
     algorithm = load_configuration().algorithm("all_reduce")
 
     assert algorithm.name == "ring_allreduce_tcm"
-    assert algorithm.queues == Queues(n_slots=4, vc_chunk_size=256, n_elem=8)
+    assert algorithm.queues == QueueLayout(n_slots=4, vc_chunk_size=256, n_elem=8)
 
 
 def test_without_a_file_everything_has_its_default(
@@ -46,7 +46,7 @@ def test_without_a_file_everything_has_its_default(
     configuration = load_configuration()
 
     assert configuration.algorithm("all_to_all").name == "direct_all_to_all"
-    assert configuration.algorithm("all_reduce", "tree_allreduce").queues == Queues()
+    assert configuration.algorithm("all_reduce", "tree_allreduce").queues == QueueLayout()
 
 
 def test_an_algorithm_of_the_users_own_is_taken_from_its_module(
@@ -129,9 +129,9 @@ def test_an_algorithm_for_another_collective_is_refused() -> None:
 
 def test_queues_that_do_not_fit_into_scratch_memory_are_refused() -> None:
     with pytest.raises(ConfigError, match="buffer is too small: 2 queues of 4 slots of 4096 bytes"):
-        check_against(Queues(), 16_384, 2, "ring")
+        check_against(QueueLayout(), 16_384, 2, "ring")
 
-    check_against(Queues(buffer_kind="hbm"), 16_384, 2, "ring")
+    check_against(QueueLayout(buffer_kind="hbm"), 16_384, 2, "ring")
 
 
 def test_sizes_of_which_not_one_queue_fits_are_refused_before_anything_runs() -> None:

@@ -2,16 +2,16 @@
 
 import pytest
 
-from rankwise.sim.ccl.configuration import SLOTS_LEAST, Queues
+from rankwise.sim.ccl.configuration import SLOTS_LEAST, QueueLayout
 from rankwise.sim.ccl.execution import CollectiveExecution, dependencies, lane_count, queues_per_pe
 from rankwise.sim.ccl.lanes import LaneQueues, suited_to
-from rankwise.sim.ccl.plan import Request, plan
+from rankwise.sim.ccl.plan import CollectiveRequest, plan
 from rankwise.sim.ccl.program import Receive, Send, Span
-from rankwise.sim.hardware import Machine, load_topology
+from rankwise.sim.hardware import HardwareMachine, load_topology
 from rankwise.sim.kernel import Simulator, all_of
 
 HERE = "rankwise.sim.ccl.algorithms."
-LARGE = Queues(slot_size=32768, vc_chunk_size=8192)
+LARGE = QueueLayout(slot_size=32768, vc_chunk_size=8192)
 
 
 def played(
@@ -21,13 +21,13 @@ def played(
     *,
     size: int = 4,
     preset: str = "default",
-    queues: Queues = LARGE,
+    queues: QueueLayout = LARGE,
     lanes: int | None = None,
-) -> Machine:
+) -> HardwareMachine:
     """A machine on which an algorithm has just run, on f32 elements."""
     simulator = Simulator()
-    machine = Machine(simulator, load_topology(preset))
-    planned = plan(Request(HERE + name, collective, size, elements))
+    machine = HardwareMachine(simulator, load_topology(preset))
+    planned = plan(CollectiveRequest(HERE + name, collective, size, elements))
     count = lanes or lane_count(planned, 4, queues, machine.topology.pe_count)
     places = [[machine.sip(rank).pe(index) for index in range(count)] for rank in range(size)]
     suited = suited_to(machine, queues, planned.ways(), count, queues_per_pe(planned))
@@ -63,7 +63,7 @@ def test_a_large_ring_takes_what_its_formula_says_with_queues_that_nobody_has_ch
     preset: str, size: int, elements: int, alpha: int, bytes_per_ps: float
 ) -> None:
     machine = played(
-        "ring_allreduce", "all_reduce", elements, size=size, preset=preset, queues=Queues()
+        "ring_allreduce", "all_reduce", elements, size=size, preset=preset, queues=QueueLayout()
     )
 
     transfer = 4 * elements / (size * bytes_per_ps)
@@ -73,12 +73,12 @@ def test_a_large_ring_takes_what_its_formula_says_with_queues_that_nobody_has_ch
 
 
 def test_queues_have_as_many_slots_as_bandwidth_and_delay_ask_for() -> None:
-    machine = Machine(Simulator(), load_topology("switch8"))
+    machine = HardwareMachine(Simulator(), load_topology("switch8"))
 
-    near = suited_to(machine, Queues(), [(0, 0)], 32, 1)
-    far = suited_to(machine, Queues(), [(0, 1)], 32, 1)
-    crowded = suited_to(machine, Queues(), [(0, 1)], 32, 40)
-    chosen = suited_to(machine, Queues(n_slots=3, vc_chunk_size=512), [(0, 1)], 32, 1)
+    near = suited_to(machine, QueueLayout(), [(0, 0)], 32, 1)
+    far = suited_to(machine, QueueLayout(), [(0, 1)], 32, 1)
+    crowded = suited_to(machine, QueueLayout(), [(0, 1)], 32, 40)
+    chosen = suited_to(machine, QueueLayout(n_slots=3, vc_chunk_size=512), [(0, 1)], 32, 1)
 
     # A slot of 4,096 bytes takes a 32nd of the 450 GB/s 291 ns; there and back are 2 us and more.
     assert 2 * 7 <= (far.n_slots or 0) <= 2 * 9
@@ -108,8 +108,8 @@ def test_no_link_and_no_engine_is_busy_for_longer_than_time_has_passed() -> None
 
 
 def test_more_credits_make_a_ring_with_a_long_way_faster() -> None:
-    one = Queues(slot_size=4096, vc_chunk_size=4096, n_slots=1)
-    many = Queues(slot_size=4096, vc_chunk_size=4096, n_slots=8)
+    one = QueueLayout(slot_size=4096, vc_chunk_size=4096, n_slots=1)
+    many = QueueLayout(slot_size=4096, vc_chunk_size=4096, n_slots=8)
 
     slow = played("ring_allreduce", "all_reduce", 1 << 15, queues=one, lanes=1)
     fast = played("ring_allreduce", "all_reduce", 1 << 15, queues=many, lanes=1)
@@ -123,7 +123,7 @@ def test_a_spinning_sender_goes_on_sooner_than_a_sleeping_one() -> None:
             "ring_allreduce",
             "all_reduce",
             1 << 15,
-            queues=Queues(n_slots=1, backpressure=how),
+            queues=QueueLayout(n_slots=1, backpressure=how),
             lanes=1,
         ).simulator.now
         for how in ("spin", "sleep")
@@ -135,7 +135,7 @@ def test_a_spinning_sender_goes_on_sooner_than_a_sleeping_one() -> None:
 def test_slots_in_hbm_cost_more_than_slots_in_scratch_memory() -> None:
     times = [
         played(
-            "ring_allreduce", "all_reduce", 1 << 14, queues=Queues(buffer_kind=kind), lanes=1
+            "ring_allreduce", "all_reduce", 1 << 14, queues=QueueLayout(buffer_kind=kind), lanes=1
         ).simulator.now
         for kind in ("tcm", "hbm")
     ]
@@ -144,7 +144,7 @@ def test_slots_in_hbm_cost_more_than_slots_in_scratch_memory() -> None:
 
 
 def test_every_algorithm_comes_to_its_end_whatever_the_size_and_the_credits() -> None:
-    tight = Queues(slot_size=64, vc_chunk_size=32, n_slots=1)
+    tight = QueueLayout(slot_size=64, vc_chunk_size=32, n_slots=1)
     for name, collective in (
         ("recursive_doubling_allreduce", "all_reduce"),
         ("halving_doubling_allreduce", "all_reduce"),

@@ -12,15 +12,15 @@ import pytest
 from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.base.units import Duration
 from rankwise.sim import GraphEngine, RuntimeContext
-from rankwise.sim.benches.session import Session, Settings, topology_with
+from rankwise.sim.benches.session import BenchSession, BenchSettings, topology_with
 from rankwise.sim.ccl.algorithms import ring_allreduce
-from rankwise.sim.ccl.configuration import Queues, load_configuration
+from rankwise.sim.ccl.configuration import QueueLayout, load_configuration
 from rankwise.sim.ccl.fidelity import level_of, may_fill_pes, may_get_out_of_step
 from rankwise.sim.ccl.message_execution import MessageExecution
 from rankwise.sim.ccl.message_pes import Elements, Lanes
-from rankwise.sim.ccl.plan import Request, plan, requested
+from rankwise.sim.ccl.plan import CollectiveRequest, plan, requested
 from rankwise.sim.faults.vocabulary import FaultOfChip, Jitter, KillLink
-from rankwise.sim.hardware import Machine, load_topology
+from rankwise.sim.hardware import HardwareMachine, load_topology
 from rankwise.sim.hardware.faults import ChipFaults
 from rankwise.sim.kernel import Simulator, Steps
 
@@ -371,13 +371,13 @@ def test_ranks_that_share_devices_are_timed_by_messages_when_that_is_asked_for()
 def ends_of(delays: list[int]) -> list[int]:
     """When the ranks of a ring by messages are done, if each comes after its delay."""
     simulator = Simulator()
-    machine = Machine(simulator, load_topology("default"))
-    planned = plan(Request(ring_allreduce.__name__, "all_reduce", 4, 1 << 14))
+    machine = HardwareMachine(simulator, load_topology("default"))
+    planned = plan(CollectiveRequest(ring_allreduce.__name__, "all_reduce", 4, 1 << 14))
     ring = MessageExecution(
         machine,
         planned,
         [Lanes(sip, (0, 1)) for sip in range(4)],
-        Queues(n_slots=8, vc_chunk_size=256),
+        QueueLayout(n_slots=8, vc_chunk_size=256),
         Elements(4, "f32", "add"),
     )
     ends = [0] * 4
@@ -470,8 +470,8 @@ def test_the_result_says_what_was_chosen(tmp_path: Any, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
 
     def result_of(**fields: str) -> Any:
-        settings = Settings(program="ccl_allreduce", has_data=False, fields=fields)
-        (result,) = Session(settings).run().results
+        settings = BenchSettings(program="ccl_allreduce", has_data=False, fields=fields)
+        (result,) = BenchSession(settings).run().results
         return result
 
     assert result_of().fidelity == "kernel"
@@ -483,8 +483,8 @@ def test_the_result_says_what_was_chosen(tmp_path: Any, monkeypatch: pytest.Monk
 def test_a_thousand_ranks_take_seconds() -> None:
     before = process_time()
     fields = {"system.sips.count": "1024", "elements": "65536"}
-    settings = Settings(program="ccl_allreduce", has_data=False, fields=fields)
-    (result,) = Session(settings).run().results
+    settings = BenchSettings(program="ccl_allreduce", has_data=False, fields=fields)
+    (result,) = BenchSession(settings).run().results
 
     assert result.fidelity == "message"
     assert result.time_ps == pytest.approx(1_062_000_000, rel=0.01)

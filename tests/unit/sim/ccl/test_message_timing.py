@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.ccl.message_rounds import ROUNDS, Round, RoundNetwork
+from rankwise.sim.ccl.message_rounds import ROUNDS, MessageRound, RoundNetwork
 from rankwise.sim.ccl.message_timing import (
     Algorithm,
     Collective,
@@ -68,7 +68,7 @@ def test_chunks_follow_each_other_through_the_dimensions() -> None:
     assert pipelined == sum(parts)
 
 
-def one_by_one(rounds: Iterator[Round]) -> Iterator[Round]:
+def one_by_one(rounds: Iterator[MessageRound]) -> Iterator[MessageRound]:
     """The same rounds, of which none is said to be like the next."""
     for each in rounds:
         yield from [each._replace(times=1)] * each.times

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
 from rankwise.core.collectives.reductions import ReduceOp
-from rankwise.sim.ccl.plan import Request, plan
+from rankwise.sim.ccl.plan import CollectiveRequest, plan
 from rankwise.sim.ccl.program import Copy, Fold, Instruction, Receive, Send, Span
 from rankwise.sim.ccl.rehearsal import rehearse, schedule_of
 from rankwise.sim.triton.dtypes import Array, dtype_named
@@ -52,14 +52,18 @@ def test_a_fold_reads_what_it_writes() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 16])
 def test_a_ring_is_worked_out_without_copying_a_message(size: int) -> None:
-    ring = plan(Request("rankwise.sim.ccl.algorithms.ring_allreduce", "all_reduce", size, 4 * size))
+    ring = plan(
+        CollectiveRequest(
+            "rankwise.sim.ccl.algorithms.ring_allreduce", "all_reduce", size, 4 * size
+        )
+    )
 
     assert ring.schedule.space_count == size
     assert len(ring.schedule.row) == 2 * (size - 1) * size
 
 
 def test_a_plan_that_was_made_is_not_played_again() -> None:
-    request = Request("rankwise.sim.ccl.algorithms.ring_allreduce", "all_reduce", 4, 8)
+    request = CollectiveRequest("rankwise.sim.ccl.algorithms.ring_allreduce", "all_reduce", 4, 8)
     values = [np.full(8, rank, np.float32) for rank in range(4)]
 
     first = plan(request)

@@ -13,7 +13,7 @@ from rankwise.sim.ccl.message_execution import MessageExecution
 from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import Plan, requested
 from rankwise.sim.ccl.wire_classes import wire_classes
-from rankwise.sim.hardware import Machine, load_topology, parse_topology
+from rankwise.sim.hardware import HardwareMachine, load_topology, parse_topology
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.kernel import Simulator
 
@@ -41,7 +41,7 @@ RINGS = nodes({"graph": "ring_1d"})
 def time_of(
     name: str, topology: Topology, elements: int, *, collective: str, is_alike: bool
 ) -> int:
-    machine = Machine(Simulator(), topology)
+    machine = HardwareMachine(Simulator(), topology)
     algorithm = load_configuration({}).algorithm(collective, name)
     sips = topology.machine.system.sips
     homes = tuple(range(sips.count))

@@ -11,8 +11,8 @@ from rankwise.sim import GraphEngine
 from rankwise.sim.hardware import (
     AddressSpace,
     BadAddress,
+    CommandHandle,
     Copy,
-    Handle,
     KernelEnvironment,
     KernelLaunch,
     MemoryExhausted,
@@ -267,7 +267,7 @@ def test_a_limit_of_simulated_time_ends_a_kernel_that_never_ends() -> None:
 
 def test_only_handles_can_be_waited_for() -> None:
     with pytest.raises(LocalProtocolError, match="takes a handle"):
-        GraphEngine("default").wait(cast("Handle", "soon"))
+        GraphEngine("default").wait(cast("CommandHandle", "soon"))
 
 
 def test_every_command_is_logged_with_its_times_place_and_operands() -> None:
@@ -333,7 +333,7 @@ def test_memory_that_nobody_writes_costs_nothing() -> None:
 
 def test_a_handle_shows_its_command() -> None:
     engine = GraphEngine("default")
-    handle: Handle = engine.submit(MmuMap(sip=0, address=4_096, size=64, name="x"))
+    handle: CommandHandle = engine.submit(MmuMap(sip=0, address=4_096, size=64, name="x"))
 
     assert repr(handle) == "<Handle 0: x on sip0>"
 

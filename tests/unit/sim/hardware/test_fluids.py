@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.sim.hardware import fluids
+from rankwise.sim.hardware import flow_model as fluids
 from rankwise.sim.hardware.fair_shares import Figures, Uses, fair_speeds
-from rankwise.sim.hardware.fluids import WHOLE, Fluid, shares_of
+from rankwise.sim.hardware.flow_model import WHOLE, Fluid, shares_of
 from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.quantities import Rate
 from rankwise.sim.kernel import Simulator

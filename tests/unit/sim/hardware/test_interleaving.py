@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.hardware import GraphEngine, Machine, MemoryRead, MemoryWrite, MmuMap
+from rankwise.sim.hardware import GraphEngine, HardwareMachine, MemoryRead, MemoryWrite, MmuMap
 from rankwise.sim.hardware.footprint import Footprint
-from rankwise.sim.hardware.machine import Memory
-from rankwise.sim.hardware.places import Consecutive, Interleaved, Places, interleaved_sizes
+from rankwise.sim.hardware.hardware_machine import Memory
+from rankwise.sim.hardware.interleaving import Consecutive, Interleaved, Places, interleaved_sizes
 from rankwise.sim.hardware.topology import load_topology, parse_topology
 from rankwise.sim.kernel import Simulator
 
@@ -103,7 +103,7 @@ def test_what_an_access_leaves_out_is_not_shared() -> None:
 
 def bytes_of_channels(size: int, channels: int, times: int = 1) -> tuple[int, list[int]]:
     """Picoseconds that DMAs over some channels take, one after the other, and what each carried."""
-    machine = Machine(Simulator(), load_topology("default"))
+    machine = HardwareMachine(Simulator(), load_topology("default"))
     cube = machine.sip(0).cube(0)
     shares = [(cube.hbm(channel), size // channels) for channel in range(channels)]
     for _ in range(times):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX, Lane, Link, start_flow
+from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX, FlowLane, Link, start_flow
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.kernel import Simulator
 
@@ -68,7 +68,7 @@ def test_a_short_message_does_not_wait_for_the_whole_of_a_long_one() -> None:
 
 def test_flows_of_one_lane_have_one_turn_together() -> None:
     simulator = Simulator()
-    shared, lane = link(simulator, 50, 0), Lane()
+    shared, lane = link(simulator, 50, 0), FlowLane()
     queued = [start_flow(simulator, [shared], 1 << 16, 1_024, lane=lane) for _ in range(3)]
     other = start_flow(simulator, [shared], 1 << 16, 1_024)
 
@@ -86,7 +86,7 @@ def test_a_lane_that_waits_for_a_slow_link_leaves_the_rest_of_a_fast_one_to_othe
     fast, slow = link(simulator, 50, 100), link(simulator, 10, 100)
     # Pieces of 1,024 bytes reach the slow link at once: nothing is paced by it.
     way = [fast, *(link(simulator, 50, 100) for _ in range(between)), slow]
-    held_up = [start_flow(simulator, way, 1 << 16, 1_024, lane=lane) for lane in [Lane()] * 8]
+    held_up = [start_flow(simulator, way, 1 << 16, 1_024, lane=lane) for lane in [FlowLane()] * 8]
     free = start_flow(simulator, [fast], 1 << 18, 1_024)
 
     simulator.run(free)

@@ -6,22 +6,22 @@ import pytest
 import yaml
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.hardware import IpcQueue, Machine, load_topology
+from rankwise.sim.hardware import HardwareMachine, IpcQueue, load_topology
 from rankwise.sim.hardware.topology import parse_topology
 from rankwise.sim.kernel import Future, Simulator
 
 Steps = Generator[Any, Any, Any]
 
 
-def machine(preset: str = "default") -> Machine:
-    return Machine(Simulator(), load_topology(preset))
+def machine(preset: str = "default") -> HardwareMachine:
+    return HardwareMachine(Simulator(), load_topology(preset))
 
 
 def wait(delay: int) -> Steps:
     yield delay
 
 
-def time_of(machine: Machine, steps: Future | Steps) -> int:
+def time_of(machine: HardwareMachine, steps: Future | Steps) -> int:
     start = machine.simulator.now
     until = steps if isinstance(steps, Future) else machine.simulator.process(steps)
     machine.simulator.run(until)
@@ -46,7 +46,7 @@ def test_doubling_the_bandwidth_of_an_idle_link_changes_nothing() -> None:
         for factor in (1, 2):
             changed = deepcopy(tree)
             changed["system"][field]["link"]["bandwidth_GBps"] *= factor
-            model = Machine(Simulator(), parse_topology(yaml.safe_dump(changed), name))
+            model = HardwareMachine(Simulator(), parse_topology(yaml.safe_dump(changed), name))
             source, destination = model.sip(0).cube(0).hbm(0), model.sip(1).cube(0).hbm(0)
             times[name, factor] = time_of(model, model.start_transfer(source, destination, 1 << 20))
 
@@ -153,7 +153,7 @@ def test_engines_work_side_by_side_and_no_resource_is_over_100_percent() -> None
     assert use["sip0.cube0.pe0.gemm"] == pe.gemm_engine.busy / simulator.now
 
 
-def queue_between(model: Machine, **options: Any) -> IpcQueue:
+def queue_between(model: HardwareMachine, **options: Any) -> IpcQueue:
     return IpcQueue(model, model.sip(0).pe(0), model.sip(1).pe(0), **options)
 
 

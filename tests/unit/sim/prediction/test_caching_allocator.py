@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankwise.sim.prediction.caching_allocator import (
     AllocatorSettings,
-    Block,
+    CachedBlock,
     CachingAllocator,
     NoMemory,
     replay,
@@ -262,7 +262,7 @@ def test_blocks_fill_their_segments_without_gaps_or_overlaps(
     asked: list[tuple[str, int, int]], is_expandable: bool, limit: int | None
 ) -> None:
     allocator = CachingAllocator(AllocatorSettings(expandable=is_expandable), limit=limit)
-    blocks: list[Block] = []
+    blocks: list[CachedBlock] = []
     for now, (what, number, stream) in enumerate(asked):
         if what == "take":
             try:
@@ -282,7 +282,7 @@ def test_blocks_fill_their_segments_without_gaps_or_overlaps(
     assert figures(allocator) == (0, 0, 0)
 
 
-def check(allocator: CachingAllocator, blocks: list[Block]) -> None:
+def check(allocator: CachingAllocator, blocks: list[CachedBlock]) -> None:
     parts = allocator.snapshot()["segments"]
     for segment in parts:
         at = segment["address"]

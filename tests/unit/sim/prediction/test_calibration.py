@@ -10,10 +10,10 @@ from rankwise.base.errors import ConfigError
 from rankwise.cli.calibrate import calibrate
 from rankwise.sim.prediction.machines.calibration import (
     Attention,
-    Collective,
     Elementwise,
+    MeasuredCollective,
+    MeasuredProduct,
     Measurements,
-    Product,
     machine_of,
     machine_text,
     with_collectives,
@@ -35,7 +35,7 @@ def ideal() -> Measurements:
             ("view", "plain", "attention", "foreach", "fsdp", "dtensor", "collective"), 2e-6
         ),
         products=[
-            Product(dtype="f32", rows=m, inner=k, columns=n, seconds=2 * m * k * n / RATE)
+            MeasuredProduct(dtype="f32", rows=m, inner=k, columns=n, seconds=2 * m * k * n / RATE)
             for m, k, n in shapes
         ],
         attention=[
@@ -50,7 +50,7 @@ def ideal() -> Measurements:
             for size in (MIB, 4 * MIB, 16 * MIB)
         ],
         collectives=[
-            Collective(
+            MeasuredCollective(
                 kind="all_reduce", size=size, nodes=1, per_node=2, seconds=START + size / 1e9
             )
             for size in (1024, 65536, MIB, 16 * MIB)
@@ -111,7 +111,7 @@ def test_a_log_of_nccl_tests_says_how_many_ranks_and_nodes_there_were() -> None:
     points = read_nccl_tests(nccl_log({MIB: 90.0}, ["a"] * 8 + ["b"] * 8), "log")
 
     assert points == [
-        Collective(kind="all_reduce", size=MIB, nodes=2, per_node=8, seconds=90.0 * 1e-6)
+        MeasuredCollective(kind="all_reduce", size=MIB, nodes=2, per_node=8, seconds=90.0 * 1e-6)
     ]
 
 

@@ -4,7 +4,7 @@ from rankwise.sim import load_topology
 from rankwise.sim.prediction.clocks import Passage, Prediction, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation
 from rankwise.sim.prediction.summary import breakdown_of, figures_of
-from rankwise.sim.rehearsal.meetings import Group
+from rankwise.sim.rehearsal.meetings import MeetingGroup
 from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.reporting.breakdown import CAUSES
 
@@ -17,14 +17,14 @@ class NoBelongings:
     def move_out(self, rank: object) -> None: ...
 
 
-def predicted(count: int) -> tuple[Prediction, Group, list[RankClock]]:
+def predicted(count: int) -> tuple[Prediction, MeetingGroup, list[RankClock]]:
     prediction = Prediction(load_topology("switch8"), count)
     prediction.clocks = {number: RankClock(prediction, number, 0) for number in range(count)}
-    group = Group(Scheduler(belongings=NoBelongings()), "all", tuple(range(count)))
+    group = MeetingGroup(Scheduler(belongings=NoBelongings()), "all", tuple(range(count)))
     return prediction, group, list(prediction.clocks.values())
 
 
-def all_reduce(prediction: Prediction, group: Group, passages: list[Passage]) -> None:
+def all_reduce(prediction: Prediction, group: MeetingGroup, passages: list[Passage]) -> None:
     prediction.carry_out(group, "all_reduce", 0, lambda _: None, passages)
 
 

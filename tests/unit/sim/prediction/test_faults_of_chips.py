@@ -13,7 +13,7 @@ from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.prediction import Prediction, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, NetworkCosts
-from rankwise.sim.prediction.kernels import KernelTimes, Meter
+from rankwise.sim.prediction.kernel_times import KernelTimes, Meter
 from rankwise.sim.triton import language as tl
 
 RING = (0, 1, 2, 3)

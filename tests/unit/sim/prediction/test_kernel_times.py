@@ -9,11 +9,11 @@ from rankwise.sim import load_topology, triton
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.prediction import Prediction, RankClock
 from rankwise.sim.prediction.costs import DeviceOperation, Engine
-from rankwise.sim.prediction.kernels import KernelTimes, Meter
+from rankwise.sim.prediction.kernel_times import KernelTimes, Meter
 from rankwise.sim.triton import execution as triton_execution
 from rankwise.sim.triton import language as tl
-from rankwise.sim.triton.host import OTHERS
 from rankwise.sim.triton.kernel_runner import tried
+from rankwise.sim.triton.launch_arguments import OTHERS
 
 
 @triton.jit
@@ -113,7 +113,7 @@ class Launches:
             self.trials += 1
             return tried(*args)
 
-        monkeypatch.setattr("rankwise.sim.prediction.kernels.tried", counted)
+        monkeypatch.setattr("rankwise.sim.prediction.kernel_times.tried", counted)
 
     def time(self, kernel: Any, *args: Any, grid: int = 4, **meta: Any) -> int:
         begun = self._clock.time

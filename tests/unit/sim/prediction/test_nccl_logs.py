@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.prediction.machines.calibration import Collective
+from rankwise.sim.prediction.machines.calibration import MeasuredCollective
 from rankwise.sim.prediction.machines.nccl_logs import read_nccl_tests
 
 MIB = 1 << 20
@@ -34,8 +34,12 @@ def log(*lines: str, name: str = "all_reduce_perf", count: int = 8, nodes: int =
     return "\n".join([*begin, *ranks(count, nodes), HEADING, *lines, "# Avg bus bandwidth : 1"])
 
 
-def point(kind: str, size: int, time_us: float, nodes: int = 1, per_node: int = 8) -> Collective:
-    return Collective(kind=kind, size=size, nodes=nodes, per_node=per_node, seconds=time_us * 1e-6)
+def point(
+    kind: str, size: int, time_us: float, nodes: int = 1, per_node: int = 8
+) -> MeasuredCollective:
+    return MeasuredCollective(
+        kind=kind, size=size, nodes=nodes, per_node=per_node, seconds=time_us * 1e-6
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,18 @@
 
 import pytest
 
+from rankwise.core.matching import CallSignature
 from rankwise.sim.rehearsal.equals import (
-    Choice,
     Division,
     Equals,
     GroupKind,
     NotEqual,
+    RankChoice,
     kind_of_group,
 )
 
 
-def wanted_of(equals: Equals) -> Choice:
+def wanted_of(equals: Equals) -> RankChoice:
     assert equals.wanted is not None
     return equals.wanted
 
@@ -29,11 +30,11 @@ def mesh(equals: Equals, *sizes: int) -> list[GroupKind]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_stages_are_classes_and_whole_pipelines_run(seed: int) -> None:
-    first = Equals(Choice(), 512, seed)
+    first = Equals(RankChoice(), 512, seed)
     tensors, shards, stages = mesh(first, 8, 8, 8)
 
     with pytest.raises(NotEqual):
-        first.check_peer(stages.group_of(0), 0, 64, "send of (1,) to rank 64")
+        first.check_peer(stages.group_of(0), 0, 64, CallSignature("send"))
     choice = wanted_of(first)
     second = Equals(choice, 512, seed)
 
@@ -41,7 +42,7 @@ def test_stages_are_classes_and_whole_pipelines_run(seed: int) -> None:
     assert {len(each.simulated) for each in second.classes} == {2}
     for rank in choice.simulated:
         assert choice.simulated.issuperset(stages.group_of(rank))
-    second.check_peer(stages.group_of(0), 0, 64, "send")
+    second.check_peer(stages.group_of(0), 0, 64, CallSignature("send"))
     for kind in (tensors, shards, stages):
         second.check(kind.group_of(0))
     assert second.wanted is None
@@ -49,7 +50,7 @@ def test_stages_are_classes_and_whole_pipelines_run(seed: int) -> None:
 
 def test_group_of_a_rank_that_runs_has_a_rank_of_each_class() -> None:
     last = Division(GroupKind(8, 2), (7,))
-    equals = Equals(Choice(frozenset({0, 3, 14}), kinds=(GroupKind(8, 2),), divisions=(last,)), 16)
+    equals = Equals(RankChoice(frozenset({0, 3, 14}), kinds=(GroupKind(8, 2),), divisions=(last,)), 16)
 
     equals.check((0, 2, 4, 6, 8, 10, 12, 14))
     with pytest.raises(NotEqual):
@@ -59,7 +60,7 @@ def test_group_of_a_rank_that_runs_has_a_rank_of_each_class() -> None:
 
 
 def test_rank_that_differs_is_divided_from_the_others_and_its_neighbours_run() -> None:
-    equals = Equals(Choice(simulated=frozenset({0, 9})), 16)
+    equals = Equals(RankChoice(simulated=frozenset({0, 9})), 16)
 
     choice = equals.divided_by({0: b"a", 9: b"b"}, "rank 0 logs, rank 9 does not")
 
@@ -71,7 +72,7 @@ def test_rank_that_differs_is_divided_from_the_others_and_its_neighbours_run() -
 
 def test_difference_is_explained_by_the_kind_of_group_with_the_fewest_cuts() -> None:
     simulated = frozenset({0, 1, 2, 3, 6, 9})
-    equals = Equals(Choice(simulated, kinds=(GroupKind(2, 1),)), 16)
+    equals = Equals(RankChoice(simulated, kinds=(GroupKind(2, 1),)), 16)
 
     choice = equals.divided_by({rank: b"ab"[rank % 2 :] for rank in simulated}, "")
 
@@ -82,7 +83,7 @@ def test_difference_is_explained_by_the_kind_of_group_with_the_fewest_cuts() -> 
 
 
 def test_divisions_end_and_then_all_ranks_run() -> None:
-    equals = Equals(Choice(frozenset({0, 9}), number=8), 16)
+    equals = Equals(RankChoice(frozenset({0, 9}), number=8), 16)
 
     assert equals.divided_by({0: b"a", 9: b"b"}, "") is None
 
@@ -92,7 +93,7 @@ def test_divisions_end_and_then_all_ranks_run() -> None:
     [(50, [12, 1, 3]), (15, [15, 1]), (64, [16]), (3, [3, 13])],
 )
 def test_uneven_shard_divides_ranks_by_their_rows(rows: int, members: list[int]) -> None:
-    equals = Equals(Choice(), 16)
+    equals = Equals(RankChoice(), 16)
 
     equals.note_shard(tuple(range(16)), rows)
 
@@ -101,7 +102,7 @@ def test_uneven_shard_divides_ranks_by_their_rows(rows: int, members: list[int])
 
 
 def test_groups_with_other_links_let_all_ranks_run() -> None:
-    equals = Equals(Choice(), 12)
+    equals = Equals(RankChoice(), 12)
     equals.price = lambda ranks: len({rank // 6 for rank in ranks})  # nodes of 6
 
     equals.note_group((0, 1, 2))
@@ -114,7 +115,7 @@ def test_groups_with_other_links_let_all_ranks_run() -> None:
 
 def test_rank_that_does_not_run_brings_what_its_class_brings() -> None:
     halves = Division(GroupKind(2, 4), (1,))
-    equals = Equals(Choice(frozenset({0, 2, 5, 6}), divisions=(halves,)), 8)
+    equals = Equals(RankChoice(frozenset({0, 2, 5, 6}), divisions=(halves,)), 8)
 
     assert equals.stand_ins(range(8), [0, 2, 5, 6]) == (0, 0, 2, 0, 5, 5, 6, 5)
     assert [equals.weight(rank) for rank in (0, 5)] == [2, 2]

@@ -10,7 +10,7 @@ import pytest
 from rankwise.base.errors import CollectiveError
 from rankwise.core.matching import CallSignature
 from rankwise.sim.rehearsal import places
-from rankwise.sim.rehearsal.meetings import Group
+from rankwise.sim.rehearsal.meetings import MeetingGroup
 from rankwise.sim.rehearsal.modules import is_shared
 from rankwise.sim.rehearsal.places import is_in_import, place_here
 from rankwise.sim.rehearsal.scheduler import Scheduler
@@ -30,7 +30,7 @@ def test_a_place_has_the_line_of_its_call() -> None:
 
 
 def test_ranks_that_call_the_same_on_one_line_are_told_together() -> None:
-    group = Group(WITHOUT_RANKS, "default", (0, 1, 2))
+    group = MeetingGroup(WITHOUT_RANKS, "default", (0, 1, 2))
 
     group.meet(0, BARRIER, None, print), group.meet(1, BARRIER, None, print)
     meeting = group.meet(2, CallSignature("broadcast"), None, print)

@@ -236,7 +236,7 @@ def test_a_rank_that_gets_on_is_given_up_when_it_does_no_more() -> None:
         looks.append(rank.number)
         return len(looks) < 6
 
-    scheduler.patience.gets_on = gets_on
+    scheduler.patience.makes_progress = gets_on
     stuck = scheduler.run(patience_s=0.02)
 
     assert stuck is scheduler.ranks[0]
@@ -253,7 +253,7 @@ def test_who_asks_for_a_stop_does_not_wait_for_a_rank_that_gets_on() -> None:
         scheduler.interrupt(0.02)
         return True
 
-    scheduler.patience.gets_on = gets_on
+    scheduler.patience.makes_progress = gets_on
 
     assert scheduler.run(patience_s=0.02) is scheduler.ranks[0]
     held.set()

@@ -29,7 +29,7 @@ class ShortNap:
 
     is_known_to_last = False
 
-    def told(self) -> str:
+    def describe(self) -> str:
         return "a test"
 
     def interrupt(self) -> bool:

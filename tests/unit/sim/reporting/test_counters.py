@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from rankwise.sim.benches.session import Session, Settings
+from rankwise.sim.benches.session import BenchSession, BenchSettings
+from rankwise.sim.hardware.hardware_machine import SlotMessage
 from rankwise.sim.hardware.links import Link, start_flow
-from rankwise.sim.hardware.machine import Message
-from rankwise.sim.hardware.op_log import Operation
+from rankwise.sim.hardware.op_log import LoggedOperation
 from rankwise.sim.hardware.quantities import Rate
 from rankwise.sim.hardware.samples import SAMPLES_MOST, LinkSamples
 from rankwise.sim.kernel import Simulator
@@ -16,8 +16,8 @@ from rankwise.sim.reporting.counters import Count, bandwidths, pes_in_use, queue
 from rankwise.sim.reporting.trace import trace_events
 
 
-def operation(place: str, start: int, end: int) -> Operation:
-    return Operation(
+def operation(place: str, start: int, end: int) -> LoggedOperation:
+    return LoggedOperation(
         number=0, kind="dot", name="dot", place=place, start=start, end=end, bytes=0, flops=0,
         reads=(), writes=(),
     )  # fmt: skip
@@ -38,7 +38,7 @@ def test_pe_with_two_operations_at_once_counts_once() -> None:
 
 def test_slots_count_at_their_destination_from_sending_to_arrival() -> None:
     found = queue_depths(
-        [Message("sip0.a", "sip1.b", 8, 0, 10, 1), Message("sip0.a", "sip1.b", 8, 4, 12, 1)]
+        [SlotMessage("sip0.a", "sip1.b", 8, 0, 10, 1), SlotMessage("sip0.a", "sip1.b", 8, 4, 12, 1)]
     )
 
     assert values(found) == [
@@ -76,10 +76,10 @@ def test_samples_are_bounded_whatever_the_length_of_the_run() -> None:
 def test_trace_of_a_ring_counts_all_bytes_of_its_wires_and_changes_no_instant(
     fidelity: str,
 ) -> None:
-    settings = Settings(
+    settings = BenchSettings(
         program="ccl_allreduce", has_data=False, fields={"elements": "16384", "fidelity": fidelity}
     )
-    plain, traced = Session(settings), Session(settings, with_messages=True)
+    plain, traced = BenchSession(settings), BenchSession(settings, with_messages=True)
     assert plain.run().results == traced.run().results
     assert plain.engine.now == traced.engine.now
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from rankwise.sim.benches.session import Finished, Settings, simulate
+from rankwise.sim.benches.session import BenchSettings, Finished, simulate
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.hardware.topology import PRESETS, load_topology, parse_topology
 from rankwise.sim.reporting.charts import roofline_chart, timeline_chart
@@ -38,7 +38,7 @@ class Nesting(HTMLParser):
 
 @pytest.fixture(scope="module")
 def finished() -> Finished:
-    return simulate(Settings(program="gemm", fields={"m": "64", "n": "64", "k": "64"}))
+    return simulate(BenchSettings(program="gemm", fields={"m": "64", "n": "64", "k": "64"}))
 
 
 def test_a_page_has_every_section_and_is_well_formed(finished: Finished) -> None:
@@ -180,8 +180,10 @@ def test_a_machine_of_thousands_is_drawn_in_less_than_a_megabyte() -> None:
 
 def test_sips_are_only_called_hidden_if_they_did_something(finished: Finished) -> None:
     fields = {"m": "64", "n": "64", "k": "64"}
-    alone = simulate(Settings(program="gemm", topology="torus16", fields=fields, has_data=False))
-    together = simulate(Settings(program="ccl_allreduce", topology="torus16", has_data=False))
+    alone = simulate(
+        BenchSettings(program="gemm", topology="torus16", fields=fields, has_data=False)
+    )
+    together = simulate(BenchSettings(program="ccl_allreduce", topology="torus16", has_data=False))
 
     assert "are not shown" not in timeline_chart(alone.engine)
     assert "SIPs from 8 on are not shown" in timeline_chart(together.engine)

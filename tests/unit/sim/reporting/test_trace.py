@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from rankwise.sim.benches.session import Session, Settings
+from rankwise.sim.benches.session import BenchSession, BenchSettings
 from rankwise.sim.reporting.trace import trace_events, write_trace
 
 
@@ -64,22 +64,22 @@ class Trace(msgspec.Struct, forbid_unknown_fields=True):
 
 
 RUNS = {
-    "layers": Settings(program="tp_mlp", fields={"tokens": "16"}),
-    "messages of less than a nanosecond": Settings(
+    "layers": BenchSettings(program="tp_mlp", fields={"tokens": "16"}),
+    "messages of less than a nanosecond": BenchSettings(
         program="ccl_allreduce", fields={"elements": "5"}
     ),
 }
 
 
 @pytest.fixture(scope="module", params=list(RUNS))
-def session(request: pytest.FixtureRequest) -> Session:
-    session = Session(RUNS[request.param], with_messages=True)
+def session(request: pytest.FixtureRequest) -> BenchSession:
+    session = BenchSession(RUNS[request.param], with_messages=True)
     session.run()
     return session
 
 
 @pytest.fixture(scope="module")
-def trace(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+def trace(session: BenchSession, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     write_trace(str(path), session.engine)
     return msgspec.json.decode(path.read_bytes(), type=Trace)
@@ -168,7 +168,7 @@ def test_arrows_are_fastened_to_slices_that_last_in_whole_nanoseconds(
     assert begun == {}
 
 
-def test_engines_of_a_pe_do_one_thing_after_the_other(session: Session) -> None:
+def test_engines_of_a_pe_do_one_thing_after_the_other(session: BenchSession) -> None:
     """However many operations were given to them at once; only DMA may overtake itself."""
     names = {
         event["args"]["name"]
@@ -235,8 +235,8 @@ def test_there_is_a_process_per_sip_and_a_name_for_every_track(trace: Trace) -> 
 
 def test_names_of_processes_sort_as_their_numbers_do() -> None:
     """Perfetto shows processes in the order of their names."""
-    session = Session(
-        Settings(program="ccl_allreduce", topology="torus16", fields={"elements": "16"})
+    session = BenchSession(
+        BenchSettings(program="ccl_allreduce", topology="torus16", fields={"elements": "16"})
     )
     session.run()
 
@@ -250,7 +250,7 @@ def test_names_of_processes_sort_as_their_numbers_do() -> None:
     assert (names[0], names[-1]) == ("SIP 00", "SIP 15")
 
 
-def test_every_message_of_the_collective_is_there(session: Session) -> None:
+def test_every_message_of_the_collective_is_there(session: BenchSession) -> None:
     messages = session.engine.machine.messages
     assert messages
     arrows = [event for event in trace_events(session.engine) if event["ph"] == "s"]
@@ -260,7 +260,7 @@ def test_every_message_of_the_collective_is_there(session: Session) -> None:
 
 
 def test_a_packed_trace_holds_the_same_and_is_the_same_every_time(
-    session: Session, tmp_path: Path
+    session: BenchSession, tmp_path: Path
 ) -> None:
     for name in ("plain.json", "one.json.gz", "two.json.gz"):
         write_trace(str(tmp_path / name), session.engine)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.sim.benches.session import Settings, simulate
+from rankwise.sim.benches.session import BenchSettings, simulate
 from rankwise.sim.reporting.page import OTHERS, KindInUse, busiest_first, by_kind
 
 
@@ -22,7 +22,7 @@ def test_equals_are_in_the_order_of_their_numbers() -> None:
 
 @pytest.mark.parametrize("topology", ["default", "switch8"])
 def test_every_part_of_a_machine_is_of_a_kind(topology: str) -> None:
-    finished = simulate(Settings(program="tp_mlp", topology=topology, fields={"tokens": "16"}))
+    finished = simulate(BenchSettings(program="tp_mlp", topology=topology, fields={"tokens": "16"}))
     shares = finished.engine.machine.utilisation()
 
     kinds = by_kind(shares)

@@ -16,8 +16,8 @@ from rankwise.sim.triton.footprints import footprint_of
 from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
 from rankwise.sim.triton.memory import (
     Access,
+    AccessTarget,
     Buffer,
-    Target,
     resolve_pattern,
     resolve_scattered,
 )
@@ -25,11 +25,11 @@ from rankwise.sim.triton.memory import (
 F32 = dtype_named("float32")
 
 
-def target(address: int, shape: tuple[int, ...]) -> Target:
-    return Target("load", Buffer("x", np.zeros(4_096, np.float32), F32, address), F32, shape)
+def target(address: int, shape: tuple[int, ...]) -> AccessTarget:
+    return AccessTarget("load", Buffer("x", np.zeros(4_096, np.float32), F32, address), F32, shape)
 
 
-def moved_bytes(aim: Target, access: Access, burst: int) -> int:
+def moved_bytes(aim: AccessTarget, access: Access, burst: int) -> int:
     lowest, footprint = footprint_of(aim, access)
     begins, ends = footprint.bursts(lowest, burst)
     return int((ends - begins).sum())

@@ -14,7 +14,7 @@ import rankwise.sim.triton.language as tl
 from rankwise.base.errors import ConfigError, TimeLimit
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches import tp_mlp
-from rankwise.sim.hardware.commands import Copy, Handle, KernelLaunch, MemoryWrite, MmuMap
+from rankwise.sim.hardware.commands import CommandHandle, Copy, KernelLaunch, MemoryWrite, MmuMap
 from rankwise.sim.hardware.topology import Topology, load_topology, parse_topology
 from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
 
@@ -84,7 +84,7 @@ class Devices:
         self.engine.run()
 
     def launch(self, kernel: Callable[..., Any], sips: Iterable[int] = range(SIPS), n: int = 3_000,
-               stream: int = 0) -> list[Handle]:  # fmt: skip
+               stream: int = 0) -> list[CommandHandle]:  # fmt: skip
         handles = []
         for sip in sips:
             command = KernelLaunch(

@@ -6,7 +6,7 @@ import pytest
 
 import rankwise.sim.triton.language as tl
 from rankwise.sim import GraphEngine, RuntimeContext
-from rankwise.sim.hardware.op_log import Operation
+from rankwise.sim.hardware.op_log import LoggedOperation
 
 TURNS = 8
 
@@ -29,14 +29,14 @@ def sums_in_two_stages(x: Any, y: Any, BLOCK: tl.constexpr) -> None:
     tl.store(y + places, total)
 
 
-def operations(kernel: Any, *, enable_data: bool = False, **options: Any) -> list[Operation]:
+def operations(kernel: Any, *, enable_data: bool = False, **options: Any) -> list[LoggedOperation]:
     with RuntimeContext(GraphEngine("default", enable_data), ccl={}) as torch:
         x, y = torch.ones(TURNS, 64, 64, dtype="f16"), torch.empty(64, 64)
         torch.launch(kernel, 1, x, y, BLOCK=64, **options)
         return [each for each in torch.engine.op_log if each.kind in {"load", "dot", "store"}]
 
 
-def most_turns_under_way(log: list[Operation]) -> int:
+def most_turns_under_way(log: list[LoggedOperation]) -> int:
     """How many blocks are, at most, loaded or on their way, and not yet multiplied."""
     loads = sorted(each.start for each in log if each.kind == "load")
     dots = sorted(each.end for each in log if each.kind == "dot")

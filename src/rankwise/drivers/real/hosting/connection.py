@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 from rankwise.base.errors import RemoteProtocolError, SpawnFailed
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, format_duration
 from rankwise.drivers.real.hosting import wire
-from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.drivers.real.reactor import Reactor, ReactorTimer
 
 MARK_VARIABLE = "RANKWISE_GUARDIAN"
 """In the environment of a guardian and of everything beneath it."""
@@ -125,7 +125,7 @@ class Connection:
         self.on_silent: Callable[[str], None] = self._lose
         """Is told why the other side must be given up though it has not died."""
         self._is_ready = False
-        self._answer_timer: Timer | None = None
+        self._answer_timer: ReactorTimer | None = None
         self._environment: dict[str, str] | None = None
         self._unsent: deque[_UnsentFrame] = deque()
         self._untold: deque[tuple[Any, ...]] = deque()

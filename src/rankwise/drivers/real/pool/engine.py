@@ -82,23 +82,23 @@ from rankwise.drivers.real.hosting.hosting import Hosting
 from rankwise.drivers.real.interrupts import for_an_instant
 from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.pool.errors import BrokenPool
-from rankwise.drivers.real.pool.functions import WITH_CALL, FunctionTable, SentFunction
 from rankwise.drivers.real.pool.messages import (
     CHUNKS,
     DONT_WAIT,
     FIRST_SHIFT,
     NO_SLOT,
     SLOT_COUNT,
-    Kind,
-    Message,
+    MessageKind,
     Packed,
+    PoolMessage,
     Receiver,
     send_small,
     task_of_unread,
 )
 from rankwise.drivers.real.pool.notes import new_notes, pieces, read_notes
 from rankwise.drivers.real.pool.pickles import dumps_call
-from rankwise.drivers.real.pool.worker import NOTES_VARIABLE, SOCKET_VARIABLE, serve
+from rankwise.drivers.real.pool.pool_process import NOTES_VARIABLE, SOCKET_VARIABLE, serve
+from rankwise.drivers.real.pool.remembered_functions import WITH_CALL, FunctionTable, SentFunction
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.report_pipe import ReportPipe
 from rankwise.drivers.real.this_process import mark
@@ -190,7 +190,7 @@ class PoolFuture(Future[Any]):
     """The future of a task; cancelling it takes the task out of the queue."""
 
     task: int = 0
-    engine: "Engine | None" = None
+    engine: "PoolEngine | None" = None
     took_ns: int = 0
     """How long its worker was busy with it."""
 
@@ -203,7 +203,7 @@ class PoolFuture(Future[Any]):
         return is_cancelled
 
 
-class _Task:
+class _SentTask:
     """What a task calls, and where its answer goes."""
 
     __slots__ = (
@@ -266,7 +266,7 @@ def _about_in_words(about: Any) -> str:
     return f" on {text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + '…'}"
 
 
-class _Link:
+class _WorkerLink:
     """The pool's end of one worker."""
 
     def __init__(self, number: int) -> None:
@@ -328,7 +328,7 @@ class _Death(msgspec.Struct, frozen=True):
     was_oom: bool | None
 
 
-class Engine:
+class PoolEngine:
     """The workers and the tasks of one pool; made with the gate for signal handlers shut.
 
     Attributes:
@@ -344,12 +344,12 @@ class Engine:
         self._owner_pid = os.getpid()
         self._functions = FunctionTable()
         self._numbers = count(1)
-        self._tasks: dict[int, _Task] = {}
-        self._links: dict[int, _Link] = {}
-        self._link_of_order: dict[int, _Link] = {}
+        self._tasks: dict[int, _SentTask] = {}
+        self._links: dict[int, _WorkerLink] = {}
+        self._link_of_order: dict[int, _WorkerLink] = {}
         self._deaths: dict[int, _Death] = {}
         self._inbox: deque[PoolStimulus] = deque()
-        self._unconcluded: list[tuple[_Task, EndTask]] = []
+        self._unconcluded: list[tuple[_SentTask, EndTask]] = []
         """Tasks that are over, and whose futures an interrupt kept from being told."""
         self._lock = Lock()
         self._is_closed = self._is_start_limited = False
@@ -402,7 +402,7 @@ class Engine:
         """Hand in a task; `items` are the positions of a chunk in the input of its `map`."""
         self.check_open()
         future = PoolFuture()
-        task = _Task(future, kind, call)
+        task = _SentTask(future, kind, call)
         if items is not None:
             task.about = items
             task.call_count = len(items)
@@ -529,10 +529,10 @@ class Engine:
 
     def _pump(self) -> None:
         """Tell the machine what is in the inbox, and carry out what it orders."""
-        over: list[tuple[_Task, EndTask]] = []
+        over: list[tuple[_SentTask, EndTask]] = []
         try:
             with for_an_instant():
-                touched: list[_Link] = []
+                touched: list[_WorkerLink] = []
                 with self._lock:
                     if self._unconcluded:
                         over, self._unconcluded = self._unconcluded, []
@@ -556,7 +556,7 @@ class Engine:
             self._pump()
 
     def _carry_out(
-        self, effect: PoolEffect, touched: list[_Link], over: list[tuple[_Task, EndTask]]
+        self, effect: PoolEffect, touched: list[_WorkerLink], over: list[tuple[_SentTask, EndTask]]
     ) -> None:
         match effect:
             case SendTask(worker=number, task=task):
@@ -568,7 +568,7 @@ class Engine:
                 over.append((self._tasks.pop(number), effect))
             case StartWorker(worker=number):
                 try:
-                    self._links[number] = _Link(number)
+                    self._links[number] = _WorkerLink(number)
                 except OSError as error:
                     self._inbox.append(PoolWorkerRefused(number, f"no socket for it: {error}"))
                 else:
@@ -595,12 +595,12 @@ class Engine:
                 self._is_released = True
                 self._reactor.post(_nothing)
 
-    def _recall(self, link: _Link) -> None:
+    def _recall(self, link: _WorkerLink) -> None:
         """Tell what could be taken back; with the lock, and while nobody sends."""
         link.is_recall_wanted = False
         self._inbox.append(TasksRecalled(link.number, self._take_back(link)))
 
-    def _take_back(self, link: _Link) -> tuple[int, ...]:
+    def _take_back(self, link: _WorkerLink) -> tuple[int, ...]:
         """What the worker has not taken: from its socket, then from its outbox."""
         found = []
         while (number := task_of_unread(link.theirs)) is not None:
@@ -614,7 +614,7 @@ class Engine:
                 found.append(link.outbox.popleft())
         return tuple(found)
 
-    def _flush(self, link: _Link) -> None:
+    def _flush(self, link: _WorkerLink) -> None:
         """Send what is in a worker's outbox, unless another thread does."""
         while link.has_work and link.sending.acquire(blocking=False):
             try:
@@ -636,7 +636,7 @@ class Engine:
             finally:
                 link.sending.release()
 
-    def _send(self, link: _Link, number: int) -> None:
+    def _send(self, link: _WorkerLink, number: int) -> None:
         task = self._tasks.get(number)
         if task is None:
             return  # it was abandoned
@@ -675,7 +675,7 @@ class Engine:
             task.failure = error
             self._inbox.append(TaskWithdrawn(link.number, number))
 
-    def _pack_late(self, task: _Task) -> None:
+    def _pack_late(self, task: _SentTask) -> None:
         assert task.arguments is not None, "it was told to wait for them"
         args, kwargs = task.arguments
         args = tuple(map(_value_of, args))
@@ -686,7 +686,7 @@ class Engine:
             raise _unsendable(task.call, args, kwargs, error) from error
         task.arguments = None
 
-    def _conclude(self, task: _Task, end: EndTask) -> None:
+    def _conclude(self, task: _SentTask, end: EndTask) -> None:
         future = task.future
         error: BaseException | None
         match end.end:
@@ -708,7 +708,7 @@ class Engine:
                     return
         self._conclude_with(task, None, error)
 
-    def _conclude_with(self, task: _Task, value: Any, error: BaseException | None) -> None:
+    def _conclude_with(self, task: _SentTask, value: Any, error: BaseException | None) -> None:
         future = task.future
         future.engine = None
         if error is not None and task.values:
@@ -730,7 +730,7 @@ class Engine:
             with suppress(RuntimeError):
                 future.set_running_or_notify_cancel()
 
-    def _death_of(self, task: _Task, end: EndTask) -> WorkerDied:
+    def _death_of(self, task: _SentTask, end: EndTask) -> WorkerDied:
         death = self._deaths[end.worker or 0]
         about = task.about
         if isinstance(about, range):
@@ -841,7 +841,7 @@ class Engine:
             reason = f"no worker started within {limit}: the fork server was importing {module}"
             self.tell(HostLost(reason))
 
-    def _watch_writable(self, link: _Link) -> None:
+    def _watch_writable(self, link: _WorkerLink) -> None:
         def go_on() -> None:
             self._reactor.unwatch_writable(link.ours.fileno())
             self._flush(link)
@@ -863,7 +863,7 @@ class Engine:
             if each is link:
                 self._hosting.spawner.signal(order_number, signum, group=False)
 
-    def _on_readable(self, link: _Link) -> None:
+    def _on_readable(self, link: _WorkerLink) -> None:
         with suppress(BlockingIOError):
             for _ in range(_ANSWERS_AT_ONCE):
                 message = self._receiver.receive(link.ours, DONT_WAIT)
@@ -875,20 +875,20 @@ class Engine:
         message = None
         self._pump()
 
-    def _take(self, link: _Link, message: Message) -> None:
+    def _take(self, link: _WorkerLink, message: PoolMessage) -> None:
         """Note what a worker has sent."""
-        if message.kind == Kind.READY:
+        if message.kind == MessageKind.READY:
             link.is_ready = True
             self._inbox.append(WorkerReady(link.number))
             return
-        if message.kind == Kind.INITIALIZER_FAILED:
+        if message.kind == MessageKind.INITIALIZER_FAILED:
             _, text, line = pickle.loads(message.body)  # noqa: S301  # of a worker of ours
             self._inbox.append(
                 InitializerFailed(link.number, f"the initializer raised {line}\n{text}")
             )
             return
         task = self._tasks.get(message.task)
-        if message.kind == Kind.PART:
+        if message.kind == MessageKind.PART:
             if task is not None:
                 task.failure = task.failure or self._add_values(task, message)
             return
@@ -896,7 +896,7 @@ class Engine:
             link.sent.remove(message.task)
         except ValueError:
             return  # an interrupt came just after its answer
-        if message.kind == Kind.FUNCTION_MISSING:
+        if message.kind == MessageKind.FUNCTION_MISSING:
             link.functions[message.slot] = 0
             self._inbox.append(TasksRecalled(link.number, (message.task,)))
             return
@@ -906,10 +906,10 @@ class Engine:
             task.answer = self._answer_of(task, message)
             self._inbox.append(TaskAnswered(link.number, message.task, message.extra))
 
-    def _answer_of(self, task: _Task, message: Message) -> tuple[Any, BaseException | None]:
+    def _answer_of(self, task: _SentTask, message: PoolMessage) -> tuple[Any, BaseException | None]:
         if message.trouble:
             return None, OSError(f"the result cannot be received: {message.trouble}")
-        if task.kind in CHUNKS and message.kind == Kind.VALUE:
+        if task.kind in CHUNKS and message.kind == MessageKind.VALUE:
             failure = task.failure or self._add_values(task, message)
             if failure is not None:
                 return None, failure
@@ -919,11 +919,11 @@ class Engine:
             loaded = pickle.loads(message.body, buffers=message.buffers)  # noqa: S301  # ours
         except Exception as error:  # noqa: BLE001  # whatever a foreign class does
             return None, _unreadable(task, error)
-        if message.kind == Kind.ERROR:
+        if message.kind == MessageKind.ERROR:
             return None, rebuilt_error(*loaded)
         return loaded, None
 
-    def _add_values(self, task: _Task, message: Message) -> BaseException | None:
+    def _add_values(self, task: _SentTask, message: PoolMessage) -> BaseException | None:
         """Note results of a chunk; the reason why they cannot be read, if there is one."""
         if message.trouble:
             return self._answer_of(task, message)[1]
@@ -935,7 +935,7 @@ class Engine:
             return _unreadable(task, error)
         return None
 
-    def _add_noted(self, link: _Link, number: int) -> bool:
+    def _add_noted(self, link: _WorkerLink, number: int) -> bool:
         """Take over what a dead worker has done of a chunk; whether it had done anything."""
         task = self._tasks.get(number)
         if task is None or task.kind not in CHUNKS:
@@ -983,7 +983,7 @@ class Engine:
         del self._deaths[link.number]
         self._drop(link)
 
-    def _note_death(self, link: _Link, code: int) -> _Death:
+    def _note_death(self, link: _WorkerLink, code: int) -> _Death:
         words = f"worker {link.number} (process {link.pid}) {ExitStatus(code).in_words}"
         was_oom = None
         if not link.is_ready:
@@ -1004,7 +1004,7 @@ class Engine:
         self._deaths[link.number] = death
         return death
 
-    def _drop(self, link: _Link) -> None:
+    def _drop(self, link: _WorkerLink) -> None:
         self._reactor.unwatch_readable(link.ours.fileno())
         self._reactor.unwatch_writable(link.ours.fileno())
         with self._lock:
@@ -1047,7 +1047,7 @@ def rebuilt_error(pickled: bytes | None, text: str, line: str) -> BaseException:
     return error
 
 
-_ALWAYS_NEEDED = ("rankwise.drivers.real.pool.worker", "cloudpickle")
+_ALWAYS_NEEDED = ("rankwise.drivers.real.pool.pool_process", "cloudpickle")
 _WORTH_PRELOADING = ("numpy", "scipy")
 """What starts no thread when it is imported, and does not take so long that tasks that do not need
 it would wait for nothing, as they would for torch."""
@@ -1088,7 +1088,7 @@ def _payload(options: PoolOptions) -> int:
     return fd
 
 
-def _unreadable(task: _Task, error: Exception) -> TaskFailed:
+def _unreadable(task: _SentTask, error: Exception) -> TaskFailed:
     failure = TaskFailed(
         f"the result of {name_of(task.call)} cannot be unpickled: {type(error).__name__}: {error}",
         hint="return plain data, or objects whose class the caller can import",
@@ -1102,7 +1102,7 @@ def _unsendable(
     args: Any,
     kwargs: Mapping[str, Any],
     error: Exception,
-    kind: int = Kind.CALL,
+    kind: int = MessageKind.CALL,
 ) -> ConfigError:
     if kind in CHUNKS:
         positional = (("an input", value) for value in args[0])

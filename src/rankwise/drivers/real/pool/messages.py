@@ -23,9 +23,9 @@ from socket import (
 )
 from typing import Any, NamedTuple
 
-from rankwise.drivers.real.pool.memory import (
+from rankwise.drivers.real.pool.array_memory import (
     BUFFERS_MAX,
-    Mapping,
+    MappingMode,
     found_shared,
     map_received,
     written,
@@ -50,7 +50,7 @@ _NO_BUFFERS: "list[memoryview]" = []
 _ANCILLARY_BYTES = CMSG_SPACE((BUFFERS_MAX + 1) * 4)
 
 
-class Kind:
+class MessageKind:
     """What a message is."""
 
     CALL = 1
@@ -68,13 +68,13 @@ class Kind:
     """The worker was not sent this function: its pickle lay in a message that was taken back."""
 
 
-CHUNKS = (Kind.CHUNK, Kind.STARRED_CHUNK)
+CHUNKS = (MessageKind.CHUNK, MessageKind.STARRED_CHUNK)
 FIRST_SHIFT = 40
 """Above that many bits, `extra` of a chunk has the place at which to begin."""
 CHUNK_CALLS_MAX = 1 << 24
 
 
-class Message(NamedTuple):
+class PoolMessage(NamedTuple):
     """A message as it has come.
 
     Attributes:
@@ -177,10 +177,10 @@ class Receiver:
     def __init__(self, *, is_writable: bool) -> None:
         self._memory = memoryview(bytearray(_MESSAGE_BYTES_MAX))
         self._into = [self._memory]
-        self._own = Mapping.PRIVATE if is_writable else Mapping.READ
-        self._shared = Mapping.SHARED if is_writable else Mapping.READ
+        self._own = MappingMode.PRIVATE if is_writable else MappingMode.READ
+        self._shared = MappingMode.SHARED if is_writable else MappingMode.READ
 
-    def receive(self, sock: socket, flags: int = 0) -> Message | None:
+    def receive(self, sock: socket, flags: int = 0) -> PoolMessage | None:
         """The next message; None at the end. Raises BlockingIOError if `flags` forbid to wait."""
         length, ancillary, status, _ = sock.recvmsg_into(
             self._into, _ANCILLARY_BYTES, flags | _CLOEXEC
@@ -197,7 +197,7 @@ class Receiver:
             trouble = _TOO_MANY_FILES if status & _TRUNCATED or marks else ""
             body = memory[at_body:length]
             rest = function, body, _NO_BUFFERS, trouble
-            return Message(kind, slot, generation, task, extra, *rest)
+            return PoolMessage(kind, slot, generation, task, extra, *rest)
         fds = array("i")
         for _, _, packed in ancillary:
             fds.frombytes(packed[: len(packed) - len(packed) % fds.itemsize])
@@ -220,16 +220,16 @@ class Receiver:
         if trouble:
             content, buffers, function_bytes = memory[:0], _NO_BUFFERS, 0
         function, body = content[:function_bytes], content[function_bytes:]
-        return Message(kind, slot, generation, task, extra, function, body, buffers, trouble)
+        return PoolMessage(kind, slot, generation, task, extra, function, body, buffers, trouble)
 
     @staticmethod
     def _content(fd: int) -> "memoryview":
-        return map_received(fd, 0, os.fstat(fd).st_size, Mapping.READ, is_shared=False)
+        return map_received(fd, 0, os.fstat(fd).st_size, MappingMode.READ, is_shared=False)
 
     def _mapped(self, fd: int, offset: int, size_bytes: int, manner: int) -> "memoryview":
         if manner == _SHARED:
             return map_received(fd, offset, size_bytes, self._shared, is_shared=True)
-        mapping = Mapping.PRIVATE if manner == _OWN_PRIVATE else self._own
+        mapping = MappingMode.PRIVATE if manner == _OWN_PRIVATE else self._own
         return map_received(fd, 0, size_bytes, mapping, is_shared=False)
 
 

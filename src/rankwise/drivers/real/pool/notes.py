@@ -11,7 +11,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from rankwise.drivers.real.pool.memory import Mapping, map_received
+from rankwise.drivers.real.pool.array_memory import MappingMode, map_received
 from rankwise.drivers.real.pool.messages import INLINE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class NotesWriter:
     """The worker's end; it takes over the descriptor."""
 
     def __init__(self, fd: int) -> None:
-        memory = map_received(fd, 0, os.fstat(fd).st_size, Mapping.SHARED, is_shared=False)
+        memory = map_received(fd, 0, os.fstat(fd).st_size, MappingMode.SHARED, is_shared=False)
         self._header = memory[: _HEADER.size].cast("Q")
         self._room = memory[_HEADER.size :]
         self._used = 0

@@ -20,7 +20,7 @@ from importlib import import_module
 from pickle import PickleBuffer
 from typing import Any
 
-from rankwise.drivers.real.pool.memory import SHARE_BYTES_MIN, Buffers
+from rankwise.drivers.real.pool.array_memory import SHARE_BYTES_MIN, Buffers
 
 _NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)
 """What `pickle` raises when a value cannot travel by name."""

@@ -7,21 +7,21 @@ from contextlib import suppress
 from typing import TextIO
 
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
-from rankwise.drivers.real.pool.engine import Engine
+from rankwise.drivers.real.pool.engine import PoolEngine
 
 _INTERVAL = Duration(200 * MILLISECOND)
 _COLUMNS = 80
 
 
-def show_progress(engine: Engine, stream: TextIO | None = None) -> None:
+def show_progress(engine: PoolEngine, stream: TextIO | None = None) -> None:
     """Show a pool's progress on a terminal until it ends; elsewhere do nothing."""
     stream = sys.stderr if stream is None else stream
     if stream is not None and stream.isatty():
-        engine.on_change = _Line(engine, stream).update
+        engine.on_change = _ProgressLine(engine, stream).update
 
 
-class _Line:
-    def __init__(self, engine: Engine, stream: TextIO) -> None:
+class _ProgressLine:
+    def __init__(self, engine: PoolEngine, stream: TextIO) -> None:
         self._engine = engine
         self._stream = stream
         self._began = self._next = Instant(time.monotonic_ns())

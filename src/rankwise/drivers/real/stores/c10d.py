@@ -45,7 +45,7 @@ from rankwise.drivers.real.stores.c10d_log import (
     NothingEntry,
     ReplayedLog,
     Result,
-    TorchStore,
+    TorchStoreMethods,
 )
 from rankwise.drivers.real.stores.connections import endpoint_text
 from rankwise.drivers.real.stores.patience import closed_error, describe
@@ -196,7 +196,7 @@ class C10dStore(Store):
         self.waiting: set[C10dWatch] = set()
         """Watches in which a thread waits."""
         self._linger_s = linger / SECOND
-        self._connection: TorchStore = store
+        self._connection: TorchStoreMethods = store
         self._log.count_clients(self._connection, 1)
         self._reaper: Thread | None = None
         if reaps:
@@ -304,11 +304,11 @@ class C10dStore(Store):
         if self._closed.is_set():
             raise closed_error(self._who)
 
-    def clone(self) -> TorchStore:
+    def clone(self) -> TorchStoreMethods:
         """A connection of its own, where the store can make one."""
         try:
             clone = getattr(self._torch_store, "clone", lambda: self._torch_store)
-            return cast("TorchStore", clone())
+            return cast("TorchStoreMethods", clone())
         except RuntimeError as error:
             raise StoreUnavailable(f"{self._who} does not answer: {_first_line(error)}") from error
 
@@ -320,7 +320,7 @@ class C10dWatch:
         self._store = store
         self._prefix = prefix
         self._told = after
-        self._connection: TorchStore | None = None
+        self._connection: TorchStoreMethods | None = None
         self._closed = Event()
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
@@ -365,7 +365,7 @@ class _Reaper:
     """Ends leases that nobody renews; see the module's text."""
 
     def __init__(
-        self, log: ReplayedLog, connection: TorchStore, clock: Clock, closed: Event
+        self, log: ReplayedLog, connection: TorchStoreMethods, clock: Clock, closed: Event
     ) -> None:
         self._log = log
         self._connection = connection

@@ -34,7 +34,7 @@ NO_TIME = Instant(0)
 """A replica counts no time: leases end when an entry says so."""
 
 
-class TorchStore(Protocol):
+class TorchStoreMethods(Protocol):
     """What is needed of a store of torch; its own stores have more."""
 
     def add(self, key: str, amount: int, /) -> int:
@@ -125,7 +125,9 @@ class ReplayedLog:
         self._position = 0  # of the next entry to replay
         self._results: dict[int, Result] = {}
 
-    def append(self, connection: TorchStore, make: Callable[[bytes, int], LogEntry]) -> Result:
+    def append(
+        self, connection: TorchStoreMethods, make: Callable[[bytes, int], LogEntry]
+    ) -> Result:
         """Write an entry and replay the log up to it; its result.
 
         Args:
@@ -147,7 +149,7 @@ class ReplayedLog:
         with self.changed:
             return self._results.pop(number)
 
-    def catch_up(self, connection: TorchStore, end: int | None = None) -> None:
+    def catch_up(self, connection: TorchStoreMethods, end: int | None = None) -> None:
         """Replay all entries before `end`; None: all for which somebody has taken a number."""
         if end is None:
             end = self._ask(lambda: connection.add(self._counter, 0))
@@ -167,7 +169,7 @@ class ReplayedLog:
         with self.changed:
             return self._position
 
-    def wait_for(self, connection: TorchStore, place: int, patience: timedelta) -> bool:
+    def wait_for(self, connection: TorchStoreMethods, place: int, patience: timedelta) -> bool:
         """Wait until there is an entry at a place, and replay it; False if none comes.
 
         The place is the position *before* the caller looked whether there is anything to do: what
@@ -178,7 +180,7 @@ class ReplayedLog:
         self.catch_up(connection)
         return True
 
-    def is_there(self, connection: TorchStore, keys: list[str], patience: timedelta) -> bool:
+    def is_there(self, connection: TorchStoreMethods, keys: list[str], patience: timedelta) -> bool:
         """Wait for keys, at most for `patience`."""
         try:
             connection.wait(keys, patience)
@@ -192,16 +194,16 @@ class ReplayedLog:
             return False
         return True
 
-    def count_clients(self, connection: TorchStore, change: int) -> int:
+    def count_clients(self, connection: TorchStoreMethods, change: int) -> int:
         """Count one who comes (1), goes (-1), or only asks (0); how many there are now."""
         return int(self._ask(lambda: connection.add(f"{self._namespace}/clients", change)))
 
-    def beats_of(self, connection: TorchStore, leases: list[LeaseId]) -> list[int]:
+    def beats_of(self, connection: TorchStoreMethods, leases: list[LeaseId]) -> list[int]:
         """How often each of these leases was renewed."""
         keys = [self._beats(lease) for lease in leases]
         return [int(value) for value in self._ask(lambda: connection.multi_get(keys))]
 
-    def beat(self, connection: TorchStore, lease: LeaseId, amount: int = 1) -> None:
+    def beat(self, connection: TorchStoreMethods, lease: LeaseId, amount: int = 1) -> None:
         """Renew a lease, for the one that looks after it to see; 0 just makes the counter."""
         self._ask(lambda: connection.add(self._beats(lease), amount))
 
@@ -215,7 +217,7 @@ class ReplayedLog:
     def _beats(self, lease: LeaseId) -> str:
         return f"{self._namespace}/beats/{lease}"
 
-    def _put(self, connection: TorchStore, place: int, entry: bytes) -> bool:
+    def _put(self, connection: TorchStoreMethods, place: int, entry: bytes) -> bool:
         key = self._key(place)
         there: bytes = self._ask(lambda: connection.compare_set(key, "", entry))
         if there != entry:
@@ -225,7 +227,7 @@ class ReplayedLog:
         self._ask(lambda: connection.set(key, entry))
         return True
 
-    def _fill_holes(self, connection: TorchStore, places: range) -> None:
+    def _fill_holes(self, connection: TorchStoreMethods, places: range) -> None:
         nothing = msgspec.msgpack.encode(NothingEntry(self._author, 0))
         for place in places:
             self._put(connection, place, nothing)

@@ -422,7 +422,7 @@ class _Conversation:
     def __init__(self, sock: socket.socket, who: str) -> None:
         self._sock = sock
         self._who = who
-        self._stream: protocol.Stream = protocol.PlainStream()
+        self._stream: protocol.FrameStream = protocol.PlainStream()
         self._frames = protocol.Frames(4096)
         self._sealer = protocol.Sealer()
         self._poll = poll()

@@ -183,7 +183,7 @@ def encoded(message: Greeting | Request | Answer) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-class Stream(Protocol):
+class FrameStream(Protocol):
     """What stands between a connection's frames and its socket."""
 
     def feed(self, raw: bytes) -> bytes:

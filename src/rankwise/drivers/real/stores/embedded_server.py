@@ -55,7 +55,7 @@ class _Connection:
         self.sock = sock
         self.unauthenticated_until: Instant | None = unauthenticated_until
         """When it is cut off if it has not proved anything by then; None: it has."""
-        self.stream: protocol.Stream | None = None
+        self.stream: protocol.FrameStream | None = None
         """Whether within TLS or not, the first byte says."""
         self.frames = protocol.Frames()
         self.sealer = protocol.Sealer()
@@ -244,7 +244,7 @@ class EmbeddedServer:
         finally:
             connection.unsent += connection.stream.unsent()
 
-    def _stream(self, connection: _Connection, first: int) -> protocol.Stream:
+    def _stream(self, connection: _Connection, first: int) -> protocol.FrameStream:
         if first != protocol.TLS_HANDSHAKE:
             return protocol.PlainStream()
         if self._tls is None:

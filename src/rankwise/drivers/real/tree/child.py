@@ -25,15 +25,7 @@ from typing import Any, NoReturn, Protocol
 
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, Arena
 from rankwise.drivers.real.tree.fork_server import flush_output
-from rankwise.drivers.real.tree.reports import (
-    ANSWER,
-    EXIT_REPORT,
-    ReportFile,
-    report_of,
-    report_of_left,
-)
-from rankwise.drivers.real.tree.requests import RequestServer
-from rankwise.drivers.real.tree.words import (
+from rankwise.drivers.real.tree.pipe_protocol import (
     AHEAD,
     COMMAND,
     COUNTER_SHIFT,
@@ -57,6 +49,14 @@ from rankwise.drivers.real.tree.words import (
     pack_word,
     unpack_word,
 )
+from rankwise.drivers.real.tree.reports import (
+    ANSWER,
+    EXIT_REPORT,
+    ReportFile,
+    report_of,
+    report_of_left,
+)
+from rankwise.drivers.real.tree.requests import RequestServer
 
 QUICK_NS = 20_000
 CUT_OFF = 125

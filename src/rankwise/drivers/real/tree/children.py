@@ -53,16 +53,15 @@ from rankwise.core.tree.child_group import (
     StartFailed,
     StartRequested,
 )
-from rankwise.core.tree.vocabulary import Pool
+from rankwise.core.tree.vocabulary import ChildPool
 from rankwise.drivers.feed import Door
 from rankwise.drivers.real.hosting.wire import send
-from rankwise.drivers.real.interrupts import Gate, write_to_reader
+from rankwise.drivers.real.interrupts import HandlerGate, write_to_reader
 from rankwise.drivers.real.tree.arena import Arena
 from rankwise.drivers.real.tree.child import CUT_OFF, ChildEnds, Role, live
 from rankwise.drivers.real.tree.fork_server import CompletionWriter, flush_output, serve_tree
 from rankwise.drivers.real.tree.forking import fork_from_new_thread, named_native_threads
-from rankwise.drivers.real.tree.reports import EXIT_REPORT, UNTOLD, Report, ReportFile, exception_of
-from rankwise.drivers.real.tree.words import (
+from rankwise.drivers.real.tree.pipe_protocol import (
     ENDED,
     FIELD_MASK,
     KIND_SHIFT,
@@ -82,10 +81,11 @@ from rankwise.drivers.real.tree.words import (
     unpack_word,
     wait_readable,
 )
+from rankwise.drivers.real.tree.reports import EXIT_REPORT, UNTOLD, Report, ReportFile, exception_of
 from rankwise.ports.journal import Journal
 
 if TYPE_CHECKING:
-    from rankwise.drivers.real.tree.engine import Engine
+    from rankwise.drivers.real.tree.engine import TreeEngine
 
 _WOKEN_WORD = completion(WOKEN, 0)
 _READ_BYTES = 1 << 12
@@ -114,7 +114,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     """
 
     name: str
-    pool: Pool
+    pool: ChildPool
     stage: int
     replaceable: bool
     role: Callable[[ChildEnds], Role]
@@ -135,7 +135,7 @@ class Children:
         self,
         specs: tuple[ChildSpec, ...],
         arena: Arena,
-        listener: "Engine",
+        listener: "TreeEngine",
         *,
         start_patience: Duration,
         close_patience: Duration,
@@ -159,7 +159,7 @@ class Children:
         )
         self._start_patience = start_patience
         self._close_patience = close_patience
-        self.gate = Gate()
+        self.gate = HandlerGate()
         self._waker = self._wake
         self.lost: dict[int, str] = {}
         self.reports: list[ReportFile] = []

@@ -31,6 +31,7 @@ from rankwise.core.tree.vocabulary import (
     AllocationRequested,
     ChildDied,
     ChildJoined,
+    ChildPool,
     ChildrenReported,
     Discard,
     Dispatch,
@@ -39,7 +40,6 @@ from rankwise.core.tree.vocabulary import (
     Effect,
     GraphSpec,
     GroupSubmitted,
-    Pool,
     Recall,
     Recalled,
     RunAbandoned,
@@ -49,15 +49,12 @@ from rankwise.core.tree.vocabulary import (
     TaskSubmitted,
 )
 from rankwise.drivers.feed import Door
-from rankwise.drivers.real.interrupts import Gate, gate_here
+from rankwise.drivers.real.interrupts import HandlerGate, gate_here
 from rankwise.drivers.real.journal import FileJournal
 from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, ArenaLayout
 from rankwise.drivers.real.tree.children import Children, ChildSpec
 from rankwise.drivers.real.tree.frames import TaskFrames
-from rankwise.drivers.real.tree.programs import ProgramRuns
-from rankwise.drivers.real.tree.reports import ANSWER, UNTOLD, Report, decode_report, rebuilt
-from rankwise.drivers.real.tree.requests import ChildRequests
-from rankwise.drivers.real.tree.words import (
+from rankwise.drivers.real.tree.pipe_protocol import (
     AHEAD,
     ANSWERED,
     COMMAND,
@@ -75,6 +72,9 @@ from rankwise.drivers.real.tree.words import (
     READY,
     VALUE_SHIFT,
 )
+from rankwise.drivers.real.tree.program_dispatch import ProgramRuns
+from rankwise.drivers.real.tree.reports import ANSWER, UNTOLD, Report, decode_report, rebuilt
+from rankwise.drivers.real.tree.requests import ChildRequests
 
 RING_DEPTH_MAX = 8192 - 256
 """A pipe holds 8192 words, so with the ring's and a few others writing one never waits."""
@@ -117,7 +117,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Engine:
+class TreeEngine:
     """The processes and the task graph of one worker.
 
     Attributes:
@@ -198,7 +198,7 @@ class Engine:
             self._journal,
         )
 
-    def gate(self) -> Gate:
+    def gate(self) -> HandlerGate:
         """The gate of the thread that uses the engine now, which is this one."""
         gate = self.children.gate = gate_here()
         return gate
@@ -236,7 +236,7 @@ class Engine:
 
     def submit(
         self,
-        pool: Pool,
+        pool: ChildPool,
         callable_: int,
         frame: bytes | None,
         *,
@@ -274,7 +274,7 @@ class Engine:
 
     def submit_group(
         self,
-        pool: Pool,
+        pool: ChildPool,
         callable_: int,
         frames: Sequence[bytes | None],
         *,

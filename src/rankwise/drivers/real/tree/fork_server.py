@@ -25,8 +25,8 @@ from rankwise.drivers.real.hosting.descendants import kill_descendants
 from rankwise.drivers.real.hosting.prctl import adopt_orphans, continue_with_parent_s_end
 from rankwise.drivers.real.hosting.spawn_loop import SpawnLoop
 from rankwise.drivers.real.interrupts import gate_here
+from rankwise.drivers.real.tree.pipe_protocol import ENDED, NOT_STARTED, completion
 from rankwise.drivers.real.tree.reports import ReportFile, report_of_refusal
-from rankwise.drivers.real.tree.words import ENDED, NOT_STARTED, completion
 
 _SWEEP_PATIENCE_NS = 5_000_000_000
 

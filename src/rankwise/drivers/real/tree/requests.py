@@ -29,8 +29,8 @@ from rankwise.core.tasks.request import (
 )
 from rankwise.drivers.feed import Door
 from rankwise.drivers.real.tree.arena import FRAME_BYTES
+from rankwise.drivers.real.tree.pipe_protocol import ANSWERED, LEFT_IN_FILE, completion
 from rankwise.drivers.real.tree.reports import ANSWER, ReportFile, report_of, report_of_left
-from rankwise.drivers.real.tree.words import ANSWERED, LEFT_IN_FILE, completion
 from rankwise.ports.journal import Journal
 
 _now: Callable[[], Any] = time.monotonic_ns

@@ -2,7 +2,7 @@
 
 from rankwise.drivers.real.windows.layout import RANKS_MAX, WindowLayout, region_bytes
 from rankwise.drivers.real.windows.region import WindowRegion
-from rankwise.drivers.real.windows.signals import SignalBoard
+from rankwise.drivers.real.windows.shared_signals import SignalBoard
 from rankwise.drivers.real.windows.watch import PeerWatch
 
 __all__ = [

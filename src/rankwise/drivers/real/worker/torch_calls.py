@@ -8,9 +8,9 @@ how it has ended. So is `Work.wait`, by which a rank waits for a call that it ha
 begins by itself (DDP's reducer, functional collectives) is not seen, but torch's flight recorder
 has it: `recorded_groups` tells of that when somebody asks.
 
-All that is private to torch is used in `_Groups` and `recorded_groups`, and `missing_names` tells
-what a release of torch lacks of it: then nothing is entered, and the user is told so. Names and
-places of arguments are read from the functions themselves, so that releases may differ in them.
+All that is private to torch is used in `_TorchGroups` and `recorded_groups`, and `missing_names`
+tells what a release of torch lacks of it: then nothing is entered, and the user is told so. Names
+and places of arguments are read from the functions themselves, so that releases may differ in them.
 
 Loaded as `call_ring` is, and from Python 3.9 on.
 """
@@ -110,7 +110,7 @@ def enter_calls(c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") 
         reporter.tell_ledger_is_off(f"has no {', '.join(missing)}")
         return
     ring_module.ring_of_process()  # a rank without a call yet has come to none
-    groups = _Groups(c10d, ring_module, reporter)
+    groups = _TorchGroups(c10d, ring_module, reporter)
     for name in _COLLECTIVES:
         own = _OPERATIONS.get(name, name)
         function = getattr(c10d, own, None) or getattr(c10d, name, None)
@@ -276,14 +276,14 @@ def _recorded_call(entry: "Any", wall_offset: int) -> "dict[str, Any]":
     }
 
 
-class _Groups:
+class _TorchGroups:
     """Torch's process groups as the ring knows them."""
 
     def __init__(self, c10d: "ModuleType", ring_module: "ModuleType", reporter: "Any") -> None:
         self.ring_module = ring_module
         self._c10d = c10d
         self._reporter = reporter
-        self.handles = _Handles(ring_module)
+        self.handles = _CallHandles(ring_module)
         self.generation = 0
         """Counts how often all groups have been destroyed."""
         self.ring: "Any" = None  # noqa: UP037 - as everywhere in this file
@@ -416,7 +416,7 @@ def _label(group: "Any", members: "tuple[int, ...]") -> str:
     return f"[{shown}, ...]" if len(members) > 4 else f"[{shown}]"
 
 
-class _Handles:
+class _CallHandles:
     """The handles of calls that were issued, and the waits for them.
 
     A wait for what C++ has issued, or for a message, is entered without a group: it shows where
@@ -505,7 +505,7 @@ class _Entered:
     """One of torch's functions, whose calls are entered."""
 
     def __init__(
-        self, name: str, function: "Callable[..., Any]", groups: _Groups, way: str = ""
+        self, name: str, function: "Callable[..., Any]", groups: _TorchGroups, way: str = ""
     ) -> None:
         self._name = name
         self._function = function

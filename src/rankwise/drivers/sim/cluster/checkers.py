@@ -48,11 +48,11 @@ from rankwise.core.rendezvous.records import (
     decode_round,
 )
 from rankwise.core.rendezvous.vocabulary import RefusalKind, World
-from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
+from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan
+from rankwise.drivers.sim.cluster.known_runs import RoundBook, RunBook
 from rankwise.drivers.sim.cluster.node import SimulatedNode
-from rankwise.drivers.sim.cluster.plan import ClusterPlan
 from rankwise.drivers.sim.cluster.root_cause_truth import loss_is_told, verdict_is_true
-from rankwise.drivers.sim.cluster.worker import SimulatedWorker
+from rankwise.drivers.sim.cluster.simulated_worker import SimulatedWorker
 from rankwise.drivers.sim.invariants import InvariantBroken
 
 FAILURES_WITHOUT_A_WORKER = ("refuse-workers", "blame-worker", "lose-guardian", "miss-call")

@@ -10,7 +10,7 @@ from random import Random
 
 from rankwise.base.units import Duration, Instant, after
 from rankwise.drivers.sim.agenda import Agenda
-from rankwise.drivers.sim.cluster.plan import Guardian
+from rankwise.drivers.sim.cluster.cluster_plan import Guardian
 
 Channel = str | tuple[int, int]
 """What keeps its order on the way: the orders, the guardian's own news, the news of one worker."""

@@ -59,22 +59,22 @@ from rankwise.core.watch.vocabulary import (
     RanksAnswered,
 )
 from rankwise.drivers.sim.agenda import VIRTUAL_EPOCH_NS, Agenda
-from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.cluster_plan import Guardian, Workers
 from rankwise.drivers.sim.cluster.guardian_line import GUARDIAN, Channel, GuardianLine
-from rankwise.drivers.sim.cluster.plan import Guardian, Workers
+from rankwise.drivers.sim.cluster.simulated_worker import SimulatedWorker, Witness
+from rankwise.drivers.sim.cluster.skewed_clocks import SkewedClock
 from rankwise.drivers.sim.cluster.told_calls import book_of, packed_times
-from rankwise.drivers.sim.cluster.worker import SimulatedWorker, Witness
-from rankwise.drivers.sim.programs import (
+from rankwise.drivers.sim.random_streams import happens
+from rankwise.drivers.sim.worker_behaviour import (
     PEER_IS_GONE,
     Dies,
     Exits,
     Lives,
-    Program,
     Raises,
     RunsForever,
+    WorkerProgram,
     program_of,
 )
-from rankwise.drivers.sim.streams import happens
 from rankwise.sim.faults.vocabulary import FailWorker
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ class SimulatedHost:
         start = partial(self._start_process, local_rank, attempt, program)
         self._line.later(self._takes(program.start_takes), start)
 
-    def _start_process(self, local_rank: int, attempt: int, program: Program) -> None:
+    def _start_process(self, local_rank: int, attempt: int, program: WorkerProgram) -> None:
         key = (attempt, local_rank)
         world = self._world
         if key not in self._unspawned or world is None:
@@ -415,7 +415,7 @@ class SimulatedHost:
         self._begin(worker)
 
     def _new_process(
-        self, attempt: int, local_rank: int, rank: int, program: Program
+        self, attempt: int, local_rank: int, rank: int, program: WorkerProgram
     ) -> SimulatedWorker:
         pid = FIRST_PID + self._pids_given
         self._pids_given += 1
@@ -616,7 +616,7 @@ class SimulatedHost:
             self._raise(worker, ending, self._agenda.now())
         elif worker.fell_at is None and not worker.is_recalled:
             worker.fell_at, worker.held = self._agenda.now(), ending
-            self._say(worker, Said.FELL)
+            self._say(worker, Said.EXCEPTION_HELD)
 
     # On the way to the guardian and back
 
@@ -646,9 +646,9 @@ class SimulatedHost:
         return Duration(int(self._chance.random() * longest))
 
 
-def _program_of_habits(habits: Workers) -> Program:
+def _program_of_habits(habits: Workers) -> WorkerProgram:
     """What every worker does where plans do not say it of each; durations are the longest."""
-    return Program(
+    return WorkerProgram(
         after=habits.work,
         start_takes=habits.start_takes,
         stop_takes=habits.stop_takes,

@@ -10,12 +10,12 @@ from rankwise.core.gang.vocabulary import StopRequested
 from rankwise.core.rendezvous.vocabulary import Answer
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.sim.agenda import Agenda
-from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan
 from rankwise.drivers.sim.cluster.gang_checker import GangChecker, WatchedJournal
 from rankwise.drivers.sim.cluster.host import SimulatedHost
-from rankwise.drivers.sim.cluster.plan import ClusterPlan
-from rankwise.drivers.sim.cluster.store import SimulatedStore, StoreClient
-from rankwise.drivers.sim.cluster.worker import Witness
+from rankwise.drivers.sim.cluster.simulated_store import SimulatedStore, SimulatedStoreClient
+from rankwise.drivers.sim.cluster.simulated_worker import Witness
+from rankwise.drivers.sim.cluster.skewed_clocks import SkewedClock
 from rankwise.ports.journal import Journal
 
 
@@ -66,7 +66,7 @@ class SimulatedNode:
         self._journal = journal
         self._on_step = on_step
         self._witness = witness
-        self._client: StoreClient | None = None
+        self._client: SimulatedStoreClient | None = None
         self.workers = SimulatedHost(
             self,
             agenda=agenda,
@@ -99,7 +99,7 @@ class SimulatedNode:
         self.lives += 1
         self.workers.begin_life()
         agent = self.agent = self._make_agent(self._spec_of(self.number, self.node_id))
-        client = self._client = StoreClient(self.number, self._deliver)
+        client = self._client = SimulatedStoreClient(self.number, self._deliver)
         journal = self._journal
         is_alone = self._plan.is_alone
         if is_alone:

@@ -13,7 +13,7 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration, Instant, parse_duration
-from rankwise.drivers.sim.cluster.plan import ClusterPlan
+from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan
 from rankwise.sim.faults.reading import CLUSTER, Named, is_file, listed_faults, read_faults
 from rankwise.sim.faults.vocabulary import FaultOfCluster, LateNode
 
@@ -46,9 +46,9 @@ def load_plan(words: str | Sequence[str], **overrides: Any) -> ClusterPlan:
     try:
         plan = _with_faults(msgspec.convert(tree, ClusterPlan), faults)
     except msgspec.ValidationError as error:
-        from rankwise.sim.mistakes import mistake_in  # noqa: PLC0415  # only for mistakes
+        from rankwise.sim.config_errors import mistake_in  # noqa: PLC0415  # only for mistakes
 
-        told = mistake_in(error, ClusterPlan, tree).told
+        told = mistake_in(error, ClusterPlan, tree).describe
         raise ConfigError(
             f"{name}: {told}", hint="docs/development/cluster-simulation.md"
         ) from error

@@ -13,8 +13,14 @@ from rankwise.base.backoff import Backoff
 from rankwise.base.units import MICROSECOND, MILLISECOND, SECOND, ZERO, Duration, Instant
 from rankwise.core.agent.state import AgentPhase
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.sim.cluster.plan import Clocks, ClusterPlan, Guardian, Network, Workers
-from rankwise.drivers.sim.streams import between, happens, stream
+from rankwise.drivers.sim.cluster.cluster_plan import (
+    Clocks,
+    ClusterPlan,
+    Guardian,
+    Network,
+    Workers,
+)
+from rankwise.drivers.sim.random_streams import between, happens, stream
 from rankwise.sim.faults.vocabulary import (
     BlameWorker,
     CompactStore,

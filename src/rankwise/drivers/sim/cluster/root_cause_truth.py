@@ -8,11 +8,11 @@ from rankwise.base.root_cause import SELF_INFLICTED_SIGNALS
 from rankwise.base.units import MILLISECOND, Instant
 from rankwise.core.agent.vocabulary import LOSSES_OF_STORE, FinishRun
 from rankwise.core.rendezvous.records import Round, Verdict
-from rankwise.drivers.sim.cluster.books import RoundBook, RunBook
-from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan
 from rankwise.drivers.sim.cluster.host import SIGTERM
-from rankwise.drivers.sim.cluster.plan import ClusterPlan
-from rankwise.drivers.sim.cluster.worker import SimulatedWorker
+from rankwise.drivers.sim.cluster.known_runs import RoundBook, RunBook
+from rankwise.drivers.sim.cluster.simulated_worker import SimulatedWorker
+from rankwise.drivers.sim.cluster.skewed_clocks import SkewedClock
 
 HEAD_START = 250 * MILLISECOND
 """How much earlier a death by signal counts: spelled again, so that a change is noticed."""

@@ -22,17 +22,17 @@ from rankwise.core.rendezvous.records import RunKeys, Verdict
 from rankwise.core.rendezvous.vocabulary import World
 from rankwise.core.watch.vocabulary import WatchSpec
 from rankwise.drivers.sim.agenda import Agenda, VirtualClock
-from rankwise.drivers.sim.cluster.books import RoundBook
 from rankwise.drivers.sim.cluster.checkers import ClusterChecker
-from rankwise.drivers.sim.cluster.clocks import SkewedClock
+from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan
 from rankwise.drivers.sim.cluster.host import SIGTERM
+from rankwise.drivers.sim.cluster.known_runs import RoundBook
 from rankwise.drivers.sim.cluster.node import SimulatedNode
-from rankwise.drivers.sim.cluster.plan import ClusterPlan
-from rankwise.drivers.sim.cluster.store import SimulatedStore
+from rankwise.drivers.sim.cluster.simulated_store import SimulatedStore
+from rankwise.drivers.sim.cluster.simulated_worker import SimulatedWorker
+from rankwise.drivers.sim.cluster.skewed_clocks import SkewedClock
 from rankwise.drivers.sim.cluster.traffic import Traffic
-from rankwise.drivers.sim.cluster.worker import SimulatedWorker
 from rankwise.drivers.sim.journal import MemoryJournal
-from rankwise.drivers.sim.streams import stream
+from rankwise.drivers.sim.random_streams import stream
 from rankwise.sim.faults.vocabulary import (
     BlameWorker,
     CompactStore,

@@ -19,8 +19,8 @@ from rankwise.core.ledger import (
     pack_times,
 )
 from rankwise.core.matching import CallSignature
-from rankwise.drivers.sim.cluster.clocks import SkewedClock
-from rankwise.drivers.sim.cluster.worker import SimulatedWorker
+from rankwise.drivers.sim.cluster.simulated_worker import SimulatedWorker
+from rankwise.drivers.sim.cluster.skewed_clocks import SkewedClock
 
 ALL = "all"
 """The group of all ranks."""

@@ -36,7 +36,7 @@ _LARGE = 0.5
 """Products with at least this share of the best rate tell the efficiency."""
 
 
-class Product(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredProduct(msgspec.Struct, frozen=True, kw_only=True):
     """A matrix product that was measured."""
 
     dtype: str
@@ -89,7 +89,7 @@ class Elementwise(msgspec.Struct, frozen=True, kw_only=True):
         return DeviceOperation(f"aten.{self.name}", "math", 1, self.size, "f32")
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredCollective(msgspec.Struct, frozen=True, kw_only=True):
     """A collective that was measured; `size` is what a rank puts in."""
 
     kind: str
@@ -118,10 +118,10 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     empty: float
     launches: dict[str, float]
-    products: list[Product]
+    products: list[MeasuredProduct]
     attention: list[Attention]
     elementwise: list[Elementwise]
-    collectives: list[Collective]
+    collectives: list[MeasuredCollective]
     shared: float | None = None
 
 
@@ -159,7 +159,7 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
 
 
 def _error_of_works(
-    prices: Callable[[], DevicePrices], works: Sequence[Product | Attention | Elementwise]
+    prices: Callable[[], DevicePrices], works: Sequence[MeasuredProduct | Attention | Elementwise]
 ) -> Callable[[], float]:
     """The mean error of the prices of some measurements, as they are now."""
 
@@ -190,7 +190,7 @@ def _fit(section: dict[str, Any], field: str, error: Callable[[], float]) -> flo
     return errors[best]
 
 
-def _fit_level(tree: dict[str, Any], measured: Sequence[Collective]) -> float:
+def _fit_level(tree: dict[str, Any], measured: Sequence[MeasuredCollective]) -> float:
     """Fit the level that collectives cross: what they take at least, and the rate they reach."""
     index = 0 if all(each.nodes == 1 for each in measured) else -1
     level = tree["levels"][index]
@@ -266,7 +266,7 @@ def _tree(
     }  # fmt: skip
 
 
-def _bus_rate(each: Collective) -> float:
+def _bus_rate(each: MeasuredCollective) -> float:
     """Bytes per second of a rank's link, as nccl-tests count them."""
     count = each.nodes * each.per_node
     whole = each.size * count if each.kind == "all_gather" else each.size
@@ -307,7 +307,9 @@ def _rounded(part: Any) -> Any:
     return part
 
 
-def with_collectives(real: RealMachine, points: Sequence[Collective], source: str) -> RealMachine:
+def with_collectives(
+    real: RealMachine, points: Sequence[MeasuredCollective], source: str
+) -> RealMachine:
     """A machine whose fabric has been fitted to measured collectives.
 
     Raises:
@@ -332,6 +334,14 @@ def with_collectives(real: RealMachine, points: Sequence[Collective], source: st
 
 
 __all__ = [
-    "Attention", "Collective", "Elementwise", "Figure", "LevelSpec", "Measurements", "Product",
-    "machine_of", "machine_text", "with_collectives",
+    "Attention",
+    "Elementwise",
+    "Figure",
+    "LevelSpec",
+    "MeasuredCollective",
+    "MeasuredProduct",
+    "Measurements",
+    "machine_of",
+    "machine_text",
+    "with_collectives",
 ]  # fmt: skip

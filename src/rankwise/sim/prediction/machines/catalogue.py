@@ -15,13 +15,13 @@ import yaml
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import nearest
+from rankwise.sim.config_errors import mistake_in
 from rankwise.sim.faults.vocabulary import FaultOfChip
 from rankwise.sim.files import Loader, load_yaml, read_text
 from rankwise.sim.hardware.cost_models import SHIPPED
 from rankwise.sim.hardware.plugins import plugin_names
 from rankwise.sim.hardware.specification import MachineSpec
 from rankwise.sim.hardware.topology import GROUP, PRESETS, Topology, load_topology
-from rankwise.sim.mistakes import mistake_in
 from rankwise.sim.prediction.machines.description import RealMachine
 
 MACHINES = (

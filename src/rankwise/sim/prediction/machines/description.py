@@ -21,7 +21,7 @@ FITTED_MAX = 5
 """How many figures of a device may be fitted; see ADR 0071."""
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A section of the file: frozen; unknown fields are refused."""
 
 
@@ -39,7 +39,7 @@ class Figure(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     source: str
 
 
-class FittedSpec(_Part, frozen=True, kw_only=True):
+class FittedSpec(_Section, frozen=True, kw_only=True):
     """The figures that no data sheet has: at most five per device, none per source or model."""
 
     matrix: Figure
@@ -53,7 +53,7 @@ class FittedSpec(_Part, frozen=True, kw_only=True):
     """What a kernel takes that does nothing."""
 
 
-class DeviceSpec(_Part, frozen=True, kw_only=True):
+class DeviceSpec(_Section, frozen=True, kw_only=True):
     """One device."""
 
     capability: tuple[int, int] = (9, 0)
@@ -78,7 +78,7 @@ class DeviceSpec(_Part, frozen=True, kw_only=True):
             raise ValueError("peak_tflops lacks f32, which stands for types that have no figure")
 
 
-class LaunchSpec(_Part, frozen=True, kw_only=True):
+class LaunchSpec(_Section, frozen=True, kw_only=True):
     """How long the host needs to hand an operation over, by its class, in microseconds."""
 
     view: Figure
@@ -93,7 +93,7 @@ class LaunchSpec(_Part, frozen=True, kw_only=True):
     collective: Figure
 
 
-class HostSpecOfMachine(_Part, frozen=True, kw_only=True):
+class HostSpecOfMachine(_Section, frozen=True, kw_only=True):
     """The computer that feeds a device."""
 
     launch_us: LaunchSpec
@@ -104,7 +104,7 @@ class HostSpecOfMachine(_Part, frozen=True, kw_only=True):
     device has engines of their own for both."""
 
 
-class LevelSpec(_Part, frozen=True, kw_only=True):
+class LevelSpec(_Section, frozen=True, kw_only=True):
     """One level of the fabric."""
 
     name: str
@@ -127,7 +127,7 @@ class LevelSpec(_Part, frozen=True, kw_only=True):
     """How many times the links of the level below share one of this level."""
 
 
-class ValidatedSpec(_Part, frozen=True, kw_only=True):
+class ValidatedSpec(_Section, frozen=True, kw_only=True):
     """What predictions were checked against, and how far off they were."""
 
     low: Positive
@@ -145,7 +145,7 @@ class ValidatedSpec(_Part, frozen=True, kw_only=True):
     """What the runs checked are, in a few words."""
 
 
-class RealMachine(_Part, frozen=True, kw_only=True):
+class RealMachine(_Section, frozen=True, kw_only=True):
     """A whole file: a machine that exists."""
 
     name: str

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.wording import counted
-from rankwise.sim.prediction.machines.calibration import Collective
+from rankwise.sim.prediction.machines.calibration import MeasuredCollective
 
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s")
 _HEADING = re.compile(r"#\s+(?:size|bytes)\s.*\btime\b")
@@ -51,7 +51,7 @@ class _Table(NamedTuple):
     rows: list[_Row]
 
 
-def read_nccl_tests(text: str, source: str) -> list[Collective]:
+def read_nccl_tests(text: str, source: str) -> list[MeasuredCollective]:
     """The points of a log, by kind and size.
 
     Raises:
@@ -60,7 +60,7 @@ def read_nccl_tests(text: str, source: str) -> list[Collective]:
     tables = [table for table in _tables(text) if table.rows]
     if not tables:
         raise _not_a_log(source, "no table of sizes and times")
-    points: list[Collective] = []
+    points: list[MeasuredCollective] = []
     others: list[str] = []
     for table in tables:
         if len(table.hosts) < 2:
@@ -188,12 +188,12 @@ def _agrees(row: _Row, factor: float) -> bool:
     return abs(row.busbw / row.algbw / factor - 1) < _AGREES
 
 
-def _points(table: _Table, kind: str) -> list[Collective]:
+def _points(table: _Table, kind: str) -> list[MeasuredCollective]:
     count = len(table.hosts)
     nodes = len(set(table.hosts))
     share = count if kind == "all_gather" else 1
     return [
-        Collective(
+        MeasuredCollective(
             kind=kind, size=row.size // share, nodes=nodes, per_node=count // nodes,
             seconds=row.time_us * 1e-6,
         )

@@ -15,7 +15,7 @@ from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.connection import Connection
 from rankwise.drivers.real.hosting.wire import FrameReader, encode
-from rankwise.drivers.real.reactor import Reactor, Timer
+from rankwise.drivers.real.reactor import Reactor, ReactorTimer
 
 WORKERS = 64
 PADDING = ["x" * 100_000]
@@ -175,10 +175,10 @@ class ReactorWithTimers(Reactor):
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
-        self.timers: list[Timer] = []
+        self.timers: list[ReactorTimer] = []
 
-    def call_at(self, instant: Instant, callback: Callable[[], object]) -> Timer:
-        self.timers.append(Timer(instant, callback))
+    def call_at(self, instant: Instant, callback: Callable[[], object]) -> ReactorTimer:
+        self.timers.append(ReactorTimer(instant, callback))
         return self.timers[-1]
 
 

@@ -12,10 +12,21 @@ from typing import Any
 
 import pytest
 
-from rankwise.drivers.real.pool.functions import FunctionTable, SentFunction
-from rankwise.drivers.real.pool.messages import Kind, Message, Packed, Receiver, send_small
+from rankwise.drivers.real.pool.messages import (
+    MessageKind,
+    Packed,
+    PoolMessage,
+    Receiver,
+    send_small,
+)
 from rankwise.drivers.real.pool.notes import NotesWriter, new_notes
-from rankwise.drivers.real.pool.worker import NOTES_VARIABLE, SOCKET_VARIABLE, _Worker, serve
+from rankwise.drivers.real.pool.pool_process import (
+    NOTES_VARIABLE,
+    SOCKET_VARIABLE,
+    _PoolWorker,
+    serve,
+)
+from rankwise.drivers.real.pool.remembered_functions import FunctionTable, SentFunction
 
 
 @pytest.fixture
@@ -29,7 +40,7 @@ def answers(ends: tuple[socket, socket]) -> list[tuple[int, int, Any]]:
     """What a worker answers to what lies in its socket: kind, task, value."""
     pool_end, worker_end = ends
     pool_end.shutdown(SHUT_WR)
-    _Worker(worker_end, Receiver(is_writable=False), NotesWriter(new_notes())).serve()
+    _PoolWorker(worker_end, Receiver(is_writable=False), NotesWriter(new_notes())).serve()
     worker_end.shutdown(SHUT_WR)
     receiver, found = Receiver(is_writable=False), []
     while (message := receiver.receive(pool_end)) is not None:
@@ -40,7 +51,7 @@ def answers(ends: tuple[socket, socket]) -> list[tuple[int, int, Any]]:
 
 def call(end: socket, task: int, sent: SentFunction, function: bytes = b"") -> None:
     body = pickle.dumps((("-1",), {}))
-    assert send_small(end, Kind.CALL, task, body, sent.slot, sent.generation, 0, function)
+    assert send_small(end, MessageKind.CALL, task, body, sent.slot, sent.generation, 0, function)
 
 
 def test_worker_asks_for_a_function_whose_message_was_taken_back(
@@ -53,8 +64,8 @@ def test_worker_asks_for_a_function_whose_message_was_taken_back(
 
     found = answers(ends)
 
-    missing = (Kind.FUNCTION_MISSING, 1, None)
-    assert found == [missing, (Kind.VALUE, 2, -1), (Kind.VALUE, 3, -1)]
+    missing = (MessageKind.FUNCTION_MISSING, 1, None)
+    assert found == [missing, (MessageKind.VALUE, 2, -1), (MessageKind.VALUE, 3, -1)]
 
 
 def test_worker_does_not_take_an_older_function_of_the_same_slot(
@@ -67,7 +78,7 @@ def test_worker_does_not_take_an_older_function_of_the_same_slot(
 
     found = answers(ends)
 
-    assert found == [(Kind.VALUE, 1, "-1"), (Kind.FUNCTION_MISSING, 2, None)]
+    assert found == [(MessageKind.VALUE, 1, "-1"), (MessageKind.FUNCTION_MISSING, 2, None)]
 
 
 def _fail_to_load() -> None:
@@ -82,11 +93,11 @@ class Unreadable:
 def test_error_of_arguments_that_cannot_be_unpickled_says_so(ends: tuple[socket, socket]) -> None:
     sent = FunctionTable().sent(int)
     body = pickle.dumps(((Unreadable(),), {}))
-    send_small(ends[0], Kind.CALL, 1, body, sent.slot, sent.generation, 0, sent.pickled)
+    send_small(ends[0], MessageKind.CALL, 1, body, sent.slot, sent.generation, 0, sent.pickled)
 
     [(kind, _, (_, text, _))] = answers(ends)
 
-    assert kind == Kind.ERROR
+    assert kind == MessageKind.ERROR
     assert "The worker could not unpickle the arguments." in text
 
 
@@ -96,7 +107,7 @@ def test_worker_whose_pool_is_gone_ends_quietly(
     sent = FunctionTable().sent(os.close)
     fd = ends[0].detach()
     body = pickle.dumps(((fd,), {}))
-    packed = Packed(Kind.CALL, 1, body, (), sent.slot, sent.generation, 0, sent.pickled)
+    packed = Packed(MessageKind.CALL, 1, body, (), sent.slot, sent.generation, 0, sent.pickled)
     with socket(AF_UNIX, SOCK_SEQPACKET, 0, os.dup(fd)) as copy:
         packed.send(copy)
     monkeypatch.setenv(SOCKET_VARIABLE, str(ends[1].detach()))
@@ -125,14 +136,14 @@ def test_message_for_which_there_is_no_memory_is_received_with_the_reason(
 ) -> None:
     large = PickleBuffer(bytes(64 << 20))
     described = [(large, False), (large, False)]
-    packed = Packed(Kind.CALL, 7, bytes(body_bytes), described)
+    packed = Packed(MessageKind.CALL, 7, bytes(body_bytes), described)
     packed.send(ends[0])
     before = len([*Path("/proc/self/fd").iterdir()])
 
     with no_more_memory():
         message = Receiver(is_writable=False).receive(ends[1])
 
-    assert isinstance(message, Message)
+    assert isinstance(message, PoolMessage)
     assert (message.task, message.trouble) == (
         7,
         f"cannot map {64 << 20} bytes: Cannot allocate memory",

@@ -14,7 +14,7 @@ from rankwise.drivers.real.stores.embedded import EmbeddedStore
 from rankwise.drivers.real.stores.encryption import encryption_lack
 from rankwise.drivers.real.stores.etcd import EtcdStore
 from rankwise.drivers.real.stores.etcd_members import EtcdConfig
-from rankwise.drivers.real.stores.memory import MemoryClient
+from rankwise.drivers.real.stores.in_process import MemoryClient
 from rankwise.drivers.real.stores.opening import host_and_port, open_store
 
 
@@ -230,7 +230,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (metadata / "entry_points.txt").write_text("[rankwise.stores]\nmine = bringer:open_mine\n")
     (tmp_path / "bringer.py").write_text(
         "from rankwise.drivers.real.clock import SystemClock\n"
-        "from rankwise.drivers.real.stores.memory import MemoryStore\n"
+        "from rankwise.drivers.real.stores.in_process import MemoryStore\n"
         "def open_mine(backend, endpoint, settings, *, run_id):\n"
         "    assert (backend, endpoint, settings, run_id) == ('mine', 'e', {'a': 'b'}, 'run')\n"
         "    return MemoryStore(SystemClock()).connect()\n"

@@ -18,15 +18,15 @@ from rankwise.core.tasks.frames import (
 )
 from rankwise.core.tasks.request import Deliver, GiveUp
 from rankwise.drivers.real.tree.arena import FRAME_BYTES
-from rankwise.drivers.real.tree.reports import ReportFile, decode_report
-from rankwise.drivers.real.tree.requests import ChildRequests, RequestServer
-from rankwise.drivers.real.tree.words import (
+from rankwise.drivers.real.tree.pipe_protocol import (
     ANSWERED,
     KIND_SHIFT,
     LEFT_IN_FILE,
     VALUE_SHIFT,
     unpack_word,
 )
+from rankwise.drivers.real.tree.reports import ReportFile, decode_report
+from rankwise.drivers.real.tree.requests import ChildRequests, RequestServer
 
 
 def answer(body: bytes) -> bytes:

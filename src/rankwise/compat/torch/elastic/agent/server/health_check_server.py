@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from rankwise.compat.torch.elastic.utils.logging import get_logger
-from rankwise.launch.quiet_http import QuietHandler, QuietServer
+from rankwise.launch.http_server import QuietHandler, QuietServer
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
