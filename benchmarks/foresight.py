@@ -28,10 +28,10 @@ import msgspec
 from measuring import PROGRAMS, RANKWISE, Table, arguments
 
 import rankwise
-from rankwise.sim.prediction.machines.calibration import machine_text
-from rankwise.sim.prediction.machines.catalogue import named_machine
-from rankwise.sim.prediction.machines.description import Figure, RealMachine
-from rankwise.sim.prediction.machines.fabric import FabricPrices
+from rankwise.simranks.prediction.machines.calibration import machine_text
+from rankwise.simranks.prediction.machines.catalogue import named_machine
+from rankwise.simranks.prediction.machines.description import Figure, RealMachine
+from rankwise.simranks.prediction.machines.fabric import FabricPrices
 
 HERE = Path(__file__).parent
 ANSWERS = HERE.parent / "build" / "foresight"

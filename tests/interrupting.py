@@ -32,7 +32,7 @@ from types import FrameType
 
 import rankwise
 from rankwise.cli.run import config_from_cli
-from rankwise.launch.supervision import Supervision
+from rankwise.launch.run.supervision import Supervision
 from rankwise.workers import Orchestrator, Worker
 
 PATIENCE_S = 120

@@ -14,7 +14,7 @@ from running import Finished
 
 import rankwise
 from rankwise.cli.run import config_from_cli, exit_code
-from rankwise.launch.supervision import Supervision, tell
+from rankwise.launch.run.supervision import Supervision, tell
 
 
 def run_on(

@@ -2,7 +2,7 @@
 
     python tools/homonyms.py [path of a checkout]
 
-A room is a folder of the package, at most two parts deep: `launch/on_sim`, `core/gang`. A class
+A room is a folder of the package, at most two parts deep: `simranks/run`, `core/gang`. A class
 name counts when two modules of one room define it, or two modules of rooms of which one imports the
 other: there a reader meets both. A file name counts when three rooms use it.
 Each of these needs a reason in `CLASSES_WITH_REASON` or `FILES_WITH_REASON`, and a reason needs its

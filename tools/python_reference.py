@@ -23,7 +23,7 @@ from rankwise.base.units import format_bytes, format_duration
 from rankwise.core.agent.vocabulary import Effect, Stimulus
 from rankwise.launch.cluster.metrics import METRICS, AgentStatus
 from rankwise.launch.cluster.probe import PATIENCE_S
-from rankwise.launch.rank_records import BYTES_MAX, INTERVAL, SAMPLE_INTERVAL
+from rankwise.launch.looking.rank_records import BYTES_MAX, INTERVAL, SAMPLE_INTERVAL
 from rankwise.observe.records import Record
 
 DOCS = Path(__file__).parents[1] / "docs"

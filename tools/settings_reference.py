@@ -25,7 +25,7 @@ from rankwise.drivers.real.stores.store_settings import (
     StoreSetting,
 )
 from rankwise.launch.cluster.settings import RUN_TTL, TIMING_SETTINGS
-from rankwise.launch.environment import MEANINGS_OF_VARIABLES
+from rankwise.launch.run.environment import MEANINGS_OF_VARIABLES
 
 SETTINGS = """\
 # Settings

@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from rankwise.drivers.real.pool.errors import BrokenPool as BrokenPool
     from rankwise.launch.api import run as run
     from rankwise.launch.fork_server import ForkServer as ForkServer
+    from rankwise.launch.inside.rank_identity import local_rank as local_rank
+    from rankwise.launch.inside.rank_identity import rank as rank
+    from rankwise.launch.inside.rank_identity import restart_count as restart_count
+    from rankwise.launch.inside.rank_identity import run_id as run_id
+    from rankwise.launch.inside.rank_identity import world_size as world_size
+    from rankwise.launch.inside.recovery import Recalled as Recalled
+    from rankwise.launch.inside.recovery import recover as recover
+    from rankwise.launch.inside.sections import section as section
+    from rankwise.launch.inside.stopping import should_stop as should_stop
     from rankwise.launch.pool import Pool as Pool
-    from rankwise.launch.rank_identity import local_rank as local_rank
-    from rankwise.launch.rank_identity import rank as rank
-    from rankwise.launch.rank_identity import restart_count as restart_count
-    from rankwise.launch.rank_identity import run_id as run_id
-    from rankwise.launch.rank_identity import world_size as world_size
-    from rankwise.launch.recovery import Recalled as Recalled
-    from rankwise.launch.recovery import recover as recover
-    from rankwise.launch.sections import section as section
     from rankwise.launch.spawning import ProcessExitedException as ProcessExitedException
     from rankwise.launch.spawning import ProcessRaisedException as ProcessRaisedException
     from rankwise.launch.spawning import SpawnContext as SpawnContext
     from rankwise.launch.spawning import spawn as spawn
-    from rankwise.launch.stopping import should_stop as should_stop
 
 __version__ = "0.1.0"
 
@@ -58,11 +58,11 @@ _NAMES = {
     "rankwise.drivers.real.pool.errors": "BrokenPool",
     "rankwise.launch.api": "run",
     "rankwise.launch.fork_server": "ForkServer",
-    "rankwise.launch.rank_identity": "local_rank rank restart_count run_id world_size",
-    "rankwise.launch.recovery": "Recalled recover",
-    "rankwise.launch.sections": "section",
+    "rankwise.launch.inside.rank_identity": "local_rank rank restart_count run_id world_size",
+    "rankwise.launch.inside.recovery": "Recalled recover",
+    "rankwise.launch.inside.sections": "section",
     "rankwise.launch.spawning": "ProcessExitedException ProcessRaisedException SpawnContext spawn",
-    "rankwise.launch.stopping": "should_stop",
+    "rankwise.launch.inside.stopping": "should_stop",
     "rankwise.launch.pool": "Pool",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

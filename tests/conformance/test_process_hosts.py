@@ -18,9 +18,9 @@ from rankwise.core.agent.vocabulary import AgentSpec
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.gang_simulator import ONE_ATTEMPT, GangSimulator
-from rankwise.launch.job import Job, LogPlan, Script, StartMethod
-from rankwise.launch.supervision import Supervision
+from rankwise.drivers.virtual.gang_simulator import ONE_ATTEMPT, GangSimulator
+from rankwise.launch.run.job import Job, LogPlan, Script, StartMethod
+from rankwise.launch.run.supervision import Supervision
 from rankwise.testing.conformance import PROCESS_HOST_BEHAVIOURS, check_process_host
 from rankwise.testing.programs import WORKER_SCRIPT, Lives, WorkerProgram, script_arguments
 

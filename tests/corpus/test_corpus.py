@@ -15,7 +15,7 @@ from etcd_servers import free_ports
 from running import RANKWISE, Running
 
 import rankwise
-from rankwise.launch.run_path import run_script_path
+from rankwise.launch.inside.run_path import run_script_path
 
 pytestmark = pytest.mark.system
 

@@ -15,7 +15,7 @@ EXPENSIVE = (
     "rich",
     "importlib.metadata",
 )
-SIMULATED = ("rankwise.sim", "rankwise.launch.on_sim")
+SIMULATED = ("rankwise.sim", "rankwise.simranks.run")
 
 
 def imported_by(statement: str) -> set[str]:
@@ -36,7 +36,7 @@ def imported_by(statement: str) -> set[str]:
         "import rankwise.cli.main",
         "import rankwise.cli.run",
         "import rankwise.cli.sim",
-        "import rankwise.launch.supervision",
+        "import rankwise.launch.run.supervision",
     ],
 )
 def test_launching_imports_nothing_expensive(statement: str) -> None:
@@ -44,7 +44,7 @@ def test_launching_imports_nothing_expensive(statement: str) -> None:
 
 
 def test_a_run_on_one_node_does_without_pathlib_and_what_that_brings() -> None:
-    supervised = imported_by("import rankwise.cli.run_job, rankwise.launch.supervision")
+    supervised = imported_by("import rankwise.cli.run_job, rankwise.launch.run.supervision")
 
     assert supervised.isdisjoint({"pathlib", "urllib.parse", "ipaddress"})
 
@@ -94,5 +94,5 @@ def test_a_run_on_processes_loads_nothing_of_simulated_ranks(tmp_path: Path) -> 
 
     loaded = loaded_by_run(str(tmp_path / "program.py"))
 
-    assert "rankwise.launch.process_run_host" in loaded
+    assert "rankwise.launch.run.process_run_host" in loaded
     assert [name for name in loaded if name.startswith(SIMULATED)] == []

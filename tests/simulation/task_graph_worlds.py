@@ -56,10 +56,10 @@ from rankwise.core.tree.vocabulary import (
     TaskSubmitted,
 )
 from rankwise.drivers.feed import Door
-from rankwise.drivers.sim.agenda import Agenda, VirtualClock
-from rankwise.drivers.sim.invariants import InvariantBroken
-from rankwise.drivers.sim.journal import MemoryJournal
-from rankwise.drivers.sim.random_streams import happens, stream
+from rankwise.drivers.virtual.agenda import Agenda, VirtualClock
+from rankwise.drivers.virtual.invariants import InvariantBroken
+from rankwise.drivers.virtual.journal import MemoryJournal
+from rankwise.drivers.virtual.random_streams import happens, stream
 
 CELL_BYTES = 8
 CELL_COUNT = 24

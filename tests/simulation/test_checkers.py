@@ -25,10 +25,10 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
 from rankwise.core.rendezvous.vocabulary import GangEnded
-from rankwise.drivers.sim.gang_simulator import GangSimulator, MakeAgent
-from rankwise.drivers.sim.invariants import InvariantBroken
-from rankwise.drivers.sim.random_plans import random_plan
-from rankwise.drivers.sim.worker_behaviour import Exits, RunsForever, WorkerProgram
+from rankwise.drivers.virtual.gang_simulator import GangSimulator, MakeAgent
+from rankwise.drivers.virtual.invariants import InvariantBroken
+from rankwise.drivers.virtual.random_plans import random_plan
+from rankwise.drivers.virtual.worker_behaviour import Exits, RunsForever, WorkerProgram
 
 
 class LeavesOneBehind(Gang):

@@ -35,10 +35,10 @@ from rankwise.core.rendezvous.vocabulary import (
     Stimulus,
 )
 from rankwise.core.watch import machine as watch_machine
-from rankwise.drivers.sim.cluster.cluster_plan import Clocks, ClusterPlan, Network, Workers
-from rankwise.drivers.sim.cluster.random_plans import random_plan
-from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
-from rankwise.drivers.sim.invariants import InvariantBroken
+from rankwise.drivers.virtual.cluster.cluster_plan import Clocks, ClusterPlan, Network, Workers
+from rankwise.drivers.virtual.cluster.random_plans import random_plan
+from rankwise.drivers.virtual.cluster.simulator import ClusterSimulator
+from rankwise.drivers.virtual.invariants import InvariantBroken
 from rankwise.sim.faults.vocabulary import CrashStore, FailWorker, Partition, Preempt, StartAgents
 
 SEEDS = 400

@@ -15,9 +15,9 @@ from rankwise.base.backoff import Backoff
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import SECOND, ZERO, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan, Workers
-from rankwise.drivers.sim.cluster.random_plans import random_plan
-from rankwise.drivers.sim.cluster.simulator import ClusterRun, ClusterSimulator
+from rankwise.drivers.virtual.cluster.cluster_plan import ClusterPlan, Workers
+from rankwise.drivers.virtual.cluster.random_plans import random_plan
+from rankwise.drivers.virtual.cluster.simulator import ClusterRun, ClusterSimulator
 from rankwise.sim.faults.vocabulary import (
     CrashStore,
     FailWorker,
@@ -45,8 +45,8 @@ def test_no_cluster_of_any_seed_breaks_a_rule(part: int) -> None:
 
 def test_equal_seeds_write_equal_journals_whatever_the_hash_seed() -> None:
     program = (
-        "import sys; from rankwise.drivers.sim.cluster.random_plans import random_plan;"
-        "from rankwise.drivers.sim.cluster.simulator import ClusterSimulator\n"
+        "import sys; from rankwise.drivers.virtual.cluster.random_plans import random_plan;"
+        "from rankwise.drivers.virtual.cluster.simulator import ClusterSimulator\n"
         "for seed in range(12):\n"
         "    world = ClusterSimulator(random_plan(seed), seed); world.run()\n"
         "    sys.stdout.buffer.write(world.journal.lines())\n"

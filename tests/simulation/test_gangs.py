@@ -19,13 +19,13 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.replay import replay
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan
-from rankwise.drivers.sim.cluster.random_plans import random_plan as random_cluster
-from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
-from rankwise.drivers.sim.gang_simulator import GangSimulator, MakeAgent, SimulatedRun
-from rankwise.drivers.sim.invariants import InvariantBroken
-from rankwise.drivers.sim.random_plans import random_plan
-from rankwise.drivers.sim.worker_behaviour import RunsForever, WorkerProgram
+from rankwise.drivers.virtual.cluster.cluster_plan import ClusterPlan
+from rankwise.drivers.virtual.cluster.random_plans import random_plan as random_cluster
+from rankwise.drivers.virtual.cluster.simulator import ClusterSimulator
+from rankwise.drivers.virtual.gang_simulator import GangSimulator, MakeAgent, SimulatedRun
+from rankwise.drivers.virtual.invariants import InvariantBroken
+from rankwise.drivers.virtual.random_plans import random_plan
+from rankwise.drivers.virtual.worker_behaviour import RunsForever, WorkerProgram
 from rankwise.sim.faults.vocabulary import AmongOthers, Preempt, StartAgents
 
 SEED_COUNT = int(os.environ.get("RANKWISE_SEEDS", "3000"))
@@ -35,8 +35,8 @@ SEEDS = range(FIRST_SEED, FIRST_SEED + SEED_COUNT)
 RUNS = WorkerProgram(ending=RunsForever())
 DIGEST_PROGRAM = """
 import hashlib, sys
-from rankwise.drivers.sim.random_plans import random_plan
-from rankwise.drivers.sim.gang_simulator import GangSimulator
+from rankwise.drivers.virtual.random_plans import random_plan
+from rankwise.drivers.virtual.gang_simulator import GangSimulator
 digest = hashlib.sha256()
 for seed in range(int(sys.argv[1])):
     digest.update(GangSimulator(seed).run_plan(random_plan(seed)).journal)

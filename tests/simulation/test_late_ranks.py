@@ -8,8 +8,8 @@ import pytest
 from rankwise.base.failure import OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.drivers.sim.cluster.cluster_plan import Clocks, ClusterPlan, Workers
-from rankwise.drivers.sim.cluster.simulator import ClusterRun, ClusterSimulator
+from rankwise.drivers.virtual.cluster.cluster_plan import Clocks, ClusterPlan, Workers
+from rankwise.drivers.virtual.cluster.simulator import ClusterRun, ClusterSimulator
 from rankwise.sim.faults.vocabulary import FaultOfCluster, KillAgent
 
 NODES, WORK = 4, Duration(5 * SECOND)

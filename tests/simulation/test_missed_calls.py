@@ -5,8 +5,8 @@ import pytest
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan, Workers
-from rankwise.drivers.sim.cluster.simulator import ClusterRun, ClusterSimulator
+from rankwise.drivers.virtual.cluster.cluster_plan import ClusterPlan, Workers
+from rankwise.drivers.virtual.cluster.simulator import ClusterRun, ClusterSimulator
 from rankwise.sim.faults.vocabulary import FaultOfCluster, KillAgent, MissCall, Partition
 
 MISSED_AT = 10 * SECOND

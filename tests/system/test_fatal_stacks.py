@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rankwise.drivers.real.report_pipe import Ready, ReportPipe
-from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames, read_stacks
+from rankwise.launch.telling.failure_report.stacks import fatal_lines, innermost_frames, read_stacks
 
 pytestmark = pytest.mark.system
 

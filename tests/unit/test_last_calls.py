@@ -17,8 +17,8 @@ from rankwise.drivers.real.worker.call_ring import (
     signature_text,
     stamp_of,
 )
-from rankwise.launch.node_ranks import NodeRanks
-from rankwise.launch.rank_status import WaitedSoFar, ranks_now
+from rankwise.launch.looking.rank_status import WaitedSoFar, ranks_now
+from rankwise.launch.run.node_ranks import NodeRanks
 
 SUM = signature_text("all_reduce", "sum", tensors=[((4,), "float32")])
 

@@ -20,9 +20,9 @@ from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.launch.options import MACHINES
 
 if TYPE_CHECKING:
-    from rankwise.sim.prediction.machines.description import RealMachine
+    from rankwise.simranks.prediction.machines.description import RealMachine
 
-_PROGRAM = "rankwise.sim.torch.calibration"
+_PROGRAM = "rankwise.simranks.torch.calibration"
 _SECONDS_MAX = 150.0
 """Torch's start and what is not measured fit into the rest of three minutes on an idle machine."""
 
@@ -69,7 +69,7 @@ def calibrate(
         if logs
         else _measured(seconds, timeout, ranks, Path(output).stem)
     )
-    from rankwise.sim.prediction.machines.calibration import machine_text  # noqa: PLC0415  # not for --help
+    from rankwise.simranks.prediction.machines.calibration import machine_text  # noqa: PLC0415  # not for --help
 
     try:
         Path(output).write_text(machine_text(real), "utf-8")
@@ -93,9 +93,9 @@ def _check(output: str, logs: tuple[str, ...], like: str | None) -> None:
 
 def _from_logs(logs: tuple[str, ...], like: str, name: str) -> "RealMachine":
     from rankwise.sim.files import read_text  # noqa: PLC0415  # not for --help
-    from rankwise.sim.prediction.machines.calibration import with_collectives  # noqa: PLC0415  # the same
-    from rankwise.sim.prediction.machines.catalogue import named_machine  # noqa: PLC0415  # the same
-    from rankwise.sim.prediction.machines.nccl_logs import read_nccl_tests  # noqa: PLC0415  # the same
+    from rankwise.simranks.prediction.machines.calibration import with_collectives  # noqa: PLC0415  # the same
+    from rankwise.simranks.prediction.machines.catalogue import named_machine  # noqa: PLC0415  # the same
+    from rankwise.simranks.prediction.machines.nccl_logs import read_nccl_tests  # noqa: PLC0415  # the same
 
     points = []
     for log in logs:
@@ -113,7 +113,7 @@ def _from_logs(logs: tuple[str, ...], like: str, name: str) -> "RealMachine":
 
 
 def _measured(seconds: float, timeout: str, ranks: int, name: str) -> "RealMachine":
-    from rankwise.sim.prediction.machines.calibration import (  # noqa: PLC0415  # not for --help
+    from rankwise.simranks.prediction.machines.calibration import (  # noqa: PLC0415  # not for --help
         Measurements,
         machine_of,
     )

@@ -23,7 +23,7 @@ from rankwise.cli.options import complete_file
 from rankwise.cli.program_check import python_script
 
 if TYPE_CHECKING:
-    from rankwise.launch.on_sim.comparison import Difference, Events
+    from rankwise.simranks.run.comparison import Difference, Events
 
 _PROGRAM = Path(__file__).parents[1] / "collectives" / "recorded_program.py"
 _SIMULATED, _REAL = "simulated ranks", "processes"
@@ -53,7 +53,7 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
     backward(), all parameters after each step of an optimizer, and the arrays, tensors, modules and
     optimizers in the script's globals at its end. Programs of torch use gloo in both runs.
     """
-    from rankwise.launch.on_sim import comparison  # noqa: PLC0415  # not for --help
+    from rankwise.simranks.run import comparison  # noqa: PLC0415  # not for --help
 
     if not module:
         python_script(script, args)  # refuses what is none
@@ -151,7 +151,7 @@ def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "")
 
 def _import_once(records: Path) -> list[str]:
     """Fork the processes from one that has imported what is slow to import and will be needed."""
-    from rankwise.sim.rehearsal.rank_events import IMPORTED  # noqa: PLC0415  # not for --help
+    from rankwise.simranks.world.rank_events import IMPORTED  # noqa: PLC0415  # not for --help
 
     file = records / IMPORTED
     modules = file.read_text() if file.exists() else ""  # none if the simulated ranks failed

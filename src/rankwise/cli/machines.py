@@ -15,7 +15,7 @@ from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.launch.options import MACHINES
 
 if TYPE_CHECKING:
-    from rankwise.sim.prediction.machines.description import Figure, RealMachine
+    from rankwise.simranks.prediction.machines.description import Figure, RealMachine
 
 
 def _names(
@@ -37,10 +37,10 @@ def machines(name: str | None, *, as_yaml: bool) -> int:
     With MACHINE, a name or a file that `rankwise calibrate` has written: show each figure with its
     uncertainty and its source.
     """
-    from rankwise.sim.prediction.machines.catalogue import named_machine  # noqa: PLC0415  # not for --help
+    from rankwise.simranks.prediction.machines.catalogue import named_machine  # noqa: PLC0415  # not for --help
 
     if as_yaml:
-        from rankwise.sim.prediction.machines.calibration import machine_text  # noqa: PLC0415  # rare
+        from rankwise.simranks.prediction.machines.calibration import machine_text  # noqa: PLC0415  # rare
 
         if name is None:
             raise ConfigError("--yaml needs MACHINE: rankwise machines h100-sxm --yaml")
@@ -80,7 +80,7 @@ def _row(real: "RealMachine") -> tuple[str, ...]:
 
 
 def _show(real: "RealMachine") -> None:
-    from rankwise.sim.prediction.machines.description import figures_of  # noqa: PLC0415  # see above
+    from rankwise.simranks.prediction.machines.description import figures_of  # noqa: PLC0415  # see above
 
     click.echo(f"{real.name}: {real.title}")
     facts: list[tuple[str, str]] = [

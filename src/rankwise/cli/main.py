@@ -23,7 +23,7 @@ import rankwise
 from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.drivers.real.early_signals import be_interruptible
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
-from rankwise.launch.standard_streams import flush_standard_streams, give_up
+from rankwise.launch.run.standard_streams import flush_standard_streams, give_up
 
 
 class Subcommand(NamedTuple):
@@ -294,7 +294,7 @@ def _command_path(arguments: Sequence[str]) -> str:
 
 
 def _complain(command_path: str, message: str, status: int) -> int:
-    from rankwise.launch.failure_report.text import printable  # noqa: PLC0415  # only for errors
+    from rankwise.launch.telling.failure_report.text import printable  # noqa: PLC0415  # only for errors
 
     # Names of files may be no UTF-8, and hold what a terminal would obey.
     _tell(printable(f"{command_path}: error: {message}"))

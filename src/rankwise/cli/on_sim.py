@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
     from rankwise.cli.run_job import TorchrunOptions
     from rankwise.core.rendezvous.configuration import RendezvousConfig
-    from rankwise.launch.job import Job
-    from rankwise.launch.on_sim.rehearsal import Rehearsal
-    from rankwise.sim.prediction import Prediction
-    from rankwise.sim.rehearsal.faults import Fault
+    from rankwise.launch.run.job import Job
+    from rankwise.simranks.prediction import Prediction
+    from rankwise.simranks.run.rehearsal import Rehearsal
+    from rankwise.simranks.world.faults import Fault
 
 _VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """What the runtimes of GPUs read: a simulation uses none of this machine's."""
@@ -68,8 +68,8 @@ def simulate(
         )
     job = job_from(one_node, environ)
     leave_alone(job.signals)
-    from rankwise.launch.on_sim.leftovers import Leftovers  # noqa: PLC0415  # not for --help
-    from rankwise.launch.thread_limit import thread_environment  # noqa: PLC0415  # the same
+    from rankwise.launch.run.thread_limit import thread_environment  # noqa: PLC0415  # the same
+    from rankwise.simranks.run.leftovers import Leftovers  # noqa: PLC0415  # not for --help
 
     # As early as can be, so that it comes last: libraries end their processes at the exit, too.
     leftovers = Leftovers(_tell_of_leftovers)
@@ -83,12 +83,12 @@ def simulate(
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
     from rankwise.cli.sim_progress import predicted  # noqa: PLC0415  # the same
-    from rankwise.launch.on_sim.equal_ranks import run_equals_once  # noqa: PLC0415  # the same
-    from rankwise.launch.on_sim.exploration import WantedOrder  # noqa: PLC0415  # the same
-    from rankwise.launch.on_sim.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
-    from rankwise.launch.run_history import failure_command_of  # noqa: PLC0415  # the same
-    from rankwise.launch.supervision import tell  # noqa: PLC0415  # the same
+    from rankwise.launch.run.run_history import failure_command_of  # noqa: PLC0415  # the same
+    from rankwise.launch.run.supervision import tell  # noqa: PLC0415  # the same
     from rankwise.sim.faults.reading import read_faults_of_run  # noqa: PLC0415  # the same
+    from rankwise.simranks.run.equal_ranks import run_equals_once  # noqa: PLC0415  # the same
+    from rankwise.simranks.run.exploration import WantedOrder  # noqa: PLC0415  # the same
+    from rankwise.simranks.run.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
 
     faults, chip_faults = read_faults_of_run(
         options.faults,
@@ -154,14 +154,14 @@ def simulate(
     if rehearsal.supervision.has_failure_command:
         rehearsal.supervision.run_failure_command()
     elif command := failure_command_of(job):  # of an exploration, whose runs have none
-        from rankwise.launch.failure_command import tell_of_end  # noqa: PLC0415  # rare
+        from rankwise.launch.telling.failure_command import tell_of_end  # noqa: PLC0415  # rare
 
         tell_of_end(command, outcome, rehearsal.supervision)
     return outcome
 
 
 def _tell_of_leftovers(killed: "Mapping[int, str]") -> None:
-    from rankwise.launch.announcements import left_behind_line  # noqa: PLC0415  # rare
+    from rankwise.launch.telling.announcements import left_behind_line  # noqa: PLC0415  # rare
 
     _say(left_behind_line(killed, may_be_kept=False))
 
@@ -219,7 +219,7 @@ def _no_machine(options: "TorchrunOptions", name: str) -> ConfigError:
 
 
 def _check_packages(options: "TorchrunOptions") -> None:
-    from rankwise.sim.rehearsal.modules import PACKAGES_OF_PROCESSES  # noqa: PLC0415  # see above
+    from rankwise.simranks.world.modules import PACKAGES_OF_PROCESSES  # noqa: PLC0415  # see above
 
     for package in options.import_per_rank:
         if package in PACKAGES_OF_PROCESSES:
@@ -265,8 +265,8 @@ def _check_one_run(options: "TorchrunOptions", *, has_nodes: bool) -> None:
 
 def _keep_prediction(options: "TorchrunOptions", rehearsal: "Rehearsal") -> None:
     """Leave the figures beside the journal, which tells nothing of a model's time."""
-    from rankwise.launch.on_sim.compared import PREDICTION_FILE  # noqa: PLC0415  # only here
-    from rankwise.sim.prediction import summary as told  # noqa: PLC0415  # only here
+    from rankwise.simranks.prediction import summary as told  # noqa: PLC0415  # only here
+    from rankwise.simranks.run.compared import PREDICTION_FILE  # noqa: PLC0415  # only here
 
     if rehearsal.prediction is None or options.log_dir in {None, os.devnull}:
         return
@@ -285,7 +285,7 @@ def _tell_prediction(
 ) -> None:
     """Show the figures on stderr, and write the files that were asked for."""
     from rankwise.cli.run_files import tell_file  # noqa: PLC0415  # only there
-    from rankwise.sim.prediction import summary as told  # noqa: PLC0415  # the same
+    from rankwise.simranks.prediction import summary as told  # noqa: PLC0415  # the same
 
     told.write_files(prediction, options.training_script, options.trace, options.report)
     if options.prediction is not None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.familiar_words import hint_on_script, is_python
-from rankwise.launch.job import Executable, Module, Program, Script
-from rankwise.launch.search_path import search_path
+from rankwise.launch.run.job import Executable, Module, Program, Script
+from rankwise.launch.run.search_path import search_path
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec

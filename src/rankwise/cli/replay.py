@@ -82,7 +82,7 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
             hint="is it the journal.jsonl of a run's log directory, by this version of rankwise?",
         )
     if root is not None:
-        from rankwise.launch.failure_report.sentences import headline  # noqa: PLC0415  # not for --help
+        from rankwise.launch.telling.failure_report.sentences import headline  # noqa: PLC0415  # not for --help
 
         click.echo(f"root cause: {headline(root)}")
     if different is not None:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from rankwise.base.failure import Outcome
     from rankwise.cli.run_job import TorchrunOptions
-    from rankwise.launch.job import Job
-    from rankwise.launch.log_layout import LogPlaces
+    from rankwise.launch.run.job import Job
+    from rankwise.launch.run.log_layout import LogPlaces
 
 STRICT_WORDS = "rankwise.cli.run.words"
 """Where in click's `Context.meta` the words are, in strict spelling."""
@@ -232,7 +232,7 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     with suppress(OSError):  # the run goes on although its notices cannot be written
         told = [how] if how and job.verbose else []
         for notice in [*of_scheduler, *notices(options, job), *told]:
-            from rankwise.launch.notices import notice as written  # noqa: PLC0415  # not for --help
+            from rankwise.launch.telling.notices import notice as written  # noqa: PLC0415  # not for --help
 
             print(written(job, notice), end="", file=sys.stderr, flush=True)
     outcome = _supervise(job, options.event_log_handler, None if files is None else files.places)
@@ -251,7 +251,7 @@ def _with_master_bound(job: "Job") -> "Job":
         return job
     from msgspec.structs import replace  # noqa: PLC0415  # rare
 
-    from rankwise.launch.master_port import address_here  # noqa: PLC0415  # the same
+    from rankwise.launch.run.master_port import address_here  # noqa: PLC0415  # the same
 
     return replace(job, master_bind=address_here(job.master_addr))
 
@@ -266,7 +266,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
         started = None
         with suppress(OSError):  # it is tried again by who can tell the reason
             started = hosting_for(job)  # it starts on another core while we import the rest
-        from rankwise.launch.supervision import supervise  # noqa: PLC0415  # see above
+        from rankwise.launch.run.supervision import supervise  # noqa: PLC0415  # see above
 
         begin_work()
         return supervise(job, places, started=started, ends_process=True)
@@ -338,7 +338,7 @@ def notices(options: "TorchrunOptions", job: "Job") -> list[str]:
     if not job.console:
         return []
     from rankwise.cli.node_flags import endpoint_notice  # noqa: PLC0415  # not for --help
-    from rankwise.launch.thread_limit import VARIABLE, thread_notice  # noqa: PLC0415  # the same
+    from rankwise.launch.run.thread_limit import VARIABLE, thread_notice  # noqa: PLC0415  # the same
 
     told = []
     if (limit := job.environment.get(VARIABLE)) is not None:

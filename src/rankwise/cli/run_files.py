@@ -16,11 +16,11 @@ import msgspec
 
 from rankwise.base.errors import ConfigError, RankwiseError
 from rankwise.cli.journals import lines_of
-from rankwise.launch.log_layout import LogLayout, LogPlaces
+from rankwise.launch.run.log_layout import LogLayout, LogPlaces
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import TorchrunOptions
-    from rankwise.launch.job import Job
+    from rankwise.launch.run.job import Job
     from rankwise.observe.timeline import RunTimeline
 
 
@@ -103,7 +103,7 @@ class RunFiles:
     def _say(self, text: str) -> None:
         if not self.job.console:
             return
-        from rankwise.launch.notices import notice  # noqa: PLC0415  # not for --help
+        from rankwise.launch.telling.notices import notice  # noqa: PLC0415  # not for --help
 
         with suppress(OSError):  # the reader of stderr has gone
             sys.stderr.write(notice(self.job, text, "file"))

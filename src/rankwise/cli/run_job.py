@@ -30,7 +30,16 @@ from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.launch.cluster.plan import plan_alone
-from rankwise.launch.job import (
+from rankwise.launch.limits import (
+    check_restarts,
+    check_role,
+    check_run_id,
+    check_worker_count,
+    check_working_directory,
+    shown,
+)
+from rankwise.launch.options import options_needing, options_refused
+from rankwise.launch.run.job import (
     Executable,
     Function,
     Job,
@@ -40,17 +49,8 @@ from rankwise.launch.job import (
     Script,
     StartMethod,
 )
-from rankwise.launch.limits import (
-    check_restarts,
-    check_role,
-    check_run_id,
-    check_worker_count,
-    check_working_directory,
-    shown,
-)
-from rankwise.launch.log_layout import check_prefix, log_plan_problems, parse_streams
-from rankwise.launch.options import options_needing, options_refused
-from rankwise.launch.thread_limit import thread_environment
+from rankwise.launch.run.log_layout import check_prefix, log_plan_problems, parse_streams
+from rankwise.launch.run.thread_limit import thread_environment
 
 BEYOND_RESTARTS = (
     "no_retry", "retry_startup_errors", "max_no_progress", "max_node_failures", "node_check",
@@ -275,8 +275,8 @@ def job_from(options: TorchrunOptions, environ: Mapping[str, str]) -> Job:
 def _program(options: TorchrunOptions, environ: Mapping[str, str]) -> Program:
     name, args = options.training_script, options.training_script_args
     if options.run_path:
-        from rankwise.launch.function_payload import pack_function  # noqa: PLC0415  # rarely needed
-        from rankwise.launch.run_path import run_script_path  # noqa: PLC0415  # the same
+        from rankwise.launch.inside.function_payload import pack_function  # noqa: PLC0415  # rarely needed
+        from rankwise.launch.inside.run_path import run_script_path  # noqa: PLC0415  # the same
 
         script = python_script(name, args)
         payload = pack_function(
@@ -317,7 +317,7 @@ def _size(options: TorchrunOptions, environ: Mapping[str, str]) -> int:
 
 
 def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
-    from rankwise.launch.devices import device_count_by_torch, visible_gpu_count  # noqa: PLC0415  # a plain number is the common case
+    from rankwise.launch.run.devices import device_count_by_torch, visible_gpu_count  # noqa: PLC0415  # a plain number is the common case
 
     if not kind.isidentifier():
         raise ConfigError(f"{label} is {shown(kind)}, expected {_KINDS}")
@@ -570,7 +570,7 @@ def _signal_number(name: str) -> int | None:
 def _cpus_by_rank(options: TorchrunOptions, size: int) -> dict[int, frozenset[int]] | None:
     if options.numa_binding is None:
         return None
-    from rankwise.launch.affinity import Binding, cpus_by_rank  # noqa: PLC0415  # rarely needed
+    from rankwise.launch.run.affinity import Binding, cpus_by_rank  # noqa: PLC0415  # rarely needed
 
     try:
         binding = Binding(options.numa_binding)

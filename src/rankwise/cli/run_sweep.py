@@ -34,7 +34,7 @@ def sweep(options: "TorchrunOptions", words: Sequence[str]) -> int:
     from rankwise.cli.run_files import check_files  # noqa: PLC0415  # only here
     from rankwise.cli.sim_progress import counted  # noqa: PLC0415  # the same
     from rankwise.cli.sim_sweep import TableTarget, show  # noqa: PLC0415  # the same
-    from rankwise.launch.on_sim.sweeps import sweep_commands  # noqa: PLC0415  # the same
+    from rankwise.simranks.run.sweeps import sweep_commands  # noqa: PLC0415  # the same
 
     label = options.label("sweep")
     swept = assignments(label, options.sweep, is_list=True)

@@ -177,7 +177,7 @@ def _machine(name: str) -> "str | Topology":
     """A node of a machine that exists; the name itself, if it is a preset's or a file's."""
     if name not in MACHINES:
         return name
-    from rankwise.sim.prediction.machines.catalogue import named_machine, open_machine  # noqa: PLC0415  # not for --help
+    from rankwise.simranks.prediction.machines.catalogue import named_machine, open_machine  # noqa: PLC0415  # not for --help
 
     return open_machine(name, 1, named_machine(name).node_size)
 

@@ -19,8 +19,8 @@ from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.node_flags import node_counts
 
 if TYPE_CHECKING:
-    from rankwise.drivers.sim.cluster.cluster_plan import ClusterPlan
-    from rankwise.drivers.sim.cluster.simulator import ClusterRun
+    from rankwise.drivers.virtual.cluster.cluster_plan import ClusterPlan
+    from rankwise.drivers.virtual.cluster.simulator import ClusterRun
 
     PlanOf = Callable[[int], ClusterPlan]
 
@@ -117,7 +117,7 @@ def cluster(
     nodes_min, nodes_max = (None, None) if nnodes is None else node_counts(nnodes, 0)
     plan: ClusterPlan | None = None
     if not is_random:
-        from rankwise.drivers.sim.cluster.plan_file import load_plan  # noqa: PLC0415  # not for --help
+        from rankwise.drivers.virtual.cluster.plan_file import load_plan  # noqa: PLC0415  # not for --help
 
         if nodes is None and nodes_max is not None and not is_alone:
             nodes = nodes_max + (spares or 0)
@@ -144,10 +144,10 @@ def cluster(
 def _drawn(*, is_alone: bool) -> "PlanOf":
     """What draws the plan of a seed."""
     if is_alone:
-        from rankwise.drivers.sim import random_plans as gangs  # noqa: PLC0415  # not for --help
+        from rankwise.drivers.virtual import random_plans as gangs  # noqa: PLC0415  # not for --help
 
         return gangs.random_plan
-    from rankwise.drivers.sim.cluster import random_plans as clusters  # noqa: PLC0415  # likewise
+    from rankwise.drivers.virtual.cluster import random_plans as clusters  # noqa: PLC0415  # likewise
 
     return clusters.random_plan
 
@@ -167,7 +167,7 @@ def _command(
 def _run_one(
     plan: "ClusterPlan", seed: int, journal: str | None, again: str, *, tells: bool
 ) -> int:
-    from rankwise.drivers.sim.cluster.simulator import ClusterSimulator  # noqa: PLC0415  # not for --help
+    from rankwise.drivers.virtual.cluster.simulator import ClusterSimulator  # noqa: PLC0415  # not for --help
 
     simulator = ClusterSimulator(plan, seed, keeps_journal=tells or journal is not None)
     gc.disable()  # what a large simulation allocates lives as long as it does
@@ -182,7 +182,7 @@ def _run_one(
     if journal is not None:
         _write_journal(journal, simulator.journal.lines())
     if tells:
-        from rankwise.drivers.sim.story import story  # noqa: PLC0415  # not for --help
+        from rankwise.drivers.virtual.story import story  # noqa: PLC0415  # not for --help
 
         click.echo(story(simulator.journal.lines()))
     if broken is not None:
@@ -193,7 +193,7 @@ def _run_one(
 
 
 def _run_many(plan_of: "PlanOf", seeds: range, again: str) -> int:
-    from rankwise.drivers.sim.cluster.simulator import ClusterSimulator  # noqa: PLC0415  # not for --help
+    from rankwise.drivers.virtual.cluster.simulator import ClusterSimulator  # noqa: PLC0415  # not for --help
 
     began = time.perf_counter()
     ends: dict[str, int] = {}

@@ -30,9 +30,9 @@ def compare(*, first: str, second: str, is_json: bool, report: str | None) -> in
     All parts add up to the difference. Exit code 2: A or B tells nothing of a run.
     """
     from rankwise.cli.sim_progress import terminal_width, told_while  # noqa: PLC0415  # not for --help
-    from rankwise.launch.on_sim import compared as given  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.comparison import compare as side_by_side  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.files import check_writable, write_text  # noqa: PLC0415  # the same
+    from rankwise.simranks.run import compared as given  # noqa: PLC0415  # the same
 
     if report is not None:
         check_writable(report)

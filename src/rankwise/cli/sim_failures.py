@@ -15,10 +15,10 @@ from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.base.units import Duration
 from rankwise.cli.exit_codes import EXIT_CODE_OF_A_TIMEOUT
 from rankwise.cli.run import exit_code
-from rankwise.launch.failure_report.composing import compose_report
-from rankwise.launch.failure_report.model import FailureReport, ReportContext
-from rankwise.launch.failure_report.rendering import plain_text, write_report
-from rankwise.launch.failure_report.text import printable_lines
+from rankwise.launch.telling.failure_report.composing import compose_report
+from rankwise.launch.telling.failure_report.model import FailureReport, ReportContext
+from rankwise.launch.telling.failure_report.rendering import plain_text, write_report
+from rankwise.launch.telling.failure_report.text import printable_lines
 from rankwise.sim.kernel.places import line_of, traceback_in_text
 from rankwise.sim.runtime.multiprocessing import SpawnException
 

@@ -69,7 +69,7 @@ def assignments(option: str, texts: tuple[str, ...], *, is_list: bool) -> list[A
 
 def points_of(swept: list[Assignment]) -> list[dict[str, str]]:
     """Every combination of the values, the last key varying fastest."""
-    from rankwise.launch.on_sim.sweeps import points_of as combinations  # noqa: PLC0415  # not for --help
+    from rankwise.simranks.run.sweeps import points_of as combinations  # noqa: PLC0415  # not for --help
 
     return combinations({each.key: each.values for each in swept})
 

@@ -8,11 +8,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from rankwise.base.wording import counted as counted_in_words
-from rankwise.launch.status_line import shown
+from rankwise.launch.telling.status_line import shown
 
 if TYPE_CHECKING:
-    from rankwise.launch.on_sim.rehearsal import Rehearsal
     from rankwise.sim.hardware.engine import GraphEngine
+    from rankwise.simranks.run.rehearsal import Rehearsal
 
 
 def terminal_width() -> int | None:

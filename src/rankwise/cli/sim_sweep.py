@@ -12,7 +12,6 @@ import msgspec
 
 from rankwise.cli.sim_failures import tell_error
 from rankwise.cli.sim_progress import counted, terminal_width
-from rankwise.launch.on_sim.sweeps import SweepOutcome, sweep_settings
 from rankwise.sim.benches.session import BenchSettings, check_keys
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.reporting.files import check_writable, write_text
@@ -20,6 +19,7 @@ from rankwise.sim.reporting.results import time_row, times_as_csv
 from rankwise.sim.reporting.sweep_page import result_of, sweep_page, table_rows
 from rankwise.sim.reporting.sweep_table import BENCH, TIME, SweepTable
 from rankwise.sim.reporting.table import result_table
+from rankwise.simranks.run.sweeps import SweepOutcome, sweep_settings
 
 Point = Mapping[str, str]
 _INTERRUPTED = 130

@@ -289,7 +289,7 @@ def _with_allotted_size(
     """`auto` means what this job was given of the node, not what the node has."""
     if options.nproc_per_node != "auto":
         return options
-    from rankwise.launch.devices import visible_gpu_count  # noqa: PLC0415  # for auto alone
+    from rankwise.launch.run.devices import visible_gpu_count  # noqa: PLC0415  # for auto alone
 
     visible = visible_gpu_count(environ)
     if (gpus := _allotted(environ, "SLURM_GPUS_ON_NODE")) > 0:

@@ -147,7 +147,7 @@ def render(ranks: "Sequence[dict[str, Any]]") -> str:
 
 
 def _render_group(group: "Sequence[dict[str, Any]]") -> str:
-    from rankwise.launch.failure_report.stacks import folded_stacks  # noqa: PLC0415  # not for --help
+    from rankwise.launch.telling.failure_report.stacks import folded_stacks  # noqa: PLC0415  # not for --help
 
     stacks = folded_stacks(str(group[0].get("stacks", "")).strip("\n")) or "  (no answer)"
     return f"{ranks_and_pids(group)}\n{stacks}"

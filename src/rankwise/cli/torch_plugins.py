@@ -22,10 +22,10 @@ from rankwise.base.units import SECOND
 from rankwise.compat.torch.elastic.events import Event, EventSource, record
 from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLogs
 from rankwise.compat.torch.elastic.multiprocessing.std import Std
-from rankwise.launch.job import Job, StreamChoice, Streams, program_name
-from rankwise.launch.log_layout import Destinations, LogPlaces
 from rankwise.launch.options import PLUG_IN, options_refused
-from rankwise.launch.supervision import supervise
+from rankwise.launch.run.job import Job, StreamChoice, Streams, program_name
+from rankwise.launch.run.log_layout import Destinations, LogPlaces
+from rankwise.launch.run.supervision import supervise
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import TorchrunOptions

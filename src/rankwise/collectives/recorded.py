@@ -9,7 +9,7 @@ from rankwise.base.units import Duration
 from rankwise.collectives.calls import Call, describe
 from rankwise.collectives.ordered_reductions import Reduction
 from rankwise.collectives.transport import Flat, Transport
-from rankwise.sim.rehearsal.rank_events import EventRecorder, Plain, present_recorder
+from rankwise.simranks.world.rank_events import EventRecorder, Plain, present_recorder
 
 GROUP = "rankwise.collectives"
 

@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 from rankwise.drivers.real.worker import bootstrap
-from rankwise.sim.rehearsal.modules import UserModules
-from rankwise.sim.rehearsal.process_patches import seeds_of
-from rankwise.sim.rehearsal.rank_events import begin_recording, note_globals, note_slow_imports
-from rankwise.sim.rehearsal.world import running_rank
+from rankwise.simranks.world.modules import UserModules
+from rankwise.simranks.world.process_patches import seeds_of
+from rankwise.simranks.world.rank_events import begin_recording, note_globals, note_slow_imports
+from rankwise.simranks.world.world import running_rank
 
 
 def main(kind: str, name: str, *args: str) -> None:
@@ -35,7 +35,7 @@ def main(kind: str, name: str, *args: str) -> None:
 def _readers() -> list[Any]:
     readers: list[Any] = []
     if "torch" in sys.modules:
-        from rankwise.sim.torch.torch_events import parts_of_value  # noqa: PLC0415  # only then
+        from rankwise.simranks.torch.torch_events import parts_of_value  # noqa: PLC0415  # only then
 
         readers.append(parts_of_value)
     if "numpy" in sys.modules:
@@ -54,7 +54,7 @@ def _act_as_simulated(rank: int) -> None:
         sys.modules["numpy.random"].seed(numpy_seed)
 
     def follow_torch() -> None:
-        from rankwise.sim.torch.torch_events import install_in_process  # noqa: PLC0415  # only then
+        from rankwise.simranks.torch.torch_events import install_in_process  # noqa: PLC0415  # only then
 
         install_in_process()
         sys.modules["torch"].manual_seed(torch_seed)

@@ -20,8 +20,13 @@ from rankwise.collectives.communicator import Communicator
 from rankwise.collectives.ordered_reductions import Reduction, fold
 from rankwise.collectives.recorded import recorded
 from rankwise.collectives.transport import Flat
-from rankwise.sim.rehearsal.meetings import CarryOut, MeetingGroup
-from rankwise.sim.rehearsal.world import SimulatedWorld, present_world, refuse_threads, running_rank
+from rankwise.simranks.world.meetings import CarryOut, MeetingGroup
+from rankwise.simranks.world.world import (
+    SimulatedWorld,
+    present_world,
+    refuse_threads,
+    running_rank,
+)
 
 GROUP = "rankwise.collectives"
 _KEY = "rankwise.collectives"

@@ -13,12 +13,12 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import nearest
 from rankwise.launch.arguments import log_plan, worker_count
 from rankwise.launch.fork_server import ForkServer
-from rankwise.launch.function_job import function_job, parse_start_method
-from rankwise.launch.function_results import values_by_rank
-from rankwise.launch.job import Job, StartMethod, StartMethodName
+from rankwise.launch.inside.function_results import values_by_rank
 from rankwise.launch.limits import shown
-from rankwise.launch.outcomes import raise_unless_succeeded
-from rankwise.launch.supervision import Supervision
+from rankwise.launch.run.function_job import function_job, parse_start_method
+from rankwise.launch.run.job import Job, StartMethod, StartMethodName
+from rankwise.launch.run.supervision import Supervision
+from rankwise.launch.telling.outcomes import raise_unless_succeeded
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -269,7 +269,7 @@ def run(
         role=role,
     )
     if on is not None:
-        from rankwise.launch.on_sim.functions import run_simulated  # noqa: PLC0415  # only there
+        from rankwise.simranks.run.functions import run_simulated  # noqa: PLC0415  # only there
 
         return _by_rank(job, run_simulated(job, machine or None, simulation))
     supervision = Supervision(job, hosting=None if server is None else server.hosting)

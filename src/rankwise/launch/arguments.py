@@ -15,8 +15,6 @@ from typing import Any
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import Duration
-from rankwise.launch.environment import VARIABLES_OF_RANKS
-from rankwise.launch.job import LogPlan, StreamChoice
 from rankwise.launch.limits import (
     check_restarts,
     check_role,
@@ -25,7 +23,9 @@ from rankwise.launch.limits import (
     duration_of,
     shown,
 )
-from rankwise.launch.log_layout import check_prefix, log_plan_problems, parse_streams
+from rankwise.launch.run.environment import VARIABLES_OF_RANKS
+from rankwise.launch.run.job import LogPlan, StreamChoice
+from rankwise.launch.run.log_layout import check_prefix, log_plan_problems, parse_streams
 
 
 def call_arguments(args: Any) -> tuple[Any, ...]:

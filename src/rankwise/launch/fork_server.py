@@ -12,11 +12,19 @@ from rankwise.drivers.real.interrupts import gate_here, unheard
 from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.this_process import mark
 from rankwise.launch.arguments import modules_to_import
-from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod, is_automatic
 from rankwise.launch.limits import check_working_directory
-from rankwise.launch.search_path import search_path, sources
+from rankwise.launch.run.job import (
+    Executable,
+    Function,
+    Job,
+    Module,
+    Script,
+    StartMethod,
+    is_automatic,
+)
+from rankwise.launch.run.search_path import search_path, sources
 
-FUNCTION_MODULES = ("cloudpickle", "rankwise.launch.rank_identity")
+FUNCTION_MODULES = ("cloudpickle", "rankwise.launch.inside.rank_identity")
 """What nearly every function worker imports: paid for once in the server, not in each worker."""
 IMPORTABLE = ("accelerate", "numpy", "pandas", "scipy", "sklearn", "torch", "transformers")
 """Packages for which an automatic fork server pays. Programs with them were tested to behave
@@ -99,7 +107,7 @@ def with_automatic_start(job: Job, environ: Mapping[str, str]) -> tuple[Job, str
     """
     if not job.verbose and not any(map(_IMPORT.search, sources(job.program))):
         return job, ""
-    from rankwise.launch.automatic_start import decided  # noqa: PLC0415  # rarely so
+    from rankwise.launch.run.automatic_start import decided  # noqa: PLC0415  # rarely so
 
     return decided(job, environ)
 
@@ -114,7 +122,7 @@ def hosting_for(job: Job) -> Hosting:
     check_proc()
     mark = os.urandom(8).hex()
     if is_automatic(job):
-        from rankwise.launch.automatic_start import server_settings  # noqa: PLC0415  # only then
+        from rankwise.launch.run.automatic_start import server_settings  # noqa: PLC0415  # only then
 
         environment, watched = server_settings(job)
         return Hosting(

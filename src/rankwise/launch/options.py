@@ -239,7 +239,7 @@ up there takes the simulator, which takes numpy."""
 MACHINES = (
     "a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb-500w", "h200", "b200", "gb200", "mi300x",
 )  # fmt: skip
-"""The machines that exist (`sim/prediction/machines/shipped`), for the same."""
+"""The machines that exist (`simranks/prediction/machines/shipped`), for the same."""
 PRESETS_IN_WORDS = ", ".join(PRESETS)
 
 OPTIONS: tuple[Option, ...] = (

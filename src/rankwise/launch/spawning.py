@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVarTuple, Unpack, overload
 
 from rankwise.base.errors import GangError
 from rankwise.base.failure import SIGNAL_NAMES, Failure, FailureCause, Outcome, OutcomeStatus
-from rankwise.launch.function_job import function_job
-from rankwise.launch.job import LogPlan, StartMethodName
-from rankwise.launch.outcomes import raise_stopped
-from rankwise.launch.supervision import Supervision
+from rankwise.launch.run.function_job import function_job
+from rankwise.launch.run.job import LogPlan, StartMethodName
+from rankwise.launch.run.supervision import Supervision
+from rankwise.launch.telling.outcomes import raise_stopped
 
 SIGTERM = 15
 

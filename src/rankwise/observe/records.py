@@ -1,7 +1,7 @@
 """What an agent records of its ranks in the run's journal, besides what machines are told.
 
 Facts and orders tell how a run was decided. These records tell what its ranks did meanwhile;
-nothing is decided by them. They are written by `rankwise.launch.rank_records`, and read by
+nothing is decided by them. They are written by `rankwise.launch.looking.rank_records`, and read by
 `rankwise.observe.story`. Instants are nanoseconds of the node's monotonic clock.
 """
 

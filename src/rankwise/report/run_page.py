@@ -19,10 +19,10 @@ from rankwise.base.wording import ranges_of, ranks_in_words
 from rankwise.core.ledger import Delay, straggler_in_words
 from rankwise.core.ledger.lateness import notable
 from rankwise.core.ledger.sentences import with_cpu_wait
-from rankwise.launch.failure_report.composing import blocks_of_standing
-from rankwise.launch.failure_report.hints import is_peer_gone
-from rankwise.launch.failure_report.sentences import headline
-from rankwise.launch.failure_report.stacks import fatal_lines, innermost_frames
+from rankwise.launch.telling.failure_report.composing import blocks_of_standing
+from rankwise.launch.telling.failure_report.hints import is_peer_gone
+from rankwise.launch.telling.failure_report.sentences import headline
+from rankwise.launch.telling.failure_report.stacks import fatal_lines, innermost_frames
 from rankwise.observe.records import BEGUN_BY_CPP, GpuSample
 from rankwise.observe.story import NodeStory
 from rankwise.observe.timeline import PlacedCall, RunTimeline, clocks_in_words

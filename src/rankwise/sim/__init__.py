@@ -13,9 +13,9 @@ _HOMES = {
     "SpawnException": "rankwise.sim.runtime.multiprocessing",
     "held_back_by": "rankwise.sim.benches.spending",
     # They run processes, so they stand above the simulator; users look for them here.
-    "compare": "rankwise.launch.on_sim.compared",
-    "sweep": "rankwise.launch.on_sim.sweeps",
-    "read_results": "rankwise.launch.on_sim.sweeps",
+    "compare": "rankwise.simranks.run.compared",
+    "sweep": "rankwise.simranks.run.sweeps",
+    "read_results": "rankwise.simranks.run.sweeps",
     "SweepTable": "rankwise.sim.reporting.sweep_table",
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from rankwise.drivers.sim.worker_behaviour import (
+from rankwise.drivers.virtual.worker_behaviour import (
     Dies,
     Ending,
     Exits,

@@ -23,7 +23,7 @@ from rankwise.base.errors import RankwiseError
 from rankwise.base.units import Instant
 from rankwise.launch.control.client import RunSummary, RunUnreachable, listen
 from rankwise.launch.control.server import ControlRequest
-from rankwise.launch.failure_report.text import printable
+from rankwise.launch.telling.failure_report.text import printable
 from rankwise.tui.picture import Row, RunPicture, SortOrder, State, Watcher, arranged
 from rankwise.tui.samples import PATIENCE, RunLook, look_at
 from rankwise.tui.text import cells, columns_for, head, heading

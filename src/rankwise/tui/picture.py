@@ -30,8 +30,8 @@ from rankwise.base.units import SECOND, Duration, between, duration_from_seconds
 from rankwise.core.gang.progress import Activity, ProgressWatch
 from rankwise.core.ledger.lateness import Delay, notable
 from rankwise.launch.control.client import RunSummary
-from rankwise.launch.rank_activity import activity_of
-from rankwise.launch.rank_status import RankStatus
+from rankwise.launch.looking.rank_activity import activity_of
+from rankwise.launch.looking.rank_status import RankStatus
 from rankwise.tui.samples import RunLook, RunStatus
 
 _Number = TypeVar("_Number", int, float)

@@ -22,7 +22,7 @@ from rankwise.launch.control.client import (
     ask_all,
     is_suspended,
 )
-from rankwise.launch.rank_status import RankStatus
+from rankwise.launch.looking.rank_status import RankStatus
 
 PATIENCE = Duration(2 * SECOND)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rankwise.base.units import duration_from_seconds, format_bytes, format_duration
 from rankwise.base.wording import counted, ranges_of, ranks_in_words
-from rankwise.launch.failure_report.text import printable
+from rankwise.launch.telling.failure_report.text import printable
 from rankwise.tui.picture import NOTABLE_S, Row, RunPicture, State, arranged
 
 WIDTH = 80

@@ -16,9 +16,9 @@ from rankwise.base.failure import (
     OutcomeStatus,
 )
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
-from rankwise.launch.failure_report.composing import compose_report
-from rankwise.launch.failure_report.model import ReportContext
-from rankwise.launch.failure_report.rendering import TerminalStyle, boxed_text, plain_text
+from rankwise.launch.telling.failure_report.composing import compose_report
+from rankwise.launch.telling.failure_report.model import ReportContext
+from rankwise.launch.telling.failure_report.rendering import TerminalStyle, boxed_text, plain_text
 
 START_WALL_NS = 1_795_228_455_926_535_897
 TRACEBACK = """\

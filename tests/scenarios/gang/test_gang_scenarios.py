@@ -27,9 +27,9 @@ from rankwise.base.failure import SIGNAL_NAMES
 from rankwise.base.units import SECOND, Duration, Instant, duration_from_seconds
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.gang_simulator import GangSimulator
-from rankwise.drivers.sim.story import story
-from rankwise.drivers.sim.worker_behaviour import (
+from rankwise.drivers.virtual.gang_simulator import GangSimulator
+from rankwise.drivers.virtual.story import story
+from rankwise.drivers.virtual.worker_behaviour import (
     Dies,
     Ending,
     Exits,

@@ -259,7 +259,7 @@ sys.setprofile(interrupt_where_exceptions_are_dropped)
 
 
 @pytest.mark.parametrize(
-    "module", ["rankwise.cli.main", "click", "msgspec", "rankwise.launch.job", "an unlocking"]
+    "module", ["rankwise.cli.main", "click", "msgspec", "rankwise.launch.run.job", "an unlocking"]
 )
 def test_interrupt_while_the_command_is_imported_prints_one_line(module: str, folder: Path) -> None:
     write("sitecustomize.py", INTERRUPT_AT_IMPORT)

@@ -22,7 +22,7 @@ from unittest.mock import ANY
 import pytest
 
 from rankwise.drivers.real.worker import boot_program, bootstrap
-from rankwise.launch.compiled_script import compiled_script
+from rankwise.launch.run.compiled_script import compiled_script
 
 pytestmark = pytest.mark.system
 

@@ -15,7 +15,7 @@ import pytest
 from hosted import PATIENCE, Hosted, all_ended, read_line, read_to_end
 
 from rankwise.base import exception_pickle
-from rankwise.launch.function_payload import pack_function
+from rankwise.launch.inside.function_payload import pack_function
 
 pytestmark = pytest.mark.system
 

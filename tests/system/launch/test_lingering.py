@@ -9,8 +9,8 @@ from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.cli.run import exit_code
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.launch.job import Job, Script, StartMethod
-from rankwise.launch.supervision import Supervision
+from rankwise.launch.run.job import Job, Script, StartMethod
+from rankwise.launch.run.supervision import Supervision
 
 pytestmark = pytest.mark.system
 

@@ -11,7 +11,7 @@ import pytest
 import rankwise
 from rankwise import FailureCause, WorkersFailed
 from rankwise.collectives import barrier
-from rankwise.launch.job import StartMethodName
+from rankwise.launch.run.job import StartMethodName
 
 pytestmark = pytest.mark.system
 

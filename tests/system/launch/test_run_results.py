@@ -14,7 +14,7 @@ from leftovers import open_files
 from running import run_program
 
 import rankwise
-from rankwise.launch.job import StartMethodName
+from rankwise.launch.run.job import StartMethodName
 
 pytestmark = pytest.mark.system
 

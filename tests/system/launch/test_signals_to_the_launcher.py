@@ -53,7 +53,7 @@ def under_way(folder: Path, *words: str, started: Callable[..., Running] = start
 @pytest.fixture(scope="module")
 def imported() -> Iterator[Preloaded]:
     """What `rankwise run` imports takes most of its CPU time: once for all signals."""
-    with Preloaded("rankwise.launch.supervision", "rankwise.cli.run") as preloaded:
+    with Preloaded("rankwise.launch.run.supervision", "rankwise.cli.run") as preloaded:
         yield preloaded
 
 

@@ -11,7 +11,7 @@ import pytest
 from running import WITHIN_S, Deaths, numbers_after, start_program
 
 import rankwise
-from rankwise.launch.job import StartMethodName
+from rankwise.launch.run.job import StartMethodName
 
 pytestmark = pytest.mark.system
 

@@ -120,7 +120,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     ("module", "imported", "options"),
     [
         ("rankwise", "click", ()),
-        ("rankwise", "rankwise.launch.on_sim.rehearsal", ("--on=sim",)),
+        ("rankwise", "rankwise.simranks.run.rehearsal", ("--on=sim",)),
         ("rankwise.compat.torch.run", "argparse", ("--standalone",)),
     ],
 )

@@ -28,8 +28,8 @@ from rankwise.base.units import MILLISECOND, Duration
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.drivers.real.hosting import connection
 from rankwise.launch.control.addresses import socket_name
-from rankwise.launch.job import Job, LogPlan, Script
-from rankwise.launch.supervision import Supervision
+from rankwise.launch.run.job import Job, LogPlan, Script
+from rankwise.launch.run.supervision import Supervision
 
 pytestmark = pytest.mark.system
 

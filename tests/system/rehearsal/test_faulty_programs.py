@@ -13,7 +13,7 @@ from running import Finished, run, write_program
 
 import rankwise
 from rankwise import collectives
-from rankwise.launch.run_path import run_script_path
+from rankwise.launch.inside.run_path import run_script_path
 
 AT_ONCE_S = 100
 """Collectives have time-outs of 300 s, torch's of 1,800 s."""
@@ -561,7 +561,7 @@ def test_a_rank_that_blocks_has_hung_whatever_it_prints(name: str, tmp_path: Pat
 def test_a_rank_that_really_blocks_is_told_of_without_any_timeout(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.2)
+    monkeypatch.setattr("rankwise.simranks.world.patience.NOTICE_S", 0.2)
 
     def block() -> None:
         threading.Event().wait(1.0)
@@ -576,7 +576,7 @@ def test_a_rank_that_really_blocks_is_told_of_without_any_timeout(
 def test_a_rank_that_keeps_no_other_waiting_gets_no_notice(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.1)
+    monkeypatch.setattr("rankwise.simranks.world.patience.NOTICE_S", 0.1)
 
     def block() -> None:
         threading.Event().wait(0.5)
@@ -589,7 +589,7 @@ def test_a_rank_that_keeps_no_other_waiting_gets_no_notice(
 def test_notice_of_a_long_turn_without_data_says_that_large_models_take_minutes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.2)
+    monkeypatch.setattr("rankwise.simranks.world.patience.NOTICE_S", 0.2)
 
     def block() -> None:
         threading.Event().wait(1.0)
@@ -751,7 +751,7 @@ def test_without_a_hang_timeout_a_rank_may_sleep_for_days() -> None:
 def test_without_a_hang_timeout_a_loop_ends_that_lets_others_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rankwise.launch.on_sim.time_watch.UNASKED_REAL", 0)
+    monkeypatch.setattr("rankwise.simranks.run.time_watch.UNASKED_REAL", 0)
 
     def poll() -> None:
         if rankwise.rank() == 1:

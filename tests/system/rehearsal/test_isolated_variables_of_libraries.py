@@ -38,7 +38,7 @@ from importlib import import_module
 
 import torch.distributed as dist
 
-from rankwise.sim.rehearsal.names_of_ranks import NAMES
+from rankwise.simranks.world.names_of_ranks import NAMES
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

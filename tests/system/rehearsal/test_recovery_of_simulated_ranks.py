@@ -14,11 +14,11 @@ import rankwise
 from rankwise import collectives
 from rankwise.base.failure import FailureCause, Outcome, OutcomeStatus
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.launch.function_job import function_job
-from rankwise.launch.function_results import values_by_rank
-from rankwise.launch.job import LogPlan
-from rankwise.launch.on_sim.rehearsal import Rehearsal
+from rankwise.launch.inside.function_results import values_by_rank
+from rankwise.launch.run.function_job import function_job
+from rankwise.launch.run.job import LogPlan
 from rankwise.sim.faults.reading import read_faults_of_run
+from rankwise.simranks.run.rehearsal import Rehearsal
 
 RECOVERING = """
 import os, numpy as np, rankwise

@@ -245,8 +245,8 @@ print(set(found) == {rank}, len(found), flush=True)
 
 STUBBORN = """
 import signal, sys, threading
-from rankwise.sim.rehearsal.gates import Gate
-from rankwise.sim.rehearsal.world import present_world, running_rank
+from rankwise.simranks.world.gates import Gate
+from rankwise.simranks.world.world import present_world, running_rank
 
 state, never = sys.argv[1], Gate()
 
@@ -271,8 +271,8 @@ if running_rank().number == 1:
 
 STATES = """
 import os, signal, sys, threading
-from rankwise.sim.rehearsal.gates import Gate
-from rankwise.sim.rehearsal.world import present_world, running_rank
+from rankwise.simranks.world.gates import Gate
+from rankwise.simranks.world.world import present_world, running_rank
 
 state, rank, scheduler = sys.argv[1], running_rank(), present_world().scheduler
 never, goes_on = Gate(), threading.Event()

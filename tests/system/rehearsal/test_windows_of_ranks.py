@@ -12,8 +12,8 @@ import pytest
 import rankwise
 from rankwise import collectives
 from rankwise.base.failure import FailureCause
-from rankwise.launch.on_sim import windows
-from rankwise.sim.rehearsal.world import present_world
+from rankwise.simranks.run import windows
+from rankwise.simranks.world.world import present_world
 from rankwise.workers import CommHandle, DomainSpec, Member, plan_domain
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from rankwise.base.errors import WorkerDied
 from rankwise.core.tree.vocabulary import EndCause
-from rankwise.drivers.sim.random_streams import stream
+from rankwise.drivers.virtual.random_streams import stream
 from rankwise.workers import Orchestrator, TaskArgs, TensorArgType, Worker, array_at
 
 pytestmark = pytest.mark.system

@@ -28,8 +28,8 @@ from rankwise.base.units import Instant
 from rankwise.compat.torch.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from rankwise.drivers.real.stores.etcd_stream import NoHttp
 from rankwise.launch.spawning import ProcessExitedException, ProcessRaisedException
-from rankwise.sim.prediction.device_memory import DeviceFull
 from rankwise.sim.runtime.multiprocessing import RanksStuck, SpawnException
+from rankwise.simranks.prediction.device_memory import DeviceFull
 
 FAILURE = Failure(local_rank=1, rank=1, attempt=0, cause=FailureCause.RAISED, at=Instant(7), pid=9)
 WAITING = Waiting("rank 1", "a message", 5, "train.py:3")

@@ -15,7 +15,7 @@ import rankwise
 from rankwise.base.exception_pickle import dumps, loads
 from rankwise.base.value_pickle import dumps_by_value, dumps_with_sources
 from rankwise.drivers.real.worker.function import _pickled_value
-from rankwise.launch.function_payload import pack_function
+from rankwise.launch.inside.function_payload import pack_function
 from rankwise.workers.callables import ChipCallable
 
 CELL = "/tmp/ipykernel_1/42.py"

@@ -14,8 +14,8 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import DURATION_MAX, MILLISECOND, SECOND
 from rankwise.cli.run import config_from_cli, notices, parse
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.launch.job import Executable, Function, Job, Module, Script, StartMethod, Streams
-from rankwise.launch.signal_effects import SignalEffect, effects_of
+from rankwise.launch.run.job import Executable, Function, Job, Module, Script, StartMethod, Streams
+from rankwise.launch.run.signal_effects import SignalEffect, effects_of
 
 
 @pytest.fixture

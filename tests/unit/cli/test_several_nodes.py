@@ -11,7 +11,7 @@ from rankwise.cli import several_nodes
 from rankwise.cli.run import config_from_cli
 from rankwise.cli.several_nodes import secrecy_notices
 from rankwise.launch.cluster.plan import MeetingPlan
-from rankwise.launch.job import Job, restarts_allowed
+from rankwise.launch.run.job import Job, restarts_allowed
 
 
 @pytest.fixture(autouse=True)

@@ -339,7 +339,9 @@ def test_a_variable_that_is_no_number_is_named() -> None:
 def test_auto_means_what_the_job_was_given_of_the_node(
     gpus_visible: int, variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankwise.launch.devices.visible_gpu_count", lambda _environ: gpus_visible)
+    monkeypatch.setattr(
+        "rankwise.launch.run.devices.visible_gpu_count", lambda _environ: gpus_visible
+    )
 
     options, _ = completed_of("--standalone --nproc-per-node auto", **variables)
 

@@ -74,8 +74,8 @@ from rankwise.core.tree.child_group import (
     Spawn,
     StartRequested,
 )
-from rankwise.drivers.sim.cluster.random_plans import random_plan
-from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
+from rankwise.drivers.virtual.cluster.random_plans import random_plan
+from rankwise.drivers.virtual.cluster.simulator import ClusterSimulator
 
 Move = tuple[Any, Any, type]
 """From a phase to a phase, and the fact that led there."""

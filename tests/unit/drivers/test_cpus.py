@@ -7,8 +7,8 @@ import pytest
 
 from rankwise.cli.doctor import check_cpus
 from rankwise.drivers.real.cpus import usable_cpu_count
-from rankwise.launch import thread_limit
-from rankwise.launch.thread_limit import thread_environment
+from rankwise.launch.run import thread_limit
+from rankwise.launch.run.thread_limit import thread_environment
 
 V1_MOUNT = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
 V2_MOUNT = "41 31 0:38 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw\n"

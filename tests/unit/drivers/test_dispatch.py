@@ -20,9 +20,9 @@ from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
 from rankwise.core.watch.vocabulary import LookOrder
 from rankwise.drivers.agent_dispatch import AgentDispatch
-from rankwise.drivers.sim.agenda import VirtualClock
-from rankwise.drivers.sim.journal import MemoryJournal
-from rankwise.drivers.sim.story import read_journal
+from rankwise.drivers.virtual.agenda import VirtualClock
+from rankwise.drivers.virtual.journal import MemoryJournal
+from rankwise.drivers.virtual.story import read_journal
 
 Deliver = Callable[[Stimulus], None]
 

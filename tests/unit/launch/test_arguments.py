@@ -12,10 +12,10 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.launch.arguments import log_plan
-from rankwise.launch.environment import VARIABLES_OF_RANKS, worker_environment
-from rankwise.launch.function_job import function_job
-from rankwise.launch.job import Job, LogPlan, Script, Streams
-from rankwise.launch.node_ranks import NodeRanks
+from rankwise.launch.run.environment import VARIABLES_OF_RANKS, worker_environment
+from rankwise.launch.run.function_job import function_job
+from rankwise.launch.run.job import Job, LogPlan, Script, Streams
+from rankwise.launch.run.node_ranks import NodeRanks
 
 
 class Unshowable:

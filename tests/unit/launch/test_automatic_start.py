@@ -7,10 +7,10 @@ import pytest
 
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.drivers.real.hosting.preload import leading_imports
-from rankwise.launch import automatic_start
-from rankwise.launch.automatic_start import decided, recalled, remember, server_settings
 from rankwise.launch.fork_server import with_automatic_start
-from rankwise.launch.job import Job, Module, Script, StartMethod
+from rankwise.launch.run import automatic_start
+from rankwise.launch.run.automatic_start import decided, recalled, remember, server_settings
+from rankwise.launch.run.job import Job, Module, Script, StartMethod
 
 PACKAGES = {"numpy", "click"}
 

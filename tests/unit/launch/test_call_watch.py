@@ -41,9 +41,9 @@ from rankwise.drivers.real.worker.call_ring import (
     signature_text,
     stamp_of,
 )
-from rankwise.drivers.sim.agenda import VirtualClock
-from rankwise.launch.call_watch import CallWatch
-from rankwise.launch.node_ranks import NodeRanks
+from rankwise.drivers.virtual.agenda import VirtualClock
+from rankwise.launch.looking.call_watch import CallWatch
+from rankwise.launch.run.node_ranks import NodeRanks
 
 SIZE = 4
 LOST_PEER = "Connection closed by peer"

@@ -20,7 +20,7 @@ from rankwise.launch.cluster.health import HealthServer
 from rankwise.launch.cluster.metrics import METRICS, AgentSnapshot, AgentStatus, metrics_text
 from rankwise.launch.cluster.probe import Probe
 from rankwise.launch.control.addresses import shown_id
-from rankwise.launch.rank_status import CallStatus, RankStatus
+from rankwise.launch.looking.rank_status import CallStatus, RankStatus
 
 STATUS = AgentStatus(run_id='night"ly', node="n1", phase="running", round=2, nodes=3, restarts=1)
 

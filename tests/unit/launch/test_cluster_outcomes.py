@@ -14,9 +14,9 @@ from rankwise.base.failure import (
 from rankwise.base.units import Instant
 from rankwise.core.agent.vocabulary import FinishRun
 from rankwise.core.rendezvous.vocabulary import RefusalKind, Refused
-from rankwise.launch.failure_report.composing import compose_report
-from rankwise.launch.failure_report.model import ReportContext
-from rankwise.launch.notices import fields_of
+from rankwise.launch.telling.failure_report.composing import compose_report
+from rankwise.launch.telling.failure_report.model import ReportContext
+from rankwise.launch.telling.notices import fields_of
 
 KILLED = Failure(
     cause=FailureCause.STOPPED, rank=0, local_rank=0, attempt=0, exit=ExitStatus(-9), at=Instant(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.drivers.real.worker.bootstrap import stamp_of_script
-from rankwise.launch.compiled_script import compiled_script
+from rankwise.launch.run.compiled_script import compiled_script
 
 
 def test_the_code_is_the_one_that_python_makes_of_the_script(tmp_path: Path) -> None:

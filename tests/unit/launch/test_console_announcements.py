@@ -8,7 +8,7 @@ from rankwise.core.rendezvous.records import Lineup
 from rankwise.core.rendezvous.vocabulary import MadeSpare
 from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
 from rankwise.launch.cluster.plan import MeetingPlan
-from rankwise.launch.job import Job, Script
+from rankwise.launch.run.job import Job, Script
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.affinity import (
+from rankwise.launch.run.affinity import (
     Binding,
     CpuTopology,
     assign,

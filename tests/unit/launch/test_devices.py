@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.devices import device_count_by_torch, visible_gpu_count
+from rankwise.launch.run.devices import device_count_by_torch, visible_gpu_count
 
 
 def write(path: Path, text: str = "") -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.base.units import SECOND
-from rankwise.launch.error_file import read_error_file
+from rankwise.launch.inside.error_file import read_error_file
 
 
 def write(path: Path, document: object) -> str:

@@ -3,8 +3,8 @@
 import signal
 
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.launch.failure_command import FailureCommand
-from rankwise.launch.job import Job, Script
+from rankwise.launch.run.job import Job, Script
+from rankwise.launch.telling.failure_command import FailureCommand
 
 
 def test_signals_are_heard_before_the_last_command_begins() -> None:

@@ -9,8 +9,8 @@ import pytest
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import Instant
 from rankwise.cli.run import config_from_cli
-from rankwise.launch.failure_description import RankEvidence, describe_failure
-from rankwise.launch.log_layout import Destinations
+from rankwise.launch.run.log_layout import Destinations
+from rankwise.launch.telling.failure_description import RankEvidence, describe_failure
 
 EXIT = Failure(
     local_rank=1, rank=5, attempt=0, cause=FailureCause.EXITED, at=Instant(7), exit=ExitStatus(3)

@@ -19,9 +19,9 @@ from rankwise.base.failure import (
     OutcomeStatus,
 )
 from rankwise.base.units import Duration, Instant
-from rankwise.launch.failure_report.composing import compose_report
-from rankwise.launch.failure_report.model import ReportContext
-from rankwise.launch.failure_report.rendering import (
+from rankwise.launch.telling.failure_report.composing import compose_report
+from rankwise.launch.telling.failure_report.model import ReportContext
+from rankwise.launch.telling.failure_report.rendering import (
     TerminalStyle,
     boxed_text,
     look_of,

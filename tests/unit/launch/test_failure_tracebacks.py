@@ -7,13 +7,13 @@ import pytest
 
 from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.base.units import Instant
-from rankwise.launch.failure_report.stacks import (
+from rankwise.launch.telling.failure_report.stacks import (
     fatal_lines,
     frames_of_rank,
     innermost_frames,
     read_stacks,
 )
-from rankwise.launch.failure_report.tracebacks import (
+from rankwise.launch.telling.failure_report.tracebacks import (
     error_of_thread,
     traceback_lines,
     what_is_the_same,

@@ -8,9 +8,13 @@ from msgspec.structs import replace
 from rankwise.base.failure import ErrorRecord, ExitStatus, Failure, FailureCause
 from rankwise.base.units import Instant
 from rankwise.base.wording import ranks_in_words
-from rankwise.launch.failure_report.hints import hint_for
-from rankwise.launch.failure_report.sentences import describe_signal, exit_in_words, one_line
-from rankwise.launch.failure_report.text import (
+from rankwise.launch.telling.failure_report.hints import hint_for
+from rankwise.launch.telling.failure_report.sentences import (
+    describe_signal,
+    exit_in_words,
+    one_line,
+)
+from rankwise.launch.telling.failure_report.text import (
     as_on_terminal,
     first_line,
     printable,

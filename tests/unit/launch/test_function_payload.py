@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.function_payload import pack_function
+from rankwise.launch.inside.function_payload import pack_function
 from rankwise.launch.limits import shown
 
 
@@ -50,7 +50,7 @@ def test_an_importable_function_travels_by_name() -> None:
 
 def test_importable_functions_do_not_cost_the_import_of_cloudpickle() -> None:
     program = (
-        "import operator, sys; from rankwise.launch.function_payload import pack_function;"
+        "import operator, sys; from rankwise.launch.inside.function_payload import pack_function;"
         "pack_function(operator.add, (1, 2)); assert 'cloudpickle' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,7 +10,7 @@ import pytest
 
 from rankwise.base.errors import GangError
 from rankwise.base.exception_pickle import dumps
-from rankwise.launch.function_results import exceptions_by_rank, values_by_rank
+from rankwise.launch.inside.function_results import exceptions_by_rank, values_by_rank
 
 is_reading = False
 

@@ -4,8 +4,8 @@ import pytest
 
 from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.base.units import Instant
-from rankwise.launch.failure_report.gpu_errors import memory_lines
-from rankwise.launch.failure_report.hints import hint_for
+from rankwise.launch.telling.failure_report.gpu_errors import memory_lines
+from rankwise.launch.telling.failure_report.hints import hint_for
 
 # As CUDACachingAllocator.cpp of torch 2.13 writes it.
 OUT_OF_MEMORY = (

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.drivers.real.clock import SystemClock
-from rankwise.launch.on_sim.run_token_watch import RunTokenWatch
-from rankwise.launch.on_sim.time_watch import TimeWatch
+from rankwise.simranks.run.run_token_watch import RunTokenWatch
+from rankwise.simranks.run.time_watch import TimeWatch
 
 COMPUTES = """
 from time import process_time

@@ -13,8 +13,8 @@ import pytest
 from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND
 from rankwise.drivers.real.logs.stamps import stamped
-from rankwise.launch.job import LogPlan, Streams
-from rankwise.launch.log_layout import (
+from rankwise.launch.run.job import LogPlan, Streams
+from rankwise.launch.run.log_layout import (
     Destinations,
     LogLayout,
     LogPlaces,
@@ -25,7 +25,7 @@ from rankwise.launch.log_layout import (
     notice_stamp,
     parse_streams,
 )
-from rankwise.launch.private_places import remove_abandoned
+from rankwise.launch.run.private_places import remove_abandoned
 
 NOBODY = 65534
 

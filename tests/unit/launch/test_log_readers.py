@@ -14,7 +14,7 @@ import pytest
 from rankwise.base.units import Instant
 from rankwise.launch.control.addresses import socket_name
 from rankwise.launch.control.server import ControlRequest, ControlServer, Reply
-from rankwise.launch.log_readers import (
+from rankwise.launch.looking.log_readers import (
     UNSENT_BYTES_MAX,
     FollowedStream,
     LogReaders,

@@ -15,8 +15,8 @@ from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import plan_of
-from rankwise.launch.master_port import ReservedPort, address_here
-from rankwise.launch.run_parts import RunParts
+from rankwise.launch.run.master_port import ReservedPort, address_here
+from rankwise.launch.run.run_parts import RunParts
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1"])

@@ -14,12 +14,12 @@ from rankwise.base.failure import (
 )
 from rankwise.base.units import Instant
 from rankwise.compat.torch.elastic.multiprocessing.results import process_failures
-from rankwise.launch.failure_report.composing import compose_report, lines_of_standing
-from rankwise.launch.failure_report.hints import hint_for
-from rankwise.launch.failure_report.model import ReportContext
-from rankwise.launch.failure_report.rendering import plain_text
-from rankwise.launch.failure_report.stacks import innermost_frames, place_in_program
 from rankwise.launch.spawning import exception_for
+from rankwise.launch.telling.failure_report.composing import compose_report, lines_of_standing
+from rankwise.launch.telling.failure_report.hints import hint_for
+from rankwise.launch.telling.failure_report.model import ReportContext
+from rankwise.launch.telling.failure_report.rendering import plain_text
+from rankwise.launch.telling.failure_report.stacks import innermost_frames, place_in_program
 
 STACKS = """Current thread 0x00007f (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait

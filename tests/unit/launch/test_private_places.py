@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rankwise.launch.private_places import OF_ETCD, OF_RUN, held_folder, remove_abandoned
+from rankwise.launch.run.private_places import OF_ETCD, OF_RUN, held_folder, remove_abandoned
 
 
 def test_folders_that_nobody_holds_are_removed_by_the_next_run(tmp_path: Path) -> None:

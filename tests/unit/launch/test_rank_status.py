@@ -5,8 +5,8 @@ from gangs import running_gang
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.core.gang.vocabulary import ProgressLooked, RanksBlamed
 from rankwise.core.ledger import Delay
-from rankwise.launch.node_ranks import NodeRanks
-from rankwise.launch.rank_status import WaitedSoFar, ranks_now
+from rankwise.launch.looking.rank_status import WaitedSoFar, ranks_now
+from rankwise.launch.run.node_ranks import NodeRanks
 
 HERE = NodeRanks(size=2, master_addr="127.0.0.1", master_port=1)
 

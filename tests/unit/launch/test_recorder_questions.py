@@ -9,7 +9,7 @@ from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.report_pipe import Recorded
 from rankwise.drivers.real.worker.bootstrap import Reporter
-from rankwise.launch.recorder_questions import RecorderQuestions
+from rankwise.launch.looking.recorder_questions import RecorderQuestions
 
 if TYPE_CHECKING:
     from rankwise.drivers.real.process_host import RealProcessHost

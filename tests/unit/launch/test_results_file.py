@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.on_sim.results_file import ResultsFile, entries_in
 from rankwise.sim.reporting.sweep_table import SweptCase
+from rankwise.simranks.run.results_file import ResultsFile, entries_in
 
 
 def kept(path: Path, *keys: str) -> None:
@@ -85,7 +85,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 _FILLS = """
 import resource, signal, sys
-from rankwise.launch.on_sim.results_file import ResultsFile
+from rankwise.simranks.run.results_file import ResultsFile
 from rankwise.sim.reporting.files import NotWritten
 from rankwise.sim.reporting.sweep_table import SweptCase
 file = ResultsFile(sys.argv[1])

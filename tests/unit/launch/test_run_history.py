@@ -6,10 +6,10 @@ from rankwise.base.failure import EarlierAttempt, ExitStatus, Failure, FailureCa
 from rankwise.base.units import Duration, Instant
 from rankwise.core.agent.vocabulary import AnnounceRestart, AnnounceRound
 from rankwise.core.rendezvous.vocabulary import World
-from rankwise.launch.run_history import RunHistory
+from rankwise.launch.run.run_history import RunHistory
 
 if TYPE_CHECKING:
-    from rankwise.launch.failure_command import FailureCommand
+    from rankwise.launch.telling.failure_command import FailureCommand
 
 
 class Recorded:

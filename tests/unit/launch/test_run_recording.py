@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.rank_records import command_line, installed_versions, without_secrets
+from rankwise.launch.looking.rank_records import command_line, installed_versions, without_secrets
 
 
 @pytest.mark.parametrize(

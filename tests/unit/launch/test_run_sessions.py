@@ -19,9 +19,9 @@ from rankwise.base.failure import (
 from rankwise.base.units import SECOND, Duration, Instant
 from rankwise.cli.run import config_from_cli
 from rankwise.core.agent.vocabulary import AnnounceRestart
-from rankwise.launch.job import Job
-from rankwise.launch.log_layout import LogLayout
-from rankwise.launch.session import Session
+from rankwise.launch.run.job import Job
+from rankwise.launch.run.log_layout import LogLayout
+from rankwise.launch.run.session import Session
 
 SUCCESS = Outcome(status=OutcomeStatus.SUCCEEDED, attempts=1)
 STOPPED = Outcome(status=OutcomeStatus.STOPPED, attempts=1, stop_signal=TIME_LIMIT_SIGNAL)

@@ -9,8 +9,8 @@ import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.drivers.real.segments import SEGMENT_VARIABLE, Segment
-from rankwise.launch import sections
-from rankwise.launch.sections import forget_segment, section
+from rankwise.launch.inside import sections
+from rankwise.launch.inside.sections import forget_segment, section
 
 
 def run_program(text: str) -> "subprocess.CompletedProcess[str]":

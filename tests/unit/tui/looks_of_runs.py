@@ -7,7 +7,7 @@ from rankwise.base.units import SECOND, Duration, Instant, duration_from_seconds
 from rankwise.drivers.real.gpus import GpuUse
 from rankwise.drivers.real.process_work import ProcessWork, Usage
 from rankwise.launch.control.client import RunSummary
-from rankwise.launch.rank_status import CallStatus, RankStatus
+from rankwise.launch.looking.rank_status import CallStatus, RankStatus
 from rankwise.tui.samples import RunLook, RunStatus
 
 NIGHTLY = RunSummary("nightly", 4711, 1000)

@@ -8,7 +8,7 @@ from looks_of_runs import NIGHTLY, four_ranks, look_of, many_ranks, rank_status,
 
 from rankwise.drivers.real.gpus import GpuUse
 from rankwise.launch.control.client import RunSummary
-from rankwise.launch.rank_status import RankStatus
+from rankwise.launch.looking.rank_status import RankStatus
 from rankwise.tui import samples
 from rankwise.tui.picture import SortOrder, State, Watcher, arranged
 from rankwise.tui.samples import RunLook

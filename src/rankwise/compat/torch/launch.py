@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 
 from rankwise.compat.torch.run import get_args_parser, run
-from rankwise.launch.standard_streams import flush_standard_streams
+from rankwise.launch.run.standard_streams import flush_standard_streams
 
 __all__ = ["launch", "main", "parse_args"]
 

@@ -30,6 +30,7 @@ from rankwise.compat.torch.launcher.api import LaunchConfig, elastic_launch
 from rankwise.compat.torch.launcher.signals import heed_all_signals
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.early_signals import be_interruptible, leave_alone
+from rankwise.launch.inside.run_path import run_script_path
 from rankwise.launch.options import (
     FLAG,
     INTEGER,
@@ -42,9 +43,8 @@ from rankwise.launch.options import (
     Option,
     Torchrun,
 )
-from rankwise.launch.run_path import run_script_path
-from rankwise.launch.standard_streams import flush_standard_streams
-from rankwise.launch.thread_limit import VARIABLE, thread_environment, thread_notice
+from rankwise.launch.run.standard_streams import flush_standard_streams
+from rankwise.launch.run.thread_limit import VARIABLE, thread_environment, thread_notice
 
 __all__ = [
     "config_from_args",
@@ -147,7 +147,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
         return int(nproc_per_node)
     except ValueError:
         pass
-    from rankwise.launch.devices import visible_gpu_count  # noqa: PLC0415  # numbers are common
+    from rankwise.launch.run.devices import visible_gpu_count  # noqa: PLC0415  # numbers are common
 
     torch = sys.modules.get("torch")
     cpus = usable_cpu_count()
@@ -177,7 +177,7 @@ def _torch_device_count(kind: str) -> int:
     torch = sys.modules.get("torch")
     if torch is None:
         from rankwise.base.errors import ConfigError  # noqa: PLC0415  # rarely asked
-        from rankwise.launch.devices import device_count_by_torch  # noqa: PLC0415  # the same
+        from rankwise.launch.run.devices import device_count_by_torch  # noqa: PLC0415  # the same
 
         try:
             return device_count_by_torch(kind, sys.executable)

@@ -26,13 +26,13 @@ from rankwise.core.watch.vocabulary import WatchSpec
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.launch.cluster.node_host import RealNodeHost
 from rankwise.launch.cluster.plan import MeetingPlan
-from rankwise.launch.run_parts import RunParts
+from rankwise.launch.run.run_parts import RunParts
 
 if TYPE_CHECKING:
     from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
     from rankwise.launch.cluster.metrics import AgentSnapshot
     from rankwise.launch.cluster.probe import Probe
-    from rankwise.launch.hang_watch import NodesTold
+    from rankwise.launch.looking.hang_watch import NodesTold
 
 NEVER = Instant(1 << 63)
 
@@ -187,7 +187,7 @@ class AgentRunner:
 
     def nodes_told(self, answered: InquiryAnswered) -> "NodesTold | None":
         """That answer with the names of nodes; None if the round is over."""
-        from rankwise.launch.hang_watch import NodesTold  # noqa: PLC0415  # rare
+        from rankwise.launch.looking.hang_watch import NodesTold  # noqa: PLC0415  # rare
 
         world = self._agent.world
         if world is None:
@@ -282,7 +282,7 @@ class AgentRunner:
 
     def _snapshot(self, run_name: str, parts: RunParts) -> "AgentSnapshot":
         from rankwise.launch.cluster.metrics import AgentSnapshot, AgentStatus  # noqa: PLC0415  # rare
-        from rankwise.launch.rank_status import ranks_now  # noqa: PLC0415  # the same
+        from rankwise.launch.looking.rank_status import ranks_now  # noqa: PLC0415  # the same
 
         agent, planner = self._agent, parts.planner
         segment, delays = planner.segment, parts.watches.delays()

@@ -17,8 +17,8 @@ from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.core.rendezvous.records import HOSTS_MAX, Verdict
 from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
 from rankwise.launch.cluster.plan import MeetingPlan
-from rankwise.launch.job import Job, restarts_allowed
-from rankwise.launch.notices import Say, fields_of
+from rankwise.launch.run.job import Job, restarts_allowed
+from rankwise.launch.telling.notices import Say, fields_of
 
 SHOWN_MAX = 8
 """How many hosts a line names."""
@@ -89,7 +89,7 @@ class ConsoleAnnouncements:
             case AnnounceKill():
                 self._tell_kill(announcement)
             case AnnounceStuck():
-                from rankwise.launch.announcements import stuck_line  # noqa: PLC0415  # rare
+                from rankwise.launch.telling.announcements import stuck_line  # noqa: PLC0415  # rare
 
                 self._say(
                     stuck_line(announcement, self.first_rank),
@@ -99,7 +99,7 @@ class ConsoleAnnouncements:
                 )
 
     def _tell_restart(self, announcement: AnnounceRestart) -> None:
-        from rankwise.launch.announcements import details_of, restart_line  # noqa: PLC0415  # rare
+        from rankwise.launch.telling.announcements import details_of, restart_line  # noqa: PLC0415  # rare
 
         say, failures = self._say, announcement.failures
         line = restart_line(announcement, failures, restarts_allowed(self._job))
@@ -110,7 +110,7 @@ class ConsoleAnnouncements:
 
     def _tell_kill(self, announcement: AnnounceKill) -> None:
         """Tell the user that workers have not ended and are being killed."""
-        from rankwise.launch.announcements import kill_line  # noqa: PLC0415  # rare
+        from rankwise.launch.telling.announcements import kill_line  # noqa: PLC0415  # rare
 
         grace = format_duration(self._job.gang.grace)
         line = kill_line(announcement, self.first_rank, grace)

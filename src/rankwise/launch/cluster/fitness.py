@@ -16,7 +16,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from rankwise.base.units import format_bytes
-from rankwise.launch.private_places import temporary_directory
+from rankwise.launch.run.private_places import temporary_directory
 
 DISK_BYTES_MIN = 64 << 20
 MEMORY_BYTES_MIN = 128 << 20

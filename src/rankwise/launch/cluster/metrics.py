@@ -14,7 +14,7 @@ from rankwise.base.failure import FailureCause
 from rankwise.base.units import SECOND
 from rankwise.drivers.real.gpus import GpuUse
 from rankwise.drivers.real.process_work import Usage
-from rankwise.launch.rank_status import RankStatus
+from rankwise.launch.looking.rank_status import RankStatus
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -28,9 +28,9 @@ from rankwise.core.gang.vocabulary import WordToWorker, WorkerExited
 from rankwise.core.rendezvous.vocabulary import BooksTold, BooksWanted, InquiryAnswered, World
 from rankwise.core.watch.vocabulary import LookOrder
 from rankwise.launch.cluster.plan import MeetingPlan
-from rankwise.launch.master_port import ReservedPort, listen_next_to
-from rankwise.launch.node_ranks import NodeRanks
-from rankwise.launch.run_parts import RunParts
+from rankwise.launch.run.master_port import ReservedPort, listen_next_to
+from rankwise.launch.run.node_ranks import NodeRanks
+from rankwise.launch.run.run_parts import RunParts
 
 if TYPE_CHECKING:
     import socket

@@ -59,7 +59,7 @@ from rankwise.drivers.real.stores.patience import describe
 from rankwise.launch.cluster.etcd_beginning import PATIENCE_S, MemberAddress, find_beginning
 from rankwise.launch.cluster.etcd_program import check_version, etcd_version
 from rankwise.launch.cluster.own_etcd_end import RegisteredNodes
-from rankwise.launch.private_places import OF_ETCD, held_folder
+from rankwise.launch.run.private_places import OF_ETCD, held_folder
 
 MEMBERS = 3
 LINGER = Duration(10 * SECOND)

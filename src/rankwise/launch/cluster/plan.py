@@ -5,7 +5,7 @@ import os
 import msgspec
 
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.launch.job import Job
+from rankwise.launch.run.job import Job
 
 
 class MeetingPlan(msgspec.Struct, frozen=True, kw_only=True):

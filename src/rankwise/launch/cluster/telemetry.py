@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from rankwise.launch.cluster.metrics import METRICS, AgentSnapshot, Metric
 from rankwise.launch.cluster.probe import Probe
-from rankwise.launch.notices import Say
+from rankwise.launch.telling.notices import Say
 
 IMPORT_S = 10.0
 """How long the end of a run waits for the packages, which a busy machine imports in seconds."""

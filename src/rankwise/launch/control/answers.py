@@ -7,9 +7,9 @@ from rankwise.base.failure import Outcome
 from rankwise.base.units import SECOND
 from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.control.server import ControlRequest, Reply
-from rankwise.launch.job import program_name, restarts_allowed
-from rankwise.launch.log_layout import LogPlaces
-from rankwise.launch.run_parts import RunParts
+from rankwise.launch.run.job import program_name, restarts_allowed
+from rankwise.launch.run.log_layout import LogPlaces
+from rankwise.launch.run.run_parts import RunParts
 
 
 class ControlAnswers:
@@ -70,7 +70,7 @@ class ControlAnswers:
             reply.finish()
 
     def _status(self) -> dict[str, object]:
-        from rankwise.launch.rank_status import ranks_now  # noqa: PLC0415  # nobody may ask
+        from rankwise.launch.looking.rank_status import ranks_now  # noqa: PLC0415  # nobody may ask
 
         gang = self._dispatch.gang
         status: dict[str, object] = {
@@ -115,7 +115,7 @@ class ControlAnswers:
         return os.path.abspath(directory) if directory else None
 
     def _show_logs(self, request: ControlRequest, reply: Reply) -> None:
-        from rankwise.launch.log_readers import StreamName, WrittenExtent  # noqa: PLC0415  # rarely asked
+        from rankwise.launch.looking.log_readers import StreamName, WrittenExtent  # noqa: PLC0415  # rarely asked
 
         here, files = self._planner.ranks, self._planner.destinations
         ranks = range(here.first_rank, here.first_rank + self._job.gang.size)
@@ -139,7 +139,7 @@ class ControlAnswers:
         self._planner.log_readers.serve(request, reply, streams)
 
     def _reply_stacks(self, stacks: dict[int, str], reply: Reply) -> None:
-        from rankwise.launch.failure_report.stacks import fatal_lines  # noqa: PLC0415  # rarely asked
+        from rankwise.launch.telling.failure_report.stacks import fatal_lines  # noqa: PLC0415  # rarely asked
 
         pids = self._host.living()
         if not pids:
@@ -152,7 +152,7 @@ class ControlAnswers:
 
 
 def _end_of(outcome: Outcome) -> dict[str, object]:
-    from rankwise.launch.failure_report.sentences import one_line  # noqa: PLC0415  # nobody may ask
+    from rankwise.launch.telling.failure_report.sentences import one_line  # noqa: PLC0415  # nobody may ask
 
     why = one_line(outcome.failures[0]) if outcome.failures else outcome.detail
     return {"state": str(outcome.status), "starts": outcome.attempts, "why": why}

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from rankwise.sim.rehearsal import modelled_device
+from rankwise.sim.triton import modelled_device
 
 
 def _nothing(*_args: Any, **_options: Any) -> None:

@@ -23,7 +23,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.drivers.sim.story import StoryLine, read_journal
+from rankwise.drivers.virtual.story import StoryLine, read_journal
 from rankwise.testing.programs import Dies, Exits, Lives, Raises, RunsForever, WorkerProgram
 
 SIGABRT, SIGKILL, SIGSEGV, SIGTERM = 6, 9, 11, 15

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.base.units import Duration, Instant
-from rankwise.drivers.sim.agenda import Agenda, VirtualClock
+from rankwise.drivers.virtual.agenda import Agenda, VirtualClock
 
 
 def test_time_jumps_to_what_happens_next() -> None:

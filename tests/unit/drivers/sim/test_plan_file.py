@@ -10,8 +10,8 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.failure import FailureCause, OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.state import AgentPhase
-from rankwise.drivers.sim.cluster.plan_file import load_plan
-from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
+from rankwise.drivers.virtual.cluster.plan_file import load_plan
+from rankwise.drivers.virtual.cluster.simulator import ClusterSimulator
 from rankwise.sim.faults.reading import CLUSTER, RANKS_AND_NODES, read_faults
 from rankwise.sim.faults.vocabulary import (
     FAULTS,

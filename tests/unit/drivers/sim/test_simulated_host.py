@@ -18,13 +18,19 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.vocabulary import World
-from rankwise.drivers.sim.agenda import Agenda, VirtualClock
-from rankwise.drivers.sim.cluster.cluster_plan import Guardian
-from rankwise.drivers.sim.cluster.host import SimulatedHost
-from rankwise.drivers.sim.cluster.simulator import ClusterSimulator
-from rankwise.drivers.sim.cluster.skewed_clocks import SkewedClock
-from rankwise.drivers.sim.gang_simulator import PROMPT, plan_of_gang
-from rankwise.drivers.sim.worker_behaviour import Dies, Exits, Raises, RunsForever, WorkerProgram
+from rankwise.drivers.virtual.agenda import Agenda, VirtualClock
+from rankwise.drivers.virtual.cluster.cluster_plan import Guardian
+from rankwise.drivers.virtual.cluster.host import SimulatedHost
+from rankwise.drivers.virtual.cluster.simulator import ClusterSimulator
+from rankwise.drivers.virtual.cluster.skewed_clocks import SkewedClock
+from rankwise.drivers.virtual.gang_simulator import PROMPT, plan_of_gang
+from rankwise.drivers.virtual.worker_behaviour import (
+    Dies,
+    Exits,
+    Raises,
+    RunsForever,
+    WorkerProgram,
+)
 
 SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
 RUNS = WorkerProgram(ending=RunsForever())

@@ -3,9 +3,9 @@
 from rankwise.base.units import SECOND, Duration
 from rankwise.core.agent.vocabulary import FinishRun
 from rankwise.core.gang.vocabulary import GangSpec
-from rankwise.drivers.sim.gang_simulator import GangSimulator
-from rankwise.drivers.sim.story import read_journal, story
-from rankwise.drivers.sim.worker_behaviour import Exits, WorkerProgram
+from rankwise.drivers.virtual.gang_simulator import GangSimulator
+from rankwise.drivers.virtual.story import read_journal, story
+from rankwise.drivers.virtual.worker_behaviour import Exits, WorkerProgram
 
 
 def test_alike_facts_of_one_instant_share_a_line() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.main import invoke
-from rankwise.drivers.sim.cluster.plan_file import load_plan
+from rankwise.drivers.virtual.cluster.plan_file import load_plan
 from rankwise.sim.benches.programs import program_from_file
 from rankwise.sim.ccl.configuration import load_configuration
 from rankwise.sim.files import load_yaml

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.sim.prediction.caching_allocator import (
+from rankwise.simranks.prediction.caching_allocator import (
     AllocatorSettings,
     CachedBlock,
     CachingAllocator,

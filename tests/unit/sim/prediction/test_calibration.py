@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from rankwise.base.errors import ConfigError
 from rankwise.cli.calibrate import calibrate
-from rankwise.sim.prediction.machines.calibration import (
+from rankwise.simranks.prediction.machines.calibration import (
     Attention,
     Elementwise,
     MeasuredCollective,
@@ -18,9 +18,13 @@ from rankwise.sim.prediction.machines.calibration import (
     machine_text,
     with_collectives,
 )
-from rankwise.sim.prediction.machines.catalogue import find_machine, named_machine, parse_machine
-from rankwise.sim.prediction.machines.fabric import FabricPrices
-from rankwise.sim.prediction.machines.nccl_logs import read_nccl_tests
+from rankwise.simranks.prediction.machines.catalogue import (
+    find_machine,
+    named_machine,
+    parse_machine,
+)
+from rankwise.simranks.prediction.machines.fabric import FabricPrices
+from rankwise.simranks.prediction.machines.nccl_logs import read_nccl_tests
 
 MIB = 1 << 20
 RATE, BANDWIDTH, START = 50e9, 10e9, 100e-6

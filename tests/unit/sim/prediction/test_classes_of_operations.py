@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.sim.prediction.bill import class_of
+from rankwise.simranks.prediction.bill import class_of
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Each rank's clock: computing, waiting, overlapping."""
 
 from rankwise.sim import load_topology
-from rankwise.sim.prediction.clocks import Passage, Prediction, RankClock
-from rankwise.sim.prediction.costs import DeviceOperation
-from rankwise.sim.prediction.summary import breakdown_of, figures_of
-from rankwise.sim.rehearsal.meetings import MeetingGroup
-from rankwise.sim.rehearsal.scheduler import Scheduler
 from rankwise.sim.reporting.breakdown import CAUSES
+from rankwise.simranks.prediction.clocks import Passage, Prediction, RankClock
+from rankwise.simranks.prediction.costs import DeviceOperation
+from rankwise.simranks.prediction.summary import breakdown_of, figures_of
+from rankwise.simranks.world.meetings import MeetingGroup
+from rankwise.simranks.world.scheduler import Scheduler
 
 SIZE = 1 << 20
 WORK = DeviceOperation("aten.add", "math", SIZE, 12 * SIZE, "f32")

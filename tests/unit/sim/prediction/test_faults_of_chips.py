@@ -11,10 +11,10 @@ from rankwise.sim.faults.reading import read_chip_faults
 from rankwise.sim.hardware.faults import Unreachable, checked_faults
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.hardware.topology import Topology
-from rankwise.sim.prediction import Prediction, RankClock
-from rankwise.sim.prediction.costs import DeviceOperation, NetworkCosts
-from rankwise.sim.prediction.kernel_times import KernelTimes, Meter
 from rankwise.sim.triton import language as tl
+from rankwise.simranks.prediction import Prediction, RankClock
+from rankwise.simranks.prediction.costs import DeviceOperation, NetworkCosts
+from rankwise.simranks.prediction.kernel_times import KernelTimes, Meter
 
 RING = (0, 1, 2, 3)
 SIZE = 1 << 20

@@ -7,13 +7,13 @@ import pytest
 
 from rankwise.sim import load_topology, triton
 from rankwise.sim.hardware.quantities import picoseconds
-from rankwise.sim.prediction import Prediction, RankClock
-from rankwise.sim.prediction.costs import DeviceOperation, Engine
-from rankwise.sim.prediction.kernel_times import KernelTimes, Meter
 from rankwise.sim.triton import execution as triton_execution
 from rankwise.sim.triton import language as tl
 from rankwise.sim.triton.kernel_runner import tried
 from rankwise.sim.triton.launch_arguments import OTHERS
+from rankwise.simranks.prediction import Prediction, RankClock
+from rankwise.simranks.prediction.costs import DeviceOperation, Engine
+from rankwise.simranks.prediction.kernel_times import KernelTimes, Meter
 
 
 @triton.jit
@@ -113,7 +113,7 @@ class Launches:
             self.trials += 1
             return tried(*args)
 
-        monkeypatch.setattr("rankwise.sim.prediction.kernel_times.tried", counted)
+        monkeypatch.setattr("rankwise.simranks.prediction.kernel_times.tried", counted)
 
     def time(self, kernel: Any, *args: Any, grid: int = 4, **meta: Any) -> int:
         begun = self._clock.time

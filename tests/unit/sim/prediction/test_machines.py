@@ -5,12 +5,17 @@ import pytest
 from rankwise.base.errors import ConfigError
 from rankwise.launch.options import MACHINES as SHOWN
 from rankwise.sim.faults.reading import read_chip_faults
-from rankwise.sim.prediction.costs import DeviceOperation
-from rankwise.sim.prediction.machines import MACHINES, MachineTopology, find_machine, open_machine
-from rankwise.sim.prediction.machines.catalogue import named_machine, parse_machine
-from rankwise.sim.prediction.machines.description import FITTED_MAX, figures_of
-from rankwise.sim.prediction.machines.device import DevicePrices
-from rankwise.sim.prediction.machines.fabric import FabricPrices
+from rankwise.simranks.prediction.costs import DeviceOperation
+from rankwise.simranks.prediction.machines import (
+    MACHINES,
+    MachineTopology,
+    find_machine,
+    open_machine,
+)
+from rankwise.simranks.prediction.machines.catalogue import named_machine, parse_machine
+from rankwise.simranks.prediction.machines.description import FITTED_MAX, figures_of
+from rankwise.simranks.prediction.machines.device import DevicePrices
+from rankwise.simranks.prediction.machines.fabric import FabricPrices
 
 H100 = named_machine("h100-sxm")
 MIB = 1 << 20

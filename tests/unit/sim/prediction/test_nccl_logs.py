@@ -3,8 +3,8 @@
 import pytest
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.prediction.machines.calibration import MeasuredCollective
-from rankwise.sim.prediction.machines.nccl_logs import read_nccl_tests
+from rankwise.simranks.prediction.machines.calibration import MeasuredCollective
+from rankwise.simranks.prediction.machines.nccl_logs import read_nccl_tests
 
 MIB = 1 << 20
 HEADING = (

@@ -7,7 +7,7 @@ from rankwise.sim.ccl.message_model import Algorithm, Collective, Rooted
 from rankwise.sim.ccl.message_timing import placed_time
 from rankwise.sim.hardware import parse_topology
 from rankwise.sim.hardware.specification import SipsSpec
-from rankwise.sim.prediction.costs import NetworkCosts
+from rankwise.simranks.prediction.costs import NetworkCosts
 
 SIZE = 1 << 20
 EIGHT = tuple(range(8))

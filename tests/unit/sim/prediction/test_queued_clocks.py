@@ -2,12 +2,12 @@
 
 from msgspec.structs import replace
 
-from rankwise.sim.prediction.clocks import Passage, Prediction, PricedWork
-from rankwise.sim.prediction.costs import DeviceOperation
-from rankwise.sim.prediction.machines import MachineTopology, open_machine
-from rankwise.sim.prediction.machines.description import Figure
-from rankwise.sim.prediction.queued_clocks import QueuedClock
-from rankwise.sim.prediction.summary import breakdown_of, figures_of, summary
+from rankwise.simranks.prediction.clocks import Passage, Prediction, PricedWork
+from rankwise.simranks.prediction.costs import DeviceOperation
+from rankwise.simranks.prediction.machines import MachineTopology, open_machine
+from rankwise.simranks.prediction.machines.description import Figure
+from rankwise.simranks.prediction.queued_clocks import QueuedClock
+from rankwise.simranks.prediction.summary import breakdown_of, figures_of, summary
 
 US = 1_000_000
 

@@ -1,11 +1,11 @@
 """Intervals of predictions, and what is outside of what was validated."""
 
 from rankwise.sim import load_topology
-from rankwise.sim.prediction.clocks import Prediction, PricedWork
-from rankwise.sim.prediction.costs import DeviceOperation
-from rankwise.sim.prediction.machines import open_machine
-from rankwise.sim.prediction.machines.catalogue import named_machine
-from rankwise.sim.prediction.machines.trust import interval_of
+from rankwise.simranks.prediction.clocks import Prediction, PricedWork
+from rankwise.simranks.prediction.costs import DeviceOperation
+from rankwise.simranks.prediction.machines import open_machine
+from rankwise.simranks.prediction.machines.catalogue import named_machine
+from rankwise.simranks.prediction.machines.trust import interval_of
 
 
 def predicted(name: str, nodes: int = 1, dtype: str = "bf16") -> Prediction:

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.core.matching import CallSignature
-from rankwise.sim.rehearsal.equals import (
+from rankwise.simranks.world.equals import (
     Division,
     Equals,
     GroupKind,
@@ -50,7 +50,9 @@ def test_stages_are_classes_and_whole_pipelines_run(seed: int) -> None:
 
 def test_group_of_a_rank_that_runs_has_a_rank_of_each_class() -> None:
     last = Division(GroupKind(8, 2), (7,))
-    equals = Equals(RankChoice(frozenset({0, 3, 14}), kinds=(GroupKind(8, 2),), divisions=(last,)), 16)
+    equals = Equals(
+        RankChoice(frozenset({0, 3, 14}), kinds=(GroupKind(8, 2),), divisions=(last,)), 16
+    )
 
     equals.check((0, 2, 4, 6, 8, 10, 12, 14))
     with pytest.raises(NotEqual):

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from rankwise.sim.rehearsal.first_import import FirstImport
+from rankwise.simranks.world.first_import import FirstImport
 
 PACKAGE = "rankwise_no_such_package"
 

@@ -9,11 +9,11 @@ import pytest
 
 from rankwise.base.errors import CollectiveError
 from rankwise.core.matching import CallSignature
-from rankwise.sim.rehearsal import places
-from rankwise.sim.rehearsal.meetings import MeetingGroup
-from rankwise.sim.rehearsal.modules import is_shared
-from rankwise.sim.rehearsal.places import is_in_import, place_here
-from rankwise.sim.rehearsal.scheduler import Scheduler
+from rankwise.simranks.world import places
+from rankwise.simranks.world.meetings import MeetingGroup
+from rankwise.simranks.world.modules import is_shared
+from rankwise.simranks.world.places import is_in_import, place_here
+from rankwise.simranks.world.scheduler import Scheduler
 
 BARRIER = CallSignature("barrier")
 WITHOUT_RANKS = Scheduler(belongings=SimpleNamespace())  # they are not asked

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rankwise.base.units import Instant
-from rankwise.sim.rehearsal.gates import Gate
-from rankwise.sim.rehearsal.ranks import SIGKILL, Rank
-from rankwise.sim.rehearsal.scheduler import Scheduler
+from rankwise.simranks.world.gates import Gate
+from rankwise.simranks.world.ranks import SIGKILL, Rank
+from rankwise.simranks.world.scheduler import Scheduler
 
 PATIENCE_S = 60.0
 ENTERED = ExitStack()
@@ -56,7 +56,7 @@ def run_to_the_end(scheduler: Scheduler) -> None:
 
 
 def test_a_rank_that_keeps_others_waiting_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.05)
+    monkeypatch.setattr("rankwise.simranks.world.patience.NOTICE_S", 0.05)
     told: list[int] = []
     goes_on = threading.Event()
 
@@ -75,7 +75,7 @@ def test_a_rank_that_keeps_others_waiting_is_told_of_once(monkeypatch: pytest.Mo
 
 
 def test_a_rank_that_is_the_only_one_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwise.sim.rehearsal.patience.NOTICE_S", 0.01)
+    monkeypatch.setattr("rankwise.simranks.world.patience.NOTICE_S", 0.01)
     told: list[Rank] = []
     scheduler = scheduler_of(lambda: threading.Event().wait(0.2) and None)
     scheduler.patience.on_held = told.append

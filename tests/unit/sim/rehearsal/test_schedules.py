@@ -2,7 +2,7 @@
 
 import random
 
-from rankwise.sim.rehearsal.schedules import Choice, Exploration, Schedule
+from rankwise.simranks.world.schedules import Choice, Exploration, Schedule
 
 
 def toy(schedule: Schedule) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rankwise.sim.rehearsal.ranks import Nap, Rank
-from rankwise.sim.rehearsal.scheduler import Scheduler
-from rankwise.sim.rehearsal.threads import _Waiter
+from rankwise.simranks.world.ranks import Nap, Rank
+from rankwise.simranks.world.scheduler import Scheduler
+from rankwise.simranks.world.threads import _Waiter
 
 PATIENCE_S = 60.0
 

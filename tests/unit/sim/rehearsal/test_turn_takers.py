@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from rankwise.sim.rehearsal import turn_takers
-from rankwise.sim.rehearsal.turn_takers import taking_turns
+from rankwise.simranks.world import turn_takers
+from rankwise.simranks.world.turn_takers import taking_turns
 
 if TYPE_CHECKING:
-    from rankwise.sim.rehearsal.turns import Turns
+    from rankwise.simranks.world.turns import Turns
 
 
 class OneThread:

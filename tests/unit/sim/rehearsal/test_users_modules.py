@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.sim.rehearsal.modules import UserModules
-from rankwise.sim.rehearsal.places import owner_of
+from rankwise.simranks.world.modules import UserModules
+from rankwise.simranks.world.places import owner_of
 
 RECORD = "installed-1.0.dist-info/RECORD"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-choices = pytest.importorskip("rankwise.sim.torch.cuda_choices").choices
+choices = pytest.importorskip("rankwise.simranks.torch.cuda_choices").choices
 
 pytestmark = pytest.mark.torch
 

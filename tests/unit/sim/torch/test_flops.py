@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  # needs torch
 
 from rankwise.sim import load_topology  # noqa: E402  # the same
-from rankwise.sim.prediction.clocks import Prediction  # noqa: E402  # the same
-from rankwise.sim.rehearsal.ranks import Rank  # noqa: E402  # the same
-from rankwise.sim.torch.flops import formula_of, is_of_matrices  # noqa: E402  # the same
-from rankwise.sim.torch.operations import ChargingMode  # noqa: E402  # the same
+from rankwise.simranks.prediction.clocks import Prediction  # noqa: E402  # the same
+from rankwise.simranks.torch.flops import formula_of, is_of_matrices  # noqa: E402  # the same
+from rankwise.simranks.torch.operations import ChargingMode  # noqa: E402  # the same
+from rankwise.simranks.world.ranks import Rank  # noqa: E402  # the same
 
 pytestmark = pytest.mark.torch
 

@@ -8,13 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rankwise.sim import load_topology  # noqa: E402  # needs torch
-from rankwise.sim.prediction.clocks import Prediction  # noqa: E402  # the same
-from rankwise.sim.rehearsal.ranks import Rank  # noqa: E402  # the same
-from rankwise.sim.torch.fused_kernels import (  # noqa: E402  # the same
+from rankwise.simranks.prediction.clocks import Prediction  # noqa: E402  # the same
+from rankwise.simranks.torch.fused_kernels import (  # noqa: E402  # the same
     rms_norm,
     scaled_dot_product_attention,
 )
-from rankwise.sim.torch.operations import ChargingMode, charge_thread  # noqa: E402  # the same
+from rankwise.simranks.torch.operations import ChargingMode, charge_thread  # noqa: E402  # the same
+from rankwise.simranks.world.ranks import Rank  # noqa: E402  # the same
 
 pytestmark = pytest.mark.torch
 SHAPE = (4, 64)

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rankwise.sim.torch import gloo_arithmetic  # noqa: E402  # only with torch
+from rankwise.simranks.torch import gloo_arithmetic  # noqa: E402  # only with torch
 
 pytestmark = pytest.mark.torch
 

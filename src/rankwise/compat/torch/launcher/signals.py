@@ -13,8 +13,8 @@ from rankwise.compat.torch.elastic.multiprocessing.api import started_contexts
 from rankwise.drivers.real.early_signals import usual
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.drivers.real.worker_process import WorkerProcess
-from rankwise.launch.announcements import as_sigterm_line, passed_on_line
-from rankwise.launch.signal_effects import USER_SIGNALS
+from rankwise.launch.run.signal_effects import USER_SIGNALS
+from rankwise.launch.telling.announcements import as_sigterm_line, passed_on_line
 
 _USUAL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankwise.drivers.real.hosting.preload import modules_to_preload
-from rankwise.launch.function_payload import pack_function
+from rankwise.launch.inside.function_payload import pack_function
 
 STANDARD = [entry for entry in sys.path if entry]
 

@@ -1,7 +1,7 @@
 """Contexts: workers that have been started, and what waits for them and ends them.
 
-A context is a thin front of `rankwise.launch.supervision`. The run goes on in a thread of its own,
-which reads the workers' pipes whether or not anybody waits; `wait`, `pids` and `close` ask it.
+A context is a thin front of `rankwise.launch.run.supervision`. The run goes on in a thread of its
+own, which reads the workers' pipes whether or not anybody waits; `wait`, `pids` and `close` ask it.
 What torch's contexts do by looking every so often, the supervision is told as it happens.
 
 While a context is open, the signals that end a run raise `SignalException` in the main thread, as
@@ -39,11 +39,11 @@ from rankwise.compat.torch.elastic.multiprocessing.std import Std, to_map
 from rankwise.compat.torch.lazy_names import lazy_names
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.drivers.real.call_pickle import name_of
-from rankwise.launch.function_job import parse_start_method
-from rankwise.launch.function_payload import pack_function
-from rankwise.launch.function_results import values_by_rank
-from rankwise.launch.job import Executable, Function, Job, Program, StartMethod
-from rankwise.launch.supervision import Supervision
+from rankwise.launch.inside.function_payload import pack_function
+from rankwise.launch.inside.function_results import values_by_rank
+from rankwise.launch.run.function_job import parse_start_method
+from rankwise.launch.run.job import Executable, Function, Job, Program, StartMethod
+from rankwise.launch.run.supervision import Supervision
 
 if TYPE_CHECKING:
     from rankwise.compat.torch.elastic.multiprocessing.tail_log import TailLog

@@ -17,7 +17,7 @@ def cpus_for(numa_options: Any, size: int) -> dict[int, frozenset[int]] | None:
     """
     if numa_options is None:
         return None
-    from rankwise.launch.affinity import Binding, cpus_by_rank  # noqa: PLC0415  # rarely needed
+    from rankwise.launch.run.affinity import Binding, cpus_by_rank  # noqa: PLC0415  # rarely needed
 
     try:
         mode = numa_options.affinity_mode

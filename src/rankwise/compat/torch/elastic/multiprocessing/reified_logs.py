@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from rankwise.compat.torch.elastic.multiprocessing.logs_specs import LogsDest
-from rankwise.launch.job import LogPlan, Streams
-from rankwise.launch.log_layout import Destinations
+from rankwise.launch.run.job import LogPlan, Streams
+from rankwise.launch.run.log_layout import Destinations
 
 
 class ReifiedLogs:

@@ -51,7 +51,7 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.rendezvous_thread import RendezvousThread
-from rankwise.launch.master_port import ReservedPort, address_here
+from rankwise.launch.run.master_port import ReservedPort, address_here
 from rankwise.ports.store import Store
 
 UNLIMITED_RESTARTS = 1 << 30

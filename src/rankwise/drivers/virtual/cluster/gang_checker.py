@@ -1,0 +1,562 @@
+"""What must be true of every node that is alone, checked after every step of its agent.
+
+The checker sits where the journal sits, so it hears every stimulus and effect, and it may look at
+the truth about the processes, which the machine cannot. It keeps books of its own and shares no
+code with the machine: what it demands follows from the promises in the machine's text.
+
+- All or nothing: once a failure, a stop or a hang is known, every worker is told to stop.
+- Deadlines: killed when the grace is over, given up and swept when the killing took too long,
+  finished when the sweep took too long. Nobody is signalled without a reason, nor killed early.
+- One attempt at a time: none begins while a process of an earlier one lives, or may.
+- Budget: restarts are used, announced, after their pause, no more than there are, and not for
+  what could not be started, unless the policy says so.
+- Facts are held back only behind an exit by SIGTERM in a gang that has no reason to end: for a
+  moment, or until a stop that was asked for ends the gang.
+- The outcome comes once and is true: its root cause is the worker that failed first, or the violent
+  death that may have caused that; nobody lives on whom it does not name; nothing comes after it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from rankwise.base.errors import SimulationError
+from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
+from rankwise.base.root_cause import names_lost_connection
+from rankwise.base.units import MILLISECOND, Duration, Instant, after, between
+from rankwise.core.agent.machine import Agent
+from rankwise.core.agent.vocabulary import AnnounceRestart, FinishRun
+from rankwise.core.gang.state import GangPhase
+from rankwise.core.gang.vocabulary import (
+    DumpsLooked,
+    DumpStacks,
+    GuardianLost,
+    LookForDumps,
+    LookForProgress,
+    ProgressLooked,
+    RanksBlamed,
+    SignalWorker,
+    SpawnWorker,
+    StacksDumped,
+    StopRequested,
+    Sweep,
+    Swept,
+    WorkerExited,
+    WorkerRefused,
+    WorkerReported,
+    WorkerSpawned,
+)
+from rankwise.core.watch.vocabulary import HoldReason, NoteHold
+from rankwise.drivers.virtual.cluster.host import SIGKILL, SIGTERM, SimulatedHost
+from rankwise.drivers.virtual.cluster.root_cause_truth import root_cause_is_true
+from rankwise.drivers.virtual.invariants import InvariantBroken
+from rankwise.ports.journal import Journal
+
+FAR_AWAY = Instant(1 << 62)
+STOP_NOTICE = Duration(300 * MILLISECOND)
+"""How long an exit by SIGTERM may be held back, unless a stop was asked for."""
+FACTS = (
+    WorkerSpawned,
+    WorkerRefused,
+    WorkerReported,
+    WorkerExited,
+    Swept,
+    ProgressLooked,
+    DumpsLooked,
+    RanksBlamed,
+    StacksDumped,
+    GuardianLost,
+)
+"""What an exit that is held back holds up."""
+
+
+def just_before(now: Instant) -> Instant:
+    """The latest deadline that must have been met: one of this very instant may still be."""
+    return Instant(now - 1)
+
+
+@dataclass(slots=True)
+class AttemptBook:
+    """What the checker has heard about one attempt."""
+
+    begun_at: Instant
+    spawned: set[int] = field(default_factory=set)
+    started: set[int] = field(default_factory=set)
+    untold: set[int] = field(default_factory=set)
+    unkilled: set[int] = field(default_factory=set)
+    living: set[int] = field(default_factory=set)
+    started_too_late: set[int] = field(default_factory=set)
+    """Came up after they had been given up."""
+    refused_at: dict[int, Instant] = field(default_factory=dict)
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    reported_at: dict[int, Instant] = field(default_factory=dict)
+    lost_peers: set[int] = field(default_factory=set)
+    """Have told of an exception that says that a peer is gone."""
+    failed: set[int] = field(default_factory=set)
+    cause_due: Instant | None = None
+    """Until when the death is awaited that explains what the lost peers of others have done."""
+    has_asked_who_dies: bool = False
+    """Whether it has asked when it began to wait."""
+    asks_who_dies: bool = False
+    """Whether it has asked again then; it ends when that is answered."""
+    failed_at: Instant | None = None
+    """When the first failure was heard of."""
+    start_has_hung: bool = False
+    """Whether nothing had made progress for too long before all had come up."""
+    is_blamed: bool = False
+    """Whether somebody has blamed one of its workers."""
+    dump_ordered_at: Instant | None = None
+    ending_since: Instant | None = None
+    """When it became known that the attempt must end."""
+    kill_allowed_at: Instant | None = None
+    sweep_ordered_at: Instant | None = None
+    swept: Swept | None = None
+
+
+class GangChecker:
+    """Watches one agent and its gangs.
+
+    Raises:
+        InvariantBroken: as soon as something is wrong.
+    """
+
+    def __init__(self, agent: Agent, host: SimulatedHost) -> None:
+        self._spec = agent.spec.gang
+        self._policy = agent.spec.rendezvous.policy
+        self._agent = agent
+        self._host = host
+        self._attempts: list[AttemptBook] = []
+        self._stops_heard = 0
+        self._stopped_at: Instant | None = None
+        self._guardian_lost = False
+        self._restart: tuple[Instant, int] | None = None
+        self._restarts_announced = 0
+        self._asked_for_progress_at = Instant(0)
+        self._outcome: Outcome | None = None
+        self._held: list[Any] = []
+        """Facts that the gang hears later."""
+        self._held_until = FAR_AWAY
+        self._released: tuple[Instant, set[int]] = Instant(0), set()
+        """Whose exits were held back until when: the gang hears of one after the other."""
+
+    def stimulus(self, stimulus: Any, now: Instant) -> None:
+        """Note what the agent is about to be told."""
+        if isinstance(stimulus, FACTS) and self._is_held(stimulus, now):
+            self._held.append(stimulus)
+            return
+        if isinstance(stimulus, StopRequested) and self._held:
+            self._held_until = after(now, self._spec.grace)
+        self._hear(stimulus, now)
+
+    def _is_held(self, fact: Any, now: Instant) -> bool:
+        """Whether the gang hears a fact later, since it may be a stop's doing."""
+        if self._held:
+            return True
+        is_open = isinstance(fact, WorkerExited) and fact.exit.code in (-SIGTERM, 128 + SIGTERM)
+        if is_open and self._gang_lives:
+            patience = self._spec.grace if self._stops_heard else STOP_NOTICE
+            self._held_until = after(now, patience)
+            return True
+        return False
+
+    @property
+    def _gang_lives(self) -> bool:
+        gang = self._agent.gang
+        return gang is not None and gang.phase in (GangPhase.STARTING, GangPhase.RUNNING)
+
+    def _release(self, now: Instant) -> None:
+        held, self._held, self._held_until = self._held, [], FAR_AWAY
+        if not held:
+            self._broken("a hold is noted, and no exit by SIGTERM was its reason")
+        exits = {fact.local_rank for fact in held if isinstance(fact, WorkerExited)}
+        self._released = now, exits
+        for fact in held:
+            self._hear(fact, now)
+
+    def _hear(self, stimulus: Any, now: Instant) -> None:
+        match stimulus:
+            case WorkerSpawned(local_rank, attempt):
+                self._note_birth(self._attempts[attempt], local_rank, now)
+            case WorkerRefused(local_rank, attempt):
+                book = self._attempts[attempt]
+                book.refused_at[local_rank] = now
+                self._note_failure(book, now)
+            case WorkerReported(local_rank, attempt, error):
+                book = self._attempts[attempt]
+                if local_rank not in book.reported_at and names_lost_connection(error):
+                    book.lost_peers.add(local_rank)
+                book.reported_at.setdefault(local_rank, now)
+            case WorkerExited(local_rank, attempt, exit_status):
+                self._note_exit(self._attempts[attempt], local_rank, exit_status.code, now)
+            case Swept(attempt):
+                self._attempts[attempt].swept = stimulus
+            case StacksDumped(attempt):
+                self._must_end(self._attempts[attempt], now)
+            case ProgressLooked(attempt, last_progress):
+                self._note_look(self._attempts[attempt], last_progress, now)
+            case DumpsLooked(attempt):
+                if self._attempts[attempt].asks_who_dies:
+                    self._must_end(self._attempts[attempt], now)  # nobody writes a core here
+            case RanksBlamed(_, attempt) if attempt < len(self._attempts):
+                self._attempts[attempt].is_blamed = True
+            case StopRequested():
+                self._note_stop(now)
+            case GuardianLost():
+                self._guardian_lost = True
+            case _:
+                pass
+
+    def effect(self, effect: Any, now: Instant) -> None:
+        """Judge an order of the agent."""
+        if self._outcome is not None:
+            self._broken(f"the agent is finished and still orders {effect}")
+        match effect:
+            case NoteHold(reason=HoldReason.STOP):
+                self._release(now)
+            case SpawnWorker(local_rank, attempt):
+                self._judge_spawn(local_rank, attempt, now)
+            case SignalWorker():
+                self._judge_signal(effect, now)
+            case LookForProgress():
+                self._asked_for_progress_at = now
+            case LookForDumps(attempt):
+                self._judge_look_for_dumps(self._attempts[attempt], now)
+            case DumpStacks(attempt):
+                self._judge_dump(self._attempts[attempt], now)
+            case Sweep(attempt):
+                self._judge_sweep(self._attempts[attempt], now)
+            case AnnounceRestart():
+                self._judge_restart(effect, now)
+            case FinishRun():
+                self._judge_outcome(effect.as_outcome())
+            case _:
+                pass
+
+    def after_step(self, now: Instant) -> None:
+        """Judge what has not been done by now."""
+        deadline = self._agent.next_deadline
+        if deadline is not None and deadline < now:
+            self._broken(f"the agent wants to be woken at {deadline}, which is over")
+        if self._held and (now > self._held_until or not self._gang_lives):
+            self._broken(f"{self._held[0]} is held back, and has no reason to be")
+        if self._outcome is not None or not self._attempts:
+            return
+        book = self._attempts[-1]
+        self._expect_spawns(book, now)
+        if book.sweep_ordered_at is not None:
+            if now > after(book.sweep_ordered_at, self._spec.sweep_timeout):
+                self._expect_restart(now)
+            return
+        self._find_reasons_to_end(book, just_before(now))
+        if book.ending_since is None:
+            return
+        if book.untold:
+            self._broken(f"workers {sorted(book.untold)} were not told to stop: all or nothing")
+        assert book.kill_allowed_at is not None, "set when the end began"
+        if now > book.kill_allowed_at and book.unkilled:
+            self._broken(f"the grace is over, and workers {sorted(book.unkilled)} are not killed")
+        if now > after(book.kill_allowed_at, self._spec.sweep_timeout):
+            self._broken("workers were killed long ago, and are neither ended nor given up")
+
+    def judge_end(self) -> None:
+        """Nothing will ever happen again: the agent must have finished.
+
+        Raises:
+            SimulationError: it rightly waits for workers that never end.
+        """
+        if self._outcome is not None:
+            return
+        may_wait = bool(self._host.processes())
+        if may_wait and self._attempts and self._attempts[-1].ending_since is None:
+            raise SimulationError(
+                "this world never ends: its workers run for ever, and its plan stops none",
+                hint="give stop_after, or a hang timeout",
+            )
+        self._broken(f"nothing will ever happen again, and the agent is {self._agent.phase}")
+
+    def _note_birth(self, book: AttemptBook, local_rank: int, now: Instant) -> None:
+        self._find_reasons_to_end(book, just_before(now))
+        if self._gave_up_starting(book) or book.sweep_ordered_at is not None:
+            book.started_too_late.add(local_rank)
+        for ranks in (book.started, book.living, book.untold, book.unkilled):
+            ranks.add(local_rank)
+
+    def _note_exit(self, book: AttemptBook, local_rank: int, code: int, now: Instant) -> None:
+        book.exit_codes[local_rank] = code
+        for ranks in (book.living, book.untold, book.unkilled):
+            ranks.discard(local_rank)
+        if code != 0:
+            book.failed.add(local_rank)
+        if code != 0 and not self._awaits_cause(book, now):
+            self._note_failure(book, now)
+
+    def _awaits_cause(self, book: AttemptBook, now: Instant) -> bool:
+        """Whether all that have failed say that a peer is gone, so that its death is awaited."""
+        is_open = book.ending_since is None and book.dump_ordered_at is None and book.living
+        if not is_open or len(book.started) < self._spec.size or book.failed - book.lost_peers:
+            return False
+        book.failed_at = book.failed_at or now
+        book.cause_due = book.cause_due or after(now, self._spec.verdict_timeout)
+        return True
+
+    def _judge_look_for_dumps(self, book: AttemptBook, now: Instant) -> None:
+        if book.cause_due is None:
+            self._broken("the gang asks who is dying, and nothing has failed for a lost peer")
+        elif not book.has_asked_who_dies:
+            book.has_asked_who_dies = True
+        elif now < book.cause_due:
+            self._broken("the gang asks again who is dying before it has waited")
+        else:
+            book.asks_who_dies = True
+
+    def _note_failure(self, book: AttemptBook, now: Instant) -> None:
+        if book.failed_at is None and book.sweep_ordered_at is None:
+            book.failed_at = now
+        if book.dump_ordered_at is None:
+            self._must_end(book, now)
+
+    def _note_stop(self, now: Instant) -> None:
+        self._stops_heard += 1
+        if self._stopped_at is None:
+            self._stopped_at = now
+        if not self._attempts:
+            return
+        book = self._attempts[-1]
+        was_ending = book.ending_since is not None
+        self._must_end(book, now)
+        if self._stops_heard > 1 and was_ending:
+            book.kill_allowed_at = min(book.kill_allowed_at or now, now)
+
+    def _must_end(self, book: AttemptBook, now: Instant) -> None:
+        if book.ending_since is None:
+            book.ending_since = now
+            book.kill_allowed_at = after(now, self._spec.grace)
+
+    def _find_reasons_to_end(self, book: AttemptBook, now: Instant) -> None:
+        """The reasons which no stimulus tells: starting, dumping or exiting took too long."""
+        if book.ending_since is not None:
+            return
+        starting_ends = self._starting_ends(book)
+        if len(book.started) < self._spec.size and now >= starting_ends:
+            self._must_end(book, starting_ends)
+        elif book.dump_ordered_at is not None:
+            dumping_ends = after(book.dump_ordered_at, self._spec.stacks_timeout)
+            if now >= dumping_ends:
+                self._must_end(book, dumping_ends)
+        else:
+            exits_due = min(
+                (
+                    after(book.reported_at[rank], self._spec.exit_timeout)
+                    for rank in book.reported_at.keys() & book.living
+                ),
+                default=FAR_AWAY,
+            )
+            if now >= exits_due:
+                self._must_end(book, exits_due)
+            elif book.cause_due is not None and now >= book.cause_due and not book.asks_who_dies:
+                self._must_end(book, book.cause_due)
+
+    def _note_look(self, book: AttemptBook, last_progress: Instant, now: Instant) -> None:
+        hang_timeout = self._spec.hang_timeout
+        assert hang_timeout is not None, "only a run with a hang timeout looks"
+        is_starting = len(book.started) < self._spec.size and book.ending_since is None
+        if is_starting and between(last_progress, now) >= hang_timeout:
+            book.start_has_hung = True
+            self._must_end(book, now)
+
+    def _starting_ends(self, book: AttemptBook) -> Instant:
+        return after(book.begun_at, self._spec.spawn_timeout)
+
+    def _gave_up_starting(self, book: AttemptBook) -> bool:
+        return book.start_has_hung or book.ending_since == self._starting_ends(book)
+
+    def _expect_spawns(self, book: AttemptBook, now: Instant) -> None:
+        if len(book.spawned) < self._spec.size:
+            self._broken(f"only workers {sorted(book.spawned)} of {self._spec.size} are started")
+        if self._restart is not None and now > self._restart[0]:
+            self._broken(f"attempt {self._restart[1]} should have begun at {self._restart[0]}")
+
+    def _expect_restart(self, now: Instant) -> None:
+        if self._restart is None or now > self._restart[0]:
+            self._broken("the sweep took too long, and the gang goes on waiting for it")
+
+    def _judge_spawn(self, local_rank: int, attempt: int, now: Instant) -> None:
+        if attempt == len(self._attempts):
+            self._judge_beginning(attempt, now)
+            self._attempts.append(AttemptBook(now))
+        if attempt != len(self._attempts) - 1:
+            self._broken(f"attempt {attempt} is begun out of turn")
+        book = self._attempts[attempt]
+        if local_rank in book.spawned:
+            self._broken(f"worker {local_rank} is started twice in attempt {attempt}")
+        if not 0 <= local_rank < self._spec.size:
+            self._broken(f"worker {local_rank} is started in a gang of {self._spec.size}")
+        book.spawned.add(local_rank)
+
+    def _judge_beginning(self, attempt: int, now: Instant) -> None:
+        if attempt == 0:
+            return
+        if self._restart != (now, attempt):
+            self._broken(f"attempt {attempt} begins now, but {self._restart} was announced")
+        self._restart = None
+        swept = self._attempts[-1].swept
+        if swept is None or swept.survivors:
+            self._broken(f"attempt {attempt} begins, and the one before is not swept: {swept}")
+        living = [process.pid for process in self._host.processes()]
+        if living:
+            self._broken(f"attempt {attempt} begins while processes {living} are alive")
+
+    def _judge_signal(self, order: SignalWorker, now: Instant) -> None:
+        book = self._attempts[order.attempt]
+        rank = order.local_rank
+        if rank not in book.started:
+            self._broken(f"worker {rank} is signalled, and no process of it is known")
+        released_at, released = self._released
+        if rank not in book.living and not (released_at == now and rank in released):
+            self._broken(f"worker {rank} is signalled, and is known to have ended")
+        self._find_reasons_to_end(book, now)
+        if book.ending_since is None:
+            self._broken(f"worker {rank} gets signal {order.signal} without a reason")
+        book.untold.discard(rank)
+        if order.signal != SIGKILL:
+            return
+        book.unkilled.discard(rank)
+        assert book.kill_allowed_at is not None, "set when the end began"
+        if now < book.kill_allowed_at and rank not in book.started_too_late:
+            self._broken(f"worker {rank} is killed before its grace is over")
+
+    def _judge_dump(self, book: AttemptBook, now: Instant) -> None:
+        book.dump_ordered_at = now
+        if book.is_blamed:
+            return
+        patience = self._spec.hang_timeout
+        if patience is None:
+            self._broken("a hang is reported without a hang timeout")
+        asked_at = self._asked_for_progress_at
+        lively = [
+            process.local_rank
+            for process in self._host.processes()
+            if not process.is_stray and after(process.last_progress(asked_at), patience) > now
+        ]
+        if lively:
+            self._broken(f"a hang is told, and workers {lively} show signs of life")
+
+    def _judge_sweep(self, book: AttemptBook, now: Instant) -> None:
+        if book.sweep_ordered_at is not None:
+            self._broken("one attempt is swept twice")
+        waited_for = book.spawned - set(book.exit_codes) - set(book.refused_at)
+        self._find_reasons_to_end(book, now)
+        if self._gave_up_starting(book):
+            waited_for = (waited_for & book.started) - book.started_too_late
+        if self._stops_heard:
+            waited_for &= (
+                book.started
+            )  # a gang that stops does not wait for workers that were never started
+        gives_up_at = after(book.kill_allowed_at or FAR_AWAY, self._spec.sweep_timeout)
+        if waited_for and now < gives_up_at:
+            self._broken(f"the gang is swept while workers {sorted(waited_for)} may be alive")
+        book.sweep_ordered_at = now
+
+    def _judge_restart(self, announcement: AnnounceRestart, now: Instant) -> None:
+        self._restarts_announced += 1
+        if self._restarts_announced > self._policy.restarts_max:
+            self._broken(f"restart {self._restarts_announced} of {self._policy.restarts_max}")
+        if self._stops_heard:
+            self._broken("a restart after a stop was requested")
+        if not announcement.failures:
+            self._broken("a restart without a failure")
+        if self._is_final(announcement.failures[0]):
+            self._broken("a restart after what could not be started")
+        expected = self._policy.backoff.before_restart(self._restarts_announced)
+        if announcement.pause != expected:
+            self._broken(f"a pause of {announcement.pause} ns, expected {expected}")
+        attempt = len(self._attempts)
+        self._restart = (after(now, Duration(announcement.pause)), attempt)
+        self._judge_root_cause(self._attempts[-1], announcement)
+
+    def _judge_root_cause(self, book: AttemptBook, told: AnnounceRestart | Outcome) -> None:
+        assert told.failures, "looked at only when there are some"
+        if self._guardian_lost:
+            return
+        root = told.failures[0]
+        problem = root_cause_is_true(
+            root,
+            [self._host.workers[root.attempt, rank] for rank in sorted(book.started)],
+            clock=self._host.clock,
+            heard_until=book.ending_since,
+        )
+        if problem:
+            self._broken(problem)
+
+    def _judge_outcome(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        if outcome.attempts != len(self._attempts):
+            self._broken(f"{outcome.attempts} attempts told, {len(self._attempts)} made")
+        if not self._attempts:
+            return
+        book = self._attempts[-1]
+        failed_first = book.failed_at is not None or book.dump_ordered_at is not None
+        timed_out = any(f.cause is FailureCause.NOT_STARTED for f in outcome.failures)
+        match outcome.status:
+            case OutcomeStatus.SUCCEEDED:
+                if [book.exit_codes.get(rank) for rank in range(self._spec.size)] != (
+                    [0] * self._spec.size
+                ):
+                    self._broken(f"a success with exit codes {book.exit_codes}")
+            case OutcomeStatus.STOPPED:
+                if self._stopped_at is None:
+                    self._broken("stopped without a request to stop")
+                if book.failed_at is not None and book.failed_at < self._stopped_at:
+                    self._broken("stopped, though a worker had failed before")
+            case OutcomeStatus.FAILED:
+                # Who has raised and cannot be killed has failed, though its end is never heard.
+                raised = bool(book.reported_at.keys() & book.living)
+                if not (failed_first or raised or timed_out or self._guardian_lost):
+                    self._broken("failed without a failed worker")
+                if not outcome.failures or outcome.failures[0].cause is FailureCause.STOPPED:
+                    self._broken(f"the failures explain nothing: {outcome.failures}")
+                self._judge_root_cause(book, outcome)
+                self._judge_giving_up(book, outcome)
+        self._judge_survivors(book, outcome)
+
+    def _is_final(self, root: Failure) -> bool:
+        is_unstarted = root.cause is FailureCause.NOT_STARTED
+        return is_unstarted and not self._policy.retries_startup_errors
+
+    def _judge_giving_up(self, book: AttemptBook, outcome: Outcome) -> None:
+        swept_clean = book.swept is not None and not book.swept.survivors
+        has_restarts = self._restarts_announced < self._policy.restarts_max
+        may_restart = swept_clean and not self._is_final(outcome.failures[0])
+        if has_restarts and may_restart and not self._stops_heard and not self._guardian_lost:
+            self._broken("failed, though restarts were left")
+        if has_restarts and not self._stops_heard and not outcome.detail:
+            self._broken("restarts were left, and the outcome does not say why")
+
+    def _judge_survivors(self, book: AttemptBook, outcome: Outcome) -> None:
+        if self._guardian_lost or book.swept is None:
+            return  # who lives on cannot be known; the agent's own end takes care of the rest
+        nameless = [p.pid for p in self._host.processes() if p.pid not in outcome.survivors]
+        if nameless:
+            self._broken(f"processes {nameless} live on, and the outcome does not name them")
+
+    def _broken(self, what: str) -> NoReturn:
+        raise InvariantBroken(what)
+
+
+class WatchedJournal:
+    """Writes everything into a journal, if there is one, then shows it to the checker."""
+
+    def __init__(self, journal: Journal | None, checker: GangChecker) -> None:
+        self._journal = journal
+        self._checker = checker
+
+    def stimulus(self, machine: str, number: int, stimulus: Any, now: Instant) -> None:
+        """The machine is about to be told something."""
+        if self._journal is not None:
+            self._journal.stimulus(machine, number, stimulus, now)
+        self._checker.stimulus(stimulus, now)
+
+    def effect(self, machine: str, cause: int, effect: Any, now: Instant) -> None:
+        """It has ordered something."""
+        if self._journal is not None:
+            self._journal.effect(machine, cause, effect, now)
+        self._checker.effect(effect, now)

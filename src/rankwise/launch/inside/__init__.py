@@ -1,0 +1,1 @@
+"""What runs inside workers, and what they send back."""

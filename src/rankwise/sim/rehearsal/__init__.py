@@ -1,7 +1,0 @@
-"""Unmodified programs of many ranks in one process: one thread per rank, in virtual time.
-
-The scheduler passes a run token between the threads (`scheduler`); each rank has its own process
-state (`belongings`, `modules`, `substitutes`); groups of ranks meet for their operations
-(`meetings`). `SimulatedWorld` puts them together. What the operations compute is known above:
-`rankwise.collectives` for numpy, `rankwise.sim.torch` for torch.
-"""

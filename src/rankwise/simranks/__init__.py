@@ -1,0 +1,1 @@
+"""Unmodified programs on simulated ranks: one thread for each, in virtual time."""

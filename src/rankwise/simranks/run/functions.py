@@ -1,0 +1,138 @@
+"""Functions on simulated ranks: what `rankwise.run(…, on="sim")` is told about its simulation."""
+
+import os
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.errors import ConfigError, WorkersFailed
+from rankwise.launch.limits import shown
+from rankwise.launch.options import (
+    INTEGER,
+    MACHINE,
+    OPTIONS,
+    ORDER,
+    TIMING_ONLY,
+    Option,
+    options_deciding,
+    options_needing,
+)
+from rankwise.launch.run.job import Function, Job
+from rankwise.launch.run.supervision import Supervision
+from rankwise.launch.telling.notices import notice
+from rankwise.launch.telling.outcomes import raise_unless_succeeded
+from rankwise.sim.faults.reading import read_faults_of_run
+from rankwise.simranks.run.equal_ranks import run_equals_once
+from rankwise.simranks.run.exploration import WantedOrder
+from rankwise.simranks.run.output import write_all
+from rankwise.simranks.run.rehearsal import Rehearsal
+
+if TYPE_CHECKING:
+    from rankwise.launch.api import SimulationArguments
+
+
+def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -> Supervision:
+    """Run a job on simulated ranks, and return its last run when that has succeeded.
+
+    Args:
+        job: of one function.
+        machine: a preset or a topology file; None: no time but what is slept.
+        given: the arguments of `rankwise.run` that are for simulated ranks only; see there.
+
+    Raises:
+        WorkersFailed: ranks failed. A note says how to have their order again.
+        ConfigError: an argument cannot be used.
+    """
+    __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
+    _check(given, machine)
+    faults_given = given["faults"]
+    words = [faults_given] if isinstance(faults_given, str) else faults_given
+    faults, chip_faults = read_faults_of_run(
+        words, job.gang.size, "faults:", has_machine=machine is not None
+    )
+    make = partial(
+        Rehearsal,
+        job,
+        machine=machine,
+        seed=given["seed"],
+        faults=faults,
+        chip_faults=chip_faults,
+        device=given["device"],
+        has_virtual_clock=given["virtual_clock"],
+        timing_only=given["timing_only"],
+        every_rank=given["every_rank"],
+        synthetic_data=given["synthetic_data"],
+        tokens_per_step=given["tokens_per_step"],
+        values=given["values"],
+    )
+    replay = None if given["replay"] is None else os.fspath(given["replay"])
+    order = WantedOrder(given["schedule"] == "random", given["seed"], given["explore"], replay)
+    done = run_equals_once(make, order, _again, partial(_say, job))
+    if given["prediction"] is not None and done.run.prediction is not None:
+        from rankwise.simranks.prediction.summary import write_document  # noqa: PLC0415  # only there
+
+        program = job.program.name if isinstance(job.program, Function) else ""
+        write_document(done.run.prediction, os.fspath(given["prediction"]), program)
+    try:
+        raise_unless_succeeded(done.outcome, done.run.supervision)
+    except WorkersFailed as failed:
+        if done.again:
+            failed.add_note(f"the same order again: {done.again}")
+        for missed in done.run.missed_faults:
+            failed.add_note(missed)
+        raise
+    for missed in done.run.missed_faults:
+        warnings.warn(missed, stacklevel=3)  # at the call of `rankwise.run`; pytest lists it
+    return done.run.supervision
+
+
+def _check(given: "SimulationArguments", machine: str | None) -> None:
+    values: Mapping[str, Any] = given
+    checked = [option for option in OPTIONS if option.name in values]
+    for option in checked:
+        value, names = values[option.name], option.choices
+        if names and value not in names:
+            raise ConfigError(f"{option.name} is {shown(value)}, expected {' or '.join(names)}")
+    for option in checked:
+        if option.kind is INTEGER:
+            _check_number(option, values[option.name])
+    several = isinstance(given["faults"], list | tuple)
+    if not all(
+        isinstance(each, str) for each in (given["faults"] if several else [given["faults"]])
+    ):
+        raise ConfigError(
+            f"faults is {shown(given['faults'])}, expected a string, or a list of them, such as"
+            " 'kill:rank=3@collective=9'"
+        )
+    deciding = [
+        option.name for option in options_deciding(ORDER) if values[option.name] != option.default
+    ]
+    if len(deciding) > 1:
+        raise ConfigError(f"{' and '.join(deciding)} exclude each other: each decides {ORDER}")
+    for option in options_needing(MACHINE):
+        if values.get(option.name) and machine is None:
+            raise ConfigError(
+                f"{option.name} needs a machine: on='sim:MACHINE', a preset or a file"
+            )
+    for option in options_needing(TIMING_ONLY):
+        if values[option.name] and not given["timing_only"]:
+            raise ConfigError(f"{option.name} has no meaning without timing_only=True")
+
+
+def _check_number(option: Option, number: Any) -> None:
+    of_python = None if option.python is None else option.python.least
+    least = option.least if of_python is None else of_python
+    is_number = isinstance(number, int) and not isinstance(number, bool)
+    if number is not None and not (is_number and (least is None or number >= least)):
+        raise ConfigError(
+            f"{option.name} is {shown(number)}, expected an integer of at least {least}"
+        )
+
+
+def _again(options: Mapping[str, str | int]) -> str:
+    return f"rankwise.run(…, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
+
+def _say(job: Job, text: str) -> None:
+    write_all(2, notice(job, text).encode("utf-8", "replace"))

@@ -1,0 +1,305 @@
+"""Measures what a calibration needs: a program of some ranks, on a CPU with gloo or GPUs with NCCL.
+
+`rankwise calibrate` runs it and reads the file that rank 0 writes. GPUs do not compete: rank 0
+measures operations while the others wait. Ranks of a CPU share its caches, memory and clock, as
+they do in training, so all measure the same operation at the same time. Elementwise operations get
+tensors that no cache holds, as weights and their gradients are in training. Each figure is the
+median of a few batches, within a share of the budget. The least would be what a processor does in
+its best moment: its clock and its neighbours let that of a virtual CPU vary by a factor of two.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from itertools import cycle
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from rankwise.simranks.prediction.machines.calibration import (
+    Attention,
+    Elementwise,
+    MeasuredCollective,
+    MeasuredProduct,
+    Measurements,
+)
+
+_SHAPES = (
+    (32, 512, 512), (128, 512, 1536), (256, 768, 768), (192, 1024, 640), (512, 512, 512),
+    (384, 384, 1536), (1024, 1024, 1024), (640, 1280, 896), (96, 2048, 2048), (1536, 768, 512),
+)  # fmt: skip
+"""Rows, inner dimension and columns of products on a CPU."""
+_SHAPES_OF_GPUS = (
+    *(
+        (rows, inner, columns)
+        for rows in (1024, 4096, 8192)
+        for inner, columns in ((2048, 2048), (4096, 4096), (4096, 14336), (8192, 8192))
+    ),
+    (128, 4096, 4096), (512, 8192, 1024), (64, 8192, 8192),
+)  # fmt: skip
+_SIZES = tuple(4 << power for power in range(10, 24, 2))
+_SIZES_OF_GPUS = tuple(4 << power for power in range(14, 30, 2))
+_COLLECTIVES = tuple(1 << power for power in range(10, 25, 2))
+_COLLECTIVES_OF_GPUS = tuple(1 << power for power in range(10, 31, 2))
+_BATCHES = 5
+_COLD_BYTES = 96 << 20
+"""So much memory lies between two uses of a tensor that no cache should hold."""
+_OVERLAPPED_BYTES = 8 << 20
+# torch 2.13 renames them, and warns of the old names.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_PATIENCE = timedelta(minutes=5)
+
+
+def main(words: Sequence[str]) -> None:
+    """Measure, and let rank 0 write a file: its path, and seconds."""
+    path, seconds = words[0], float(words[1])
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if has_gpu else "gloo", timeout=_PATIENCE)
+    meter = _Meter(has_gpu=has_gpu, seconds=seconds)
+    is_first = dist.get_rank() == 0
+    measured = _operations(meter) if is_first or not has_gpu else None
+    dist.barrier()
+    meter.is_together = True
+    collectives = _collectives(meter) if dist.get_world_size() > 1 else []
+    shared = _share_of_processor(meter) if collectives and not has_gpu else None
+    if measured is not None and is_first:
+        whole = msgspec.structs.replace(measured, collectives=collectives, shared=shared)
+        Path(path).write_bytes(msgspec.json.encode(whole))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class _Meter:
+    """Measures within a budget.
+
+    Attributes:
+        device: where tensors lie.
+        slice: seconds for one figure.
+        is_together: whether all ranks measure the same.
+    """
+
+    def __init__(self, *, has_gpu: bool, seconds: float) -> None:
+        self.has_gpu = has_gpu
+        self.device = "cuda" if has_gpu else "cpu"
+        self.shapes = _SHAPES_OF_GPUS if has_gpu else _SHAPES
+        self.dtypes = {"bf16": torch.bfloat16, "f32": torch.float32}
+        self.sizes = _SIZES_OF_GPUS if has_gpu else _SIZES
+        self.collective_sizes = _COLLECTIVES_OF_GPUS if has_gpu else _COLLECTIVES
+        count = 2 * len(self.shapes) + 3 * len(self.sizes) + 3 * len(self.collective_sizes) + 18
+        self.slice = seconds / count
+        self.is_together = not has_gpu
+
+    def seconds_of(self, run: Callable[[], object]) -> float:
+        """How long one call takes."""
+        run()
+        once = self._batch(run, 1)
+        if self.is_together:  # so many calls as the slowest rank has time for
+            slowest = torch.tensor(once, device=self.device)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            once = slowest.item()
+        times = max(1, min(1_000, round(self.slice / _BATCHES / max(once, 1e-7))))
+        return statistics.median(self._batch(run, times) for _ in range(_BATCHES))
+
+    def launch_seconds(self, run: Callable[[], object]) -> float:
+        """How long the host needs for a call that it does not wait for."""
+        run()
+        self.wait()
+        spent = []
+        for _ in range(50):
+            begun = time.perf_counter()
+            run()
+            spent.append(time.perf_counter() - begun)
+        self.wait()
+        return statistics.median(spent)
+
+    def wait(self) -> None:
+        """Let the device finish."""
+        if self.has_gpu:
+            torch.cuda.synchronize()
+
+    def _batch(self, run: Callable[[], object], times: int) -> float:
+        if self.is_together:
+            dist.barrier()
+        self.wait()
+        begun = time.perf_counter()
+        for _ in range(times):
+            run()
+        self.wait()
+        return (time.perf_counter() - begun) / times
+
+
+def _operations(meter: _Meter) -> Measurements:
+    device = meter.device
+    small, few = torch.ones(16, device=device), [torch.ones(16, device=device) for _ in range(32)]
+    matrix = torch.ones(16, 16, device=device)
+    empty = meter.seconds_of(lambda: small.add_(1))
+    heads = torch.ones(1, 1, 16, 16, device=device)
+    launches = {
+        "view": meter.launch_seconds(lambda: matrix.view(-1)),
+        "plain": meter.launch_seconds(lambda: small.add_(1)),
+        "attention": meter.launch_seconds(
+            lambda: functional.scaled_dot_product_attention(heads, heads, heads)
+        ),
+        "foreach": meter.launch_seconds(lambda: torch._foreach_add_(few, 1)),
+    }
+    # Hooks of FSDP and DTensors are Python: so many plain launches as profilers show.
+    launches |= dict.fromkeys(("fsdp", "dtensor", "collective"), 8 * launches["plain"])
+    if not meter.has_gpu:
+        # The host carries the smallest operation out itself: what it takes is counted once.
+        launches["plain"] = max(launches["plain"] / 2, 1e-7)
+        empty /= 2
+    return Measurements(
+        device=torch.cuda.get_device_name() if meter.has_gpu else _processor(),
+        software=f"torch {torch.__version__}, {dist.get_backend()}",
+        sms=torch.cuda.get_device_properties().multi_processor_count if meter.has_gpu else 1,
+        memory_bytes=torch.cuda.mem_get_info()[1] if meter.has_gpu else _memory(),
+        is_queueing=meter.has_gpu,
+        ranks=dist.get_world_size(),
+        empty=empty,
+        launches=launches,
+        products=[
+            MeasuredProduct(
+                dtype=name, rows=rows, inner=inner, columns=columns,
+                seconds=meter.seconds_of(_product(meter, dtype, rows, inner, columns)),
+            )
+            for name, dtype in meter.dtypes.items()
+            for rows, inner, columns in meter.shapes
+        ],
+        attention=_attention(meter),
+        elementwise=_elementwise(meter),
+        collectives=[],
+    )  # fmt: skip
+
+
+def _product(
+    meter: _Meter, dtype: torch.dtype, rows: int, inner: int, columns: int
+) -> Callable[[], Tensor]:
+    left = torch.randn(rows, inner, device=meter.device).to(dtype)
+    right = torch.randn(inner, columns, device=meter.device).to(dtype)
+    return lambda: left @ right
+
+
+def _attention(meter: _Meter) -> list[Attention]:
+    """Forward, and both directions less forward."""
+    name, length = ("bf16", 4_096) if meter.has_gpu else ("f32", 256)
+    batch, heads, width = (4, 16, 128) if meter.has_gpu else (2, 4, 64)
+    shape = (batch, heads, length, width)
+    query, key, value = (
+        torch.randn(shape, device=meter.device, dtype=meter.dtypes[name], requires_grad=True)
+        for _ in range(3)
+    )
+    attend = functional.scaled_dot_product_attention
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return attend(query, key, value, is_causal=True)
+
+    def both() -> None:
+        attend(query, key, value, is_causal=True).sum().backward()
+
+    ahead, whole = meter.seconds_of(forward), meter.seconds_of(both)
+    return [
+        Attention(
+            dtype=name, batch=batch, heads=heads, length=length, width=width,
+            is_backward=is_backward, seconds=max(seconds, 1e-9),
+        )
+        for is_backward, seconds in ((False, ahead), (True, whole - ahead))
+    ]  # fmt: skip
+
+
+def _elementwise(meter: _Meter) -> list[Elementwise]:
+    found = []
+    for size in meter.sizes:
+        count = 1 if meter.has_gpu else max(1, _COLD_BYTES // (3 * size))
+        sets = cycle([torch.ones(3, size // 4, device=meter.device) for _ in range(count)])
+
+        def copy(sets: Iterator[Tensor] = sets) -> None:
+            left, _, out = next(sets)
+            out.copy_(left)
+
+        def add(sets: Iterator[Tensor] = sets) -> None:
+            left, right, out = next(sets)
+            torch.add(left, right, out=out)
+
+        def mul(sets: Iterator[Tensor] = sets) -> Tensor:
+            return next(sets)[0] * 2.0  # a new tensor, as most operations of a program make
+
+        for name, run, moved in (("copy", copy, 2 * size), ("add", add, 3 * size),
+                                 ("mul", mul, 2 * size)):  # fmt: skip
+            found.append(Elementwise(name=name, size=moved, seconds=meter.seconds_of(run)))
+    return found
+
+
+def _share_of_processor(meter: _Meter) -> float:
+    """How much of a collective's time computing loses that goes on meanwhile.
+
+    Threads of gloo copy and add on the same CPUs: none of it is hidden where no CPU is idle.
+    """
+    whole = torch.ones(_OVERLAPPED_BYTES // 4)
+    left, right = torch.randn(128, 768), torch.randn(768, 768)
+    once = meter.seconds_of(lambda: left @ right)
+    alone = meter.seconds_of(lambda: dist.all_reduce(whole))
+    times = torch.tensor(max(1, round(alone / once)))
+    dist.broadcast(times, 0)
+
+    def compute() -> None:
+        for _ in range(int(times)):
+            left @ right
+
+    def both() -> None:
+        work = dist.all_reduce(whole, async_op=True)
+        compute()
+        work.wait()
+
+    computing, together = meter.seconds_of(compute), meter.seconds_of(both)
+    lost = together - max(computing, alone)
+    return min(1.0, max(0.0, lost / min(computing, alone)))
+
+
+def _collectives(meter: _Meter) -> list[MeasuredCollective]:
+    count = dist.get_world_size()
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+    found = []
+    for size in meter.collective_sizes:
+        part = torch.ones(max(1, size // 4 // count), device=meter.device)
+        whole = torch.ones(part.numel() * count, device=meter.device)
+        for kind, given, run in (
+            ("all_reduce", whole, lambda: dist.all_reduce(whole)),  # noqa: B023  # called at once
+            ("all_gather", part, lambda: _all_gather(whole, part)),  # noqa: B023  # the same
+            ("reduce_scatter", whole, lambda: _reduce_scatter(part, whole)),  # noqa: B023  # the same
+        ):
+            seconds = meter.seconds_of(run)
+            found.append(
+                MeasuredCollective(
+                    kind=kind, size=given.nbytes, nodes=count // per_node, per_node=per_node,
+                    seconds=seconds,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return "CPU"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "CPU"
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
