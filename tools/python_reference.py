@@ -409,13 +409,18 @@ def _plain_name(cell: str) -> str:
 
 def _vocabulary(union: Any) -> str:
     """The words of a machine, with their fields."""
-    words = sorted(get_args(union), key=lambda word: str(word.__name__))
+    words = sorted(get_args(union), key=_word_of)
     return _table("type", ((_with_fields(word), _summary(word)) for word in words))
+
+
+def _word_of(word: Any) -> str:
+    """What a journal calls it: old journals keep their words when a class has another name."""
+    return str(word.__struct_config__.tag)
 
 
 def _with_fields(word: Any) -> str:
     fields = ", ".join(f"`{name}`" for name in word.__struct_fields__)
-    return f"`{word.__name__}`" + f": {fields}" * bool(fields)
+    return f"`{_word_of(word)}`" + f": {fields}" * bool(fields)
 
 
 def _attributes(struct: Any) -> list[str]:
