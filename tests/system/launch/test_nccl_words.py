@@ -58,7 +58,7 @@ def entry(number, state, retired):
 calls = [entry(1, "completed", True), entry(2, "completed", False), entry(3, "started", False)]
 c._dump_nccl_trace_json = lambda: json.dumps({"version": "2.10", "entries": calls}).encode()
 (group,) = json.loads(recorded_groups(c10d, 0, 0))
-print([(call["operation"], call["number"], call["is_over"]) for call in group["calls"]])
+print([(call["signature"][0], call["number"], call["is_over"]) for call in group["calls"]])
 """
 
 
