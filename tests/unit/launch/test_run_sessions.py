@@ -154,6 +154,15 @@ def test_a_signal_after_the_end_is_kept_for_the_caller() -> None:
     assert session.is_interrupted
 
 
+def test_a_signal_that_came_too_late_to_stop_anything_is_kept_for_the_caller_as_it_was_sent() -> (
+    None
+):
+    session, _, _ = run_with_signals(SUCCESS, signal.SIGXCPU, signal.SIGINT)
+
+    assert session.late_signals == [signal.SIGXCPU]
+    assert session.is_interrupted  # no output is waited for
+
+
 def test_the_request_of_ranks_and_the_signal_that_reached_them_are_one_request() -> None:
     host = ScriptedHost(STOPPED)
     session, _ = session_of(host)
