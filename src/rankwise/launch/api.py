@@ -170,10 +170,10 @@ def run(
         preload: modules that the fork server imports; by default those that `fn` certainly needs.
         role: the ranks' role, for the prefix and ROLE_NAME.
         on: `"sim"` runs simulated ranks instead, threads of this process in virtual time; then
-            `start_method`, `preload`, `server` and `start_timeout` mean nothing. `hang_timeout` is
-            how long one rank may run in real time without letting others run; ranks that wait for
-            each other for ever are found at once. `"sim:MACHINE"`, a preset or a topology file,
-            also predicts how long they take there.
+            `start_method`, `preload`, `server`, `start_timeout` and `keep_children` mean nothing.
+            `hang_timeout` is how long one rank may run in real time without letting others run;
+            ranks that wait for each other for ever are found at once. `"sim:MACHINE"`, a preset or
+            a topology file, also predicts how long they take there.
         max_restarts: how often all ranks may be started again after a failure.
         hang_timeout: seconds without progress of any rank (see docs/howto/hang.md) after which the
             run counts as hung: stacks are collected and it fails.

@@ -360,9 +360,10 @@ OPTIONS: tuple[Option, ...] = (
         python=Argument(
             "str | None",
             '`"sim"` runs simulated ranks instead, threads of this process in virtual time; '
-            "then `start_method`, `preload`, `server` and `start_timeout` mean nothing. "
-            "`hang_timeout` is how long one rank may run in real time without letting others "
-            'run; ranks that wait for each other for ever are found at once. `"sim:MACHINE"`, '
+            "then `start_method`, `preload`, `server`, `start_timeout` and `keep_children` mean "
+            "nothing. `hang_timeout` is how long one rank may run in real time without letting "
+            "others run; ranks that wait for each other for ever are found at once. "
+            '`"sim:MACHINE"`, '
             "a preset or a topology file, also predicts how long they take there.",
             default=None,
         ),

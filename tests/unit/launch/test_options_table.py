@@ -172,6 +172,21 @@ def test_an_argument_for_simulated_ranks_alone_is_refused_for_processes(option: 
         rankwise.run(int, **{option.name: value})
 
 
+@chosen(lambda option: option.python is not None and TIMING_ONLY in option.refused)
+def test_an_argument_without_meaning_for_timing_alone_is_refused_with_its_reason(
+    option: Option,
+) -> None:
+    arguments: dict[str, Any] = {option.name: 1, "timing_only": True}
+
+    with pytest.raises(ConfigError) as refused:
+        rankwise.run(print, on="sim:h100-sxm", **arguments)
+
+    why = option.refused[TIMING_ONLY]
+    assert str(refused.value).startswith(
+        f"{option.name} has no meaning with timing_only=True: {why}"
+    )
+
+
 @chosen(lambda option: option.torchrun is not None)
 def test_an_option_of_torchrun_is_read_by_its_module_too(option: Option) -> None:
     given = parse_args([*example(option), "train.py"])

@@ -10,9 +10,14 @@ import pytest
 
 from rankwise.base.keys import Put, Transaction
 from rankwise.base.units import SECOND, Duration
+from rankwise.core.agent.alone import spec_alone
+from rankwise.core.agent.machine import Agent
+from rankwise.core.gang.vocabulary import GangSpec
+from rankwise.core.rendezvous.configuration import RestartPolicy
 from rankwise.core.rendezvous.records import RunKeys
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.stores.in_process import MemoryStore
+from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.cluster.own_etcd_end import RegisteredNodes
 
 KEYS = RunKeys("run")
@@ -99,3 +104,11 @@ def test_nobody_is_waited_for_longer_than_asked(nodes: Nodes) -> None:
     nodes.wait(Duration(SECOND // 20)).result(PATIENCE_S)
 
     assert monotonic() - began >= 0.05
+
+
+def test_agent_that_has_not_begun_can_take_its_etcd_down_again() -> None:
+    """So it does when a setting of the store is refused: the refusal is what the user reads."""
+    runner = object.__new__(AgentRunner)
+    runner._agent = Agent(spec_alone(GangSpec(size=1), RestartPolicy()))  # all that is made then
+
+    assert not runner._is_over()

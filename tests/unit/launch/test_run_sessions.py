@@ -22,6 +22,7 @@ from rankwise.core.agent.vocabulary import AnnounceRestart
 from rankwise.launch.run.job import Job
 from rankwise.launch.run.log_layout import LogLayout
 from rankwise.launch.run.session import Session
+from rankwise.simranks.run.run_host import SimulatedRunHost
 
 SUCCESS = Outcome(status=OutcomeStatus.SUCCEEDED, attempts=1)
 STOPPED = Outcome(status=OutcomeStatus.STOPPED, attempts=1, stop_signal=TIME_LIMIT_SIGNAL)
@@ -153,6 +154,15 @@ def test_a_signal_after_the_end_is_kept_for_the_caller() -> None:
     assert session.is_interrupted
 
 
+def test_a_signal_that_came_too_late_to_stop_anything_is_kept_for_the_caller_as_it_was_sent() -> (
+    None
+):
+    session, _, _ = run_with_signals(SUCCESS, signal.SIGXCPU, signal.SIGINT)
+
+    assert session.late_signals == [signal.SIGXCPU]
+    assert session.is_interrupted  # no output is waited for
+
+
 def test_the_request_of_ranks_and_the_signal_that_reached_them_are_one_request() -> None:
     host = ScriptedHost(STOPPED)
     session, _ = session_of(host)
@@ -173,6 +183,18 @@ def test_the_time_limit_leaves_a_run_alone_that_is_being_stopped() -> None:
 
     assert not session.is_time_limit_due
     assert not session.is_out_of_time
+
+
+def test_time_limit_of_simulated_ranks_does_not_hurry_a_stop_that_came_meanwhile() -> None:
+    """The timer of the limit may have to wait for a console before it sends its signal."""
+    session, _ = session_of(ScriptedHost(STOPPED), job_of("--timeout=5"))
+    host = object.__new__(SimulatedRunHost)
+    host._session = session  # all that the handler reads
+    session.on_signal(signal.SIGTERM)
+
+    host._on_signal(TIME_LIMIT_SIGNAL, None)
+
+    assert session.stops_asked == 1
 
 
 def test_the_grace_that_is_left_counts_from_the_first_request() -> None:

@@ -171,6 +171,8 @@ class Agent:
     @property
     def next_deadline(self) -> Instant | None:
         """When `tick` wants to be called next; None while only stimuli can change anything."""
+        if self.phase is AgentPhase.FINISHED:
+            return None  # the watch may still ask about a hang that the ranks' ends have settled
         earliest = self._deadline_of_rendezvous
         own = self._deadline
         if own is not None and (earliest is None or own < earliest):

@@ -33,6 +33,8 @@ looks and questions, and decides by the answers.
   that there are.
 - *A hang* holds no fact back but its own: before ranks count as hung, the host looks for whom they
   wait, and if it cannot tell, the other nodes are asked. Then the host looks once more.
+- *A gang that is ended*, by a request to stop or by another node, ends every hold: no answer
+  changes its verdict any more, and a gang that stops waits for the exits that are held back.
 - *What dies*: a rank, a node or the host that should answer. Each step has a deadline, and each
   fact has one: `HOLD_MAX` after it was heard it is passed on, whatever was answered; a request to
   stop is given the gang's grace.
@@ -45,7 +47,7 @@ import msgspec
 
 from rankwise.base.machine import Ticked
 from rankwise.base.root_cause import may_be_of_others, tells_of_time
-from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between, postponed
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
     LookForProgress,
@@ -157,10 +159,7 @@ class ExitWatch:
     @property
     def awaits_gang(self) -> bool:
         """Whether facts follow when the gang has heard the last one."""
-        hold = self.hold
-        if hold is None:
-            return bool(self._facts)
-        return hold.reason is HoldReason.STOP and not self._gang_lives
+        return bool(self._facts) if self.hold is None else not self._gang_lives
 
     def handle(self, stimulus: WatchStimulus, now: Instant) -> list[WatchEffect]:
         """Take in a fact; return what is to be done, in this order."""
@@ -214,7 +213,7 @@ class ExitWatch:
         hold = self.hold
         if hold is None:
             self._examine_next(now)
-        elif hold.reason is HoldReason.STOP and not self._gang_lives:
+        elif not self._gang_lives:
             self._let_go(now, is_stop=True)
 
     def _examine_next(self, now: Instant) -> None:
@@ -452,7 +451,7 @@ class ExitWatch:
         self._note(hold, now, is_stop=is_stop)
         if hold.error is None:
             self._facts[0].is_judged = True
-        if is_stop:
+        if is_stop and hold.reason is HoldReason.STOP:
             self._let_exits_follow_stop(now)
         if hold.accused:
             return  # the gang hears of that first
@@ -590,6 +589,8 @@ class ExitWatch:
         if self.hold is not None:
             self.hold.due = after(self.hold.due, duration)
             self.hold.ends_by = after(self.hold.ends_by, duration)
+            since = self.hold.straggling_since
+            self.hold.straggling_since = postponed(since, duration)
         if self._hang is not None:
             self._hang.due = after(self._hang.due, duration)
 

@@ -40,6 +40,8 @@ def _result(note: NoteHold, rank: str) -> str:
     if note.reason is HoldReason.STOP:
         was_stopped = f"a stop followed, so {rank} was stopped"
         return was_stopped if note.is_stop else f"no stop followed, so {rank} has failed"
+    if note.is_stop:
+        return "the ranks were stopped meanwhile"
     if note.reason is HoldReason.LATENESS:
         return ""
     return f"blamed {ranks_in_words(note.accused)}" if note.accused else "blamed no other rank"

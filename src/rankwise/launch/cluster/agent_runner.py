@@ -243,7 +243,8 @@ class AgentRunner:
         return client.submit
 
     def _is_over(self) -> bool:
-        finished = self._dispatch.finished
+        # Also asked when a setting of the store is refused: then there is no dispatch yet.
+        finished = self._agent.finished
         return finished is not None and finished.verdict is not None
 
     def _put_fence(self) -> None:

@@ -97,7 +97,6 @@ class ProcessRunHost:
         self._places = places = session.places
         self._clock = clock
         self._on_begun: Callable[[], None] | None = on_begun
-        self._caught_as = 0
         self._is_cut_short = False
         # Before and after everything else, so that no signal meets half a session.
         self._signals = signals = self._catch_signals(stack)
@@ -206,12 +205,6 @@ class ProcessRunHost:
 
     def finish(self, outcome: Outcome) -> Outcome:
         """Read all that was written, and find out what is known at the end."""
-        session = self._session
-        if outcome.status is OutcomeStatus.SUCCEEDED and session.caught_signal is not None:
-            # It came when all ranks had ended, before the gang knew that it had succeeded.
-            session.is_interrupted = True
-            # As it was sent: the program may handle SIGALRM, of which SIGTERM is only our reading.
-            session.late_signals.append(self._caught_as)
         if outcome.status is OutcomeStatus.SUCCEEDED and self._host.left_behind:
             from rankwise.launch.telling.announcements import left_behind_line  # noqa: PLC0415  # rare
 
@@ -381,13 +374,12 @@ class ProcessRunHost:
                 continue
             caught_before = session.signals_caught
             session.on_signal(number)
-            if (caught_before, session.signals_caught) == (0, 1):
-                self._caught_as = number
-                # An agent among others says itself what follows.
-                if self._plan.is_alone and session.caught_signal is not None:
-                    notice_at = after(self._clock.now(), STOP_NOTICE)
-                    tell = partial(self._tell_who_is_awaited, session.caught_signal)
-                    self._reactor.call_at(notice_at, tell)
+            is_first = (caught_before, session.signals_caught) == (0, 1)
+            # An agent among others says itself what follows.
+            if is_first and self._plan.is_alone and session.caught_signal is not None:
+                notice_at = after(self._clock.now(), STOP_NOTICE)
+                tell = partial(self._tell_who_is_awaited, session.caught_signal)
+                self._reactor.call_at(notice_at, tell)
 
     def _stand_still(self) -> None:
         """Ctrl-Z: stop with all ranks until a shell lets this process go on; then let them go on.

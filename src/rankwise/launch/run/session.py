@@ -185,6 +185,8 @@ class Session:
         self.complaints = DiskComplaints(self.say)
         self.history = RunHistory(limits.wall_ns, failure_command)
         self.clocks = RunClocks(agents=limits, limits=limits)
+        self._caught_as: int | None = None
+        """As it was sent: a program may handle SIGALRM, of which SIGTERM is only our reading."""
         self._signals_told: set[int] = set()
         self._passed_told: dict[int, tuple[list[int], list[int]]] = {}
         """Which ranks a signal was passed on to, and which others there were, as was last told."""
@@ -200,6 +202,10 @@ class Session:
         host.begin()
         while (outcome := host.outcome) is None:
             host.turn()
+        if outcome.status is OutcomeStatus.SUCCEEDED and self._caught_as is not None:
+            # It came when all ranks had ended, before the gang knew that it had succeeded.
+            self.is_interrupted = True
+            self.late_signals.append(self._caught_as)
         outcome = host.finish(outcome)
         # A run that was stopped before the restart that was announced ends in that attempt.
         last = {failure.attempt for failure in outcome.failures[:1]}
@@ -268,6 +274,7 @@ class Session:
             self.late_signals.append(signum)
         else:
             self.caught_signal = self.caught_signal or stopping
+            self._caught_as = self._caught_as or signum
             self.signals_caught += 1
         # That ranks got it too, and were heard of first, does not make it the second request.
         if not self._is_asked_by_ranks or self.signals_caught != 1:

@@ -17,6 +17,7 @@ from rankwise.launch.options import (
     Option,
     options_deciding,
     options_needing,
+    options_refused,
 )
 from rankwise.launch.run.job import Function, Job
 from rankwise.launch.run.supervision import Supervision
@@ -118,6 +119,10 @@ def _check(given: "SimulationArguments", machine: str | None) -> None:
     for option in options_needing(TIMING_ONLY):
         if values[option.name] and not given["timing_only"]:
             raise ConfigError(f"{option.name} has no meaning without timing_only=True")
+    for option in options_refused(TIMING_ONLY) if given["timing_only"] else ():
+        if values.get(option.name):
+            why = option.refused[TIMING_ONLY]
+            raise ConfigError(f"{option.name} has no meaning with timing_only=True: {why}")
 
 
 def _check_number(option: Option, number: Any) -> None:

@@ -359,7 +359,9 @@ class SimulatedRunHost:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == TIME_LIMIT_SIGNAL and self._session.job.timeout is not None:
-            self._session.request_stop(number)  # which this process has sent to itself
+            # This process has sent it to itself. A stop that was asked for since then goes on.
+            if self._session.is_time_limit_due:
+                self._session.request_stop(number)
         else:
             self._session.on_signal(number)
 

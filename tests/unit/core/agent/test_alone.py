@@ -26,6 +26,7 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.vocabulary import (
     GangSpec,
     GuardianLost,
+    ProgressLooked,
     SignalWorker,
     SpawnWorker,
     StopRequested,
@@ -38,6 +39,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import RestartPolicy
+from rankwise.core.watch.vocabulary import FindAwaited, WatchSpec
 
 NOW = Instant(SECOND)
 PORT = 29500
@@ -46,10 +48,18 @@ PORT = 29500
 class Node:
     """A node with two workers, fed with facts; answers what a driver answers at once."""
 
-    def __init__(self, policy: RestartPolicy, *, refuses: int | None = None) -> None:
+    def __init__(
+        self,
+        policy: RestartPolicy,
+        *,
+        refuses: int | None = None,
+        hang_timeout: Duration | None = None,
+    ) -> None:
         self.refuses = refuses
         """The local rank of the worker that cannot be started."""
-        self.agent = Agent(spec_alone(GangSpec(size=2, exit_timeout=Duration(SECOND)), policy))
+        gang = GangSpec(size=2, exit_timeout=Duration(SECOND), hang_timeout=hang_timeout)
+        watch = WatchSpec(asks_about_hangs=hang_timeout is not None)
+        self.agent = Agent(spec_alone(gang, policy, watch=watch))
         self.now = NOW
         self.effects: list[Effect] = []
         self.tell(AgentStarted(self.agent.spec))
@@ -121,6 +131,19 @@ def test_it_has_succeeded_when_all_ranks_have() -> None:
 
     assert node.finished.verdict is not None
     assert node.finished.verdict.status is OutcomeStatus.SUCCEEDED
+
+
+def test_agent_that_has_finished_has_no_deadline_though_a_hang_was_being_looked_into() -> None:
+    node = Node(RestartPolicy(), hang_timeout=Duration(SECOND))
+    node.now = after(node.now, Duration(SECOND))
+    # The host has not found yet for whom they wait, and never will.
+    assert node.tell(ProgressLooked(0, NOW)) == [FindAwaited(0)]
+    assert node.agent.next_deadline is not None
+
+    node.exits(0, 0, 0)
+
+    assert node.finished.verdict is not None
+    assert node.agent.next_deadline is None  # a driver that still reads output would spin
 
 
 def test_a_failure_is_followed_by_another_round_while_restarts_are_left() -> None:

@@ -251,6 +251,34 @@ def test_without_a_stop_such_a_death_is_a_failure_after_the_window() -> None:
     assert watch.handle(Passed(), Instant(STOP_WINDOW)) == [PassOn(Swept(0))]
 
 
+def test_exits_are_let_go_at_once_when_the_gang_is_stopped_during_a_hold() -> None:
+    watch = asking(reported(0, PEER_GONE))
+    assert watch.gang is not None
+    watch.handle(exited(1, 1), Instant(0))
+    assert not watch.awaits_gang
+
+    watch.gang.handle(StopRequested(SIGTERM), Instant(SECOND))
+    assert watch.awaits_gang
+    # They keep their instants: they have ended before the stop, by themselves.
+    note = hold_of(HoldReason.ERROR, [(1, SECOND)], [HoldStep.ASKING_RANKS], is_stop=True)
+    assert watch.handle(Passed(), Instant(SECOND)) == [note, PassOn(exited(1, 1))]
+    assert watch.next_deadline is None
+    assert watch.handle(RanksAnswered(0), Instant(SECOND)) == []
+
+
+def test_time_in_which_the_node_was_suspended_is_no_time_that_late_ranks_had() -> None:
+    watch = watch_of()
+    watch.handle(exited(0, -SIGABRT), Instant(0))
+    undecided = EndLooked(0, 0, blamed=BLAMED, is_undecided=True)
+    watch.handle(undecided, Instant(0))
+    watch.handle(Suspended(Duration(5 * SECOND)), Instant(5 * SECOND))
+    now = Instant(5 * SECOND + STRAGGLE)
+    assert watch.tick(now) == [LookAtEnd(0, 0, has_exited=True)]
+
+    assert watch.handle(undecided, now) == []  # it goes on waiting for them
+    assert watch.next_deadline == now + STRAGGLE
+
+
 def test_hang_is_passed_on_with_the_ranks_that_are_awaited() -> None:
     watch = watch_of(asks_about_hangs=True)
     looked = ProgressLooked(0, Instant(0))
