@@ -11,6 +11,7 @@ from rankwise.simranks.world.equals import (
     RankChoice,
     kind_of_group,
 )
+from rankwise.simranks.world.places import CallSite
 
 
 def wanted_of(equals: Equals) -> RankChoice:
@@ -126,3 +127,22 @@ def test_rank_that_does_not_run_brings_what_its_class_brings() -> None:
 def test_kinds_of_groups_tell_the_groups_of_all_ranks() -> None:
     assert kind_of_group((1, 9)).group_of(4) == (4, 12)
     assert kind_of_group((0, 3, 4)).group_of(1) == ()
+
+
+def test_choices_end_where_each_run_uses_another_group() -> None:
+    equals = Equals(RankChoice(frozenset({0, 9}), number=8), 16)
+
+    with pytest.raises(NotEqual):
+        equals.check((0, 3, 4))
+
+    assert equals.wanted is None
+    assert equals.difference == "8 choices of ranks did not cover all groups and shards"
+
+
+def test_line_of_a_read_is_told_from_a_folder_with_the_word_in() -> None:
+    equals = Equals(RankChoice(), 16)
+    code = compile("", "/home/me/work in progress/train.py", "exec")
+
+    equals.note_read("RANK", CallSite(code, 0))
+
+    assert equals.reads == {("/home/me/work in progress/train.py:1", "RANK"): 1}
