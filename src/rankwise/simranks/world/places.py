@@ -13,7 +13,7 @@ import msgspec
 
 from rankwise.simranks.world.modules import is_shared
 
-OUR_PACKAGE = __file__.rpartition("/sim/")[0]
+OUR_PACKAGE = __file__.rpartition("/simranks/")[0]
 
 
 class CallSite(msgspec.Struct, frozen=True, gc=False):
