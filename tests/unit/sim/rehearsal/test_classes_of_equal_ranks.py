@@ -1,7 +1,10 @@
 """Which ranks run, so that each class has one, and each group of one that runs has each class."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from rankwise.base.errors import PeerDied
 from rankwise.core.matching import CallSignature
 from rankwise.simranks.world.equals import (
     Division,
@@ -11,7 +14,9 @@ from rankwise.simranks.world.equals import (
     RankChoice,
     kind_of_group,
 )
+from rankwise.simranks.world.meetings import Conditions, MeetingGroup
 from rankwise.simranks.world.places import CallSite
+from rankwise.simranks.world.scheduler import Scheduler
 
 
 def wanted_of(equals: Equals) -> RankChoice:
@@ -146,3 +151,16 @@ def test_line_of_a_read_is_told_from_a_folder_with_the_word_in() -> None:
     equals.note_read("RANK", CallSite(code, 0))
 
     assert equals.reads == {("/home/me/work in progress/train.py:1", "RANK"): 1}
+
+
+def test_end_of_a_rank_that_does_not_run_fails_no_operation() -> None:
+    conditions = Conditions()
+    conditions.equals = Equals(RankChoice(frozenset({0, 3})), 4)
+    scheduler = Scheduler(belongings=SimpleNamespace())
+    group = MeetingGroup(scheduler, "all", (0, 1, 2, 3), conditions)
+
+    group.lose(1, PeerDied("rank 1 has ended"))
+    meetings = [group.meet(rank, CallSignature("barrier"), None, list) for rank in (0, 3)]
+
+    assert [meeting.error for meeting in meetings] == [None, None]
+    assert meetings[0].is_open
