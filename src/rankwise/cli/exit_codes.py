@@ -6,7 +6,7 @@ EXIT_CODE_OF_ANOTHER_JOB = 2
 EXIT_CODE_OF_A_LATECOMER = 75
 """EX_TEMPFAIL of sysexits.h: nothing was run here, and a later run may well have a seat."""
 EXIT_CODE_OF_A_FULL_DEVICE = 77
-"""Of `--timing-only`; the rank's error has it, see `sim.torch.out_of_memory`."""
+"""Of `--timing-only`; the rank's error has it, see `simranks.torch.out_of_memory`."""
 
 EXIT_CODES_OF_RUN = {
     "0": "every rank succeeded",

@@ -431,6 +431,44 @@ for _ in range(3):
 assert all(map(torch.equal, graphed.parameters(), plain.parameters()))
 """
 
+GRAPH_OF_ONE_RANK = """\
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+peer = 1 - rank
+x = torch.ones(2, device="cuda")
+got = torch.zeros(2, device="cuda")
+graph = torch.cuda.CUDAGraph()
+def body():
+    ends = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, got, peer)]
+    for work in dist.batch_isend_irecv(ends):
+        work.wait()
+    y = got * 2
+    dist.all_reduce(y)
+    return y
+if rank == 0:
+    with torch.cuda.graph(graph):
+        twice = body()
+for step in range(3):
+    x.fill_(10 * step + rank)
+    if rank == 0:
+        graph.replay()
+    else:
+        twice = body()
+group = dist.distributed_c10d._get_default_group()
+calls = group._get_sequence_number_for_group()
+g2 = torch.cuda.CUDAGraph()
+with torch.cuda.graph(g2):
+    total = funcol.all_reduce(x, "sum", dist.group.WORLD) + 1
+for step in range(2):
+    x.fill_(step + rank)
+    g2.replay()
+print(rank, got.tolist(), twice.tolist(), total.tolist(), calls)
+"""
+
 SYNCHRONISED = """\
 import torch
 import torch.distributed as dist
@@ -469,6 +507,18 @@ def test_a_captured_graph_computes_when_it_is_replayed(tmp_path: Path) -> None:
 
     assert finished.code == 0, finished.stderr
     assert sorted(finished.lines) == ["0 [6.0, 6.0] [10.0, 10.0]", "1 [12.0, 12.0] [10.0, 10.0]"]
+
+
+def test_graph_of_one_rank_meets_the_calls_of_a_rank_without_graph(tmp_path: Path) -> None:
+    finished = run(
+        "run", "--on=sim", "--device=cuda", "--nproc-per-node=2", "--no-prefix",
+        write_program(tmp_path, GRAPH_OF_ONE_RANK),
+    )  # fmt: skip
+
+    assert finished.code == 0, finished.stderr
+    assert sorted(finished.lines) == [
+        "0 [21.0, 21.0] [82.0, 82.0] [4.0, 4.0] 3", "1 [20.0, 20.0] [82.0, 82.0] [4.0, 4.0] 3",
+    ]  # fmt: skip
 
 
 def test_batches_are_normalised_over_all_ranks(tmp_path: Path) -> None:

@@ -114,6 +114,32 @@ for _ in range(4):
 print("milliseconds", *times)
 """
 
+MESSAGES = """
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+x, got = torch.ones(2, device=device), torch.zeros(2, device=device)
+
+def exchange():
+    ends = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)]
+    for work in dist.batch_isend_irecv(ends):
+        work.wait()
+    dist.all_reduce(got)
+
+graph = torch.cuda.CUDAGraph()
+if rank == 0:
+    with torch.cuda.graph(graph):
+        exchange()
+for _ in range(3):
+    graph.replay() if rank == 0 else exchange()
+group = dist.distributed_c10d._get_default_group()
+assert group._get_sequence_number_for_group() == 3
+with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    late = dist.all_reduce(x, async_op=True)
+late.wait()  # nothing has been replayed
+"""
+
 LOOKED_UP = """
 table = torch.randn(4096, 64, device=device)
 some = torch.randn(2048, device=device).long().abs() + 1
@@ -172,6 +198,17 @@ def test_cuda_graph_without_data_holds_its_pool_and_not_every_tensor(
     preloaded: Preloaded, tmp_path: Path
 ) -> None:
     predicted(preloaded, tmp_path, GRAPH)
+
+
+def test_messages_of_a_cuda_graph_are_sent_by_its_replays_alone(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    path = write_program(tmp_path, BEGIN + MESSAGES)
+    finished = preloaded.run(
+        "run", "--on=sim:h100-sxm", "--nproc-per-node=2", "--timing-only", path, cwd=tmp_path
+    )
+
+    assert finished.code == 0, finished.stderr
 
 
 def test_replay_of_a_cuda_graph_is_one_launch(preloaded: Preloaded, tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ class GroupCalls(Generic[Entry]):
     def close(self, match: "Match[Entry]") -> None:
         """The transport has carried a match out, or has told its members that it failed."""
         del self.open[match.number], self._all_open[self.key, match.number]
+        match.carrier = None  # it often refers to the match: a circle would outlive its callers
 
     def begun_by(self, rank: int) -> int:
         """How many calls a member has begun."""

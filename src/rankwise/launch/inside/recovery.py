@@ -4,7 +4,8 @@ Runs inside workers. What is decided is told in `rankwise.core.gang.machine`, an
 a party dies in ADR 0021. Here are two threads. The main one runs the function, or waits for a word
 of the agent when the function has been left. A thread of ours listens: when the rank is recalled
 it aborts torch's process groups, for the main thread may be waiting in one of them, and sends it a
-signal, whose handler raises `Recalled`. A simulated rank has another line (`on_sim/recovery`).
+signal, whose handler raises `Recalled`. A simulated rank has another line (see
+`simranks.run.recovery`).
 
 The main thread takes `Recalled` only while it is *armed*, in the function: the handler looks, and
 both run in the same thread, so that neither our own code nor the program after it is interrupted.

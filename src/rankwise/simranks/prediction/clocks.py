@@ -32,6 +32,7 @@ from rankwise.base.units import Instant
 from rankwise.core.matching import NO_RANK, CallSignature, describe_call
 from rankwise.sim.hardware.cost_models import plugged_costs
 from rankwise.sim.hardware.op_log import OpLog
+from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.reporting.breakdown import ASLEEP, EXPOSED, MESSAGES, WAITING
 from rankwise.sim.triton import modelled_device
@@ -482,6 +483,7 @@ class Prediction:
     def digests(self) -> dict[int, bytes]:
         """What each simulated rank has done: operations, shapes, types, kinds of groups, streams.
 
+        How long it has slept counts, too, but not when: threads of a program may sleep in between.
         Empty if all ranks are simulated.
         """
         parts = [
@@ -490,7 +492,9 @@ class Prediction:
         ]
         return {
             number: blake2b(
-                b"".join([parts[each] for each in clock.trail.numbers]), digest_size=8
+                b"".join([parts[each] for each in clock.trail.numbers])
+                + (b"sleeps %d" % clock.account.asleep if clock.account.asleep else b""),
+                digest_size=8,
             ).digest()
             for number, clock in sorted(self.clocks.items())
             if clock.trail is not None
@@ -507,14 +511,18 @@ class Prediction:
 
     def _difference_between(self, first: int, other: int) -> str:
         assert self.equals is not None, "ranks are compared"
-        done = list(self.done)
-        trails = [self.clocks[each].trail or Trail({}) for each in (first, other)]
+        done, ranks = list(self.done), (first, other)
+        trails = [self.clocks[each].trail or Trail({}) for each in ranks]
         pairs = zip_longest(*(trail.numbers for trail in trails))
-        differing = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
+        differing = next((pair for pair in pairs if pair[0] != pair[1]), None)
+        told = (
+            (_sleep_in_words(self.clocks[each].account.asleep) for each in ranks)
+            if differing is None
+            else (_told(None if number is None else done[number][0]) for number in differing)
+        )
         one, another = (
-            f"rank {rank}{self.equals.places(rank)}"
-            f" {_told(None if number is None else done[number][0])}"
-            for rank, number in zip((first, other), differing, strict=True)
+            f"rank {rank}{self.equals.places(rank)} {doing}"
+            for rank, doing in zip(ranks, told, strict=True)
         )
         return f"{one}, {another}"
 
@@ -667,6 +675,10 @@ def _told(done: "PricedWork | Communicated | None") -> str:
     shapes = ", ".join("x".join(map(str, each)) or "()" for each in done.work.shapes[:3])
     size = f"{done.work.size:,} bytes"  # of what takes no tensor, such as random numbers
     return f"computes {done.work.name} of {shapes or size}"
+
+
+def _sleep_in_words(asleep: int) -> str:
+    return f"sleeps {format_picoseconds(asleep)}" if asleep else "never sleeps"
 
 
 def _call_in_words(call: CallSignature | None) -> str:

@@ -210,7 +210,8 @@ class QueuedClock(RankClock):
         """Come to an operation when the present lane has got there."""
         if self.trail is not None:
             self.trail.add(Communicated.of(call, size, ranks, at), self.stream_number)
-        self._launch(self._launches.collective)
+        if self._replayed is None:  # the launch of a graph is that of all that it has
+            self._launch(self._launches.collective)
         return Passage(load, size, max(self.time, self.lane.ends_at))
 
     def wait(self, passage: Passage) -> None:

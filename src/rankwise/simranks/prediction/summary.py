@@ -6,7 +6,7 @@ first step to that of the last: the first one has more to do. Otherwise they are
 
 import json
 import textwrap
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from types import MappingProxyType
@@ -169,9 +169,9 @@ def figures_of(prediction: Prediction) -> Figures:
 
 def _launching(prediction: Prediction) -> float:
     """The share of all computing that is launches."""
-    works, costs = prediction.works, prediction.costs
-    whole = sum(each.count * each.duration for each in works)
-    launches = sum(each.count * costs.launch(each.work, each.duration) for each in works)
+    counts, costs = _counts_of(prediction, 0), prediction.costs
+    whole = sum(count * each.duration for each, count in counts.items())
+    launches = sum(count * costs.launch(each.work, each.duration) for each, count in counts.items())
     return launches / whole if whole else 0.0
 
 
@@ -326,8 +326,12 @@ def stages_of(prediction: Prediction) -> list[Stage]:
     steps = figures_of(prediction).steps
 
     def mean(name: str, clocks: list[RankClock]) -> float:
-        values = [getattr(_spent(clock, steps), name) for clock in clocks]
-        return float(sum(values) / len(clocks) / max(1, steps))
+        weights = [prediction.weight(clock.number) for clock in clocks]
+        values = (
+            weight * getattr(_spent(clock, steps), name)
+            for weight, clock in zip(weights, clocks, strict=True)
+        )
+        return float(sum(values) / sum(weights) / max(1, steps))
 
     return [
         Stage(
@@ -511,21 +515,33 @@ def rank_rows(prediction: Prediction) -> list[tuple[str, ...]]:
 def results_of(prediction: Prediction, program: str) -> list[BenchResult]:
     """The operations that took most of the time, by name: of a step and a rank, in the mean."""
     steps = figures_of(prediction).steps
-    counts: Counter[PricedWork] = Counter()
-    for clock in prediction.clocks.values():
-        counts.update(clock.counts_of_steps[-1] if steps else clock.counts)
-        if steps:
-            counts.subtract(clock.counts_of_steps[0])
+    counts = _counts_of(prediction, steps)
     by_name: dict[str, list[PricedWork]] = {}
     for priced in prediction.works:
         if counts[priced] > 0:
             by_name.setdefault(priced.work.name, []).append(priced)
-    times = max(1, steps) * max(1, len(prediction.clocks))
+    ranks = sum(prediction.weight(number) for number in prediction.clocks)
+    times = max(1, steps) * max(1, ranks)
     results = [
         _result(prediction, program, each, {work: counts[work] / times for work in each})
         for _, each in sorted(by_name.items())
     ]
     return sorted(results, key=lambda result: -result.time_ps)[:OPERATIONS_SHOWN]
+
+
+def _counts_of(prediction: Prediction, steps: int) -> dict[PricedWork, float]:
+    """How often all ranks carry out each operation, those that do not run as those of their class.
+
+    Of the steps after the first; of the whole run if there are none.
+    """
+    counts: defaultdict[PricedWork, float] = defaultdict(float)
+    for number, clock in prediction.clocks.items():
+        weight = prediction.weight(number)
+        for work, count in (clock.counts_of_steps[-1] if steps else clock.counts).items():
+            counts[work] += weight * count
+        for work, count in clock.counts_of_steps[0].items() if steps else ():
+            counts[work] -= weight * count
+    return counts
 
 
 def _result(

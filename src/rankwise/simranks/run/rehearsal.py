@@ -53,7 +53,7 @@ class Rehearsal:
         every_rank: simulate all ranks, even if they do the same.
         choice: those that are simulated then, if it is known that two are too few.
         records_values: keep the numbers that rank 0 asks for.
-        values: what programs get then that ask for numbers; see `sim.prediction.values`.
+        values: what programs get then that ask for numbers; see `simranks.prediction.values`.
         synthetic_data: let data loaders repeat their first batch then.
         tokens_per_step: of all ranks together; None counts them.
 

@@ -3,8 +3,8 @@
 A device does nothing while a graph is captured. Here all is carried out once, so that every tensor
 exists; then what has been written that was there before gets back what it held, and the
 random state, too. A replay calls each operation with the very tensors of the capture, and puts the
-results where those of the capture are. Collectives of a capture are called again in each replay, as
-calls of their group.
+results where those of the capture are. A capture carries out no collective and no message: each
+replay calls them, as calls of their group, so that a rank without a graph meets the replays.
 
 Without data (`--timing-only`) a graph keeps the times of its operations with their streams, and no
 tensors: a capture takes no time of the device, and a replay is one launch. Its pool holds what the
@@ -28,12 +28,15 @@ from rankwise.simranks.world.world import running_rank
 
 if TYPE_CHECKING:
     from rankwise.simranks.prediction.caching_allocator import CachedBlock
+    from rankwise.simranks.world.ranks import Rank
 
 WITHOUT_DATA = "timing only"
 """Under which name a rank that computes nothing has its mode (`without_data`)."""
 _POOLS = "pools of graphs"
-_captures: dict[int, "Capture | TimedCapture"] = {}
-"""Those under way, by rank."""
+_FUNCTIONAL = frozenset(("_c10d_functional", "_c10d_functional_autograd", "c10d_functional"))
+"""Namespaces of collectives that call a process group, and give tensors to be waited for."""
+_captures: "weakref.WeakKeyDictionary[Rank, Capture | TimedCapture]" = weakref.WeakKeyDictionary()
+"""Those under way, by rank: a later rank of the same number has none."""
 
 
 def present_capture() -> "Capture | TimedCapture | None":
@@ -41,7 +44,7 @@ def present_capture() -> "Capture | TimedCapture | None":
     if not _captures:
         return None
     rank = running_rank()
-    return None if rank is None else _captures.get(rank.number)
+    return None if rank is None else _captures.get(rank)
 
 
 class Capture(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
@@ -49,11 +52,13 @@ class Capture(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
 
     Attributes:
         calls: what a replay calls, in order.
+        is_in_functional: whether a functional collective is called; a replay calls it as a whole.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Callable[[], object]] = []
+        self.is_in_functional = False
         self._made: dict[int, Tensor] = {}
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
         self._random = torch.get_rng_state()
@@ -69,7 +74,12 @@ class Capture(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         self.keep(written)
-        result = func(*args, **kwargs)
+        is_functional = func.namespace in _FUNCTIONAL
+        self.is_in_functional = is_functional
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.is_in_functional = False
         if not func.is_view:
             self._note(func, args, kwargs, result)
         return result
@@ -80,6 +90,10 @@ class Capture(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
             place = _place(tensor)
             if place not in self._made and place not in self._before:
                 self._before[place] = _whole(tensor), _whole(tensor).clone()
+
+    def note(self, call: Callable[[], object]) -> None:
+        """A replay calls this, too."""
+        self.calls.append(call)
 
     def restore(self) -> None:
         """Give back what has been written."""
@@ -94,7 +108,10 @@ class Capture(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
         self._made |= {_place(each): each for each in targets if each is not None}
 
         def again() -> None:
-            for target, new in zip(targets, _tensors(func(*args, **kwargs)), strict=True):
+            found = list(_tensors(func(*args, **kwargs)))
+            if func.namespace in _FUNCTIONAL:  # the program waits for the tensors of the capture
+                found = [torch.ops._c10d_functional.wait_tensor(each) for each in found]  # noqa: SLF001  # it has no other name
+            for target, new in zip(targets, found, strict=True):
                 if target is not None:
                     target.copy_(new)
 
@@ -177,19 +194,19 @@ class Graph:
         self._pool = self._pool if pool is None else pool
         rank = running_rank()
         assert rank is not None, "only ranks find modelled devices"
-        if rank.number in _captures:
+        if rank in _captures:
             raise RuntimeError("a CUDA graph is captured already")
         mode = rank.belongings.get(WITHOUT_DATA)
         if mode is not None:
-            _captures[rank.number] = TimedCapture(mode.clock)
+            _captures[rank] = TimedCapture(mode.clock)
             return
-        capture = _captures[rank.number] = Capture()
+        capture = _captures[rank] = Capture()
         capture.__enter__()
 
     def capture_end(self) -> None:
         """The graph is complete."""
         rank = running_rank()
-        capture = None if rank is None else _captures.pop(rank.number, None)
+        capture = None if rank is None else _captures.pop(rank, None)
         if capture is None:
             raise RuntimeError("no CUDA graph is captured")
         if isinstance(capture, TimedCapture):

@@ -18,7 +18,7 @@ from rankwise.base.errors import CollectiveError
 from rankwise.base.units import SECOND, Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.core.matching import ANY_RANK, NO_RANK, CallSignature
-from rankwise.simranks.torch.cuda_graphs import TimedCapture, present_capture
+from rankwise.simranks.torch.cuda_graphs import Capture, TimedCapture, present_capture
 from rankwise.simranks.torch.gloo_arithmetic import (
     OF_COMPLEX,
     PREMUL_SUM,
@@ -464,20 +464,23 @@ class RehearsedProcessGroup(NamedProcessGroup):
             if expanded := self._layouts.told_expanded(load):
                 self._meetings.note_layout(f"{call.operation}: {expanded}")
         if (capture := present_capture()) is not None:
+            outputs = alike if outputs is None else outputs
             if isinstance(capture, TimedCapture):
                 described, _ = self._described(call, alike, load, carry_out, has_data=is_usual)
                 size = bytes_brought(call.operation, load)
-                captured = _CapturedCollective(
+                captured = _CapturedCall(
                     partial(self._arrive, described, (), size, _nothing, root), self._wait, capture
                 )
-                return self._work_of_graph(
-                    captured,
-                    alike if outputs is None else outputs,
-                    is_async=getattr(opts, "asyncOp", True),
-                )
-            again = partial(self._come, call, alike, load, carry_out, root, has_data=is_usual)
+                is_async = getattr(opts, "asyncOp", True)
+                return self._work_of_graph(captured, outputs, is_async=is_async)
+            if capture.is_in_functional:
+                return WorkOfGraph(self._meetings, outputs, [])
             capture.keep(load)
-            capture.calls.append(lambda: self._wait(*again()))
+            again = partial(self._come, call, alike, load, carry_out, root, has_data=is_usual)
+            # Waited for at once: DDP reads what it gives before it waits.
+            return self._work_of_graph(
+                _CapturedCall(again, self._wait, capture), outputs, is_async=False
+            )
         meeting, passages = self._come(call, alike, load, carry_out, root, has_data=is_usual)
         if getattr(opts, "asyncOp", True) or self._coalescing is not None:
             outputs = alike if outputs is None else outputs
@@ -489,16 +492,17 @@ class RehearsedProcessGroup(NamedProcessGroup):
         return self._done
 
     def _work_of_graph(
-        self, captured: "_CapturedCollective", outputs: Any, *, is_async: bool
+        self, captured: "_CapturedCall", outputs: Any, *, is_async: bool
     ) -> RehearsedWork:
         """What the program gets while a graph is captured: nothing is done before its replay."""
-        if is_async or self._coalescing is not None:
-            work = WorkOfGraph(self._meetings, outputs, [captured.wait])
-            if self._coalescing is not None:
-                self._coalescing.append(work)
-            return work
-        captured.wait()
-        return self._done
+        is_data = isinstance(captured.capture, Capture)
+        is_later = is_async or (self._coalescing is not None and not is_data)
+        if not is_later:
+            captured.wait()
+        work = WorkOfGraph(self._meetings, outputs, [captured.wait] if is_later else [])
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
 
     def _come(
         self,
@@ -516,7 +520,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """
         call, carry_out = self._described(call, alike, load, carry_out, has_data=has_data)
         size = 0 if self._clock is None else bytes_brought(call.operation, load)
-        return self._arrive(call, load, size, partial(carry, carry_out), root)
+        return self._arrive(call, load, size, partial(_carried, carry_out), root)
 
     def _described(
         self,
@@ -559,7 +563,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         timed = partial(clock.carry_out, self._meetings, kind, root, computed)
         return self._meetings.meet(self._number, call, passage, timed), [(clock, passage)]
 
-    def _wait(self, meeting: PendingCollective, passages: Sequence[Timed]) -> None:
+    def _wait(self, meeting: PendingCollective | Post, passages: Sequence[Timed]) -> None:
         self._meetings.wait(meeting)
         for clock, passage in passages:
             clock.wait(passage)
@@ -592,20 +596,35 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._layouts.warn_of_message(tensors)
         root = ANY_RANK if peer == ANY_SOURCE else peer
         call = with_tensors(CallSignature(name, root=root, tag=tag), tensors)
-        clock = self._clock
-        passage = None
-        if clock is not None:
-            ranks = self._meetings.ranks
-            at = ranks.index(peer) if peer in ranks else NO_RANK
-            passage = clock.come_to_message(tensors, bytes_in(tensors), call, ranks, at)
-        post = self._meetings.post(
-            self._number, peer, tag, call, (passage, tensors), is_send=is_send,
-            deliver=_delivered if clock is None else partial(_delivered, timed=clock.deliver),
-        )  # fmt: skip
-        passages = [] if clock is None or passage is None else [(clock, passage)]
+        if (capture := present_capture()) is not None:
+            brought: Sequence[Tensor] = tensors
+            if isinstance(capture, TimedCapture):
+                brought = ()
+            elif not is_send:
+                capture.keep(tensors)
+            come = partial(self._come_to_message, call, peer, brought, bytes_in(tensors))
+            captured = _CapturedCall(come, self._wait, capture)
+            return self._work_of_graph(captured, tensors, is_async=True)
+        post, passages = self._come_to_message(call, peer, tensors, bytes_in(tensors))
         source = None if is_send else lambda: self._meetings.ranks.index(post.peer)
         filled = None if is_send else tensors
         return self._work(post, tensors, tensors, filled, source=source, passages=passages)
+
+    def _come_to_message(
+        self, call: CallSignature, peer: int, tensors: Sequence[Tensor], size: int
+    ) -> tuple[Post, Sequence[Timed]]:
+        """Come to one end of a message of so many bytes."""
+        clock, passage = self._clock, None
+        if clock is not None:
+            ranks = self._meetings.ranks
+            at = ranks.index(peer) if peer in ranks else NO_RANK
+            passage = clock.come_to_message(tensors, size, call, ranks, at)
+        post = self._meetings.post(
+            self._number, peer, call.tag, call, (passage, tensors),
+            is_send=call.operation == "send",
+            deliver=_delivered if clock is None else partial(_delivered, timed=clock.deliver),
+        )  # fmt: skip
+        return post, [] if clock is None or passage is None else [(clock, passage)]
 
     def _deal(
         self, name: str, sent: Sequence[Sequence[Tensor]], places: Sequence[Sequence[Tensor]]
@@ -659,7 +678,8 @@ def _delivered(
 ) -> None:
     """Move a message, if its two ends agree on what it is."""
     (send_passage, sent), (receive_passage, received) = send.load, receive.load
-    for source, target in zip(sent, received, strict=True):
+    ends = zip(sent, received, strict=True) if sent and received else ()  # a graph may have none
+    for source, target in ends:
         if source.numel() != target.numel() or source.dtype != target.dtype:
             raise CollectiveError(
                 f"a message does not fit: rank {send.rank} sends {source.numel()} of"
@@ -669,7 +689,7 @@ def _delivered(
             )
     have_none = has_no_data(sent), has_no_data(received)
     if not any(have_none):
-        carry(copy_all, received, sent)
+        carry(copy_all if sent and received else _nothing, received, sent)
     elif not all(have_none):
         raise CollectiveError(
             f"one end of a message is without data:\n  {send.told_with_place()}\n"
@@ -707,35 +727,45 @@ def _alike(own: Tensor, parts: list[Tensor]) -> list[Tensor]:
     return parts if any(each.numel() != size for each in parts) else [own]
 
 
-def _nothing(_loads: Loads) -> None:
+def _nothing(*_loads: Loads) -> None:
     """Move no data."""
 
 
-class _CapturedCollective:
-    """A collective of a graph without data: each replay comes to it anew.
+def _carried(carry_out: Callable[[Loads], None], loads: Loads) -> None:
+    """Carry an operation out, unless a graph without data takes part: it has no tensors."""
+    if () not in loads:
+        carry(carry_out, loads)
 
-    It keeps no tensors: that would keep their memory.
+
+class _CapturedCall:
+    """A collective or message of a graph: each replay comes to it anew.
+
+    Without data it keeps no tensors: that would keep their memory.
 
     Args:
         come: comes to it.
         finish: waits for it to be over.
+        capture: that of the graph.
     """
 
     def __init__(
         self,
-        come: Callable[[], tuple[PendingCollective, Sequence[Timed]]],
-        finish: Callable[[PendingCollective, Sequence[Timed]], None],
-        capture: TimedCapture,
+        come: Callable[[], tuple[PendingCollective | Post, Sequence[Timed]]],
+        finish: Callable[[PendingCollective | Post, Sequence[Timed]], None],
+        capture: Capture | TimedCapture,
     ) -> None:
         self._come = come
         self._finish = finish
-        self._capture = capture
-        self._under_way: tuple[PendingCollective, Sequence[Timed]] | None = None
+        self.capture = capture
+        self._under_way: tuple[PendingCollective | Post, Sequence[Timed]] | None = None
         capture.note(self._begin)
 
     def wait(self) -> None:
-        """Let each replay wait for it here."""
-        self._capture.note(self._end)
+        """Let each replay wait for it here; after the capture, wait for the latest replay."""
+        if present_capture() is self.capture:
+            self.capture.note(self._end)
+        elif self._under_way is not None:
+            self._end()
 
     def _begin(self) -> None:
         self._under_way = self._come()

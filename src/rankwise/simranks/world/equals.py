@@ -200,7 +200,7 @@ class Equals:
 
     def note_read(self, what: str, place: CallSite) -> None:
         """A program reads the number of its rank, by which it may do something else than others."""
-        key = (str(place).partition(" in ")[0], what)
+        key = (f"{place.code.co_filename}:{place.line}", what)
         self.reads[key] = self.reads.get(key, 0) + 1
 
     def differ(self, difference: str) -> None:
@@ -232,8 +232,8 @@ class Equals:
         self._kinds = dict.fromkeys([*self._kinds, kind], True)
         divisions = (self.wanted or self._choice).divisions
         self._want(divisions, "ranks have positions in groups")
-        if self.wanted is not None:
-            raise NotEqual
+        if self.difference or self.wanted is not None:
+            raise NotEqual(self.difference)
 
     def check_peer(self, ranks: tuple[int, ...], rank: int, peer: int, call: CallSignature) -> None:
         """The same, before a message in a group: its members are other stages."""
@@ -333,6 +333,9 @@ class Equals:
     def _want(self, divisions: tuple[Division, ...], why: str) -> None:
         simulated = self._chosen(divisions)
         if simulated != self.simulated or divisions != self._choice.divisions:
+            if self._choice.number >= _CHOICES_MAX:
+                self.differ(f"{_CHOICES_MAX} choices of ranks did not cover all groups and shards")
+                return
             kinds = tuple(sorted(self._kinds))
             why = self.wanted.why if self.wanted else why
             self.wanted = RankChoice(simulated, kinds, divisions, why, self._choice.number + 1)

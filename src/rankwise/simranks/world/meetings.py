@@ -290,8 +290,8 @@ class MeetingGroup:
 
     def lose(self, rank: int, error: CollectiveError) -> None:
         """Let everything fail that needs this member, which will never come: `error` says why."""
-        if rank not in self.ranks or rank in self._gone:
-            return
+        if rank not in self.present or rank in self._gone:
+            return  # for one that does not run, another one brings what it would
         self._gone[rank] = error
         for match in self.calls.open.values():
             if rank not in match.entries:

@@ -51,13 +51,13 @@ class SimulatedWorld:
         schedule: decides what the run leaves open; None takes what comes first.
         faults: the faults of the ranks, if anything does.
         extensions: for shared modules, what follows their import; it returns what undoes it.
-        prediction: the time of the ranks on a modelled machine, a `sim.prediction.Prediction`;
+        prediction: the time of the ranks on a modelled machine, a `simranks.prediction.Prediction`;
             None lets nothing but sleeping take time.
         packages: installed packages that each rank imports for itself, beside
             `modules.PACKAGES_OF_RANKS`.
         has_virtual_clock: whether the functions of `time` tell a rank nothing but virtual time.
-        timing_only: a `sim.prediction.values.ValuePolicy`: tensors have no data, and it answers for
-            them; None computes.
+        timing_only: a `simranks.prediction.values.ValuePolicy`: tensors have no data, and it
+            answers for them; None computes.
         equals: which ranks run the program, if the others do the same; None runs all.
         standard: the numbers of the descriptors that a rank may replace for itself.
 

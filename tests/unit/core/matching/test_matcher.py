@@ -198,3 +198,13 @@ def test_snapshot_of_counts_tells_the_same_missing_members(
 
     for (key, number), (_, missing) in outcome(calls).items():
         assert behind(GROUPS[key], counts[key], number) == missing
+
+
+def test_closed_match_forgets_what_its_transport_kept() -> None:
+    group = group_of(0)
+    match = joined(group, 0, "barrier")
+    match.carrier = match  # as a gate that refers to its match: a circle
+
+    group.close(match)
+
+    assert match.carrier is None

@@ -4,7 +4,13 @@ from rankwise.sim import load_topology
 from rankwise.sim.reporting.breakdown import CAUSES
 from rankwise.simranks.prediction.clocks import Passage, Prediction, RankClock
 from rankwise.simranks.prediction.costs import DeviceOperation
-from rankwise.simranks.prediction.summary import breakdown_of, figures_of
+from rankwise.simranks.prediction.summary import (
+    breakdown_of,
+    figures_of,
+    results_of,
+    stages_of,
+)
+from rankwise.simranks.world.equals import Division, Equals, GroupKind, RankChoice
 from rankwise.simranks.world.meetings import MeetingGroup
 from rankwise.simranks.world.scheduler import Scheduler
 
@@ -173,3 +179,39 @@ def test_parts_of_a_whole_run_agree_with_its_account() -> None:
         assert spent["exposed communication"] == account.exposed
         assert spent["waiting for others"] == account.waiting
         assert spent["compute"] + spent["host"] == account.computing
+
+
+def of_classes(choice: RankChoice, size: int) -> tuple[Prediction, list[RankClock]]:
+    """A prediction of which some ranks run, and their clocks."""
+    prediction = Prediction(load_topology("switch8"), size)
+    prediction.equals = Equals(choice, size)
+    prediction.clocks = {
+        number: RankClock(prediction, number, 0) for number in sorted(choice.simulated)
+    }
+    return prediction, list(prediction.clocks.values())
+
+
+def test_means_count_a_rank_for_all_that_it_stands_for() -> None:
+    alone = Division(GroupKind(4, 1), (1,))
+    prediction, (first, other) = of_classes(RankChoice(frozenset({0, 1}), divisions=(alone,)), 4)
+    for _ in range(5):
+        first.compute(first.price(WORK))
+    other.compute(other.price(WORK))
+    for ranks in ((0, 2), (1, 3)):  # both are the first stage
+        prediction.pipelines[ranks] = {rank: at for at, rank in enumerate(ranks)}
+
+    duration = other.account.computing
+    (stage,), (result,) = stages_of(prediction), results_of(prediction, "train.py")
+
+    assert (stage.computing, result.case) == (2 * duration, "aten.add x 2")
+    assert result.time_ps == 2 * duration
+
+
+def test_rank_that_sleeps_differs_from_those_of_its_class() -> None:
+    prediction, (first, other) = of_classes(RankChoice(frozenset({0, 3})), 4)
+    for clock in (first, other):
+        clock.compute(clock.price(WORK))
+    other.oversleep(2_000_000)
+
+    assert prediction.difference(prediction.digests) == "rank 0 never sleeps, rank 3 sleeps 2 ms"
+    assert prediction.following() is not None

@@ -197,3 +197,20 @@ def test_parts_of_a_device_name_what_it_waited_for() -> None:
     assert spent["waiting for others", "all_gather"] == 30 * US
     assert spent["compute", "elementwise and others"] == 100 * US
     assert sum(spent.values()) == breakdown_of(prediction, "train.py").whole_ps
+
+
+def test_host_launches_a_graph_once_and_none_of_its_collectives() -> None:
+    _, clock = clock_of()
+    clock.begin_capture()
+    assert clock.captured is not None
+    clock.captured += [clock.placed(lambda: clock.come(None, 1)) for _ in range(10)]
+    replay = clock.end_capture()
+
+    before = clock.time
+    replay()
+    whole, before = clock.time - before, clock.time
+    clock.end_capture()()
+
+    assert whole == clock.time - before
+    clock.come(None, 1)
+    assert clock.time > before + whole

@@ -1,7 +1,10 @@
 """Which ranks run, so that each class has one, and each group of one that runs has each class."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from rankwise.base.errors import PeerDied
 from rankwise.core.matching import CallSignature
 from rankwise.simranks.world.equals import (
     Division,
@@ -11,6 +14,9 @@ from rankwise.simranks.world.equals import (
     RankChoice,
     kind_of_group,
 )
+from rankwise.simranks.world.meetings import Conditions, MeetingGroup
+from rankwise.simranks.world.places import CallSite
+from rankwise.simranks.world.scheduler import Scheduler
 
 
 def wanted_of(equals: Equals) -> RankChoice:
@@ -126,3 +132,35 @@ def test_rank_that_does_not_run_brings_what_its_class_brings() -> None:
 def test_kinds_of_groups_tell_the_groups_of_all_ranks() -> None:
     assert kind_of_group((1, 9)).group_of(4) == (4, 12)
     assert kind_of_group((0, 3, 4)).group_of(1) == ()
+
+
+def test_choices_end_where_each_run_uses_another_group() -> None:
+    equals = Equals(RankChoice(frozenset({0, 9}), number=8), 16)
+
+    with pytest.raises(NotEqual):
+        equals.check((0, 3, 4))
+
+    assert equals.wanted is None
+    assert equals.difference == "8 choices of ranks did not cover all groups and shards"
+
+
+def test_line_of_a_read_is_told_from_a_folder_with_the_word_in() -> None:
+    equals = Equals(RankChoice(), 16)
+    code = compile("", "/home/me/work in progress/train.py", "exec")
+
+    equals.note_read("RANK", CallSite(code, 0))
+
+    assert equals.reads == {("/home/me/work in progress/train.py:1", "RANK"): 1}
+
+
+def test_end_of_a_rank_that_does_not_run_fails_no_operation() -> None:
+    conditions = Conditions()
+    conditions.equals = Equals(RankChoice(frozenset({0, 3})), 4)
+    scheduler = Scheduler(belongings=SimpleNamespace())
+    group = MeetingGroup(scheduler, "all", (0, 1, 2, 3), conditions)
+
+    group.lose(1, PeerDied("rank 1 has ended"))
+    meetings = [group.meet(rank, CallSignature("barrier"), None, print) for rank in (0, 3)]
+
+    assert [meeting.error for meeting in meetings] == [None, None]
+    assert meetings[0].is_open

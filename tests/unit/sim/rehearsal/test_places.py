@@ -65,3 +65,11 @@ def test_import_of_a_library_is_known_by_its_frames(
 
     assert seen == [True, False]
     assert not is_in_import(sys._getframe())
+
+
+@pytest.mark.parametrize(
+    ("file", "owner"),
+    [("/home/me/train.py", "user"), (places.__file__, "rankwise"), (pytest.__file__, "library")],
+)
+def test_owner_of_a_file_is_told_by_where_packages_are(file: str, owner: str) -> None:
+    assert places.owner_of(file) == owner

@@ -69,14 +69,16 @@ _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("/__pycache__")
 _OUR_DIRECTORY = os.path.dirname(_HERE)
 _PACKAGE = os.path.dirname(os.path.dirname(_OUR_DIRECTORY))
 _OUR_PACKAGE = os.path.join(_PACKAGE, "")
-_SUBSTITUTING = ("descriptors", "first_import", "rank_time", "signals", "substitutes")
-_CARRYING_OUT = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("collectives", "sim"))
+_SUBSTITUTING = ("descriptors", "first_import", "process_patches", "rank_time", "signal_calls")
+_CARRYING_OUT = tuple(
+    os.path.join(_PACKAGE, folder, "") for folder in ("collectives", "sim", "simranks")
+)
 """Where collectives are carried out, those of simulated ranks too."""
 _ENTERING = (
     os.path.join(_OUR_DIRECTORY, "worker", "torch_calls.py"),
-    os.path.join(_PACKAGE, "launch", "on_sim", "output.py"),
-    os.path.join(_PACKAGE, "sim", "torch", "recording.py"),
-    *(os.path.join(_PACKAGE, "sim", "rehearsal", f"{name}.py") for name in _SUBSTITUTING),
+    os.path.join(_PACKAGE, "simranks", "run", "output.py"),
+    os.path.join(_PACKAGE, "simranks", "torch", "torch_events.py"),
+    *(os.path.join(_PACKAGE, "simranks", "world", f"{name}.py") for name in _SUBSTITUTING),
 )
 _SOON_NS = 2_000_000_000
 _LIBRARIES = (os.path.join(os.path.dirname(os.__file__), ""), _OUR_PACKAGE, "<frozen ")
