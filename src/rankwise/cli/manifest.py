@@ -27,7 +27,7 @@ from rankwise.cli.options import complete_file
 from rankwise.drivers.real.stores.opening import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import TorchrunOptions
+    from rankwise.cli.run_job import RunOptions
     from rankwise.launch.manifests.kubernetes import SecretKey
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
@@ -320,7 +320,7 @@ def _node_counts(nodes: str) -> NodeCounts:
     return counts
 
 
-def _check_words(options: "TorchrunOptions", *, brings_etcd: bool) -> None:
+def _check_words(options: "RunOptions", *, brings_etcd: bool) -> None:
     """Refuse what would contradict the manifest."""
     for option, hint in _DECIDED_HERE.items():
         if option in options.origins:
@@ -343,7 +343,7 @@ def _check_words(options: "TorchrunOptions", *, brings_etcd: bool) -> None:
         raise ConfigError(f"--health-port is {options.health_port}, expected 1 to 65535")
 
 
-def _name_from(options: "TorchrunOptions") -> str:
+def _name_from(options: "RunOptions") -> str:
     """A name such as `train-digits`, from the program's."""
     script = options.training_script
     stem = script if options.module else PurePosixPath(script).stem
@@ -414,7 +414,7 @@ def _read(patch: str) -> str:
         raise ConfigError(f"--patch {patch!r} cannot be read: {reason}") from error
 
 
-def _grace_s(options: "TorchrunOptions") -> int:
+def _grace_s(options: "RunOptions") -> int:
     if options.shutdown_timeout is None:
         return GRACE_S
     return -(-options.shutdown_timeout // SECOND)

@@ -16,7 +16,7 @@ from rankwise.launch.on_ray.job import RayJob
 from rankwise.launch.options import RAY
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import TorchrunOptions
+    from rankwise.cli.run_job import RunOptions
 
 JOIN_TIMEOUT = Duration(600 * SECOND)
 """How long to wait for nodes, unless `--rdzv-conf join_timeout` says so."""
@@ -26,9 +26,7 @@ _PREFIX_OF_RANKS = "[${role_name}${rank}]:"
 """Local ranks would be the same on every node, and all nodes write to one console."""
 
 
-def run_elsewhere(
-    options: "TorchrunOptions", words: Sequence[str], environ: Mapping[str, str]
-) -> int:
+def run_elsewhere(options: "RunOptions", words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run what the options ask for on the cluster that they name; returns the exit code.
 
     Args:
@@ -45,7 +43,7 @@ def run_elsewhere(
     return run_on_ray(job, environ)
 
 
-def ray_job(options: "TorchrunOptions", words: Sequence[str]) -> RayJob:
+def ray_job(options: "RunOptions", words: Sequence[str]) -> RayJob:
     """Describe the job.
 
     Raises:
@@ -88,7 +86,7 @@ def ray_job(options: "TorchrunOptions", words: Sequence[str]) -> RayJob:
     )
 
 
-def _words_of_agents(options: "TorchrunOptions", words: Sequence[str]) -> tuple[str, ...]:
+def _words_of_agents(options: "RunOptions", words: Sequence[str]) -> tuple[str, ...]:
     end = list(words).index("--")
     own = (*_DECIDED_HERE, *_ALSO_DECIDED_HERE)
     kept = [word for word in words[:end] if word.partition("=")[0] not in own]
@@ -97,7 +95,7 @@ def _words_of_agents(options: "TorchrunOptions", words: Sequence[str]) -> tuple[
     return (*kept, *words[end:])
 
 
-def _resources(options: "TorchrunOptions") -> dict[str, float | None]:
+def _resources(options: "RunOptions") -> dict[str, float | None]:
     label, text = options.label("ray_resources"), options.ray_resources
     if not text.strip():
         size = options.nproc_per_node
@@ -118,7 +116,7 @@ def _resources(options: "TorchrunOptions") -> dict[str, float | None]:
     return resources
 
 
-def _patience(options: "TorchrunOptions") -> Duration:
+def _patience(options: "RunOptions") -> Duration:
     seconds = parse_settings(options.rdzv_conf).get("join_timeout")
     if seconds is None:
         return JOIN_TIMEOUT

@@ -30,7 +30,7 @@ from rankwise.launch.options import (
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
-    from rankwise.cli.run_job import TorchrunOptions
+    from rankwise.cli.run_job import RunOptions
     from rankwise.core.rendezvous.configuration import RendezvousConfig
     from rankwise.launch.run.job import Job
     from rankwise.simranks.prediction import Prediction
@@ -44,9 +44,7 @@ _PREFIX_OF_RANKS = "[${role_name}${rank}]:"
 """Local ranks would be the same on every node, and all nodes write to one console."""
 
 
-def simulate(
-    options: "TorchrunOptions", words: Sequence[str], environ: Mapping[str, str]
-) -> "Outcome":
+def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, str]) -> "Outcome":
     """Run what the options ask for on simulated ranks, and tell on stderr how it went wrong.
 
     `words` are those of the command line, in strict spelling.
@@ -167,7 +165,7 @@ def _tell_of_leftovers(killed: "Mapping[int, str]") -> None:
 
 
 def _rendezvous(
-    options: "TorchrunOptions", job: "Job", counts: NodeCounts, faults: "Sequence[Fault]"
+    options: "RunOptions", job: "Job", counts: NodeCounts, faults: "Sequence[Fault]"
 ) -> "RendezvousConfig | None":
     """How nodes meet that come and go; None if all of them are there from begin to end."""
     from rankwise.core.rendezvous.configuration import RendezvousConfig  # noqa: PLC0415  # not for --help
@@ -191,7 +189,7 @@ def _rendezvous(
     )
 
 
-def _check_one_order(options: "TorchrunOptions") -> None:
+def _check_one_order(options: "RunOptions") -> None:
     given = [
         options.label(option.name)
         for option in options_deciding(ORDER)
@@ -201,7 +199,7 @@ def _check_one_order(options: "TorchrunOptions") -> None:
         raise ConfigError(f"{' and '.join(given)} exclude each other: each decides {ORDER}")
 
 
-def _check_timing_only(options: "TorchrunOptions", machine: str | None) -> None:
+def _check_timing_only(options: "RunOptions", machine: str | None) -> None:
     for option in options_needing(MACHINE):
         if option.name in options.origins and machine is None:
             raise _no_machine(options, option.name)
@@ -211,14 +209,14 @@ def _check_timing_only(options: "TorchrunOptions", machine: str | None) -> None:
         options.refuse_without(TIMING_ONLY)
 
 
-def _no_machine(options: "TorchrunOptions", name: str) -> ConfigError:
+def _no_machine(options: "RunOptions", name: str) -> ConfigError:
     return ConfigError(
         f"{options.label(name)} needs a machine, which says how long things take: "
         f"{_MACHINE_EXPECTED}"
     )
 
 
-def _check_packages(options: "TorchrunOptions") -> None:
+def _check_packages(options: "RunOptions") -> None:
     from rankwise.simranks.world.modules import PACKAGES_OF_PROCESSES  # noqa: PLC0415  # see above
 
     for package in options.import_per_rank:
@@ -243,7 +241,7 @@ def _say(text: str) -> None:
         print(f"rankwise: {text}", file=sys.stderr, flush=True)
 
 
-def _check_files(options: "TorchrunOptions", machine: str | None) -> None:
+def _check_files(options: "RunOptions", machine: str | None) -> None:
     """Refuse files that cannot be written before anything runs.
 
     Raises:
@@ -256,14 +254,14 @@ def _check_files(options: "TorchrunOptions", machine: str | None) -> None:
     check_files(options)
 
 
-def _check_one_run(options: "TorchrunOptions", *, has_nodes: bool) -> None:
+def _check_one_run(options: "RunOptions", *, has_nodes: bool) -> None:
     """Refuse a page without a machine, which is made of a journal, where that tells of several."""
     if has_nodes or options.explore is not None:
         of = "nodes that come and go" if has_nodes else "several schedules"
         raise ConfigError(f"{options.label('report')} of {of} needs a machine: {_MACHINE_EXPECTED}")
 
 
-def _keep_prediction(options: "TorchrunOptions", rehearsal: "Rehearsal") -> None:
+def _keep_prediction(options: "RunOptions", rehearsal: "Rehearsal") -> None:
     """Leave the figures beside the journal, which tells nothing of a model's time."""
     from rankwise.simranks.prediction import summary as told  # noqa: PLC0415  # only here
     from rankwise.simranks.run.compared import PREDICTION_FILE  # noqa: PLC0415  # only here
@@ -281,7 +279,7 @@ def _keep_prediction(options: "TorchrunOptions", rehearsal: "Rehearsal") -> None
 
 
 def _tell_prediction(
-    options: "TorchrunOptions", prediction: "Prediction", job: "Job", *, has_failed: bool
+    options: "RunOptions", prediction: "Prediction", job: "Job", *, has_failed: bool
 ) -> None:
     """Show the figures on stderr, and write the files that were asked for."""
     from rankwise.cli.run_files import tell_file  # noqa: PLC0415  # only there

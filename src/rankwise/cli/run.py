@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from rankwise.base.failure import Outcome
-    from rankwise.cli.run_job import TorchrunOptions
+    from rankwise.cli.run_job import RunOptions
     from rankwise.launch.run.job import Job
     from rankwise.launch.run.log_layout import LogPlaces
 
@@ -277,7 +277,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
     return supervise_with_plugins(job, event_log_handler, places)
 
 
-def _meets_by_plugin(options: "TorchrunOptions") -> bool:
+def _meets_by_plugin(options: "RunOptions") -> bool:
     """Whether several nodes meet through a plug-in handler for torchrun."""
     from rankwise.cli.node_flags import BACKENDS  # noqa: PLC0415  # not needed for --help
 
@@ -303,14 +303,14 @@ def config_from_cli(argv: Sequence[str], environ: Mapping[str, str]) -> "Job":
     return job_from(options, environ)
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> "TorchrunOptions":
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> "RunOptions":
     """The options as given, before anything is made of them; raises `click.UsageError`."""
     return options_in(run.make_context("rankwise run", list(argv), obj=environ))
 
 
-def options_in(ctx: click.Context) -> "TorchrunOptions":
+def options_in(ctx: click.Context) -> "RunOptions":
     """The values that click has found, typed, and where each came from."""
-    from rankwise.cli.run_job import TorchrunOptions  # noqa: PLC0415  # not needed for --help
+    from rankwise.cli.run_job import RunOptions  # noqa: PLC0415  # not needed for --help
 
     environ: Mapping[str, str] = os.environ if ctx.obj is None else ctx.obj
     origins = {
@@ -318,12 +318,12 @@ def options_in(ctx: click.Context) -> "TorchrunOptions":
         for option in RUN_OPTIONS
         if ctx.get_parameter_source(str(option.name)) is not ParameterSource.DEFAULT
     }
-    return TorchrunOptions(**ctx.params, origins=origins)
+    return RunOptions(**ctx.params, origins=origins)
 
 
 def _completed_by_scheduler(
-    options: "TorchrunOptions", environ: Mapping[str, str], words: Sequence[str]
-) -> tuple["TorchrunOptions", list[str]]:
+    options: "RunOptions", environ: Mapping[str, str], words: Sequence[str]
+) -> tuple["RunOptions", list[str]]:
     """The options with what SLURM knows of this node's place in a job, and what to tell of it."""
     if "SLURM_JOB_ID" not in environ:
         return options, []
@@ -333,7 +333,7 @@ def _completed_by_scheduler(
     return options, [notice] if notice and not options.quiet else []
 
 
-def notices(options: "TorchrunOptions", job: "Job") -> list[str]:
+def notices(options: "RunOptions", job: "Job") -> list[str]:
     """What the user should know of decisions that rankwise has made, unless it is to be quiet."""
     if not job.console:
         return []
@@ -357,7 +357,7 @@ def notices(options: "TorchrunOptions", job: "Job") -> list[str]:
     return [*told, endpoint] if endpoint else told
 
 
-def _note_on_options_of_script(options: "TorchrunOptions") -> str | None:
+def _note_on_options_of_script(options: "RunOptions") -> str | None:
     if not any(word.startswith("--") for word in options.training_script_args):
         return None
     from rankwise.cli.familiar_words import note_on_options_of_script  # noqa: PLC0415  # not for --help

@@ -19,7 +19,7 @@ from rankwise.cli.journals import lines_of
 from rankwise.launch.run.log_layout import LogLayout, LogPlaces
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import TorchrunOptions
+    from rankwise.cli.run_job import RunOptions
     from rankwise.launch.run.job import Job
     from rankwise.observe.timeline import RunTimeline
 
@@ -39,7 +39,7 @@ class RunFiles:
         ConfigError: a file cannot be written, so that nothing should be run.
     """
 
-    def __init__(self, options: "TorchrunOptions", job: "Job") -> None:
+    def __init__(self, options: "RunOptions", job: "Job") -> None:
         check_files(options)
         self._report, self._trace = options.report, options.trace
         self._file: IO[bytes] | None = None
@@ -110,7 +110,7 @@ class RunFiles:
             sys.stderr.flush()
 
 
-def check_files(options: "TorchrunOptions") -> None:
+def check_files(options: "RunOptions") -> None:
     """Refuse files that cannot be written before anything runs.
 
     Raises:

@@ -85,7 +85,7 @@ FORWARDED = "SIGUSR1,SIGUSR2"
 """What is passed on if nobody says otherwise."""
 
 
-class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The values of all options, under the names and with the types that torchrun gives them.
 
     Attributes:
@@ -197,7 +197,7 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{self.label(option.name)} has no meaning without {needed}")
 
 
-def job_from(options: TorchrunOptions, environ: Mapping[str, str]) -> Job:
+def job_from(options: RunOptions, environ: Mapping[str, str]) -> Job:
     """Describe the run that the options ask for.
 
     Raises:
@@ -272,7 +272,7 @@ def job_from(options: TorchrunOptions, environ: Mapping[str, str]) -> Job:
     )
 
 
-def _program(options: TorchrunOptions, environ: Mapping[str, str]) -> Program:
+def _program(options: RunOptions, environ: Mapping[str, str]) -> Program:
     name, args = options.training_script, options.training_script_args
     if options.run_path:
         from rankwise.launch.inside.function_payload import pack_function  # noqa: PLC0415  # rarely needed
@@ -292,7 +292,7 @@ def _program(options: TorchrunOptions, environ: Mapping[str, str]) -> Program:
     return script_from_standard_input(args) if name == "-" else python_script(name, args)
 
 
-def _check_devices(options: TorchrunOptions, size: int, environ: Mapping[str, str]) -> None:
+def _check_devices(options: RunOptions, size: int, environ: Mapping[str, str]) -> None:
     """With virtual local ranks, every worker is given one of the visible devices."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if not options.virtual_local_rank or visible is None:
@@ -306,7 +306,7 @@ def _check_devices(options: TorchrunOptions, size: int, environ: Mapping[str, st
         )
 
 
-def _size(options: TorchrunOptions, environ: Mapping[str, str]) -> int:
+def _size(options: RunOptions, environ: Mapping[str, str]) -> int:
     label, asked = options.label("nproc_per_node"), options.nproc_per_node
     try:
         size = int(asked)
@@ -343,7 +343,7 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
     return count
 
 
-def _gang(options: TorchrunOptions, size: int) -> GangSpec:
+def _gang(options: RunOptions, size: int) -> GangSpec:
     hang_timeout = _more_than_nothing(options, "hang_timeout", options.hang_timeout)
     gang = GangSpec(size=size, hang_timeout=hang_timeout)
     start_timeout = _more_than_nothing(options, "start_timeout", options.start_timeout)
@@ -354,15 +354,13 @@ def _gang(options: TorchrunOptions, size: int) -> GangSpec:
     return gang
 
 
-def _more_than_nothing(
-    options: TorchrunOptions, name: str, value: Duration | None
-) -> Duration | None:
+def _more_than_nothing(options: RunOptions, name: str, value: Duration | None) -> Duration | None:
     if value is not None and value <= 0:
         raise ConfigError(f"{options.label(name)} is 0, expected more than 0 seconds")
     return value
 
 
-def _failure_command(options: TorchrunOptions) -> str | None:
+def _failure_command(options: RunOptions) -> str | None:
     command = options.on_failure
     if command is not None and not command.strip():
         raise ConfigError(
@@ -372,7 +370,7 @@ def _failure_command(options: TorchrunOptions) -> str | None:
     return command
 
 
-def _policy(options: TorchrunOptions) -> RestartPolicy:
+def _policy(options: RunOptions) -> RestartPolicy:
     check_restarts(options.max_restarts, options.label("max_restarts"))
     if options.restart_backoff is None:
         return RestartPolicy(restarts_max=options.max_restarts)
@@ -381,7 +379,7 @@ def _policy(options: TorchrunOptions) -> RestartPolicy:
     return RestartPolicy(restarts_max=options.max_restarts, backoff=backoff)
 
 
-def _run_id(options: TorchrunOptions) -> str:
+def _run_id(options: RunOptions) -> str:
     run_id = options.rdzv_id
     if run_id == "none":
         return random_run_name()
@@ -389,12 +387,12 @@ def _run_id(options: TorchrunOptions) -> str:
     return run_id
 
 
-def _role(options: TorchrunOptions) -> str:
+def _role(options: RunOptions) -> str:
     check_role(options.role, options.label("role"))
     return options.role
 
 
-def _start_method(options: TorchrunOptions, program: Program) -> StartMethod:
+def _start_method(options: RunOptions, program: Program) -> StartMethod:
     match options.start_method:
         case "subprocess" | "spawn" if isinstance(program, Function):
             return StartMethod.SPAWN
@@ -410,7 +408,7 @@ def _start_method(options: TorchrunOptions, program: Program) -> StartMethod:
 
 
 def _preload(
-    options: TorchrunOptions, program: Program, environ: Mapping[str, str]
+    options: RunOptions, program: Program, environ: Mapping[str, str]
 ) -> tuple[str, ...] | None:
     if options.preload is None:
         return None
@@ -429,7 +427,7 @@ def _preload(
     return modules
 
 
-def _logs(options: TorchrunOptions, size: int) -> LogPlan:
+def _logs(options: RunOptions, size: int) -> LogPlan:
     _check_logs_specs(options)
     # What torch's variable may name besides is left as it is, as torchrun does.
     if options.label("log_prefix") != PREFIX_TEMPLATE_VARIABLE:
@@ -450,7 +448,7 @@ def _logs(options: TorchrunOptions, size: int) -> LogPlan:
     return plan
 
 
-def _console_ranks(options: TorchrunOptions) -> frozenset[int] | None:
+def _console_ranks(options: RunOptions) -> frozenset[int] | None:
     text = options.local_ranks_filter
     if not text:
         return None
@@ -466,7 +464,7 @@ def _console_ranks(options: TorchrunOptions) -> frozenset[int] | None:
     return ranks
 
 
-def _check_logs_specs(options: TorchrunOptions) -> None:
+def _check_logs_specs(options: RunOptions) -> None:
     if options.logs_specs in (None, "default"):
         return
     from importlib.metadata import entry_points  # noqa: PLC0415  # only with a plug-in
@@ -479,7 +477,7 @@ def _check_logs_specs(options: TorchrunOptions) -> None:
         )
 
 
-def _check_event_handler(options: TorchrunOptions) -> None:
+def _check_event_handler(options: RunOptions) -> None:
     if options.event_log_handler == "null":
         return
     from rankwise.compat.torch.elastic.events.handlers import get_logging_handler  # noqa: PLC0415  # rarely needed
@@ -494,7 +492,7 @@ def _check_event_handler(options: TorchrunOptions) -> None:
         ) from None
 
 
-def _signals(options: TorchrunOptions) -> tuple[int, ...]:
+def _signals(options: RunOptions) -> tuple[int, ...]:
     label = options.label("signals_to_handle")
     numbers = _signal_numbers(label, options.signals_to_handle, _UNFIT_SIGNALS)
     if not numbers:
@@ -505,7 +503,7 @@ def _signals(options: TorchrunOptions) -> tuple[int, ...]:
     return numbers
 
 
-def _passed_signals(options: TorchrunOptions) -> tuple[int, ...]:
+def _passed_signals(options: RunOptions) -> tuple[int, ...]:
     """The signals that ranks are sent; by default also those that the user wants to stop the run.
 
     Raises:
@@ -567,7 +565,7 @@ def _signal_number(name: str) -> int | None:
     return number if signal.SIGRTMIN <= number <= signal.SIGRTMAX else None
 
 
-def _cpus_by_rank(options: TorchrunOptions, size: int) -> dict[int, frozenset[int]] | None:
+def _cpus_by_rank(options: RunOptions, size: int) -> dict[int, frozenset[int]] | None:
     if options.numa_binding is None:
         return None
     from rankwise.launch.run.affinity import Binding, cpus_by_rank  # noqa: PLC0415  # rarely needed

@@ -14,7 +14,7 @@ from rankwise.cli.sim_options import assignments, points_of
 from rankwise.launch.options import SWEEP, options_refused
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import TorchrunOptions
+    from rankwise.cli.run_job import RunOptions
 
 _OF_RANKWISE = {
     "machine": "--on=sim:",
@@ -25,7 +25,7 @@ _OF_RANKWISE = {
 _OWN = ("--sweep", "--results", "--report", "--format")
 
 
-def sweep(options: "TorchrunOptions", words: Sequence[str]) -> int:
+def sweep(options: "RunOptions", words: Sequence[str]) -> int:
     """Run what the options ask for; returns the exit code.
 
     Raises:

@@ -26,7 +26,7 @@ from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timin
 from rankwise.launch.limits import check_run_id
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import TorchrunOptions
+    from rankwise.cli.run_job import RunOptions
 
 SERVED_BY_AN_AGENT = ("static", "embedded", "c10d")
 """Backends whose store lives in one of the agents."""
@@ -36,9 +36,7 @@ MASTER_PORT = 29500
 """torchrun's, for nodes that are told nothing else."""
 
 
-def cluster_plan(
-    options: "TorchrunOptions", counts: NodeCounts, policy: RestartPolicy
-) -> MeetingPlan:
+def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolicy) -> MeetingPlan:
     """How this node meets the others.
 
     Raises:
@@ -89,9 +87,7 @@ def cluster_plan(
     )
 
 
-def plan_of_one_node(
-    options: "TorchrunOptions", policy: RestartPolicy, address: str
-) -> MeetingPlan:
+def plan_of_one_node(options: "RunOptions", policy: RestartPolicy, address: str) -> MeetingPlan:
     """The plan of the only node, with what the user asks for beyond a gang.
 
     Raises:
@@ -122,7 +118,7 @@ def plan_of_one_node(
     )
 
 
-def _check_together(options: "TorchrunOptions", counts: NodeCounts, *, is_static: bool) -> None:
+def _check_together(options: "RunOptions", counts: NodeCounts, *, is_static: bool) -> None:
     nodes = f"{options.label('nnodes')} is {options.nnodes!r}"
     if options.standalone:
         raise ConfigError(f"{nodes}, but {options.label('standalone')} means one node")
@@ -155,7 +151,7 @@ def _check_together(options: "TorchrunOptions", counts: NodeCounts, *, is_static
     _check_numbers(options)
 
 
-def _check_numbers(options: "TorchrunOptions") -> None:
+def _check_numbers(options: "RunOptions") -> None:
     for name in ("max_no_progress", "max_node_failures"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -166,7 +162,7 @@ def _check_numbers(options: "TorchrunOptions") -> None:
         )
 
 
-def _endpoint(options: "TorchrunOptions", *, is_static: bool) -> str:
+def _endpoint(options: "RunOptions", *, is_static: bool) -> str:
     if options.rdzv_endpoint:
         for endpoint in filter(None, options.rdzv_endpoint.split(",")):
             split_endpoint(endpoint)  # refuses what is none
@@ -222,7 +218,7 @@ def secrecy_notices(plan: MeetingPlan) -> list[str]:
     return told
 
 
-def _fingerprint(options: "TorchrunOptions") -> str:
+def _fingerprint(options: "RunOptions") -> str:
     """What is run, as all nodes must say it alike; the folder of the program may differ.
 
     A long one is cut, and told from others by a digest.
@@ -235,14 +231,14 @@ def _fingerprint(options: "TorchrunOptions") -> str:
     return f"{text[:FINGERPRINT_CHARACTERS]}… {sha256(text.encode()).hexdigest()[:12]}"
 
 
-def _master_port(options: "TorchrunOptions", *, is_static: bool) -> int | None:
+def _master_port(options: "RunOptions", *, is_static: bool) -> int | None:
     """Where rank 0 listens, if the user says so and the nodes do not meet there themselves."""
     if is_static and not options.rdzv_endpoint:
         return None
     return options.master_port
 
 
-def _policy(options: "TorchrunOptions", policy: RestartPolicy) -> RestartPolicy:
+def _policy(options: "RunOptions", policy: RestartPolicy) -> RestartPolicy:
     names, codes = [], []
     for word in filter(None, map(str.strip, options.no_retry)):
         try:

@@ -34,7 +34,7 @@ from rankwise.cli.node_flags import parse_settings
 from rankwise.drivers.real.cpus import usable_cpu_count
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import TorchrunOptions
+    from rankwise.cli.run_job import RunOptions
 
 OWN_ETCD_NODES_MIN = 3
 PORT_MIN = 20000
@@ -91,12 +91,12 @@ class SlurmStep(NamedTuple):
 class Completed(NamedTuple):
     """Options with what SLURM has said, and what to tell the user of it."""
 
-    options: "TorchrunOptions"
+    options: "RunOptions"
     notice: str | None
 
 
 def completed(
-    options: "TorchrunOptions", environ: Mapping[str, str], words: Sequence[str] = ()
+    options: "RunOptions", environ: Mapping[str, str], words: Sequence[str] = ()
 ) -> Completed:
     """The options with whatever they leave open and SLURM knows.
 
@@ -219,7 +219,7 @@ def _members(inside: str, host_list: str) -> list[str]:
 
 
 def _own_etcd_lack(
-    options: "TorchrunOptions", step: SlurmStep, environ: Mapping[str, str]
+    options: "RunOptions", step: SlurmStep, environ: Mapping[str, str]
 ) -> str | None:
     """Why the nodes of the step do not run an etcd of their own."""
     if step.node_count < OWN_ETCD_NODES_MIN:
@@ -231,7 +231,7 @@ def _own_etcd_lack(
     return own_etcd_lack(environ.get("PATH", ""))
 
 
-def _meeting_in_step(options: "TorchrunOptions", step: SlurmStep, how: str) -> Completed:
+def _meeting_in_step(options: "RunOptions", step: SlurmStep, how: str) -> Completed:
     hosts = hosts_in(step.host_list)
     first, second = next(hosts), next(hosts, None)
     serves = step.node_index == 0
@@ -251,7 +251,7 @@ def _meeting_in_step(options: "TorchrunOptions", step: SlurmStep, how: str) -> C
     return _completed(options, step, found, f"at {endpoint} ({how})")
 
 
-def _meeting_in_own_etcd(options: "TorchrunOptions", step: SlurmStep) -> Completed:
+def _meeting_in_own_etcd(options: "RunOptions", step: SlurmStep) -> Completed:
     """The first three nodes of the step run the members of an etcd for it."""
     endpoint = ",".join(f"{host}:{step.port}" for host in islice(hosts_in(step.host_list), 3))
     found: dict[str, object] = {"rdzv_endpoint": endpoint, "rdzv_backend": "etcd"}
@@ -260,7 +260,7 @@ def _meeting_in_own_etcd(options: "TorchrunOptions", step: SlurmStep) -> Complet
 
 
 def _completed(
-    options: "TorchrunOptions", step: SlurmStep, found: dict[str, object], where: str
+    options: "RunOptions", step: SlurmStep, found: dict[str, object], where: str
 ) -> Completed:
     if "nnodes" not in options.origins:
         found["nnodes"] = str(step.node_count)
@@ -283,9 +283,7 @@ def _address_towards(host: str) -> dict[str, str]:
     return {} if address == loopback_address() else {"local_addr": address}
 
 
-def _with_allotted_size(
-    options: "TorchrunOptions", environ: Mapping[str, str]
-) -> "TorchrunOptions":
+def _with_allotted_size(options: "RunOptions", environ: Mapping[str, str]) -> "RunOptions":
     """`auto` means what this job was given of the node, not what the node has."""
     if options.nproc_per_node != "auto":
         return options

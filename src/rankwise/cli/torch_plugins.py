@@ -28,7 +28,7 @@ from rankwise.launch.run.log_layout import Destinations, LogPlaces
 from rankwise.launch.run.supervision import supervise
 
 if TYPE_CHECKING:
-    from rankwise.cli.run_job import TorchrunOptions
+    from rankwise.cli.run_job import RunOptions
 
 
 def supervise_with_plugins(
@@ -55,7 +55,7 @@ def is_rendezvous_plugin(backend: str) -> bool:
     return bool(entry_points(group="torchrun.handlers", name=backend))
 
 
-def launch_with_handler(options: "TorchrunOptions") -> int:
+def launch_with_handler(options: "RunOptions") -> int:
     """Launch with the plug-in's rendezvous handler; return the exit code.
 
     Raises:

@@ -16,7 +16,7 @@ from rankwise.cli.main import invoke
 from rankwise.cli.on_ray import ray_job
 from rankwise.cli.on_sim import simulate
 from rankwise.cli.run import parse
-from rankwise.cli.run_job import TorchrunOptions
+from rankwise.cli.run_job import RunOptions
 from rankwise.cli.run_sweep import sweep
 from rankwise.compat.torch.launcher.api import LaunchConfig
 from rankwise.compat.torch.run import config_from_args, get_args_parser, parse_args
@@ -48,7 +48,7 @@ def example(option: Option) -> list[str]:
     return shlex.split(given)
 
 
-def parsed(*words: str) -> TorchrunOptions:
+def parsed(*words: str) -> RunOptions:
     return parse([*words, "train.py"], {})
 
 
@@ -64,7 +64,7 @@ def test_every_option_is_read_as_the_type_that_the_table_says(option: Option) ->
     options = parsed(*example(option))
 
     assert option.name in options.origins
-    msgspec.convert(msgspec.structs.asdict(options), TorchrunOptions)
+    msgspec.convert(msgspec.structs.asdict(options), RunOptions)
 
 
 @chosen(lambda option: SIM in option.worlds)

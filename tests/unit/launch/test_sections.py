@@ -130,7 +130,7 @@ def test_a_section_that_is_stuck_ends_the_process_with_its_stacks() -> None:
 def test_a_limit_is_learned_from_earlier_runs() -> None:
     done = run_program("""
         import threading
-        from rankwise.launch import sections
+        from rankwise.launch.inside import sections
 
         sections.LEAST_S = 0.2
         for _ in range(4):

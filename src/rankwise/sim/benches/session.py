@@ -79,6 +79,9 @@ class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     real_limit_s: float | None = None
 
 
+Settings = BenchSettings  # its documented name until November 2026
+
+
 class Finished(NamedTuple):
     """A run that has come to its end."""
 
