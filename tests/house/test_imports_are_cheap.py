@@ -76,7 +76,7 @@ def test_a_run_imports_no_codec_and_makes_no_dataclasses() -> None:
 
 LOADED_BY_A_RUN = """
 import atexit, sys
-atexit.register(lambda: print(*sys.modules))
+atexit.register(lambda: print(*sys.modules, flush=True))  # the command ends without a flush
 from rankwise.cli.main import main
 main(["run", "--nproc-per-node=2", *sys.argv[1:]])
 """
