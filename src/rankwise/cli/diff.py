@@ -139,7 +139,10 @@ def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "")
         _, told = child.communicate()
     except BaseException:
         child.terminate()
-        child.communicate()
+        # The signal may have come when all was read, before that was noted.
+        with suppress(ValueError):
+            child.communicate()
+        child.wait()
         raise
     if child.returncode and not capture:
         sys.stderr.flush()
