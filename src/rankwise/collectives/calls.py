@@ -1,4 +1,4 @@
-"""What a rank is doing, in a form that other ranks can compare with their own.
+"""A rank's present call, in a form that other ranks can compare with their own.
 
 Ranks that disagree on the next operation must find out before they read each other's data. So
 each publishes a *header*, its call's signature field by field, and a matching header is a matching

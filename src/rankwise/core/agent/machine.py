@@ -140,7 +140,7 @@ class Agent:
         self.finished: FinishRun | None = None
         self._effects: list[Effect] = []
         self._untold: list[watch_words.WatchStimulus] = []
-        """What the watch is told next: it may be busy with the fact before."""
+        """The next fact for the watch, which may be busy with the one before."""
         self._deadline: Instant | None = None
         self._next_round = 0
         self._last_round = -1

@@ -405,9 +405,9 @@ class _Choosing:
 
     def add(self, ranks: Sequence[int]) -> None:
         """Choose ranks: all stages of their pipelines, and each class in each of their groups."""
-        todo = list(ranks)
-        while todo:
-            rank = todo.pop()
+        unvisited = list(ranks)
+        while unvisited:
+            rank = unvisited.pop()
             if rank in self.simulated:
                 continue
             self.simulated.add(rank)
@@ -416,14 +416,14 @@ class _Choosing:
                 if not group or group[-1] >= self._size or len(group) == self._size:
                     continue
                 if kind in self._of_stages:
-                    todo += group
+                    unvisited += group
                     continue
-                chosen = self.simulated.union(todo)
+                chosen = self.simulated.union(unvisited)
                 present = {self._class_of[each] for each in group if each in chosen}
                 for each in group:
                     if self._class_of[each] not in present:
                         present.add(self._class_of[each])
-                        todo.append(each)
+                        unvisited.append(each)
 
     def places(self, drawn: random.Random) -> set[_Place]:
         """The positions that are looked at, of each class."""
