@@ -223,10 +223,12 @@ class Gang:
         self._deadline = None
         match self.phase:
             case GangPhase.STARTING if now < self._start_due:
+                # The start's own limit counts while the answer is out: a node that is too busy
+                # to answer is too busy to start ranks.
+                self._deadline = self._start_due
                 return [LookForProgress(self.attempt)]
             case GangPhase.STARTING:
-                patience = format_duration(self.spec.spawn_timeout)
-                return self._give_up_starting(f"it did not start within {patience}", now)
+                return self._give_up_late_start(now)
             case GangPhase.RUNNING:
                 return [LookForProgress(self.attempt)]
             case GangPhase.DUMPING:
@@ -594,6 +596,10 @@ class Gang:
         worker.signals_sent.append(signal)
         return SignalWorker(worker.local_rank, self.attempt, signal)
 
+    def _give_up_late_start(self, now: Instant) -> list[Effect]:
+        patience = format_duration(self.spec.spawn_timeout)
+        return self._give_up_starting(f"it did not start within {patience}", now)
+
     def _give_up_starting(self, why: str, now: Instant) -> list[Effect]:
         self._workers.give_up_unmade(why, now)
         return self._begin_stopping(now)
@@ -697,6 +703,9 @@ class Gang:
     def _on_start_looked(self, looked: ProgressLooked, now: Instant) -> list[Effect]:
         hang_timeout = self.spec.hang_timeout
         assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
+        if now >= self._start_due:
+            # The answer overtook the tick of the start's limit: the limit decides all the same.
+            return self._give_up_late_start(now)
         if between(looked.last_progress, now) >= hang_timeout:
             patience = format_duration(hang_timeout)
             return self._give_up_starting(f"its start made no progress for {patience}", now)
@@ -728,6 +737,7 @@ class Gang:
     def _on_suspended(self, stimulus: Suspended) -> list[Effect]:
         stood = stimulus.duration
         self._deadline = postponed(self._deadline, stood)
+        self._start_due = after(self._start_due, stood)
         self._exits_due = postponed(self._exits_due, stood)
         self._stop_due = postponed(self._stop_due, stood)
         self._falls_due = postponed(self._falls_due, stood)
