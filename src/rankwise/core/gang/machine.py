@@ -718,9 +718,9 @@ class Gang:
         if self.phase not in (GangPhase.RUNNING, GangPhase.SWEEPING):
             return []
         for local_rank in stimulus.local_ranks:
-            self._workers[local_rank].blame = stimulus.reason
-            self._workers[local_rank].blamed_at = now
-            self._workers[local_rank].accused = stimulus.accused
+            worker = self._workers[local_rank]
+            worker.blame, worker.blamed_at = stimulus.reason, now
+            worker.accused, worker.mismatch = stimulus.accused, stimulus.mismatch
         # Who was done too early may have been swept when ranks of another node miss it.
         return self._begin_dumping(now) if self.phase is GangPhase.RUNNING else []
 
