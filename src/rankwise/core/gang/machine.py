@@ -70,7 +70,7 @@ finished: a stray of this one could hold the port or the device of the next.
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, Failure, Outcome, OutcomeStatus
 from rankwise.base.machine import Ticked
-from rankwise.base.units import Instant, after, between, format_duration, postponed
+from rankwise.base.units import Duration, Instant, after, between, format_duration, postponed
 from rankwise.core.gang.failures import StopOrders, failures_of
 from rankwise.core.gang.state import GangPhase, RecallState, WorkerLife
 from rankwise.core.gang.vocabulary import (
@@ -146,6 +146,8 @@ class Gang:
         self._kill_ordered_at: Instant | None = None
         self._stop: StopRequested | None = None
         self._stop_came_first = False
+        self._is_stopped_by_request = False
+        """Whether a request to stop ended the attempt, perhaps after a failure that was judged."""
 
     @property
     def next_deadline(self) -> Instant | None:
@@ -341,6 +343,11 @@ class Gang:
         worker.ended_at = stimulus.at
         if stimulus.was_killed_by_us:
             worker.signals_sent.append(SIGKILL)
+        if self._is_stopped_by_request and stimulus.exit.signal_number == self._stop_signal:
+            # The signal went to the whole run, and news of this exit took longer than the request:
+            # it belongs to the stop, as one does that is held back for it (`core/watch`).
+            assert self._stop_ordered_at is not None, "ordered with the request"
+            worker.ended_at = max(worker.ended_at, after(self._stop_ordered_at, Duration(1)))
         return self._after_an_end(worker, now)
 
     def _after_an_end(self, worker: WorkerLife, now: Instant) -> list[Effect]:
@@ -517,7 +524,7 @@ class Gang:
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
         self._verdict_due = self._dumps_due = None
         self._is_stuck_killed = self._is_pause_told = False
-        self._is_recall_due = self._stop_came_first = False
+        self._is_recall_due = self._stop_came_first = self._is_stopped_by_request = False
         kept = self._workers.renew()
         return [
             *(TellWorker(local_rank, self.attempt, WordToWorker.AGAIN) for local_rank in kept),
@@ -677,7 +684,7 @@ class Gang:
                 return []
             case GangPhase.STARTING | GangPhase.RUNNING | GangPhase.DUMPING:
                 is_first_fact = self.phase is not GangPhase.DUMPING and self._dumps_due is None
-                self._stop_came_first = is_first_fact
+                self._stop_came_first, self._is_stopped_by_request = is_first_fact, True
                 return self._begin_stopping(now)
             case GangPhase.RECALLING | GangPhase.CLEARING | GangPhase.PAUSED:
                 return self._begin_stopping(now)
