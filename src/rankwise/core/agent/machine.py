@@ -413,7 +413,9 @@ class Agent:
             if 0 <= rank - world.first_rank < world.slots
         )
         if own:
-            blamed = gang_words.RanksBlamed(own, found.round, found.text, found.ranks)
+            blamed = gang_words.RanksBlamed(
+                own, found.round, found.text, found.ranks, found.mismatch
+            )
             self._on_ranks_blamed(blamed, now)
 
     def _on_ranks_blamed(self, blamed: gang_words.RanksBlamed, now: Instant) -> None:

@@ -50,6 +50,7 @@ def failures_of(
             ended_by_us=worker.is_ended_by_us,
             seen_dying=worker.dumps_core,
             accused=worker.accused,
+            mismatch=worker.mismatch,
         )
         for worker in workers
         if worker.has_failed

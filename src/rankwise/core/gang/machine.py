@@ -70,7 +70,7 @@ finished: a stray of this one could hold the port or the device of the next.
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, Failure, Outcome, OutcomeStatus
 from rankwise.base.machine import Ticked
-from rankwise.base.units import Instant, after, between, format_duration, postponed
+from rankwise.base.units import Duration, Instant, after, between, format_duration, postponed
 from rankwise.core.gang.failures import StopOrders, failures_of
 from rankwise.core.gang.state import GangPhase, RecallState, WorkerLife
 from rankwise.core.gang.vocabulary import (
@@ -146,6 +146,8 @@ class Gang:
         self._kill_ordered_at: Instant | None = None
         self._stop: StopRequested | None = None
         self._stop_came_first = False
+        self._is_stopped_by_request = False
+        """Whether a request to stop ended the attempt, perhaps after a failure that was judged."""
 
     @property
     def next_deadline(self) -> Instant | None:
@@ -223,10 +225,12 @@ class Gang:
         self._deadline = None
         match self.phase:
             case GangPhase.STARTING if now < self._start_due:
+                # The start's own limit counts while the answer is out: a node that is too busy
+                # to answer is too busy to start ranks.
+                self._deadline = self._start_due
                 return [LookForProgress(self.attempt)]
             case GangPhase.STARTING:
-                patience = format_duration(self.spec.spawn_timeout)
-                return self._give_up_starting(f"it did not start within {patience}", now)
+                return self._give_up_late_start(now)
             case GangPhase.RUNNING:
                 return [LookForProgress(self.attempt)]
             case GangPhase.DUMPING:
@@ -339,6 +343,11 @@ class Gang:
         worker.ended_at = stimulus.at
         if stimulus.was_killed_by_us:
             worker.signals_sent.append(SIGKILL)
+        if self._is_stopped_by_request and stimulus.exit.signal_number == self._stop_signal:
+            # The signal went to the whole run, and news of this exit took longer than the request:
+            # it belongs to the stop, as one does that is held back for it (`core/watch`).
+            assert self._stop_ordered_at is not None, "ordered with the request"
+            worker.ended_at = max(worker.ended_at, after(self._stop_ordered_at, Duration(1)))
         return self._after_an_end(worker, now)
 
     def _after_an_end(self, worker: WorkerLife, now: Instant) -> list[Effect]:
@@ -515,7 +524,7 @@ class Gang:
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
         self._verdict_due = self._dumps_due = None
         self._is_stuck_killed = self._is_pause_told = False
-        self._is_recall_due = self._stop_came_first = False
+        self._is_recall_due = self._stop_came_first = self._is_stopped_by_request = False
         kept = self._workers.renew()
         return [
             *(TellWorker(local_rank, self.attempt, WordToWorker.AGAIN) for local_rank in kept),
@@ -594,6 +603,10 @@ class Gang:
         worker.signals_sent.append(signal)
         return SignalWorker(worker.local_rank, self.attempt, signal)
 
+    def _give_up_late_start(self, now: Instant) -> list[Effect]:
+        patience = format_duration(self.spec.spawn_timeout)
+        return self._give_up_starting(f"it did not start within {patience}", now)
+
     def _give_up_starting(self, why: str, now: Instant) -> list[Effect]:
         self._workers.give_up_unmade(why, now)
         return self._begin_stopping(now)
@@ -671,7 +684,7 @@ class Gang:
                 return []
             case GangPhase.STARTING | GangPhase.RUNNING | GangPhase.DUMPING:
                 is_first_fact = self.phase is not GangPhase.DUMPING and self._dumps_due is None
-                self._stop_came_first = is_first_fact
+                self._stop_came_first, self._is_stopped_by_request = is_first_fact, True
                 return self._begin_stopping(now)
             case GangPhase.RECALLING | GangPhase.CLEARING | GangPhase.PAUSED:
                 return self._begin_stopping(now)
@@ -697,6 +710,9 @@ class Gang:
     def _on_start_looked(self, looked: ProgressLooked, now: Instant) -> list[Effect]:
         hang_timeout = self.spec.hang_timeout
         assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
+        if now >= self._start_due:
+            # The answer overtook the tick of the start's limit: the limit decides all the same.
+            return self._give_up_late_start(now)
         if between(looked.last_progress, now) >= hang_timeout:
             patience = format_duration(hang_timeout)
             return self._give_up_starting(f"its start made no progress for {patience}", now)
@@ -709,9 +725,9 @@ class Gang:
         if self.phase not in (GangPhase.RUNNING, GangPhase.SWEEPING):
             return []
         for local_rank in stimulus.local_ranks:
-            self._workers[local_rank].blame = stimulus.reason
-            self._workers[local_rank].blamed_at = now
-            self._workers[local_rank].accused = stimulus.accused
+            worker = self._workers[local_rank]
+            worker.blame, worker.blamed_at = stimulus.reason, now
+            worker.accused, worker.mismatch = stimulus.accused, stimulus.mismatch
         # Who was done too early may have been swept when ranks of another node miss it.
         return self._begin_dumping(now) if self.phase is GangPhase.RUNNING else []
 
@@ -728,6 +744,7 @@ class Gang:
     def _on_suspended(self, stimulus: Suspended) -> list[Effect]:
         stood = stimulus.duration
         self._deadline = postponed(self._deadline, stood)
+        self._start_due = after(self._start_due, stood)
         self._exits_due = postponed(self._exits_due, stood)
         self._stop_due = postponed(self._stop_due, stood)
         self._falls_due = postponed(self._falls_due, stood)

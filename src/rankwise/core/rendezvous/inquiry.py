@@ -151,7 +151,9 @@ class NodeInquiry:
         if finding is not None and finding.inquiry != self._heard:
             self._heard = finding.inquiry
             if finding.blamed:
-                told.append(RanksFound(inquiry.round, finding.blamed, finding.text))
+                told.append(
+                    RanksFound(inquiry.round, finding.blamed, finding.text, finding.mismatch)
+                )
             answer = InquiryAnswered(inquiry.round, finding.text, finding.silent, late=finding.late)
             if inquiry.trouble is Trouble.DONE and finding.inquiry == inquiry.id:
                 self._late = answer, after(now, RECENT)
@@ -384,6 +386,7 @@ class LeaderInquiry:
             settles=dict(self._settled),
             blamed=judged.blamed if is_found and inquiry.trouble is not Trouble.WHY else (),
             text=judged.text if is_found else "",
+            mismatch=judged.mismatch if is_found else None,
             late=judged.late,
             silent=tuple(
                 node

@@ -37,7 +37,7 @@ class ConsoleAnnouncements:
         self._is_alone = plan.is_alone
         self.first_rank = 0
         self._restarts = 0
-        self._place = plan.place
+        self._place, self._endpoint = plan.place, plan.endpoint
         self._seats_known = min(plan.rendezvous.nodes_max, HOSTS_MAX)
 
     def tell_too_late(self, verdict: Verdict) -> None:
@@ -54,8 +54,9 @@ class ConsoleAnnouncements:
             case AnnounceWaiting():
                 whole = Duration(round(announcement.waited, -9))
                 waited = format_duration(whole or announcement.waited)
-                # A text about a store that cannot be reached names the place itself.
-                is_placed = self._place.rpartition(" at ")[2] in announcement.text
+                # The error of a store that cannot be reached, which the text may end in, names the
+                # endpoint itself: a store of a plug-in says it in words of its own.
+                is_placed = bool(self._endpoint) and self._endpoint in announcement.text
                 where = "" if is_placed else f"; {self._place}"
                 self._say(
                     f"waiting {announcement.text} (since {waited}{where})",

@@ -340,7 +340,9 @@ class SimulatedRanks:
             local_rank for local_rank, rank in self._ranks.items() if rank.number in blame.blamed
         )
         if ours:
-            self._deliver(RanksBlamed(ours, self._place.round, blame.text, blame.blamed))
+            self._deliver(
+                RanksBlamed(ours, self._place.round, blame.text, blame.blamed, blame.mismatch)
+            )
 
     def _environment(self, rank: int, world: World) -> Mapping[str, str]:
         job, per_node = self._job, self._job.gang.size
