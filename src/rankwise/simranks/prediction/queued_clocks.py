@@ -17,6 +17,9 @@ What is accounted is the first lane's time, that of the default stream: it compu
 communication under way (exposed) or for other ranks, or has nothing to do since its host is behind.
 Kernels on other lanes are taken to run beside it, at no cost for either.
 
+A CPU is host and device in one: its queue holds one launch. Nothing of the host goes on beside the
+device then, its streams are one lane, and a wait of the lane is one of the host.
+
 While a graph is captured the device does nothing. What it is given is kept with its lane, and so
 are the instants at which lanes are marked and the waits for them: each replay marks them anew. The
 lane of the capture is, in a replay, the lane that launches the graph.
@@ -89,6 +92,7 @@ class QueuedClock(RankClock):
         host = prediction.topology.real.host
         self._launches = _Launches(host.launch_us)
         self._pending: deque[int] = deque(maxlen=host.queue)
+        self._is_host = host.queue == 1
         self._shared = 0.0 if host.shared is None else host.shared.value
         self.lane = self.default_lane = Lane(begun_at)
         self._lanes = [self.default_lane]
@@ -123,7 +127,9 @@ class QueuedClock(RankClock):
         return self._lanes.index(lane)
 
     def new_lane(self) -> Lane:
-        """Another stream, which has nothing to do yet."""
+        """Another stream, which has nothing to do yet; a CPU has one."""
+        if self._is_host:
+            return self.default_lane
         lane = Lane(self.time)
         self._lanes.append(lane)
         return lane
@@ -182,6 +188,8 @@ class QueuedClock(RankClock):
         lane, duration = self.lane, priced.duration
         begun = self._begin(lane)
         lane.ends_at = begun + duration
+        if self._is_host:
+            self.time = lane.ends_at
         self._pending.append(lane.ends_at)
         if lane is self.default_lane:
             self._computing += duration
@@ -257,6 +265,8 @@ class QueuedClock(RankClock):
         if ends_at <= begun:
             return
         lane.ends_at, lane.waits_from, lane.waits_for = ends_at, waits_from, waits_for
+        if self._is_host:
+            self.time = max(self.time, ends_at)
         if lane is not self.default_lane:
             return
         under_way = min(max(waits_from, begun), ends_at)

@@ -214,3 +214,40 @@ def test_host_launches_a_graph_once_and_none_of_its_collectives() -> None:
     assert whole == clock.time - before
     clock.come(None, 1)
     assert clock.time > before + whole
+
+
+def clock_of_processor() -> tuple[Prediction, QueuedClock]:
+    topology = open_machine("h100-sxm", per_node=1)
+    assert isinstance(topology, MachineTopology)
+    real = replace(topology.real, host=replace(topology.real.host, queue=1))
+    prediction = Prediction(MachineTopology(real, nodes=1, per_node=1, source="mine"), 1)
+    return prediction, QueuedClock(prediction, 0, 0)
+
+
+def test_a_processor_launches_nothing_while_it_computes() -> None:
+    prediction, clock = clock_of_processor()
+    host = plain_launch(prediction)
+
+    clock.compute(work_of(100))
+    clock.note_free()
+    computed = clock.time
+    clock.compute(work_of(100))
+
+    assert computed > host + 100 * US
+    assert clock.latest == computed + host + 100 * US
+
+
+def test_a_processor_has_one_stream() -> None:
+    _, clock = clock_of_processor()
+
+    assert clock.new_lane() is clock.default_lane
+    assert len(clock.stream_ends()) == 1
+
+
+def test_a_processor_launches_nothing_while_it_waits_for_a_transfer() -> None:
+    prediction, clock = clock_of_processor()
+
+    clock.wait(passage_of(0, 100 * US))
+    clock.compute(work_of(100))
+
+    assert clock.latest == 200 * US + plain_launch(prediction)

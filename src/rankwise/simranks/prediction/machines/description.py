@@ -71,6 +71,9 @@ class DeviceSpec(_Section, frozen=True, kw_only=True):
     memory_gib: Figure = msgspec.field(name="memory_GiB")
     """What torch finds free on an idle device."""
     bandwidth: Figure = msgspec.field(name="bandwidth_GBps")
+    operands: Figure | None = msgspec.field(default=None, name="operands_GBps")
+    """The rate at which a matrix product reads its factors before it computes, as CPUs do; none: it
+    does so meanwhile."""
     fitted: FittedSpec
 
     def __post_init__(self) -> None:
@@ -160,6 +163,8 @@ class RealMachine(_Section, frozen=True, kw_only=True):
     cost_model: str | None = None
     """The plug-in that prices operations which have no formula, or that it knows better."""
     validated: ValidatedSpec | None = None
+    collectives: Literal["nccl", "gloo"] = "nccl"
+    """The library whose algorithms the fabric carries out."""
     residuals: dict[str, float] = msgspec.field(default_factory=dict)
     """How far the measurements of a calibration lie from what the figures give, by kind."""
 
