@@ -169,8 +169,8 @@ def _rendezvous(
 ) -> "RendezvousConfig | None":
     """How nodes meet that come and go; None if all of them are there from begin to end."""
     from rankwise.core.rendezvous.configuration import RendezvousConfig  # noqa: PLC0415  # not for --help
-    from rankwise.launch.cluster.plan import plan_of  # noqa: PLC0415  # the same
     from rankwise.launch.cluster.settings import split_settings, with_timing  # noqa: PLC0415  # the same
+    from rankwise.launch.run.job import plan_of  # noqa: PLC0415  # the same
     from rankwise.sim.faults.vocabulary import FaultOfNode  # noqa: PLC0415  # the same
 
     label = options.label("rdzv_conf")

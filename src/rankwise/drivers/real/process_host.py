@@ -137,7 +137,7 @@ class RealProcessHost:
         self._planner = planner
         self._flow = flow
         self._deliver = deliver
-        self._ends: Ends[WorkerLink] | None = None  # with the first process: files may be few
+        self._ends: Ends[int] | None = None  # with the first process: files may be few
         self._last_progress = last_progress
         self._on_hang = on_hang
         self._on_calls = on_calls
@@ -287,8 +287,8 @@ class RealProcessHost:
 
     def note_ends(self) -> None:
         """Note which workers have ended by now, whatever is heard of them only later."""
-        for link in () if self._ends is None else self._ends.take():
-            self._on_end_seen(link)
+        for number in () if self._ends is None else self._ends.take():
+            self._on_end_seen(self._links[number])
 
     def fence(self, at: Instant | None) -> None:
         """Let the guardian kill all workers at that instant, however this process fares then."""
@@ -479,7 +479,7 @@ class RealProcessHost:
         if self._ends is None:
             self._ends = Ends()
             self._reactor.watch_readable(self._ends.fileno(), self.note_ends)
-        self._ends.watch(process, link)
+        self._ends.watch(process, link.number)
 
     def _on_end_seen(self, link: WorkerLink) -> None:
         """A worker has ended: its parent will tell how; if it does not, find out."""
@@ -506,7 +506,8 @@ class RealProcessHost:
         self._close_line(link)
         self._close_process(link)
         self._empty_pipes(link)
-        self._stacks.on_over(link)
+        if self._current.get(link.local_rank) is link:
+            self._stacks.on_over(link.local_rank)
         self._forget_if_done(link)
 
     def _tell_peers(self, link: WorkerLink, *, has_failed: bool) -> None:
@@ -553,7 +554,8 @@ class RealProcessHost:
             self._forget_if_done(link)
             return False
         self._on_records(link, link.reports.feed(data))
-        self._stacks.on_report(link)
+        if self._current.get(link.local_rank) is link:
+            self._stacks.on_report(link.local_rank)
         return True
 
     def _on_records(self, link: WorkerLink, records: list[WorkerReport]) -> None:

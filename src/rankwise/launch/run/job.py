@@ -6,17 +6,14 @@ The command line, `rankwise.run`, `rankwise.spawn` and torch's names all build a
 
 from collections.abc import Mapping
 from enum import IntFlag, StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from rankwise.base.units import Duration
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-
-if TYPE_CHECKING:
-    from rankwise.launch.cluster.plan import MeetingPlan
-
+from rankwise.launch.cluster.plan import MeetingPlan, plan_alone
 
 StartMethodName = Literal["forkserver", "spawn", "fork"]
 """How the workers of a Python function may be made."""
@@ -175,7 +172,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     program: Program
     gang: GangSpec
     policy: RestartPolicy = RestartPolicy()
-    cluster: "MeetingPlan | None" = None
+    cluster: MeetingPlan | None = None
     run_id: str
     role: str = "default"
     start_method: StartMethod = StartMethod.SUBPROCESS
@@ -208,11 +205,15 @@ def is_automatic(job: Job) -> bool:
     return job.start_method is StartMethod.AUTO and bool(job.preload)
 
 
+def plan_of(job: Job) -> MeetingPlan:
+    """How its nodes meet; of a job that has no plan, that of a node alone with the job's policy."""
+    return job.cluster or plan_alone(job.policy, job.master_addr)
+
+
 def restarts_allowed(job: Job) -> int:
     """How often all workers may be started again after a failure."""
-    if job.cluster is not None:
-        return job.cluster.rendezvous.policy.restarts_max
-    return job.policy.restarts_max
+    policy = job.policy if job.cluster is None else job.cluster.rendezvous.policy
+    return policy.restarts_max
 
 
 def program_name(job: Job) -> str:

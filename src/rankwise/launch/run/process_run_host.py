@@ -35,16 +35,15 @@ from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.signals import SignalPipe, end_well, is_default, stop_self
 from rankwise.launch.cluster.agent_runner import AgentRunner
-from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.control.answers import ControlAnswers
 from rankwise.launch.control.server import ControlServer
 from rankwise.launch.fork_server import hosting_for
 from rankwise.launch.looking.process_evidence import ProcessEvidence
 from rankwise.launch.looking.watches import Watches
-from rankwise.launch.run.commands import ensure_open_files
-from rankwise.launch.run.job import Job
+from rankwise.launch.run.job import Job, plan_of
 from rankwise.launch.run.master_port import ReservedPort
 from rankwise.launch.run.node_ranks import NodeRanks
+from rankwise.launch.run.open_files import ensure_open_files
 from rankwise.launch.run.planning import JobPlanner
 from rankwise.launch.run.private_places import new_private_path, remove_abandoned, remove_tree
 from rankwise.launch.run.run_parts import RunParts
@@ -126,7 +125,7 @@ class ProcessRunHost:
             )
         )
         self._watches = Watches(
-            job,
+            job.gang.hang_timeout,
             self._planner,
             self._reactor,
             clock,
@@ -169,6 +168,7 @@ class ProcessRunHost:
             evidence=self._evidence,
             describe=self._describe,
             journal=self._journal,
+            recorder=lambda: self._recorder,
             watches=self._watches,
             history=session.history,
             say=self._say,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.launch.cluster.plan import plan_of
-from rankwise.launch.run.job import Executable, Job
+from rankwise.launch.run.job import Executable, Job, plan_of
 from rankwise.launch.run.session import Session
 from rankwise.launch.run.supervision import Supervision
 from rankwise.sim.faults.vocabulary import FaultOfChip, FaultOfNode, FaultOfRank
