@@ -199,31 +199,31 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     verbose: bool = False
     log_format: str = "text"
 
+    @property
+    def is_automatic(self) -> bool:
+        """Whether its ranks come from a fork server that nobody has asked for."""
+        return self.start_method is StartMethod.AUTO and bool(self.preload)
 
-def is_automatic(job: Job) -> bool:
-    """Whether its ranks come from a fork server that nobody has asked for."""
-    return job.start_method is StartMethod.AUTO and bool(job.preload)
+    @property
+    def plan(self) -> MeetingPlan:
+        """How its nodes meet; without one, a node is alone, with the job's policy."""
+        return self.cluster or plan_alone(self.policy, self.master_addr)
 
+    @property
+    def restarts_allowed(self) -> int:
+        """How often all workers may be started again after a failure."""
+        policy = self.policy if self.cluster is None else self.cluster.rendezvous.policy
+        return policy.restarts_max
 
-def plan_of(job: Job) -> MeetingPlan:
-    """How its nodes meet; of a job that has no plan, that of a node alone with the job's policy."""
-    return job.cluster or plan_alone(job.policy, job.master_addr)
-
-
-def restarts_allowed(job: Job) -> int:
-    """How often all workers may be started again after a failure."""
-    policy = job.policy if job.cluster is None else job.cluster.rendezvous.policy
-    return policy.restarts_max
-
-
-def program_name(job: Job) -> str:
-    """How the user calls what runs."""
-    match job.program:
-        case Script(source=bytes()):
-            return "the program on standard input"
-        case Script(path=path) | Executable(path=path):
-            return path
-        case Module(name=name):
-            return f"-m {name}"
-        case Function(name=name):
-            return name
+    @property
+    def program_name(self) -> str:
+        """How the user calls what runs."""
+        match self.program:
+            case Script(source=bytes()):
+                return "the program on standard input"
+            case Script(path=path) | Executable(path=path):
+                return path
+            case Module(name=name):
+                return f"-m {name}"
+            case Function(name=name):
+                return name

@@ -35,17 +35,7 @@ from rankwise.launch.run.environment import (
     VARIABLES_OF_RANKS,
     worker_environment,
 )
-from rankwise.launch.run.job import (
-    Executable,
-    Function,
-    Job,
-    Module,
-    Script,
-    StartMethod,
-    Streams,
-    is_automatic,
-    restarts_allowed,
-)
+from rankwise.launch.run.job import Executable, Function, Job, Module, Script, StartMethod, Streams
 from rankwise.launch.run.log_layout import Destinations, LogPlaces
 from rankwise.launch.run.master_port import listen_at
 from rankwise.launch.run.node_ranks import NodeRanks
@@ -102,7 +92,7 @@ class JobPlanner:
         """The socket where ranks of all nodes come to be connected, if rank 0 is on this one."""
         self._listener: socket.socket | None = None
         """Listens at MASTER_PORT until rank 0 has it, where ranks of the last attempt live on."""
-        self._recovers = restarts_allowed(job) > 0
+        self._recovers = job.restarts_allowed > 0
         self._payload_fd = self._store_payload()
         self.destinations = self._earlier = Destinations()
         self._sigterm_takers: set[int] = set()
@@ -309,10 +299,10 @@ def _order(job: Job, local_rank: int, environment: dict[str, str]) -> dict[str, 
     }
     if job.cpus_by_rank is not None and local_rank in job.cpus_by_rank:
         order["cpus"] = sorted(job.cpus_by_rank[local_rank])
-    is_forked = job.start_method is StartMethod.FORKSERVER or is_automatic(job)
+    is_forked = job.start_method is StartMethod.FORKSERVER or job.is_automatic
     if is_forked and not isinstance(job.program, Executable):
         order["program"] = _program(job, local_rank)
-    if "program" not in order or is_automatic(job):
+    if "program" not in order or job.is_automatic:
         order["argv"] = _argv(job, local_rank)
     return order
 

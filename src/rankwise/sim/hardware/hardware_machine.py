@@ -13,7 +13,8 @@ from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rankwise.base.errors import ConfigError
-from rankwise.sim.hardware.cost_models import CostModel, cost_model
+from rankwise.sim.hardware.cost_models import cost_model
+from rankwise.sim.hardware.engines import GemmEngine, MathEngine
 from rankwise.sim.hardware.faults import live_route
 from rankwise.sim.hardware.links import FlowLane, Link, start_flow
 from rankwise.sim.hardware.paths import Path
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rankwise.sim.hardware.specification import LinkSpec
     from rankwise.sim.hardware.topology import Topology
 
-Part: TypeAlias = "Link | GemmEngine | MathEngine"
+Part: TypeAlias = Link | GemmEngine | MathEngine
 PartPlace: TypeAlias = tuple[str, int, int]
 """Where a part is on its SIP: of which kind, and two numbers."""
 _FLOWS_PER_LOOK = 64
@@ -78,66 +79,6 @@ class Memory:
 
     def __repr__(self) -> str:
         return f"<Memory {self.name}>"
-
-
-class _Engine(Server):
-    """Of a PE: work of known duration, one piece after the other; how long: `cost_models`.
-
-    Attributes:
-        flops: what was asked for: of the matrix engine, floating-point operations, without the
-            rounding up to tiles; of the vector engine, elements.
-    """
-
-    __slots__ = ("_costs", "flops")
-
-    def __init__(self, simulator: Simulator, name: str, costs: CostModel) -> None:
-        super().__init__(simulator, name)
-        self._costs = costs
-        self.flops = 0
-
-    @property
-    def amount(self) -> int:
-        """What it has done, as `account` takes it."""
-        return self.flops
-
-    def is_idle(self, at: int) -> bool:
-        """Whether work that was asked for at that instant would begin at once."""
-        return self.free_at <= at
-
-    def account(self, size: int, work: int) -> None:
-        """Add what an image has worked on, and how long."""
-        self.flops += size
-        self._work += work
-
-
-class GemmEngine(_Engine):
-    """The matrix engine of one PE."""
-
-    __slots__ = ()
-
-    def duration(self, m: int, n: int, k: int, dtype: str) -> int:
-        """Picoseconds that a product takes on the idle engine."""
-        return self._costs.gemm(m, n, k, dtype)
-
-    def request(self, m: int, n: int, k: int, dtype: str) -> int:
-        """Ask for a product of m x k by k x n; the delay from now until it is done."""
-        self.flops += 2 * m * n * k
-        return self.occupy(self._costs.gemm(m, n, k, dtype))
-
-
-class MathEngine(_Engine):
-    """The vector engine of one PE."""
-
-    __slots__ = ()
-
-    def duration(self, elements: int, operation: str, dtype: str) -> int:
-        """Picoseconds that an elementwise operation takes on the idle engine."""
-        return self._costs.math(elements, operation, dtype)
-
-    def request(self, elements: int, operation: str, dtype: str) -> int:
-        """Ask for an operation on so many elements; the delay from now until it is done."""
-        self.flops += elements
-        return self.occupy(self._costs.math(elements, operation, dtype))
 
 
 class Pe:
