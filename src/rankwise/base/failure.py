@@ -49,6 +49,10 @@ class ExitStatus(msgspec.Struct, frozen=True):
         """The signal that killed the process, if one did."""
         return -self.code if self.code < 0 else None
 
+    def may_be_by(self, signals: tuple[int, ...]) -> bool:
+        """Whether one of these signals may have ended it: by itself, or as 128 plus its number."""
+        return any(self.code in (-signal, 128 + signal) for signal in signals)
+
     @property
     def shell_code(self) -> int:
         """The code that a shell would show: 128 plus the signal's number after a signal."""

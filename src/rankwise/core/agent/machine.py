@@ -552,7 +552,7 @@ class Agent:
     def _may_be_held(self, fact: gang_words.Stimulus) -> bool:
         spec = self.spec.watch
         if isinstance(fact, gang_words.WorkerExited):
-            return spec.may_be_stop(fact.exit)
+            return fact.exit.may_be_by(spec.stop_signals)  # of the whole run
         return spec.asks_about_hangs and isinstance(fact, gang_words.ProgressLooked)
 
     def _tell_watch(self, stimulus: watch_words.WatchStimulus, now: Instant) -> None:

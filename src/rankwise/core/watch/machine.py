@@ -251,7 +251,7 @@ class ExitWatch:
         exited = self._facts[0].fact
         assert isinstance(exited, WorkerExited), "only exits are passed on by this"
         is_late = now >= after(self._facts[0].heard_at, HOLD_MAX)
-        if is_late or not (self._gang_lives and self._spec.may_be_stop(exited.exit)):
+        if is_late or not (self._gang_lives and exited.exit.may_be_by(self._spec.stop_signals)):
             self._pass_next()
             return
         self.hold = self._new_hold(HoldReason.STOP, exited, now)

@@ -17,7 +17,7 @@ from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.core.rendezvous.records import HOSTS_MAX, Verdict
 from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
 from rankwise.launch.cluster.plan import MeetingPlan
-from rankwise.launch.run.job import Job, restarts_allowed
+from rankwise.launch.run.job import Job
 from rankwise.launch.telling.notices import Say, fields_of
 
 SHOWN_MAX = 8
@@ -76,7 +76,7 @@ class ConsoleAnnouncements:
                 line = round_line(world, kept)
                 if world.restarts > self._restarts:
                     self._restarts = world.restarts
-                    line += f" (restart {world.restarts} of {restarts_allowed(self._job)})"
+                    line += f" (restart {world.restarts} of {self._job.restarts_allowed})"
                 self._say(line, "round", called_again=kept, **fields_of_round(world))
             case AnnounceRoundEnd():
                 if not self._is_alone:  # who is alone has been told what ended it
@@ -103,7 +103,7 @@ class ConsoleAnnouncements:
         from rankwise.launch.telling.announcements import details_of, restart_line  # noqa: PLC0415  # rare
 
         say, failures = self._say, announcement.failures
-        line = restart_line(announcement, failures, restarts_allowed(self._job))
+        line = restart_line(announcement, failures, self._job.restarts_allowed)
         say(line, "restart", restarts_left=announcement.restarts_left, **fields_of(failures[0]))
         details = details_of(failures)
         if details:

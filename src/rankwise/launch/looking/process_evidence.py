@@ -131,7 +131,7 @@ class ProcessEvidence:
         return f"section {section.name!r} is stuck{longest if section.longest else ''}"
 
     def _memory_verdict(self, failure: Failure) -> tuple[bool | None, str]:
-        from rankwise.launch.telling.failure_report.loaders import lost_loader  # noqa: PLC0415  # rare
+        from rankwise.launch.telling.failure_report.tracebacks import lost_loader  # noqa: PLC0415  # rare
 
         if lost_loader(failure):
             verdict = self._oom.verdict()

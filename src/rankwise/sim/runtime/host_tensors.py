@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.sim.hardware.commands import KernelLaunch
 from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.triton.launch_arguments import HOST_MACHINE, Arguments, TensorDescriptor
 from rankwise.sim.triton.memory import Buffer
@@ -64,7 +65,9 @@ class _HostMachine:
 
     def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Any:
         with lent(self._context, args, meta) as (on_device, by_name):
-            return self._context.launch(kernel, grid, *on_device, **by_name)
+            command = self._context.launch(kernel, grid, *on_device, **by_name).command
+        assert isinstance(command, KernelLaunch), "a launch is what was submitted"
+        return command.kernel_fn.compiled()
 
 
 @contextmanager

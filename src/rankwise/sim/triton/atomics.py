@@ -29,9 +29,7 @@ from rankwise.sim.triton.execution import (
     place,
 )
 from rankwise.sim.triton.memory import AccessTarget, Scattered, bits_of, resolve_scattered
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.shapes import broadcast_to
-from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.tensor import broadcast_to, tensor, to_tensor
 
 _Combine = Callable[[Array, Array], Array]
 

@@ -53,7 +53,7 @@ from rankwise.launch.run.environment import (
     VARIABLES_OF_RANKS,
     worker_environment,
 )
-from rankwise.launch.run.job import Executable, Function, Job, Module, Script, restarts_allowed
+from rankwise.launch.run.job import Executable, Function, Job, Module, Script
 from rankwise.launch.run.node_ranks import NodeRanks
 from rankwise.launch.run.search_path import search_path
 from rankwise.simranks.run.rank_records import RankRecords
@@ -161,7 +161,7 @@ class SimulatedRanks:
 
         reporter = _Reporter(note, partial(self._report, local_rank), note_exit)
         rank = self._world.spawn(number, process, lambda: self._live(rank, reporter))
-        if restarts_allowed(self._job):
+        if self._job.restarts_allowed:
             SimulatedLine(rank, partial(self._hear, local_rank))
         self._ranks[local_rank] = rank
         self._deliver(WorkerSpawned(local_rank, attempt, os.getpid()))
