@@ -243,7 +243,7 @@ class Agent:
                 | gang_words.RanksBlamed()
                 | gang_words.GuardianLost()
             ):
-                self._hear(stimulus, now)
+                self._on_worker_fact(stimulus, now)
             case (
                 watch_words.CallsBegan()
                 | watch_words.EndLooked()
@@ -542,7 +542,7 @@ class Agent:
 
     # The watch
 
-    def _hear(self, fact: gang_words.Stimulus, now: Instant) -> None:
+    def _on_worker_fact(self, fact: gang_words.Stimulus, now: Instant) -> None:
         """Take in a fact about workers, now or when it is known whose doing it is."""
         if self.watch is None and not self._may_be_held(fact):
             self._pass_on(fact, now)

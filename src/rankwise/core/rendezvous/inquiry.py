@@ -137,7 +137,9 @@ class NodeInquiry:
         self._read = value
         return True
 
-    def hear(self, inquiry: Inquiry, me: str, ranks: range, now: Instant) -> list[Notification]:
+    def on_inquiry(
+        self, inquiry: Inquiry, me: str, ranks: range, now: Instant
+    ) -> list[Notification]:
         """Take in what the leader asks, and has found, in the round of this node's gang.
 
         Args:
@@ -242,7 +244,7 @@ class LeaderInquiry:
         """All notes are read anew, or never again."""
         self._notes = {}
 
-    def hear(self, node: str, note: BooksNote | None, now: Instant) -> None:
+    def on_note(self, node: str, note: BooksNote | None, now: Instant) -> None:
         """A node has written its note, or it has vanished."""
         if note is None:
             self._notes.pop(node, None)

@@ -250,7 +250,7 @@ class Lead:
             self.view.turn_to(round_, now)
         self.look_soon(now)
 
-    def hear(self, changes: tuple[Change, ...], founder: str, now: Instant) -> None:
+    def on_changes(self, changes: tuple[Change, ...], founder: str, now: Instant) -> None:
         """Take in what nodes have written."""
         if self.view is not None:
             for change in changes:
@@ -359,12 +359,12 @@ class Lead:
         self, node: str, key: str, value: bytes | None, founder: str, now: Instant
     ) -> None:
         if value is None:
-            self.inquiry.hear(node, None, now)
+            self.inquiry.on_note(node, None, now)
             return
         with suppress(RemoteProtocolError):  # told of its node's record
             note = decode_books_note(value, key, node)
             if note.founder == founder:
-                self.inquiry.hear(node, note, now)
+                self.inquiry.on_note(node, note, now)
 
     def _hear_of_done(
         self, view: View, node: str, key: str, value: bytes | None, founder: str

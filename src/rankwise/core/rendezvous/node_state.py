@@ -369,7 +369,7 @@ class RendezvousState:
                 self.shared.learn_changes(changes)
                 self._after_shared(now)
         elif stimulus.token == self.lead.watch:
-            self.lead.hear(stimulus.changes, self.own.record.founder, now)
+            self.lead.on_changes(stimulus.changes, self.own.record.founder, now)
 
     def _on_watch_lost(self, stimulus: WatchLost) -> None:
         if stimulus.token == self.shared.watch:
@@ -403,7 +403,7 @@ class RendezvousState:
             inquiry = decode_inquiry(value, self.keys.inquiry)
             if (inquiry.founder, inquiry.round) == (self.own.record.founder, member_of.round):
                 ranks = range(member_of.first_rank, member_of.first_rank + member_of.slots)
-                self.effects += self.inquiry.hear(inquiry, self.me, ranks, now)
+                self.effects += self.inquiry.on_inquiry(inquiry, self.me, ranks, now)
 
     def _check_charter(self) -> None:
         if self.succession.has_agreed:

@@ -58,6 +58,7 @@ from rankwise.core.gang.vocabulary import (
     Suspended,
     WorkerExited,
     WorkerReported,
+    WorkerSpawned,
 )
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.watch.state import Hang, HangStep, Hold, WaitingFact
@@ -490,6 +491,11 @@ class ExitWatch:
     def _let_exits_follow_stop(self, now: Instant) -> None:
         """The stop may have been ordered at this very instant: let exits be later than it."""
         at = after(now, Duration(1))
+        # Births first: a gang that stops waits only for the processes that it knows of, and would
+        # sweep a rank, without its grace, of whose birth it hears after the other ranks' ends.
+        self._facts = deque(
+            sorted(self._facts, key=lambda waiting: not isinstance(waiting.fact, WorkerSpawned))
+        )
         for waiting in self._facts:
             waiting.is_judged = True
             if isinstance(waiting.fact, WorkerExited):

@@ -162,7 +162,7 @@ class SimulatedRanks:
         reporter = _Reporter(note, partial(self._report, local_rank), note_exit)
         rank = self._world.spawn(number, process, lambda: self._live(rank, reporter))
         if self._job.restarts_allowed:
-            SimulatedLine(rank, partial(self._hear, local_rank))
+            SimulatedLine(rank, partial(self._on_said, local_rank))
         self._ranks[local_rank] = rank
         self._deliver(WorkerSpawned(local_rank, attempt, os.getpid()))
 
@@ -184,7 +184,7 @@ class SimulatedRanks:
             self._records.judge(rank, patience_is_over=tells_of_time(error))
         self._deliver(WorkerReported(local_rank, self._place.round, error))
 
-    def _hear(self, local_rank: int, word: Said, recall_timeout: Duration) -> None:
+    def _on_said(self, local_rank: int, word: Said, recall_timeout: Duration) -> None:
         assert self._place is not None, "ranks speak in a world"
         self._deliver(WorkerSaid(local_rank, self._place.round, word, recall_timeout))
 

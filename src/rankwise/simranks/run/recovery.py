@@ -34,12 +34,12 @@ class SimulatedLine:
 
     Args:
         rank: whose it is.
-        hear: is told what the rank says, and how long it may take to leave its function.
+        on_said: is told what the rank says, and how long it may take to leave its function.
     """
 
-    def __init__(self, rank: Rank, hear: Callable[[Said, Duration], None]) -> None:
+    def __init__(self, rank: Rank, on_said: Callable[[Said, Duration], None]) -> None:
         self._rank = rank
-        self._hear = hear
+        self._on_said = on_said
         self._words: deque[Heard] = deque()
         self._next = _Word()
         self._note: Callable[[AgentWord], None] = _nobody_listens
@@ -52,7 +52,7 @@ class SimulatedLine:
     def say(self, word: Said, recall_timeout: Duration) -> None:
         """Say a word to the agent."""
         self._rank.is_between_worlds = word is Said.YIELDED
-        self._hear(word, recall_timeout)
+        self._on_said(word, recall_timeout)
 
     def next_word(self) -> Heard:
         """Wait for a word of the agent."""

@@ -147,7 +147,7 @@ class GangChecker:
             return
         if isinstance(stimulus, StopRequested) and self._held:
             self._held_until = after(now, self._spec.grace)
-        self._hear(stimulus, now)
+        self._note_fact(stimulus, now)
 
     def _is_held(self, fact: Any, now: Instant) -> bool:
         """Whether the gang hears a fact later, since it may be a stop's doing."""
@@ -172,9 +172,9 @@ class GangChecker:
         exits = {fact.local_rank for fact in held if isinstance(fact, WorkerExited)}
         self._released = now, exits
         for fact in held:
-            self._hear(fact, now)
+            self._note_fact(fact, now)
 
-    def _hear(self, stimulus: Any, now: Instant) -> None:
+    def _note_fact(self, stimulus: Any, now: Instant) -> None:
         match stimulus:
             case WorkerSpawned(local_rank, attempt):
                 self._note_birth(self._attempts[attempt], local_rank, now)
