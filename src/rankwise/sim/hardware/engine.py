@@ -104,7 +104,7 @@ class GraphEngine:
             )
         return space
 
-    def lend(
+    def map_host(
         self,
         sip: int,
         data: Bytes,
