@@ -38,10 +38,10 @@ def simulated_communicator(timeout: Duration) -> Communicator | None:
     if rank is None:
         refuse_threads("an operation of rankwise.collectives")
         return None
-    communicator: Communicator | None = rank.belongings.get(_KEY)
+    communicator: Communicator | None = rank.own_state.get(_KEY)
     if communicator is None:
         transport = recorded(RehearsedTransport(present_world(), rank.number, timeout))
-        communicator = rank.belongings[_KEY] = Communicator(transport, timeout=timeout)
+        communicator = rank.own_state[_KEY] = Communicator(transport, timeout=timeout)
     return communicator
 
 
@@ -49,7 +49,7 @@ def forget_simulated() -> None:
     """Let the next call of the rank that runs make another one: its world is new."""
     rank = running_rank()
     if rank is not None:
-        rank.belongings.pop(_KEY, None)
+        rank.own_state.pop(_KEY, None)
 
 
 class RehearsedTransport:

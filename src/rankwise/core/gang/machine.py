@@ -32,19 +32,14 @@ finished: a stray of this one could hold the port or the device of the next.
 - A worker that can be recovered holds back the exception of its function: it may come of a death
   that we have not heard of. If none is heard of within `fall_timeout`, all exceptions that are
   held are released, and their workers fail as any others do.
-- A stop request is obeyed in every phase. It never turns a failure that came
-  first into a success or a stop: the outcome tells what happened first. First means: first heard
-  of. A batch system's SIGTERM to everybody must stay a stop, though a worker may die of it before
-  the request is read. Workers that had all ended well before it was read have succeeded, though.
-  The second request means SIGKILL at once, also when it comes from somebody else. Workers get
-  the signal that asked for it; a time limit, which is no signal, gives them SIGTERM.
-- A worker may be told to stop before its process exists. The order is kept and given as soon as
-  `WorkerSpawned` says that there is somebody to give it to. One that comes up after it was given
-  up is killed. When a stop is requested and no process exists, or none any more, as while a
-  fork server imports, nobody is waited for: the sweep takes the orders back.
-- A process that survives SIGKILL (it is stuck in the kernel) is given up after `sweep_timeout`,
-  so that nothing waits for ever. Two gangs must never be alive at once: what a sweep could not
-  end, or a sweep that did not end itself, forbids another gang, and the outcome's detail says so.
+- A stop request is obeyed in every phase, and the outcome tells what was heard of first. A batch
+  system's SIGTERM to everybody stays a stop, though a worker may die of it before the request is
+  read. Workers that had all ended well before it was read have succeeded. The second request means
+  SIGKILL at once, also when it comes from somebody else.
+- A worker may be told to stop before its process exists: the order is kept. When a stop is
+  requested and no process exists, nobody is waited for: the sweep takes the orders back.
+- Two gangs must never be alive at once: what a sweep could not end, or a sweep that did not end
+  itself, forbids another gang, and the outcome's detail says so.
 - While workers are started, who makes them has to make progress: a fork server computes or reads
   while it imports. Without any for `hang_timeout`, or when `spawn_timeout` is over, those that do
   not exist yet have not started.
@@ -54,9 +49,6 @@ finished: a stray of this one could hold the port or the device of the next.
 - Who keeps others waiting in a collective is found out by those who can read the ranks' books
   (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before anybody is
   told to stop, all show where they stand, as after a hang.
-- A worker that has told of the exception that it dies of may still not end: a thread of its own
-  keeps it. Its exit would tell, so only when `exit_timeout` has passed without one is the gang
-  ended as if it had.
 - Ctrl-Z stops the workers and their agent. No deadline counts the time in which they stood still.
 - A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
   death later: only when it has taken its connections down, and written its core. So nobody is
@@ -155,6 +147,7 @@ class Gang:
         due: tuple[Instant | None, ...] = ()
         if self._is_under_way:
             due = (self._exits_due, self._stop_due, self._falls_due, self._verdict_due)
+        # The deadlines of failures count only while the gang is under way: an end has its own.
         return min((at for at in (self._deadline, *due) if at is not None), default=None)
 
     @property
@@ -282,12 +275,15 @@ class Gang:
             return []
         worker = self._worker_of(stimulus)
         if worker is None:
+            # It came up after it was given up, or is of an earlier attempt: the next may need its
+            # port.
             return [SignalWorker(stimulus.local_rank, stimulus.attempt, SIGKILL)]
         worker.pid = stimulus.pid
         match self.phase:
             case GangPhase.STARTING:
                 return self._run_if_complete(now)
             case GangPhase.STOPPING:
+                # The order to stop was given before there was a process to give it to.
                 return [self._signal(worker, self._stop_signal)]
             case GangPhase.KILLING:
                 return [self._signal(worker, SIGKILL)]
@@ -324,6 +320,8 @@ class Gang:
         # the first exception is the one that it dies of.
         if worker is not None and worker.error is None:
             worker.error = stimulus.error
+            # A thread of its own may keep a process that has raised: only its exit, or this limit,
+            # ends the gang.
             worker.must_end_by = after(now, self.spec.exit_timeout)
             self._exits_due = self._exits_due or worker.must_end_by
         return []
@@ -353,10 +351,13 @@ class Gang:
     def _after_an_end(self, worker: WorkerLife, now: Instant) -> list[Effect]:
         if self._is_under_way and worker.has_failed:
             if self.spec.stop_delay and not self._workers.have_ended:
+                # The first failure counts: a later one must not give the others more time.
                 self._stop_due = self._stop_due or after(now, self.spec.stop_delay)
             elif self._awaits_cause:
                 return self._await_cause(now)
             else:
+                # What cannot be started will not start in a recovery either: no worker is kept for
+                # it.
                 is_unborn = worker.refusal is not None
                 return self._begin_stopping(now) if is_unborn else self._end_attempt(now)
         match self.phase:
@@ -365,6 +366,8 @@ class Gang:
             case GangPhase.RECALLING:
                 return self._clear_if_all_yielded(now)
             case GangPhase.CLEARING | GangPhase.PAUSED:
+                # Another worker died while the sweep was out, which spared it: sweep once more,
+                # without it.
                 return self._begin_clearing(now)
             case _:
                 return self._sweep_if_all_ended(now)
@@ -373,6 +376,7 @@ class Gang:
     def _awaits_cause(self) -> bool:
         """Whether all that have failed say that a peer is gone, and others may be dying."""
         failed = [worker for worker in self._workers if worker.has_failed]
+        # The last one is waited for by nobody, and a gang that starts has no peers yet.
         may_come = self.phase is GangPhase.RUNNING and bool(self._workers.running)
         return may_come and all(worker.says_peer_is_gone for worker in failed)
 
@@ -392,6 +396,8 @@ class Gang:
         if self._dumps_due is None or self._verdict_due is not None or not self._awaits_cause:
             return []
         if any(worker.dumps_core for worker in self._workers.running) and now < self._dumps_due:
+            # The kernel tells of a death when the core is written, which takes seconds: wait for
+            # that.
             self._verdict_due = self._dumps_due
             return []
         return self._end_attempt(now)
@@ -408,6 +414,8 @@ class Gang:
                 worker.recall_timeout = said.recall_timeout
             case Said.WITHDRAWS:
                 return self._on_withdrawn(worker)
+            # One that is recalled leaves its function by an exception, too: that is what was asked
+            # of it.
             case Said.EXCEPTION_HELD if worker.recall_state is not RecallState.RECALLED:
                 return self._on_fell(worker, now)
             case Said.YIELDED if worker.recall_state is RecallState.RECALLED:
@@ -430,6 +438,7 @@ class Gang:
             worker.recall_state = RecallState.BOUND
             return [TellWorker(worker.local_rank, self.attempt, WordToWorker.RELEASE)]
         worker.recall_state = RecallState.EXCEPTION_HELD
+        # It may come of a death of which nothing was heard yet: the worker is kept until then.
         self._falls_due = self._falls_due or after(now, self.spec.fall_timeout)
         return []
 
@@ -459,6 +468,8 @@ class Gang:
         effects: list[Effect] = []
         for worker in recallable:
             worker.recall_state = RecallState.RECALLED
+            # Told by a word and not a signal: its function is left by an exception, with its state
+            # intact.
             effects.append(TellWorker(worker.local_rank, self.attempt, WordToWorker.RECALL))
         effects += [
             self._signal(worker, SIGTERM)
@@ -473,12 +484,15 @@ class Gang:
             return []  # since a worker of our own has failed, or since it was told to end
         if not (self._is_under_way and self.recovers and self._workers.recallable):
             return self._on_stop_requested(StopRequested(SIGTERM), now)
+        # The request, not a worker, ends the attempt: what workers do after it is no failure of
+        # theirs.
         self._is_recall_due, self._stop_came_first = True, self._dumps_due is None
         return self._end_attempt(now)
 
     def _clear_if_all_yielded(self, now: Instant) -> list[Effect]:
         if self._workers.in_functions:
             return []
+        # Nobody has left to be called again: then this is an end like any other.
         return self._begin_clearing(now) if self._workers.running else self._begin_sweep(now)
 
     def _kill_stuck(self, now: Instant) -> list[Effect]:
@@ -488,6 +502,7 @@ class Gang:
         self._is_stuck_killed = True
         self._deadline = after(now, self.spec.sweep_timeout)
         stuck = self._workers.in_functions
+        # A rank in C code does not see the recall. It would keep all others from going on.
         doomed = tuple(worker.local_rank for worker in stuck)
         return [
             AnnounceStuck(self.attempt, doomed),
@@ -503,6 +518,7 @@ class Gang:
         self.phase = GangPhase.PAUSED
         self._deadline = None
         if self._resumed is not None:
+            # The next round was settled while the dead were swept: nobody need be told of a pause.
             return self._go_on(self._resumed, now)
         if self._is_pause_told:
             return []
@@ -525,6 +541,8 @@ class Gang:
         self._verdict_due = self._dumps_due = None
         self._is_stuck_killed = self._is_pause_told = False
         self._is_recall_due = self._stop_came_first = self._is_stopped_by_request = False
+        # A new attempt's facts carry its number: facts about the last one change nothing from here
+        # on.
         kept = self._workers.renew()
         return [
             *(TellWorker(local_rank, self.attempt, WordToWorker.AGAIN) for local_rank in kept),
@@ -554,6 +572,8 @@ class Gang:
     @property
     def _stop_signal(self) -> int:
         asked_by = None if self._stop is None else self._stop.signal
+        # Workers get the signal that the user sent, so that Ctrl-C is a KeyboardInterrupt. A time
+        # limit is no signal.
         return SIGTERM if asked_by in (None, TIME_LIMIT_SIGNAL) else asked_by
 
     def _begin_stopping(self, now: Instant) -> list[Effect]:
@@ -574,6 +594,8 @@ class Gang:
 
     def _call_off(self, now: Instant) -> list[Effect]:
         """Wait for no worker that does not exist yet; the sweep takes back the orders for them."""
+        # A fork server that imports may take minutes, and makes no process when it hears of the
+        # sweep.
         self._workers.give_up_unmade("the gang was stopped before it had started", now)
         return self._begin_sweep(now)
 
@@ -613,6 +635,8 @@ class Gang:
 
     def _give_up_killing(self, now: Instant) -> list[Effect]:
         for worker in self._workers.running:
+            # It is stuck in the kernel, on a dead disk or GPU. Nothing may wait for ever for it,
+            # and no other gang may begin while it may live.
             worker.outlived_kill = True
             worker.ended_at = now
         self._workers.give_up_unmade("it was asked to stop before it had started", now)
@@ -628,6 +652,8 @@ class Gang:
         if self.phase is not GangPhase.SWEEPING or stimulus.spares:
             return []
         if stimulus.survivors:
+            # A process that lives could hold the port or the device of the next gang: none may
+            # follow.
             pids = ", ".join(str(pid) for pid in stimulus.survivors)
             obstacle = f"SIGKILL does not end processes that ranks left behind (pids {pids})"
             return self._finish(stimulus.survivors, f"not restarted: {obstacle}")
@@ -649,6 +675,7 @@ class Gang:
     def _status(self) -> OutcomeStatus:
         if self._stop_came_first and not self._had_succeeded_before_stop:
             return OutcomeStatus.STOPPED
+        # What was heard of first counts: a stop never turns an earlier failure into a stop.
         return OutcomeStatus.FAILED if self._workers.has_failure else OutcomeStatus.SUCCEEDED
 
     @property
@@ -699,9 +726,13 @@ class Gang:
             return []
         assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
         if between(stimulus.last_progress, now) < hang_timeout:
+            # The patience counts from the last progress, not from this look: so a hang is found in
+            # time.
             self._deadline = after(stimulus.last_progress, hang_timeout)
             return []
         for worker in self._workers.running:
+            # All of them have hung: in a collective nobody can tell by progress alone who began
+            # it.
             worker.hung_at = now
             if worker.local_rank in stimulus.awaited:
                 worker.accused = stimulus.accused
@@ -760,6 +791,8 @@ class Gang:
             if not worker.has_ended:
                 worker.lost = stimulus.reason
                 worker.ended_at = now
+        # Its workers died with the guardian (their parent-death signal), so there is nothing to
+        # sweep.
         return self._finish(obstacle=f"not restarted: {stimulus.reason}")
 
     def _failures(self) -> tuple[Failure, ...]:

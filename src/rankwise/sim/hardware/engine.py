@@ -105,7 +105,7 @@ class GraphEngine:
             )
         return space
 
-    def lend(
+    def map_host(
         self,
         sip: int,
         data: Bytes,

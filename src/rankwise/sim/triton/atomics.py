@@ -223,7 +223,7 @@ def _addresses(
         index = (pointer.data - buffer.address) // element.itemsize
     else:
         buffer, index = pointer.buffer, pointer.data
-    if execution.launch.course is not None:
+    if execution.launch.access_trace is not None:
         raise MustInterleave  # in which order they come is a question of time
     if execution.observer is not None:
         # Others see the effect now: so everything before it has to have happened.

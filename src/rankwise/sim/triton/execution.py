@@ -156,7 +156,7 @@ class Launch:
             first asks for them; None where there are none.
         peers: gives other ranks' memory and signals (`peers.LaunchPeers`), likewise.
         knows_addresses: whether a program has seen a pointer as a number.
-        course: where its course is written down, if it is to be compared with another's.
+        trace: where its access trace is written down, if it is to be compared with another's.
         changes: how often memory has changed, wherever that is noted.
     """
 
@@ -183,7 +183,7 @@ class Launch:
         self.tries = TRIES
         self.stages: int | None = None
         self.knows_addresses = False
-        self.course: AccessTrace | None = None
+        self.access_trace: AccessTrace | None = None
         self.changes: Callable[[], int] = lambda: memory.changes
 
     def saw_block(self, elements: int) -> None:
@@ -266,8 +266,8 @@ class Execution:
         launch = self.launch
         if launch.races is not None:
             launch.races.on_access(self, target, pointer, mask)
-        if launch.course is not None:
-            launch.course.uses(self, target, pointer, mask)
+        if launch.access_trace is not None:
+            launch.access_trace.uses(self, target, pointer, mask)
 
     def before_reading(self, buffer: "Buffer") -> None:
         """See to it that what the group has stored in a buffer is there."""
@@ -343,10 +343,10 @@ class Execution:
 
 
 def deciding(values: Array) -> Array:
-    """Values that what a program does may follow from: its course is told of them."""
+    """Values that what a program does may follow from: its access trace is told of them."""
     execution = ACTIVE.execution
-    if execution is not None and execution.launch.course is not None:
-        execution.launch.course.decided(values)
+    if execution is not None and execution.launch.access_trace is not None:
+        execution.launch.access_trace.decided(values)
     return values
 
 

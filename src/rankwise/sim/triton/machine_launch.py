@@ -17,7 +17,7 @@ import numpy as np
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.memory import SIP_STRIDE, sip_of
-from rankwise.sim.hardware.memory import Mapping as LentMapping
+from rankwise.sim.hardware.memory import Mapping as HostMapping
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.hardware.seats import SeatedPrograms
 from rankwise.sim.kernel import Future, Process, Steps, park, start_fiber
@@ -121,7 +121,7 @@ class MachineLaunch:
         self._pes: Sequence[Pe] = env.pes
         self._stages: int | None = None
         self._recordings: tuple[Recording, ...] | None = None
-        self._lent: list[LentMapping] = []
+        self._host_mappings: list[HostMapping] = []
         self.original: Original[MachineLaunch] | None = None
         """Notes what this launch does, for its images."""
         self._programs: SeatedPrograms | None = None
@@ -134,7 +134,7 @@ class MachineLaunch:
 
     @cached_property
     def _peers(self) -> LaunchPeers:
-        return LaunchPeers(self._env, self._rank, self._shared.setters, self._taken_in)
+        return LaunchPeers(self._env, self._rank, self._shared.setters, self._registered)
 
     @cached_property
     def _channels(self) -> ProgramQueues:
@@ -203,16 +203,16 @@ class MachineLaunch:
         return key
 
     def rehearse(self) -> tuple[Hashable, Callable[[], None]] | None:
-        """Calculate what it stores: its course, and what takes that back; None if it has none."""
+        """Calculate what it stores: its trace, and what takes that back; None if it has none."""
         if self._env.engine.watchpoints.are_awaited():
             return None  # a program would see the numbers before their time
-        course, take_back = self.rehearsed()
+        trace, take_back = self.rehearsed()
         if take_back is None:
             return None
-        if not course.keeps_programs_apart():
+        if not trace.keeps_programs_apart():
             take_back()
             return None
-        return course.digest, take_back
+        return trace.digest, take_back
 
     def is_apart_from(self, others: "Sequence[MachineLaunch]") -> bool:
         """Whether it was given other memory of the host than launches that go on."""
@@ -228,10 +228,10 @@ class MachineLaunch:
             ACTIVE.execution = outer
 
     def rehearsed(self) -> tuple[AccessTrace, Callable[[], None] | None]:
-        """Calculate what it stores: its course, and what takes that back if it has one."""
+        """Calculate what it stores: its access trace, and what takes that back if it has one."""
         launch, body = self._function.prepared(self._given, self._sizes)
-        course = AccessTrace(self._env.sip * SIP_STRIDE)
-        return course, rehearsed(launch, body, course)
+        trace = AccessTrace(self._env.sip * SIP_STRIDE)
+        return trace, rehearsed(launch, body, trace)
 
     def runs_of_bytes(self) -> Iterator[tuple[int, int, int]]:
         """Where the host keeps the memory that it was given: first byte, end, address there."""
@@ -415,10 +415,10 @@ class MachineLaunch:
             self._races.ended()
 
     def take_back(self) -> None:
-        """Let what was lent for this launch lie on the host alone."""
-        for mapping in self._lent:
+        """Let host memory that was mapped for this launch lie on the host alone."""
+        for mapping in self._host_mappings:
             self._env.space.unmap(mapping.start)
-        self._lent.clear()
+        self._host_mappings.clear()
 
     def _behind_address(self, address: int) -> Buffer | None:
         """The buffer that a bare address lies in: symmetric memory, or a tensor of the host."""
@@ -426,20 +426,22 @@ class MachineLaunch:
         if found is None:
             found = tensor_around(address)
             if found is not None:
-                self._lend_storage(address)
+                self._map_storage(address)
                 if self._is_representative_of is not None:
                     found = _apart(found)
-                found = self._taken_in(found)
+                found = self._registered(found)
         return found
 
-    def _lend_storage(self, address: int) -> None:
+    def _map_storage(self, address: int) -> None:
         """Let all of a tensor's storage lie here: others may be views of it, and overlap."""
-        if any(mapping.start <= address < mapping.end for mapping in self._lent):
+        if any(mapping.start <= address < mapping.end for mapping in self._host_mappings):
             return
         storage = storage_around(address)
         assert storage is not None, "a tensor was found there"
         address = storage.ctypes.data
-        self._lent.append(self._env.engine.lend(self._env.sip, storage, address=address))
+        self._host_mappings.append(
+            self._env.engine.map_host(self._env.sip, storage, address=address)
+        )
 
     def _run_of(self, buffer: Buffer) -> tuple[int, int]:
         mapping = self._env.mapping_at(buffer.address)
@@ -465,7 +467,7 @@ class MachineLaunch:
         self._buffers[buffer.name] = self._behind[name] = buffer
         return buffer
 
-    def _taken_in(self, buffer: Buffer) -> Buffer:
+    def _registered(self, buffer: Buffer) -> Buffer:
         """A buffer that no argument has named."""
         whole = f"{buffer.name} at {buffer.address:#x}, {buffer.flat.size} {buffer.dtype}"
         for name in (buffer.name, whole):

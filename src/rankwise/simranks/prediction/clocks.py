@@ -551,7 +551,7 @@ class Prediction:
 
     def rejoin(self, rank: Rank) -> None:
         """A rank that has lived on waits for where the new ones begin, and has a new number."""
-        clock: RankClock | None = rank.belongings.get(_KEY)
+        clock: RankClock | None = rank.own_state.get(_KEY)
         if clock is not None:
             clock.number = rank.number
             clock.wait_until(self._begun_at)
@@ -559,10 +559,10 @@ class Prediction:
 
     def clock_of(self, rank: Rank) -> RankClock:
         """The clock of a rank."""
-        clock: RankClock | None = rank.belongings.get(_KEY)
+        clock: RankClock | None = rank.own_state.get(_KEY)
         if clock is None:
             clock = self._make_clock(self, rank.number, self._begun_at)
-            rank.belongings[_KEY] = clock
+            rank.own_state[_KEY] = clock
             if self.equals is None or rank.number in self.equals.simulated:
                 self.clocks[rank.number] = clock
         return clock

@@ -31,7 +31,7 @@ from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.runtime.context import RuntimeContext
-from rankwise.sim.runtime.host_tensors import buffers_behind, lent
+from rankwise.sim.runtime.host_tensors import buffers_behind, mapped_on_device
 from rankwise.sim.runtime.placement import DeviceSelector
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import SHORT_NAMES
@@ -58,7 +58,7 @@ def find_triton(world: SimulatedWorld, say: Callable[[str], None]) -> Callable[[
     """
     prediction = world.prediction
     times = None if prediction is None else KernelTimes(prediction, say)
-    world.belongings.add(_Launchers(world, times))
+    world.own_state.add(_Launchers(world, times))
     stack = ExitStack()
     stack.enter_context(installed(models_cuda=False))
     return stack.close
@@ -77,9 +77,9 @@ class _Launchers:
 
     def move_in(self, rank: Rank) -> None:
         """Direct the launches of a thread, once."""
-        if _KEY in rank.belongings:
+        if _KEY in rank.own_state:
             return
-        rank.belongings[_KEY] = True
+        rank.own_state[_KEY] = True
         clock = meter = None
         if self._times is not None:
             clock = self._world.prediction.clock_of(rank)
@@ -240,7 +240,7 @@ class KernelTimes:
             engine = GraphEngine(self._prediction.topology)
             context = RuntimeContext(engine, DeviceSelector(device), ccl={})
             self._contexts[place] = context
-        with lent(context, args, meta) as (on_device, by_name):
+        with mapped_on_device(context, args, meta) as (on_device, by_name):
             environment = _environment(context, getattr(kernel, "__name__", "kernel"))
             launch = bind_on(environment, kernel, on_device, by_name, grid)
             if 0 in launch.sizes:
