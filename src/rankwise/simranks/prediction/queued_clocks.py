@@ -30,7 +30,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rankwise.core.matching import NO_RANK, CallSignature
-from rankwise.sim.reporting.breakdown import EXPOSED, HOST, MESSAGES, WAITING
+from rankwise.sim.reporting.breakdown import COMPUTE, EXPOSED, HOST, MESSAGES, WAITING
 from rankwise.simranks.prediction.bill import LAUNCHES
 from rankwise.simranks.prediction.clocks import (
     Account,
@@ -41,6 +41,7 @@ from rankwise.simranks.prediction.clocks import (
     RankClock,
 )
 from rankwise.simranks.prediction.costs import DeviceOperation
+from rankwise.simranks.prediction.heap import Heap
 from rankwise.simranks.prediction.machines.catalogue import MachineTopology
 from rankwise.simranks.prediction.machines.description import Figure, LaunchSpec
 from rankwise.simranks.prediction.machines.device import is_attention
@@ -93,6 +94,9 @@ class QueuedClock(RankClock):
         self._launches = _Launches(host.launch_us)
         self._pending: deque[int] = deque(maxlen=host.queue)
         self._is_host = host.queue == 1
+        pages = host.new_pages
+        self._heap = None if pages is None else Heap()
+        self._page_rate = 0.0 if pages is None else pages.value / 1e3  # bytes per picosecond
         self._shared = 0.0 if host.shared is None else host.shared.value
         self.lane = self.default_lane = Lane(begun_at)
         self._lanes = [self.default_lane]
@@ -206,6 +210,20 @@ class QueuedClock(RankClock):
     def note_subclass(self) -> None:
         """An operation goes by a tensor subclass first, such as a DTensor."""
         self.time += self._launches.dtensor
+
+    def note_taken(self, size: int) -> None:
+        """A tensor takes memory: the processor maps and zeroes what of it is new."""
+        new = 0 if self._heap is None else self._heap.take(size)
+        if new:
+            lane, cost = self.lane, round(new / self._page_rate)
+            self.time = lane.ends_at = max(self.time, lane.ends_at) + cost
+            self._computing += cost
+            self.bill.add(COMPUTE, "new pages of memory", self.phase(), cost)
+
+    def note_freed(self, size: int) -> None:
+        """A tensor frees memory, which the heap may give back."""
+        if self._heap is not None:
+            self._heap.give_back(size)
 
     def come(
         self,
