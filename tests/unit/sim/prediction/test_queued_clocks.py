@@ -275,3 +275,35 @@ def test_the_memory_of_a_gpu_costs_its_allocator_nothing() -> None:
     clock.note_taken(2_000_000)
 
     assert clock.latest == 0
+
+
+def test_a_collective_that_its_own_host_launches_late_is_no_imbalance() -> None:
+    _, clock = clock_of()
+    comm = clock.new_lane()
+    clock.compute(work_of(1))
+    idle_from, behind = clock.default_lane.ends_at, clock.account.behind
+    clock.time += 50 * US
+    clock.lane = comm
+    passage = clock.come(None, 1)
+    passage.begins_at, passage.ends_at = passage.came_at + 30 * US, passage.came_at + 100 * US
+
+    clock.wait(passage)
+    clock.lane = clock.default_lane
+    clock.wait_for_lane(comm)
+
+    assert clock.account.behind - behind == passage.came_at - idle_from
+    assert clock.account.waiting == 30 * US
+    assert clock.account.exposed == 70 * US
+
+
+def test_a_collective_that_another_rank_comes_to_late_is_imbalance() -> None:
+    _, clock = clock_of()
+    clock.compute(work_of(500))
+    passage = clock.come(None, 1)
+    passage.begins_at, passage.ends_at = passage.came_at + 30 * US, passage.came_at + 100 * US
+    behind = clock.account.behind
+
+    clock.wait(passage)
+
+    assert clock.account.waiting == 30 * US
+    assert clock.account.behind == behind
