@@ -249,7 +249,7 @@ def _dtensor_seconds() -> float:
     with _CountingMode() as counting:
         train(split)
     spent = _host_seconds(lambda: train(split)) - _host_seconds(lambda: train(plain))
-    return spent / max(1, counting.count)
+    return spent / max(1, int(counting.count))
 
 
 class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
@@ -300,7 +300,7 @@ def _new_pages(meter: _Meter) -> float:
 def _functions(meter: _Meter) -> float:
     """Values per second of a function that is more than an addition."""
     given = torch.randn(1 << 16)
-    return given.numel() / meter.seconds_of(lambda: functional.gelu(given))
+    return float(given.numel() / meter.seconds_of(lambda: functional.gelu(given)))
 
 
 def _host_seconds(run: Callable[[], object]) -> float:
