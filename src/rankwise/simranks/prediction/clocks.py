@@ -68,9 +68,11 @@ class Passage:
         kind: of the operation, such as `all_gather`; `messages` of messages. Not known before
             everybody has come.
         is_paid: whether what it took of the rank's own processor has been counted.
+        late: from when to when the rank's device had nothing to do but to wait for its host to
+            launch it; both 0 if it did not wait.
     """
 
-    __slots__ = ("begins_at", "came_at", "ends_at", "is_paid", "kind", "load", "size")
+    __slots__ = ("begins_at", "came_at", "ends_at", "is_paid", "kind", "late", "load", "size")
 
     def __init__(self, load: Any, size: int, came_at: int) -> None:
         self.load = load
@@ -79,6 +81,7 @@ class Passage:
         self.begins_at = self.ends_at = 0
         self.kind = ""
         self.is_paid = False
+        self.late = (0, 0)
 
 
 class Account(NamedTuple):
@@ -211,6 +214,12 @@ class RankClock:
 
     def note_subclass(self) -> None:
         """An operation goes by a tensor subclass first: that takes no time."""
+
+    def note_taken(self, size: int) -> None:
+        """A tensor takes memory: that takes no time."""
+
+    def note_freed(self, size: int) -> None:
+        """A tensor frees memory."""
 
     def synchronize(self, until: int | None = None) -> None:
         """Wait for the device, which is never behind."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -24,8 +25,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankwise.simranks.prediction.machines.calibration import (
     Attention,
@@ -60,6 +67,7 @@ _CHAIN, _LAYERS = 50, 4
 _COLD_BYTES = 96 << 20
 """So much memory lies between two uses of a tensor that no cache should hold."""
 _OVERLAPPED_BYTES = 8 << 20
+_MAPPED_BYTES = 48 << 20
 # torch 2.13 renames them, and warns of the old names.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -103,7 +111,7 @@ class _Meter:
         self.dtypes = {"bf16": torch.bfloat16, "f32": torch.float32}
         self.sizes = _SIZES_OF_GPUS if has_gpu else _SIZES
         self.collective_sizes = _COLLECTIVES_OF_GPUS if has_gpu else _COLLECTIVES
-        count = 2 * len(self.shapes) + 3 * len(self.sizes) + 3 * len(self.collective_sizes) + 18
+        count = 2 * len(self.shapes) + 3 * len(self.sizes) + 3 * len(self.collective_sizes) + 21
         self.slice = seconds / count
         self.is_together = not has_gpu
         self._pools: dict[torch.dtype, Tensor] = {}
@@ -175,7 +183,7 @@ def _operations(meter: _Meter) -> Measurements:
         empty /= 2
         launches["plain"] = max(_launch_in_training() - empty, 1e-7)
         launches |= {
-            "dtensor": max(_dtensor_seconds() - launches["plain"], 1e-7),
+            "dtensor": max(_dtensor_seconds(), 1e-7),
             "fsdp": max(_fsdp_seconds(), 1e-7),
         }
     return Measurements(
@@ -198,6 +206,8 @@ def _operations(meter: _Meter) -> Measurements:
         attention=_attention(meter),
         elementwise=_elementwise(meter),
         collectives=[],
+        new_pages=None if meter.has_gpu else _new_pages(meter),
+        functions=None if meter.has_gpu else _functions(meter),
     )  # fmt: skip
 
 
@@ -215,15 +225,46 @@ def _launch_in_training() -> float:
 
 
 def _dtensor_seconds() -> float:
-    """What an operation on a DTensor takes of its host."""
+    """What an operation on a DTensor takes of its host.
+
+    It is that of tensor parallel layers, with what their hooks do, divided by the operations.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    distributed = DTensor.from_local(torch.ones(16), mesh, [Shard(0)], run_check=False)
+    given = torch.ones(16, 16)
 
-    def compute() -> None:
-        for _ in range(_CHAIN):
-            distributed.add_(1.5)
+    def layers() -> nn.Sequential:
+        return nn.Sequential(*(nn.Linear(16, 16) for _ in range(2 * _LAYERS)))
 
-    return _host_seconds(compute) / _CHAIN
+    plain, split = layers(), layers()
+    ways = [ColwiseParallel(), RowwiseParallel()] * _LAYERS
+    parallelize_module(split, mesh, {str(number): way for number, way in enumerate(ways)})
+
+    def train(network: nn.Module) -> None:
+        network(given).sum().backward()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(parameter.grad, alpha=-0.01)
+        network.zero_grad()
+
+    with _CountingMode() as counting:
+        train(split)
+    spent = _host_seconds(lambda: train(split)) - _host_seconds(lambda: train(plain))
+    return spent / max(1, int(counting.count))
+
+
+class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+    """Counts operations on DTensors, as predictions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Leave an operation to its tensors."""
+        if any(issubclass(each, DTensor) for each in types):
+            self.count += 1
+            return NotImplemented
+        return func(*args, **kwargs or {})
 
 
 def _fsdp_seconds() -> float:
@@ -243,6 +284,23 @@ def _fsdp_seconds() -> float:
         return _host_seconds(lambda: layers(given).sum().backward())
 
     return (seconds_of(is_sharded=True) - seconds_of(is_sharded=False)) / (5 * _LAYERS)
+
+
+def _new_pages(meter: _Meter) -> float:
+    """Bytes per second of memory that a process has not had yet.
+
+    The C library maps so large a tensor anew each time.
+    """
+    kept = torch.ones(_MAPPED_BYTES // 4)
+    again = meter.seconds_of(lambda: kept.fill_(1.0))
+    anew = meter.seconds_of(lambda: torch.empty(_MAPPED_BYTES // 4).fill_(1.0))
+    return _MAPPED_BYTES / max(anew - again, 1e-9)
+
+
+def _functions(meter: _Meter) -> float:
+    """Values per second of a function that is more than an addition."""
+    given = torch.randn(1 << 16)
+    return float(given.numel() / meter.seconds_of(lambda: functional.gelu(given)))
 
 
 def _host_seconds(run: Callable[[], object]) -> float:

@@ -207,3 +207,13 @@ def test_small_operations_do_not_tell_the_rate_of_the_memory() -> None:
     real = machine_of(replace(ideal(), elementwise=[*ideal().elementwise, *small]), "mine")
 
     assert real.residuals["memory"] < 0.05
+
+
+def test_a_calibrated_processor_keeps_the_rates_of_new_memory_and_functions() -> None:
+    real = machine_of(replace(ideal(), new_pages=2.5e9, functions=1.5e9), "mine")
+
+    again = parse_machine(machine_text(real), "mine.yaml")
+    assert again.host.new_pages is not None
+    assert again.host.new_pages.value == pytest.approx(2.5)
+    assert again.device.functions is not None
+    assert again.device.functions.value == pytest.approx(1.5)

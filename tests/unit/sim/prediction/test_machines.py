@@ -222,3 +222,16 @@ def test_gloo_gathers_by_a_ring_and_copies_to_and_from_a_buffer() -> None:
     seconds = part / 2 / link + 3 * part / 2 / copying
 
     assert larger - smaller == pytest.approx(seconds * 1e12, rel=1e-6)
+
+
+def test_functions_take_their_own_rate_on_a_processor() -> None:
+    functions = Figure(1.0, 0.3, next(iter(H100.sources)))
+    processor = DevicePrices(replace(H100.device, functions=functions))
+    kernel = H100.device.fitted.kernel_us.value * 1e6
+
+    def of(name: str) -> DeviceOperation:
+        return DeviceOperation(f"aten.{name}", "math", 10**6, 8 * 10**6, "f32")
+
+    assert processor.time(of("gelu")) == pytest.approx(1e9 + kernel, rel=1e-6)
+    assert processor.time(of("exp_")) == pytest.approx(1e9 + kernel, rel=1e-6)
+    assert processor.time(of("add")) == DevicePrices(H100.device).time(of("add"))

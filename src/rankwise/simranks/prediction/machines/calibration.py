@@ -108,6 +108,9 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         launches: seconds of the host by class of launch.
         shared: how much of a collective's time computing loses that goes on meanwhile; None: a
             device has engines of their own for both.
+        new_pages: bytes per second of memory that a process has not had yet; None: a device's
+            allocator keeps its memory.
+        functions: values per second of a function such as `gelu`; None: as other operations.
     """
 
     device: str
@@ -123,6 +126,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     elementwise: list[Elementwise]
     collectives: list[MeasuredCollective]
     shared: float | None = None
+    new_pages: float | None = None
+    functions: float | None = None
 
 
 def machine_of(measured: Measurements, name: str) -> RealMachine:
@@ -263,6 +268,11 @@ def _tree(
             "bandwidth_GBps": figure(bandwidth / 1e9),
         }
         | ({} if measured.is_queueing else {"operands_GBps": figure(bandwidth / 4e9)})
+        | (
+            {}
+            if measured.functions is None
+            else {"functions_G_per_s": figure(measured.functions / 1e9, 0.3)}
+        )
         | {
             "fitted": {
                 "matrix": figure(0.8), "attention": figure(0.4), "attention_backward": figure(0.3),
@@ -271,7 +281,12 @@ def _tree(
         },
         # A device that is its host's own processor takes no operation before the last is done.
         "host": {"launch_us": launches, "queue": 1_024 if measured.is_queueing else 1}
-        | ({} if measured.shared is None else {"shared": figure(measured.shared, 0.2)}),
+        | ({} if measured.shared is None else {"shared": figure(measured.shared, 0.2)})
+        | (
+            {}
+            if measured.new_pages is None
+            else {"new_pages_GBps": figure(measured.new_pages / 1e9, 0.3)}
+        ),
         "levels": levels,
         "collectives": "nccl" if measured.is_queueing else "gloo",
     }  # fmt: skip

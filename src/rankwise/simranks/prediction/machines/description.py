@@ -68,6 +68,8 @@ class DeviceSpec(_Section, frozen=True, kw_only=True):
     """Dense, by type, of the matrix engine; `f32` is what torch's default gives, without TF32."""
     vector_tflops: Figure
     """Of elementwise operations in f32."""
+    functions: Figure | None = msgspec.field(default=None, name="functions_G_per_s")
+    """How many values of a function such as `gelu` or `exp`; none: as fast as other operations."""
     memory_gib: Figure = msgspec.field(name="memory_GiB")
     """What torch finds free on an idle device."""
     bandwidth: Figure = msgspec.field(name="bandwidth_GBps")
@@ -105,6 +107,9 @@ class HostSpecOfMachine(_Section, frozen=True, kw_only=True):
     shared: Figure | None = None
     """How much of a collective's time computing loses that goes on meanwhile, as a share; none: a
     device has engines of their own for both."""
+    new_pages: Figure | None = msgspec.field(default=None, name="new_pages_GBps")
+    """The rate at which a process gets memory that it has not had yet; none: a device's allocator
+    keeps its memory."""
 
 
 class LevelSpec(_Section, frozen=True, kw_only=True):

@@ -43,6 +43,11 @@ _PASSES = {
     "nll_loss_forward": 0.0, "nll_loss_backward": 0.5,
 }  # fmt: skip
 """A softmax over rows that no cache holds reads them twice; a loss looks at one element per row."""
+_FUNCTIONS = frozenset({
+    "gelu", "gelu_backward", "silu", "silu_backward", "exp", "log", "tanh", "sigmoid", "erf", "sin",
+    "cos", "pow", "_softmax", "_log_softmax", "_softmax_backward_data",
+    "_log_softmax_backward_data",
+})  # fmt: skip
 _ATTENTION = ("attention", "scaled_dot_product", "sdpa")
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "_scaled_mm": (0, 1)}
 """Which of the shapes of an operation are the factors."""
@@ -65,6 +70,7 @@ class DevicePrices:
         }
         self._bandwidth = device.bandwidth.value * 1e9 * fitted.memory.value
         self._operands = None if device.operands is None else device.operands.value * 1e9
+        self._functions = 0.0 if device.functions is None else device.functions.value * 1e9
         self._vector = device.vector_tflops.value * _PER_SECOND / 2
         self._least = fitted.kernel_us.value * 1e6
         self._matrix, self._attention = fitted.matrix.value, fitted.attention.value
@@ -119,7 +125,8 @@ class DevicePrices:
     def _seconds(self, work: DeviceOperation) -> float:
         moved = bytes_moved(work) / self._bandwidth
         if work.engine == "math":
-            return max(moved, work.flops / self._vector)
+            slow = self._functions and operation_of(work.name) in _FUNCTIONS
+            return max(moved, work.flops / (self._functions if slow else self._vector))
         if not work.flops:
             return moved
         if is_attention(work.name):
