@@ -254,6 +254,7 @@ class View:
         # It vanished before this node led; the leader before has written down who it was.
         hosts = () if self.round is None else self.round.lineup.hosts
         label = dict(zip(self.members, hosts, strict=False)).get(node, "")
+        # A label is `HOST`, or `HOST/NODE` where several nodes have one host (`leader._Labels`).
         return label.partition("/")[0]
 
     def named(self, node: str) -> str:
