@@ -67,7 +67,6 @@ def sweep(options: "RunOptions", words: Sequence[str]) -> int:
 
 
 def _command(words: Sequence[str], point: Mapping[str, str]) -> list[str]:
-    """The words of one run."""
     end = list(words).index("--")
     own = [_OF_RANKWISE[key] + value for key, value in point.items() if key in _OF_RANKWISE]
     replaced = {*_OWN, *(word.partition("=")[0] for word in own)}

@@ -124,6 +124,7 @@ class Alone:
         if self._port is None or self.round.phase is not RoundPhase.GATHERING:
             return []
         if now < self._pause_ends:
+            # Ready before the pause is over, as a rule: the deadline begins the round.
             self.next_deadline = self._pause_ends
             return []
         self.next_deadline = None
@@ -162,6 +163,7 @@ class Alone:
         self.round = msgspec.structs.replace(
             round_,
             rounds_without_progress=0 if progressed else round_.rounds_without_progress + 1,
+            # Kept over restarts: a run that starts anew at step 0 each time makes no progress.
             best_step=max(best, default=None),
         )
         if round_.phase is RoundPhase.STOPPING or round_.restarts >= policy.restarts_max:
@@ -203,6 +205,8 @@ class Alone:
                 return [StopAgreed(round_.number, "this run was told to stop", request.signal)]
             case RoundPhase.GATHERING:
                 self.round = msgspec.structs.replace(round_, signal=request.signal)
+                # A failure that came before the stop stays one: the restart it was given never
+                # happened.
                 if not self._last_failures:
                     return self._close(OutcomeStatus.STOPPED)
                 # The restart that was due did not come about.

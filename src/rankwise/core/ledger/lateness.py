@@ -81,6 +81,7 @@ def notable(delays: Collection[Delay], lasted: Duration) -> Delay | None:
     worst = max(delays, key=lambda delay: (delay.waited, -delay.rank))
     others = sum(delay.waited for delay in delays) - worst.waited
     is_notable = (
+        # In absolute time as well: a large share of a short run is still worth no line.
         worst.waited >= NOTABLE_TIME
         and worst.waited > NOTABLE_SHARE * lasted
         and is_outstanding(worst.waited, others, len(delays))
@@ -202,6 +203,8 @@ class _Arrivals:
         if len(come) == len(self.members):
             if arrival.number != self._judged_to + 1:
                 self._left = {}  # they have been in other calls since
+            # The first call of a group waits for imports and set-up, which says nothing of a
+            # rank's pace.
             if arrival.number > 1:
                 self._judge(come)
             self._left = {member: each.ended_at for member, each in come.items()}
@@ -220,6 +223,7 @@ class _Arrivals:
                 if number > arrival.number
             }
         elif len(self._pending) > _PENDING_MAX:
+            # The oldest: a call that was missed in one rank's book never becomes complete.
             del self._pending[min(self._pending)]
 
     def _see_wait(self, rank: int, wait: Arrival) -> None:
@@ -228,6 +232,7 @@ class _Arrivals:
                 self._early_waits.setdefault(wait.number, []).append((rank, wait))
             return
         if wait.number == self._judged_to:
+            # An asynchronous call is left when its handle is waited for, not when it was begun.
             self._left[rank] = max(self._left.get(rank, 0), wait.ended_at)
         last, since, until = self._spans.get(wait.number, (rank, 0, 0))
         if rank != last:
@@ -236,11 +241,15 @@ class _Arrivals:
     def _judge(self, come: Mapping[int, Arrival]) -> None:
         *_, before, last = sorted(come, key=lambda rank: (come[rank].begun_at, rank))
         until = come[last].begun_at
+        # Clocks of two nodes agree only so far: within that doubt nobody is late.
         since = min(until, come[before].begun_at + self._doubt(before, last))
         if self._left:
+            # A rank that left the last call late began late, too: only what it took since is its
+            # own.
             took = {rank: come[rank].begun_at - self._left[rank] for rank in (before, last)}
             since = max(since, until - max(0, took[last] - took[before]))
         if self._has_members_elsewhere:
+            # For as long as the last one here waited, a member elsewhere was later still.
             since = min(until, since + come[last].ended_at - until)
         self.judged += 1
         self.last[last] += 1

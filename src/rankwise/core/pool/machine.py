@@ -193,6 +193,8 @@ class PoolMachine:
             case WorkerEnded(worker=number, begun=begun, reason=reason, advanced=advanced):
                 for advanced_task in advanced:
                     if (task := self._tasks.get(advanced_task)) is not None:
+                        # A task that made progress is not what kills workers: it has all its
+                        # attempts again.
                         task.attempts = task.attempts_max
                 self._on_worker_gone(number, begun, reason, effects)
             case InitializerFailed(reason=reason):
@@ -249,6 +251,7 @@ class PoolMachine:
         worker = self._workers.get(number)
         if task is None or worker is None or task.worker != number:
             return  # of a task that is over: its pool was broken meanwhile
+        # By number: tasks that were withdrawn may be answered out of their order.
         worker.tasks.remove(task_number)
         worker.is_recalled = worker.is_slow = False
         worker.since = self._now
@@ -258,6 +261,7 @@ class PoolMachine:
 
     def _note_duration(self, took: int) -> None:
         """Adapt how many tasks are sent ahead: at once to a long task, slowly to short ones."""
+        # Too many sent ahead wait behind a long task, which costs more than too few short ones.
         self._took = took if took > self._took else (7 * self._took + took) // 8
         ahead = self._spec.ahead // (self._took + _OVERHEAD_NS)
         self._depth = max(self._spec.depth, min(ahead, self._spec.depth_max))
@@ -289,10 +293,12 @@ class PoolMachine:
             if self._idle:
                 worker = self._idle.pop()
             elif self._roomy:
+                # The one that has had room for longest is done first, as a rule.
                 worker = next(iter(self._roomy.values()))
             else:
                 break
             self._send(worker, queue.popitem(last=False)[0], effects)
+        # No more workers than tasks: a pool of a hundred that gets one task starts one.
         while self._present < self._size and self._present < self._runnable:
             self._start_worker(effects)
 

@@ -106,12 +106,14 @@ class NodeInquiry:
         if self.due is not None and trouble not in (Trouble.FAILED, Trouble.TIMED_OUT):
             return  # what is awaited already answers it too
         if trouble is Trouble.DONE and self._late is not None:
+            # Nodes end one after the other: each would have all books read once more.
             late, until = self._late
             if late.round == number and now < until:
                 self.due, self._answer = now, late
                 return
         self._tell(trouble)
         if trouble.is_awaited:
+            # An answer to an earlier question is none to this one.
             self.due, self._answer = after(now, ANSWER_WITHIN), None
 
     def _turn_to(self, number: int) -> None:
@@ -160,11 +162,14 @@ class NodeInquiry:
             if inquiry.trouble is Trouble.DONE and finding.inquiry == inquiry.id:
                 self._late = answer, after(now, RECENT)
             if self.due is not None and finding.settles.get(me, -1) >= self._note.number:
+                # Kept back if only ranks of other nodes are blamed: their agents end the round,
+                # and this node should hear of that as the reason.
                 self._answer = answer
                 if not finding.blamed or set(finding.blamed) & set(ranks):
                     told += self._answered()
         is_open = finding is None or finding.inquiry != inquiry.id
         if is_open and inquiry.id != self._asked:
+            # Once per inquiry: its key is written again with the finding.
             self._asked = inquiry.id
             self._turn_to(inquiry.round)
             wanted = BooksWanted(inquiry.round, inquiry.id, inquiry.trouble, inquiry.with_recorders)
@@ -251,6 +256,8 @@ class LeaderInquiry:
             return
         self._notes[node] = note
         if self._open is not None and note.inquiry == self._open.id:
+            # The first answer: clocks are compared by the shortest way, and later writes only
+            # repeat it.
             self._heard_at.setdefault(node, now)
 
     def next_look(self, now: Instant) -> Instant | None:
@@ -318,9 +325,11 @@ class LeaderInquiry:
             self._standing, self._suspicion = {}, ""
             return
         if stands != self._standing:
+            # Something has moved, so what was suspected is no deadlock.
             self._standing, self._suspicion = stands, ""
             self._pause, self._is_first = PAUSE_MIN, True
         if now >= self._next_at:
+            # Recorders take long to read, and most calls that look stuck are merely slow.
             is_cheap = self._is_first and not self._suspicion
             self._ask(Trouble.STANDS, with_recorders=not is_cheap, now=now)
 
@@ -331,6 +340,7 @@ class LeaderInquiry:
             id=f"{self._me}.{self._begun}",
             trouble=trouble,
             with_recorders=with_recorders,
+            # The last finding goes along: a node may not have read the key in between.
             finding=self._finding,
         )
         self._due = after(now, ANSWERS_BY)
@@ -343,6 +353,7 @@ class LeaderInquiry:
         token = self._requests.begin(Purpose.INQUIRY, now, inquiry)
         value = encode(msgspec.structs.replace(inquiry, founder=founder))
         transaction = Transaction(
+            # A leader that was replaced must not ask any more: its answers would go nowhere.
             conditions=(Unchanged(self._keys.leader, self._leader.revision),),
             puts=(Put(self._keys.inquiry, value, lease),),
         )

@@ -95,6 +95,8 @@ class Membership:
         if world is None or self.has_ended:
             return []
         self.is_dissolved = True
+        # So that the leader knows why it vanished, should it come back: it is lost, and has not
+        # failed.
         self._own.rewrite(cut_off=world.round)
         why = f"this node is cut off from the store, {why}"
         return [Dissolved(world.round, world.round + 1, why, at_once=True)]
@@ -105,6 +107,8 @@ class Membership:
         if round_ is None or self.is_told_the_end:
             return []
         if self._me in round_.refusals:
+            # Refused nodes are told before all else: they must not wait for a round that is not
+            # theirs.
             kind = RefusalKind.SEAT if self._is_static else RefusalKind.EXCLUDED
             return self.refuse(Refused(kind, round_.refusals[self._me], ""))
         if round_.phase is RoundPhase.CLOSED:

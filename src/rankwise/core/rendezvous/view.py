@@ -101,6 +101,7 @@ class View:
             self.since[node] = heard.at
             self.newcomer_at = heard.at
             if node in self.gone:
+                # Its new record says nothing of the workers that it had when it vanished.
                 self.returned.add(node)
         self.nodes[node] = heard
         if heard.record is None:
@@ -119,6 +120,7 @@ class View:
     def turn_to(self, new: Round, now: Instant) -> None:
         """The round has been read, or written."""
         old, self.round = self.round, new
+        # By identity: a set of a thousand members is not to be made for each change of a round.
         if old is None or old.members is not new.members:
             self.membership = frozenset(new.members)
         if old is not None and (old.number, old.phase) == (new.number, new.phase):
@@ -130,6 +132,8 @@ class View:
             self.returned.clear()
         for node in new.members:
             if node not in self.nodes and node not in self.gone:
+                # From now on, as nobody knows since when: the fence must be long enough in any
+                # case.
                 self.gone[node] = self._gone_unseen(node, now)
 
     def _gone_unseen(self, node: str, now: Instant) -> Gone:
@@ -222,6 +226,7 @@ class View:
     @property
     def fenced_until(self) -> Instant | None:
         """Until when workers of members that vanished may still live; None if none may."""
+        # A member that has said that its workers ended, or is here again, holds no ranks any more.
         vanished = [
             gone.at
             for node, gone in self.gone.items()
@@ -249,6 +254,7 @@ class View:
         # It vanished before this node led; the leader before has written down who it was.
         hosts = () if self.round is None else self.round.lineup.hosts
         label = dict(zip(self.members, hosts, strict=False)).get(node, "")
+        # A label is `HOST`, or `HOST/NODE` where several nodes have one host (`leader._Labels`).
         return label.partition("/")[0]
 
     def named(self, node: str) -> str:
@@ -264,6 +270,7 @@ def active_count(config: RendezvousConfig, ready_count: int) -> int:
     """How many of that many ready nodes run; the others are spares. 0 if there are too few."""
     if ready_count < config.nodes_min:
         return 0
+    # Spares come last: a job that has the least number of nodes runs without any.
     return min(config.nodes_max, max(config.nodes_min, ready_count - config.spares))
 
 
@@ -278,12 +285,14 @@ def ranked(
         count: how many are wanted; at most as many as there are candidates.
     """
     assert count <= len(candidates), f"{count} ranks for {len(candidates)} nodes"
+    # Before newcomers: they have the state of the job in memory, or on their disks.
     survivors = [node for node in previous if node in candidates][:count]
     newcomers = _in_network_order(candidates, candidates.keys() - set(previous))
     chosen = set(survivors) | set(newcomers[: count - len(survivors)])
     ranks: list[str | None] = [None] * count
     for rank, node in enumerate(previous[:count]):
         if node in chosen:
+            # In its old place: files and shards are named by rank.
             ranks[rank] = node
     placed = {node for node in ranks if node is not None}
     # Survivors whose rank is out of range come before newcomers, in the order that they had.
@@ -347,6 +356,7 @@ def judge(view: View, ended: Round) -> Judgement:
     """
     suspects = suspects_in_order(_suspects(view, ended), lambda suspect: suspect.failure)
     root = suspects[0] if suspects else ended.suspect
+    # The loss of a node explains what other ranks raised, and must not cost a restart.
     is_failure = ended.is_failure and not view.lost
     steps = [
         heard.record.step
@@ -365,6 +375,7 @@ def judge(view: View, ended: Round) -> Judgement:
         rounds_without_progress = 0 if progressed else rounds_without_progress + 1
     strikes = dict(ended.strikes)
     if is_failure and root is not None and root.host and not _is_of_several_hosts(root, suspects):
+        # Only where one host is to blame: a wrong strike would exclude a good machine.
         strikes[root.host] = strikes.get(root.host, 0) + 1
     return Judgement(
         root=root,

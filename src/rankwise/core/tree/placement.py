@@ -63,6 +63,7 @@ class TaskPlacement:
             self._queues.append(child, task)
         elif child.is_alive or child.is_awaited:
             task.state = TaskPhase.READY
+            # Kept with the child, so that it does not block the team's queue for others.
             child.pinned_ready.append(task)
             self._queues.teams[child.pool].pinned_count += 1
         else:
@@ -77,6 +78,7 @@ class TaskPlacement:
         pinned = [self._queues.children[m.pinned] for m in members if m.pinned is not None]
         others = sorted(
             (child for child in team.children if child.is_alive and child not in pinned),
+            # Those with the shortest queues: all members wait for the slowest one.
             key=lambda child: len(child.queue),
         )
         if len(others) + len(pinned) < len(members) or not all(c.is_alive for c in pinned):
@@ -109,6 +111,7 @@ class TaskPlacement:
                 continue
             chosen = self._queues.choose(team)
             if chosen is None:
+                # To the front: tasks begin in the order in which they were submitted.
                 team.ready.appendleft(task)
                 break
             self._queues.append(chosen, task)
@@ -138,6 +141,7 @@ class TaskPlacement:
                 waiting += child.pinned_ready
                 child.pinned_ready.clear()
                 if child.is_alive and child.queue:
+                    # What was sent and has not begun comes back, and is cancelled then.
                     self._queues.recall(child)
         for task in waiting:
             self._end_unrun(task, EndCause.CANCELLED)

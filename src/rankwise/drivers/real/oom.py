@@ -55,6 +55,7 @@ class MemoryGroup(msgspec.Struct, frozen=True):
             for directory in self.directories
             if (text := small_text(f"{directory}/{self.limit_file}").strip()).isdigit()
         ]
+        # An ancestor may have the limit that counts, as a pod's does over its containers.
         tightest = min(limits, default=_UNLIMITED)
         return tightest if tightest < _UNLIMITED else None
 
@@ -78,6 +79,7 @@ class OomWatch:
 
     def verdict(self) -> OomVerdict:
         """Compare the counts with those at the start."""
+        # Read before the group's: a kill in between then shows in the group, which tells more.
         machine_before, machine_now = self._machine_kills, _read_counter(self._vmstat)
         machine_rose = _rose(machine_before, machine_now)
         group = self._group
@@ -89,6 +91,8 @@ class OomWatch:
                     was_oom=True, evidence=f"{where} {before} -> {now}, {_describe_limit(group)}"
                 )
             if before is not None and before == now:
+                # cgroup v1 counts no kills of groups below this one, in which the worker may have
+                # been.
                 if group.counts_below or not machine_rose:
                     return OomVerdict(was_oom=False, evidence=f"{where} still {now}")
                 return OomVerdict(

@@ -261,6 +261,8 @@ class RealProcessHost:
         for local_rank, link in self._current.items():
             if link.recorder_thread and not link.is_over and link.report_fd >= 0:
                 with suppress(OSError):  # it has died, or left many questions unread
+                    # The pipe is a socket pair, and the thread that reads it sleeps in C until
+                    # then.
                     os.write(link.report_fd, bytes([ask]))
                     asked.add(local_rank)
         return frozenset(asked)
@@ -302,6 +304,7 @@ class RealProcessHost:
         if word is not WordToWorker.AGAIN:
             tell(link.line, AgentWord(word, peers=tuple(self.pids().values())))
             return
+        # Its process is the same, so facts about it carry the new number from here on.
         link.attempt = attempt
         try:
             plan = self._planner.call_again(local_rank, attempt)
@@ -375,9 +378,13 @@ class RealProcessHost:
         """A process has ended."""
         link = self._links.get(worker)
         if link is not None and not link.is_over:
+            # The guardian reports in turn; this process may have seen the end earlier by its
+            # pidfd.
             ended_at = at if link.end_seen_at is None else min(at, link.end_seen_at)
             link.exit_code = code
             for speaker in list(self._current.values()) if code != 0 else ():
+                # What workers have said before may explain this exit, and must reach the gang
+                # first.
                 self._on_said(speaker)
             self._on_over(link)
             exiting = self._word_of_exit(link, code)

@@ -189,6 +189,7 @@ class ReportPipe:
         end = line_end if next_record < 0 else next_record
         room = self._record_bytes_max - len(self._record)
         self._record += chunk[at : min(end, at + room)]
+        # Read on and dropped: an agent must not hold what a broken rank may write for ever.
         self._record_is_too_long |= end - at > room
         if next_record >= 0:
             # The mark belongs to the next record: this one ends without its newline.
@@ -202,6 +203,7 @@ class ReportPipe:
         self._record = None
         report = None if self._record_is_too_long else _read_record(record)
         if report is None:
+            # A fatal error may cut a record short, and its stacks follow in the same line.
             self._keep_text(_text_after_cut(record))
         return report
 
@@ -222,6 +224,7 @@ class ReportPipe:
             self._stacks.add(before)
             if not found:
                 return
+            # faulthandler prints nothing else from now on: the process ends by this signal.
             self._is_dying = True
             line = found + after
         self._fatal.add(line)

@@ -63,6 +63,8 @@ class StacksCollection:
         for link in ready:
             link.reports.take_stacks()  # what an earlier request left is not part of the answer
             self._ask(link)
+        # By a timer even with nobody to ask: who calls must not be called back from inside its
+        # call.
         self._expect(request, STACKS_PATIENCE if ready else Duration(0))
 
     def on_report(self, local_rank: int) -> None:
@@ -96,6 +98,7 @@ class StacksCollection:
             request.timer.cancel()
         if self._request is request:
             self._request = None
+        # Of all: a worker that has died of a fatal error has printed its stacks unasked.
         stacks = {rank: link.reports.take_stacks() for rank, link in self._links.items()}
         found = {rank: text for rank, text in stacks.items() if text}
         for on_done in request.on_done:

@@ -212,6 +212,7 @@ class Session:
         earlier = tuple(each for each in self.history.earlier if each.number not in last)
         outcome = replace(outcome, earlier=earlier)
         if outcome.status is OutcomeStatus.STOPPED:
+            # Only of a stop: of a failure the report tells where its root cause stood.
             outcome = replace(outcome, stood=self._stood, awaited=self._awaited)
         host.on_told(outcome)
         return outcome
@@ -244,6 +245,7 @@ class Session:
             return None
         path = os.path.join(places.directory, "journal.jsonl")  # pathlib costs milliseconds
         try:
+            # A disk that is full or read-only costs the journal, and not the run.
             journal = FileJournal(path, complain, wall_ns)
         except OSError as error:
             complain(path, error)
@@ -259,6 +261,7 @@ class Session:
             return ()
         from rankwise.launch.telling.failure_description import describe_failure  # noqa: PLC0415  # rare
 
+        # A path in the report must lead somewhere: files of an unnamed place go at the end.
         keeps_files = self.places.keep
         return tuple(
             describe_failure(each, self.job, gather, keeps_files=keeps_files) for each in failures
@@ -273,6 +276,7 @@ class Session:
             self.is_interrupted = True
             self.late_signals.append(signum)
         else:
+            # The first one counts: it decides the exit code, as a shell expects it.
             self.caught_signal = self.caught_signal or stopping
             self._caught_as = self._caught_as or signum
             self.signals_caught += 1
@@ -329,6 +333,7 @@ class Session:
     def request_stop(self, signum: int | None) -> None:
         """Ask the agents to end; the second time their ranks are killed."""
         if not self.stops_asked:
+            # By the clock of people: in a simulation the grace of this process is real time.
             self.stop_signal, self._stop_asked_at = signum, self.clocks.limits.now()
         self.stops_asked += 1
         self.host.stop(signum)

@@ -127,16 +127,21 @@ class Supervision:
                         signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
                 with self._lock:
                     self._session = session
+                    # A stop may be asked for from another thread while the host is still being
+                    # made.
                     for signum in self._early_stops:
                         session.request_stop(signum)
                 self._outcome = session.run()
                 self._results = session.host.results()
                 is_over_for_good = self._ends_process and session.host.end_well_on_signals()
         finally:
+            # Also if nothing ever began: who waits for that would wait for ever.
             self._tell(self._begun)
             self._tell(self._finished)
         if self._outcome.status is OutcomeStatus.SUCCEEDED and not is_over_for_good:
             for signum in session.late_signals[:1]:
+                # The run took it for a stop, which came too late: the program that called gets its
+                # effect.
                 signal.raise_signal(signum)
         return self._outcome
 
@@ -201,6 +206,7 @@ class Supervision:
                 return max(0.0, until - time.monotonic())
 
             with self._lock:
+                # A wait of `Event` would hold signals back until it is over.
                 self._bells.append(bell)
             try:
                 while not event.is_set() and time.monotonic() < until:
@@ -249,6 +255,7 @@ class Supervision:
             if session is None:
                 self._early_stops.append(number)
         if session is not None and not self._finished.is_set():
+            # Agents are touched by the thread of their loop alone.
             session.host.post(lambda: session.request_stop(number))
 
     def _run_in_thread(self) -> None:

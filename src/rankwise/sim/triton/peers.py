@@ -98,6 +98,7 @@ class LaunchPeers:
                 ) from None
             found = buffer
             if address != buffer.address:
+                # The twin of a twin is named once: this decides no more than how messages call it.
                 name = buffer.name.partition(" of rank ")[0]
                 found = self._take(
                     self.buffer(f"{name} of rank {rank}", address, buffer.dtype, buffer.size_bytes)

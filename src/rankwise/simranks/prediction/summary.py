@@ -398,6 +398,7 @@ def _interval_rows(prediction: Prediction, figures: Figures) -> list[tuple[str, 
 
 def _between(low: str, high: str) -> str:
     """Two quantities, with their unit once if it is the same."""
+    # Both were formatted the line before: a table needs the unit once.
     number, _, unit = low.rpartition(" ")
     return f"{number if unit == high.rpartition(' ')[2] else low} to {high}"
 

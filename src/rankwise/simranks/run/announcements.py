@@ -72,6 +72,7 @@ class NodesAnnouncements:
 
     def _with_losses(self, number: int, why: str) -> str:
         """Why a round is over, with the nodes that were lost in it."""
+        # The leader's sentence names a node that it has missed itself: to say it once.
         lost = [host for host in self._lost.get(number, ()) if host not in why]
         if not lost:
             return why

@@ -145,6 +145,8 @@ class RehearsedNode:
 
     def start(self) -> None:
         """Start an agent; the first, or another one."""
+        # An id of its own for each life: to the other nodes a machine that is back is another
+        # node.
         node_id = f"n{self.number}.{self._lives}"
         self._lives += 1
         setting, deliver = self._setting, partial(self._deliver, self._lives)
@@ -225,6 +227,7 @@ class RehearsedNode:
     def _hasten(self) -> None:
         deadline = self.next_deadline
         if deadline is not None:
+            # Ranks must give the token back in time, or the agent's deadline would be late.
             self._setting.world.scheduler.return_by(deadline)
 
     def _forget_client_at_end(self) -> None:
@@ -270,8 +273,11 @@ class SimulatedNodes:
         records, patience = setting.records, _patience_of(rendezvous)
         records.look_interval = min(records.watch.look_interval, patience)
         records.patience = patience
+        # In virtual time: the user's hang timeout is real time, and limits who holds the token.
         gang = msgspec.structs.replace(gang, hang_timeout=records.look_interval)
         if rendezvous is None:
+            # Nothing can happen to one node alone, so one agent for all costs less, and no
+            # message.
             whole = msgspec.structs.replace(gang, size=node_count * gang.size)
             spec = spec_alone(whole, policy, run_id=setting.job.run_id)
             alone = RehearsedNode(0, host, setting, lambda _: spec, None, stands_for=node_count)
@@ -329,6 +335,7 @@ class SimulatedNodes:
         scheduler, horizon = self._world.scheduler, self.next_instant
         coming = scheduler.next_instant
         stuck = scheduler.run(horizon, patience_s)
+        # Only if a rank could run: time that agents alone let pass is no sign of life.
         if coming is not None and (horizon is None or coming <= horizon):
             self._records.last_alive = scheduler.now
         return stuck
@@ -346,10 +353,12 @@ class SimulatedNodes:
     def go_on(self) -> None:
         """Tell the agents of ranks that have ended; if no rank can go on now, let time pass."""
         for node in self._nodes:
+            # Before time passes: an exit that is told late would look younger than it is.
             node.notice_ends()
         coming, own = self._world.scheduler.next_instant, self.next_instant
         assert self.is_over or (own, coming) != (None, None), "an agent waits for ever"
         if own is not None and (coming is None or coming > own):
+            # No rank goes on before that: what agents wait for, such as a lease, is next.
             self._world.scheduler.now = max(self._world.scheduler.now, own)
             self.pass_time()
 
@@ -377,6 +386,7 @@ class SimulatedNodes:
         losses = node.losses(self._world.scheduler.now)
         if losses:
             self._note_loss(losses[0].attempt, node.host)
+        # Taken down before the kill: afterwards nobody is left who could tell of them.
         self._lost += losses
         node.kill()
         if fault.back_after is not None:
@@ -391,6 +401,7 @@ class SimulatedNodes:
                 attempts=1,
                 detail="every node was killed, and none comes back",
             )
+        # A node that was cut off at the end knows no verdict.
         told = next((end for end in ends if end.verdict is not None), ends[0])
         outcome = told.as_outcome()
         if outcome.status is OutcomeStatus.SUCCEEDED or not outcome.failures:
@@ -410,6 +421,7 @@ class SimulatedNodes:
         )
         others = sorted(
             (each for each in all_failures if each.attempt == root.attempt),
+            # All clocks are one here, so that instants of different nodes can be compared.
             key=lambda failure: (failure.cause is FailureCause.STOPPED, failure.at, failure.rank),
         )
         if root.error is not None and tells_of_lost_peer(root.error):

@@ -87,6 +87,7 @@ class RankStream:
             tail.take(chunk, now)
             if log_file is not None:
                 self.file_bytes += len(chunk)
+                # By real time as well: a disk gets room again while no virtual time passes.
                 log_file.take(chunk, owner.disk_time())
             if channel is not None:
                 channel.take(chunk, now)
@@ -250,6 +251,7 @@ class Output:
                     each.open_pipe()
                 except OSError:  # no descriptors left: its children write past the prefixes
                     return None
+                # A thread, because a child writes while its rank waits for it in C with the token.
                 self._reader = self._reader or _PipeReader()
                 self._reader.add(each)
         return streams[0].children_fd, streams[1].children_fd
@@ -277,6 +279,7 @@ class Output:
         if self._reader is not None:
             self._reader.stop()
             self._reader = None
+        # Kept, as the count must only grow: whether a rank gets on is told by its growth.
         self._past_file_bytes += sum(stream.file_bytes for stream in self.streams.values())
         for stream in self.streams.values():
             stream.close()
@@ -301,6 +304,7 @@ class _PipeReader:
         self._selector.register(self._wakeup, EVENT_READ)
         self._is_stopping = False
         self._has_ended = _thread.allocate_lock()
+        # A bare lock, since `threading` may be replaced by a rank's view of it.
         self._has_ended.acquire()
         _start_thread(self._read, ())
 
@@ -368,12 +372,14 @@ class _Dispatching(io.RawIOBase):
             output.write_raw(self._stream, data)
             return len(data)
         for number in self._numbers:
+            # The rank has redirected this descriptor, as by `os.dup2`: its file gets the bytes.
             if output.is_own(rank, number):
                 _write(number, data)
                 return len(data)
         stream = output.streams.get((rank.number, self._stream))
         if os.getpid() != output.pid:  # a child's copies of the sinks are nobody's
             write_all(self._fd if stream is None else stream.fd_for_children(self._fd), data)
+        # A killed process writes nothing: what its thread prints while it unwinds is dropped.
         elif rank.is_to_end:
             pass
         elif stream is None:

@@ -140,6 +140,7 @@ class SimulatedRanks:
     def begin_attempt(self, world: World) -> None:
         """Let the next ranks live in this world."""
         self._place = world
+        # Those that have yielded are called again; all others are of the attempt that is over.
         self._ranks = {place: rank for place, rank in self._ranks.items() if rank.is_between_worlds}
         self._over = set()
         self._is_gathering = False
@@ -181,6 +182,8 @@ class SimulatedRanks:
         rank = self._place.first_rank + local_rank
         self._records.errors[rank] = error
         if may_be_of_others(error):
+            # Before the exception is told: the first failure that the gang hears of is its root
+            # cause.
             self._records.judge(rank, patience_is_over=tells_of_time(error))
         self._deliver(WorkerReported(local_rank, self._place.round, error))
 
@@ -193,6 +196,8 @@ class SimulatedRanks:
         if self._place is None or attempt != self._place.round:
             return
         rank = self._ranks[local_rank]
+        # One that counts its steps learns of the stop by `should_stop`: SIGTERM would end it
+        # earlier.
         if signal == SIGKILL or not (self._is_gathering and rank.number in self._world.steps):
             rank.signal(signal)
 
@@ -231,6 +236,7 @@ class SimulatedRanks:
         if world.steps:
             self._is_gathering = True
             if world.last_step is None:
+                # The farthest step: a rank cannot go back, and the others can still reach it.
                 world.last_step = max(world.steps.values())
             self._deliver(RanksStood(number, world.last_step))
 
@@ -292,6 +298,7 @@ class SimulatedRanks:
     def tell(self, local_rank: int, attempt: int, word: str) -> None:  # noqa: ARG002  # the world's
         """Say a word to a rank that can be called again; with AGAIN it enters the present world."""
         rank = self._ranks.get(local_rank)
+        # A rank may end while the word is on its way: then nothing is left to hear it.
         line = None if rank is None or rank.is_over else line_of(rank)
         if rank is None or line is None:
             return
@@ -323,6 +330,7 @@ class SimulatedRanks:
             self._over.add(local_rank)
             self._records.end_rank(number, code)
             if len(self._over) == self._place.slots and self._world.steps:
+                # Before the last exit: with that the gang is over, and its progress must be known.
                 self._deliver(StepTold(attempt, max(self._world.steps.values())))
             self._deliver(WorkerExited(local_rank, attempt, ExitStatus(code), self._clock.now()))
 
@@ -395,6 +403,7 @@ class SimulatedRanks:
         try:
             return self._run(("function",), descriptors, reporter)
         finally:
+            # From the beginning: both descriptors share one offset, which the sender has moved.
             frame = os.pread(answer, os.fstat(answer).st_size, 0)
             os.close(answer)
             if frame:
@@ -409,6 +418,7 @@ class SimulatedRanks:
         code, uncaught = bootstrap.run_to_code(
             program, descriptors, reporter, (RankEnded, NotEqual)
         )
+        # As Python ends a process: a shell tells Ctrl-C by the signal, not by a code.
         return -SIGINT if isinstance(uncaught, KeyboardInterrupt) else code
 
 

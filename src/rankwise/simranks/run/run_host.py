@@ -88,6 +88,7 @@ class SimulatedRunHost:
         *,
         console_fds: tuple[int, int],
     ) -> None:
+        # First of all: a rank that finds no descriptor would fail with an error of its own.
         ensure_open_files(_DESCRIPTORS_PER_RANK * simulation.size + _OTHER_DESCRIPTORS)
         self._session = session
         self._simulation = simulation
@@ -183,17 +184,21 @@ class SimulatedRunHost:
 
         Callable from a signal handler.
         """
+        # Carried out by `turn`: a handler may have interrupted this thread inside of an agent.
         self._stops.append(signum)
         if self._output.patience_ms is None:
+            # A pager that nobody scrolls takes nothing, and would hold the stop up for ever.
             self._output.patience_ms = _CONSOLE_PATIENCE_MS
         told = signal.SIGTERM if signum is None or signum == TIME_LIMIT_SIGNAL else signum
         grace_s = self._session.job.gang.grace / SECOND
         scheduler = self._world.scheduler
         if _is_ended_at_once(self._world, told):
+            # A process would be gone by now. The thread gets only the time that a hand-over takes.
             scheduler.interrupt(min(_HAND_OVER_S, grace_s), signal=told)
         else:
             scheduler.interrupt(self._patience_s_of_stop)
         if self._session.stops_asked > _STOPS_MAX:
+            # Neither the grace nor the kill was enough: something of this process itself is stuck.
             raise KeyboardInterrupt
 
     def pass_on(self, signum: int) -> None:
@@ -297,6 +302,7 @@ class SimulatedRunHost:
             from rankwise.launch.looking.rank_records import described_run  # noqa: PLC0415  # only then
 
             described = described_run(job.run_id, is_simulated=True)
+            # First in the journal: a reader must know that times are virtual before it reads one.
             journal.record(RECORDER, described, clock.now())
         setting = Setting(
             job=job,
@@ -347,6 +353,7 @@ class SimulatedRunHost:
         before = {
             number: signal.signal(number, self._on_signal)
             for number in numbers
+            # A signal that the caller ignores, as nohup does, must not stop the run either.
             if signal.getsignal(number) not in (signal.SIG_IGN, None)
         }
         # What a rank forks finds what a program does, and not what the command has made of it.
@@ -394,12 +401,14 @@ class SimulatedRunHost:
         def strike() -> None:
             if self._session.is_time_limit_due:
                 self._session.tell_time_limit()
+                # As Ctrl-C: the main thread waits while ranks run, and only its handler stops them.
                 signal.pthread_kill(main, TIME_LIMIT_SIGNAL)
 
         main = main_thread().ident or 0
         timer = Timer(timeout / SECOND, strike)
         timer.daemon = True
         timer.start()
+        # Cancelled first, as callbacks run in reverse: a timer that strikes is waited for.
         self._turning.callback(timer.join)
         self._turning.callback(timer.cancel)
 

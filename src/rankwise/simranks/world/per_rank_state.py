@@ -76,7 +76,6 @@ def _own_values() -> tuple[Any, ...]:
 
 
 def _put_own(values: tuple[Any, ...]) -> None:
-    """Put them in their places."""
     (
         _ENVIRON["_data"], _ENVIRONB["_data"], _SYSTEM["argv"], _SYSTEM["path"],
         _SYSTEM["excepthook"], _WARNINGS["filters"], _ROOT["handlers"], _MANAGER["loggerDict"],
@@ -100,7 +99,6 @@ What `logging` lets through is at the end.
 
 
 def _alike_values() -> tuple[Any, ...]:
-    """What they are."""
     return (
         sys.displayhook, sys.stdout, sys.stderr, sys.stdin,
         builtins.print, warnings.showwarning, logging._warnings_showwarning,  # type: ignore[attr-defined]  # noqa: SLF001  # as logging does

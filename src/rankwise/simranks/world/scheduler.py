@@ -135,6 +135,7 @@ class Scheduler:
         self._horizon = horizon
         self.patience.limit_s = patience_s
         chosen = self._pick()
+        # A thread without the token runs in real time: it may still make a rank ready.
         while chosen is None and self._awaits_threads:
             if self.is_interrupted or self._is_called:
                 break
@@ -169,6 +170,7 @@ class Scheduler:
 
     def return_by(self, instant: Instant) -> None:
         """Have `run` return before time passes this instant, if it would pass it."""
+        # Only ever earlier: several watchers may ask, and each must get its turn.
         if self._horizon is None or instant < self._horizon:
             self._horizon = instant
 
@@ -214,6 +216,7 @@ class Scheduler:
         """Let others run until a handler of the rank that runs has been called."""
         strand = self._own()
         rank = strand.rank
+        # Counted before the first look: a signal between look and wait would be slept through.
         gate, seen = SignalGate(), rank.signals_handled
         self.take_signals(strand)
         while rank.signals_handled == seen:
@@ -270,6 +273,7 @@ class Scheduler:
 
     def put(self, timer: VirtualTimer) -> None:
         """Put a timer on the agenda."""
+        # Timers of one instant open in the order in which they were made: equal runs stay equal.
         self._numbers += 1
         heappush(self._agenda, (timer.instant, self._numbers, timer))
 
@@ -297,6 +301,7 @@ class Scheduler:
 
     def give_up(self, rank: Rank, code: int) -> None:
         """Count a rank as ended that blocks where it cannot be unwound; call it with the token."""
+        # Its thread cannot be ended, and may come back later: from now on each call of it raises.
         rank.is_given_up = True
         rank.exit_code = code
         self.turns.dismiss(rank)
@@ -319,10 +324,13 @@ class Scheduler:
         """When the next strand can go on: now, or at the next entry of the agenda; None: never."""
         if self._asks:
             self.turns.admit()
+        # Strands of ranks that are over stay in the queue until `_pick` drops them.
         if any(not strand.rank.is_over for strand in self._ready):
             return self.now
         if self.on_idle and self.on_idle():
             return self.now
+        # A cancelled timer must not let time pass. Taking it out of the heap when it is cancelled
+        # would cost a search.
         while self._agenda and self._agenda[0][2].is_cancelled:
             heappop(self._agenda)
         if self._awaits_threads:
@@ -342,6 +350,8 @@ class Scheduler:
             if not self._agenda:
                 return None
             instant = self._agenda[0][0]
+            # Time must not pass while a thread works: it would be late by what it takes in real
+            # time.
             if self.helpers and self._awaits_threads:
                 return None
             if self._horizon is not None and instant > self._horizon:
@@ -349,11 +359,13 @@ class Scheduler:
             timer = heappop(self._agenda)[2]
             if not timer.is_cancelled:
                 self.wake_ups += 1
+                # Never backwards: the scheduler thread may have set the time forward meanwhile.
                 self.now = max(self.now, instant)
                 timer.open()
         if self._choose is None:
             chosen = ready.popleft()
         else:
+            # The explorer of orders decides here; else first come, first served.
             index = self._choose(len(ready))
             chosen = ready[index]
             del ready[index]
@@ -463,6 +475,7 @@ class Scheduler:
         """
         if self._asks:
             return True
+        # A rank sleeps: it may do so in a loop that looks for what a thread does, so time passes.
         if self._agenda and not (self._agenda[0][2].is_deadline or self._agenda[0][2].is_cancelled):
             return False
         return self.turns.can_be_asked
@@ -480,6 +493,8 @@ class Scheduler:
                 patience.begin(self._hand_overs)
             elif not patience.look(rank, glance_s, self._hand_overs):
                 continue
+            # It blocks in C, or computes for ever: Python cannot end a thread, so the run goes on
+            # without it.
             elif patience.is_over:
                 self.current = self.holder = None
                 self._own_state.move_out(rank)  # what it has must not stay for the next one

@@ -62,6 +62,8 @@ class Turns:
     def starting_thread(self) -> Iterator[None]:
         """A rank starts a thread, which begins with `begin_thread`; until then it may ask, too."""
         with self._door:
+            # Before it runs it is in no list: without this count the world would look like a
+            # deadlock.
             self._births += 1
         try:
             yield
@@ -112,6 +114,7 @@ class Turns:
             return
         if not strand.turns:
             self._begin_turn(strand)
+        # Turns nest: a library's lock may be taken inside of a call that has one already.
         strand.turns += 1
         try:
             yield
@@ -139,6 +142,7 @@ class Turns:
         if parked is None or parked.rank is not strand.rank or not parked.is_parked:
             return False
         parked.is_parked, parked.is_away = False, True
+        # No hand-over: both are of one rank, whose state stays where it is.
         strand.displaced, self._scheduler.holder = parked, strand
         return True
 
@@ -152,6 +156,8 @@ class Turns:
                 and not self._must_others_run(displaced)
             ):
                 displaced.is_away, displaced.is_parked = False, True
+                # Back to the sibling that waits in real time: nothing of another rank has run
+                # meanwhile.
                 self._scheduler.holder = displaced
                 return
         self._scheduler.leave_to_next(strand.rank)
@@ -168,11 +174,14 @@ class Turns:
         own = self._scheduler.holder
         if own is None or own.ident != get_ident():
             return self._nap_without_token(nap, wait)
+        # Its thread waits for a thread that it starts, which cannot ask before it has begun.
         if own.is_starting:
             return wait()
         with self._door:
             own.nap = nap
             own.is_away = self._scheduler.is_interrupted or self._must_others_run(own)
+            # It keeps the token for its siblings if no other rank must run, which spares two hand-
+            # overs.
             own.is_parked = not own.is_away
         if own.is_away:
             own.displaced = None
@@ -213,6 +222,7 @@ class Turns:
         """Whether a strand that naps waits for other ranks, by way of its siblings perhaps."""
         rank = strand.rank
         siblings = [each for each in rank.strands if each is not strand]
+        # A sibling that waits for the token, or in simulated time, can only go on if others run.
         if any(each.is_in_line for each in siblings):
             return True
         # If no sibling can help, another rank holds what it waits for, a lock of a library perhaps.
@@ -233,6 +243,7 @@ class Turns:
             raise end_of(strand)
         strand.is_asking = True
         self.is_rest_certain = False
+        # First come, first served: a thread that asks again and again must not starve another one.
         self.asks.append(strand)
         self._ring_if_resting()
 
@@ -254,6 +265,7 @@ class Turns:
         # picture of one moment: a thread that has just let another one go on still runs in it.
         with self._door:
             threads = [*self.helpers.values()]
+            # A main thread that is away has given up the token, and asks like any other.
             threads += [rank.main for rank in self._scheduler.ranks.values() if rank.main.is_away]
             return bool(self._births or self.asks or any(map(_may_ask, threads)))
 

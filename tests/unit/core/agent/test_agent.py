@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.base.errors import LocalProtocolError
-from rankwise.base.failure import ErrorRecord, ExitStatus, FailureCause
+from rankwise.base.failure import ErrorRecord, ExitStatus, FailureCause, Mismatch, MismatchKind
 from rankwise.base.keys import LeaseId
 from rankwise.base.units import SECOND, Instant
 from rankwise.core.agent.machine import Agent
@@ -214,10 +214,12 @@ def done() -> Agent:
 def test_who_is_blamed_when_all_of_its_node_have_ended_well_has_failed_after_all() -> None:
     agent = done()
 
-    effects = feed(agent, RanksBlamed((1,), 4, "rank 7 was done"))
+    left = Mismatch(MismatchKind.DEPARTURE)
+    effects = feed(agent, RanksBlamed((1,), 4, "rank 7 was done", mismatch=left))
 
     (described,) = [each for each in effects if isinstance(each, DescribeFailures)]
     (failure,) = described.failures
+    assert failure.mismatch == left
     assert (failure.rank, failure.cause, failure.detail) == (
         7, FailureCause.OUT_OF_STEP, "rank 7 was done",
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from gangs import error_record, exited, running_gang
 
-from rankwise.base.failure import FailureCause, OutcomeStatus
+from rankwise.base.failure import FailureCause, Mismatch, MismatchKind, OutcomeStatus
 from rankwise.base.units import Duration, Instant
 from rankwise.core.gang.state import GangPhase
 from rankwise.core.gang.vocabulary import (
@@ -18,6 +18,7 @@ from rankwise.core.gang.vocabulary import (
 
 SIGTERM = 15
 REASON = "rank 1 has not come to barrier #2, in which ranks 0, 2 wait"
+ABSENT = Mismatch(MismatchKind.ABSENCE)
 
 
 def test_all_show_where_they_stand_before_anybody_is_told_to_stop() -> None:
@@ -36,7 +37,7 @@ def test_who_is_to_blame_is_the_root_cause_though_others_failed_before() -> None
     gang = running_gang(size=2)
     gang.handle(WorkerReported(0, 0, error_record("Timed out", raised_at=3)), Instant(4))
 
-    gang.handle(RanksBlamed((1,), 0, REASON), Instant(5))
+    gang.handle(RanksBlamed((1,), 0, REASON, (1,), ABSENT), Instant(5))
     gang.handle(exited(0, 1, at=6), Instant(6))
     gang.handle(StacksDumped(0), Instant(7))
     gang.handle(exited(1, -SIGTERM, at=8), Instant(8))
@@ -48,7 +49,10 @@ def test_who_is_to_blame_is_the_root_cause_though_others_failed_before() -> None
         (1, FailureCause.OUT_OF_STEP, Instant(5)),
         (0, FailureCause.RAISED, Instant(3)),
     ]
-    assert finish.outcome.failures[0].detail == REASON
+    assert (finish.outcome.failures[0].detail, finish.outcome.failures[0].mismatch) == (
+        REASON,
+        ABSENT,
+    )
     assert not finish.outcome.failures[0].is_shared
 
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from table_of_nodes import KEYS, Table
 
-from rankwise.base.failure import Failure, FailureCause
+from rankwise.base.failure import Failure, FailureCause, Mismatch, MismatchKind
 from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.records import LateRank, Trouble
@@ -28,6 +28,7 @@ from rankwise.core.rendezvous.vocabulary import (
 
 Kind = TypeVar("Kind", bound=Notification)
 TEXT = "rank 3 has not come to barrier #1"
+ABSENT = Mismatch(MismatchKind.ABSENCE)
 LATE = LateRank(rank=1, last=1.0, waited=Duration(SECOND), text="rank 1 came last")
 
 
@@ -45,13 +46,13 @@ def test_who_waits_after_a_time_out_is_told_what_the_books_of_all_nodes_say() ->
     table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
     inquiry = answer_all(table, Trouble.TIMED_OUT)
     gathered = told(table, "a", SheetsGathered)
-    table.tell("a", InquiryJudged(inquiry, (1,), TEXT))
+    table.tell("a", InquiryJudged(inquiry, (1,), TEXT, mismatch=ABSENT))
 
     [sheets] = gathered
     assert (sheets.inquiry, sheets.trouble) == (inquiry, Trouble.TIMED_OUT)
     assert sheets.sheets == {"a": b"sheet of a", "b": b"sheet of b"}
     for node in ("a", "b"):
-        assert told(table, node, RanksFound) == [RanksFound(0, (1,), TEXT)]
+        assert told(table, node, RanksFound) == [RanksFound(0, (1,), TEXT, ABSENT)]
 
 
 def test_a_node_that_is_done_learns_who_has_made_others_wait_and_nobody_is_accused() -> None:

@@ -111,6 +111,8 @@ class SpawnLoop:
         self._interest = select.EPOLLIN
         self._agent_has_ended = False
         try:
+            # A socket stays open while any copy of it does, as in a fork of the agent: its pidfd
+            # does not.
             self._agent = _pidfd_of_peer(control)
         except ProcessLookupError:
             self._agent = None
@@ -118,6 +120,7 @@ class SpawnLoop:
         self._epoll = select.epoll()
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._descriptors = [self._wakeup, wakeup_write]
+        # A full socket must not hold up the reaping of workers, nor the alarm.
         self._control.setblocking(False)  # noqa: FBT003 - the standard library's signature
         # What a terminal or a scheduler sends to everybody: the agent alone decides what it means.
         # SLURM (`--signal=USR1@60`) and mpirun send also others than those that end a job.
@@ -258,6 +261,8 @@ class SpawnLoop:
         if pid == 0:
             try:
                 os.close(status)
+                # A session of its own: the terminal's Ctrl-C reaches the agent alone, which
+                # decides.
                 os.setsid()
                 prctl.die_with_parent(parent)
                 # The defaults, also of what this process has inherited otherwise. A fork server
@@ -301,6 +306,7 @@ class SpawnLoop:
                 return
             if not pid:
                 return
+            # The end that counts is here: the agent may read of it much later.
             instant = time.monotonic_ns()
             for status, (_, starting) in list(self._starting.items()):
                 if starting == pid:

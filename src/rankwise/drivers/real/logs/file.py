@@ -50,6 +50,7 @@ class DiskComplaints:
     def add_loss(self, path: str, lost_bytes: int) -> None:
         """Remember how many bytes of a stream a file lacks."""
         device = _device_of(path)
+        # By disk: a thousand ranks on a full disk are one line.
         self._lost_bytes[device] = self._lost_bytes.get(device, 0) + lost_bytes
 
     def tell_losses(self) -> None:
@@ -122,6 +123,7 @@ class LogFile:
             if self._gap_bytes:
                 note = self._note()
                 self._append(note, now, note_bytes=len(note))
+            # What was written went to a file without a name: nobody will find it.
             if os.fstat(self._fd).st_nlink == 0:
                 self._complaints.complain_of_removal(self.path)
             try:
@@ -158,6 +160,7 @@ class LogFile:
 
     def _begin_again(self, bytes_max: int, now: Instant) -> None:
         """Put the file, which is full, aside for a new one, at the end of a line."""
+        # A line is not cut, unless it alone is as long as the file may be.
         if self._is_torn and self._bytes < 2 * bytes_max:
             return
         try:
@@ -173,6 +176,8 @@ class LogFile:
             self._refuse(error, now)
 
     def _refuse(self, error: OSError, now: Instant) -> None:
+        # Writing is tried again after a pause: each failed write of a full disk costs the agent
+        # time.
         self._refused_at = now
         self._reason = error.strerror or str(error)
         self._complaints.complain(self.path, error)
@@ -184,6 +189,7 @@ class LogFile:
             self._gap_ends_line = data[-1] == ord("\n")
 
     def _resume(self, chunk: bytes, now: Instant) -> None:
+        # A gap ends at a line's end: half a line behind the note would look like a whole one.
         start = 0 if self._gap_ends_line else chunk.find(b"\n") + 1
         if start == 0 and not self._gap_ends_line:
             self._lose(chunk)

@@ -77,6 +77,7 @@ class StreamPump:
         if not remaining:
             self._read(now)  # which finds the end of the stream, as a rule
         while remaining > 0 and (count := self._read(now)):
+            # Counted down: a process that was left behind writes on, and would be read for ever.
             remaining -= count
 
     def end(self, now: Instant) -> None:
@@ -118,6 +119,7 @@ def open_stream_pipe(stream_count: int) -> tuple[int, int]:
     waits and the agent wakes. Neither end is inherited unless passed on.
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    # Shared out, since the kernel limits what pipes of one user hold together.
     share = _PIPE_BYTES_TOGETHER // max(stream_count, 1)
     # The kernel rounds up to a power of two, we round down.
     capacity = min(max(1 << (share.bit_length() - 1), _PIPE_BYTES_MIN), _PIPE_BYTES_MAX)

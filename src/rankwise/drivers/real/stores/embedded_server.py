@@ -140,6 +140,8 @@ class EmbeddedServer:
             handle(events)
         now = self._clock.now()
         if deadline is not None and now > after(deadline, AWAY):
+            # This process was stopped: renewals wait in its sockets, and nobody is to lose a lease
+            # by it.
             self._keyspace.prolong_leases(now)
         self._keyspace.end_leases(now)
         for connection in list(self._connections.values()):
@@ -149,6 +151,7 @@ class EmbeddedServer:
             ):
                 self._cut_off(connection)
             else:
+                # After the requests of all: a watch gets the changes of one turn in one message.
                 self._tell(connection)
 
     def _deadlines(self) -> Iterator[Instant]:
@@ -193,8 +196,10 @@ class EmbeddedServer:
             one for one in self._connections.values() if one.unauthenticated_until is not None
         ]
         if len(waiting) >= UNAUTHENTICATED_MAX:
+            # The oldest: who only connects, as a port scan does, must not keep nodes out.
             self._cut_off(waiting[0])
         sock.setblocking(False)  # noqa: FBT003
+        # Answers are small, and a client waits for each: Nagle would add 40 ms.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         notice_dead_hosts(sock)
         connection = _Connection(sock, after(self._clock.now(), AUTHENTICATION_PATIENCE))
@@ -273,6 +278,7 @@ class EmbeddedServer:
             with suppress(BlockingIOError):
                 sent = connection.sock.send(connection.unsent)
                 del connection.unsent[:sent]
+        # Back-pressure: a client that does not read its answers is not read either.
         events = EVENT_WRITE if connection.unsent else EVENT_READ
         key = self._selector.get_key(connection.sock)
         if key.events != events:

@@ -240,6 +240,7 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
         if not is_of_kill or (failure.ended_by_us and not failure.detail):
             obedient.append(rank_of(failure))
         elif failure.ended_by_us:
+            # Ranks that ended alike share a line: they take the place of the sentence's subject.
             killed.setdefault(failure.detail.removeprefix("it "), []).append(rank_of(failure))
         else:
             killed_by_others.append(rank_of(failure))

@@ -141,6 +141,7 @@ def headline(failure: Failure) -> str:
         case FailureCause.OUT_OF_STEP:
             is_placed = failure.error is None and not failure.is_shared
             place = place_in_program(failure.stacks) if is_placed else ""
+            # Only to say a place once: a disagreement names the lines of its calls already.
             is_told = not place or place.partition(",")[0] in detail
             text = detail if is_told else f"{detail}: it is at {place}"
             return f"{text}; {who} is {BY_SIGNAL}" if failure.was_stopped else text
