@@ -118,6 +118,28 @@ for _ in range(3):
     optimizer.step()
 """
 
+EXTRAS = """
+from torch.cuda import comm, tunable
+
+x = torch.randn(4, 256, device="cuda")
+optimizer = torch.optim.SGD([torch.nn.Parameter(x)], lr=0.1)
+tunable.set_max_tuning_iterations(7 + rank)
+tunable.enable(True)
+for _ in range(3):
+    torch.cuda._sleep(1_000_000)
+    torch.cuda.synchronize()
+    optimizer.step()
+assert tunable.is_enabled() and tunable.get_max_tuning_iterations() == 7 + rank
+assert tunable.get_results() == ()
+assert [each.shape for each in comm.broadcast(x, [0, 1])] == [x.shape] * 2
+assert len(comm.broadcast_coalesced([x, x, x], [0, 1])) == 2
+assert [each.shape[0] for each in comm.scatter(x, [0, 1])] == [2, 2]
+assert [each.shape[0] for each in comm.scatter(x, chunk_sizes=[1, 3])] == [1, 3]
+assert comm.gather([x, x]).shape == (8, 256)
+assert comm.reduce_add([x, x]).shape == x.shape
+assert len(comm.reduce_add_coalesced([[x, x, x], [x, x, x]])) == 3
+"""
+
 
 def run(
     preloaded: Preloaded, tmp_path: Path, program: str, *options: str, nprocs: int = 1, **env: str
@@ -284,3 +306,13 @@ def test_rms_norm_is_one_kernel_each_way(preloaded: Preloaded, tmp_path: Path) -
     assert sorted(set(names)) == [
         "_fused_rms_norm", "_fused_rms_norm_backward", "fill_", "ones_like", "randn", "sum",
     ]  # fmt: skip
+
+
+def test_sleeping_kernels_tuning_and_copies_of_cuda_work_on_modelled_devices(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    finished = run(preloaded, tmp_path, EXTRAS, "--every-rank", nprocs=2)
+
+    assert finished.code == 0, finished.stderr
+    assert "copies of torch.cuda.comm stay on the rank's own device" in finished.stderr
+    assert figures_in(tmp_path)["step_time_s"] == pytest.approx(600e-6, rel=0.1)

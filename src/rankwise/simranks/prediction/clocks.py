@@ -630,6 +630,14 @@ class Prediction:
             self.note(priced)
         return priced
 
+    def price_as(self, work: DeviceOperation, duration: int) -> PricedWork:
+        """An operation of which the time is known, in picoseconds."""
+        priced = self._prices.get(work)
+        if priced is None:
+            priced = self._prices[work] = PricedWork(work, duration)
+            self.note(priced)
+        return priced
+
     def bound(self, work: DeviceOperation) -> PricedWork:
         """The same of what a kernel does on its way: what the roofline gives, and no start."""
         priced = self._bounds.get(work)

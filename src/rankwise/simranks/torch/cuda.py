@@ -27,6 +27,7 @@ from torch.utils import flop_counter  # noqa: F401  # warns of Triton once there
 
 from rankwise.sim.triton import modelled_device
 from rankwise.simranks.torch import streams
+from rankwise.simranks.torch.cuda_extras import extras_of_cuda
 from rankwise.simranks.torch.cuda_graphs import Graph, graph_pool_handle
 from rankwise.simranks.torch.cuda_tools import tools_of_cuda
 from rankwise.simranks.torch.device_memory import capacity, memory_names
@@ -332,7 +333,7 @@ def model_cuda() -> Callable[[], None]:
     for name, value in _OF_ACCELERATOR.items():
         told = _unless_torch_asks(name, getattr(torch.accelerator, name), value)
         replace(torch.accelerator, name, told)
-    for owner, name, tool in tools_of_cuda():
+    for owner, name, tool in (*tools_of_cuda(), *extras_of_cuda()):
         replace(owner, name, tool)
     replace(Tensor, "is_pinned", _is_pinned)
     replace(Tensor, "record_stream", _record_stream)  # C++ looks at the stream before any mode
