@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformer import FusedNorm, rotated, selective
+from transformer import FusedNorm, Recomputed, plainly, rotated, selective
 
 SIZES = {
     "layers": 4, "hidden": 256, "heads": 4, "kv-heads": 4, "ffn": 1024, "vocab": 1024,
@@ -135,7 +135,14 @@ class Part(nn.Module):  # type: ignore[misc]  # the same
         )
         again = partial(checkpoint, use_reentrant=False)
         ways = {"full": again, "selective": partial(again, context_fn=selective)}
-        self.call = ways.get(o.checkpoint, lambda layer, *args: layer(*args))
+        self.call = ways.get(o.checkpoint, plainly)
+
+    def be_compiled(self) -> None:
+        """Compile each layer with its checkpointing."""
+        self.layers = nn.ModuleList(Recomputed(layer, self.call) for layer in self.layers)
+        self.call = plainly
+        for layer in self.layers:
+            layer.compile(fullgraph=True)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
@@ -193,8 +200,7 @@ def build(o: argparse.Namespace, stage: int, stages: int, mesh: DeviceMesh) -> P
     if o.tp > 1:
         split_tensors(part, mesh["tp"])
     if o.compile == "yes":
-        for each in part.layers:
-            each.compile(fullgraph=True)
+        part.be_compiled()
     if o.data == "fsdp":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         shard = partial(

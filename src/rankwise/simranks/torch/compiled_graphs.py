@@ -228,8 +228,9 @@ def plan_of(graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Pl
     if fake_mode is None:
         fake_mode = import_module("torch._subclasses").FakeTensorMode()
     is_inference = bool(options.get("is_inference", False))
+    debugging = import_module("torch._inductor.debug").DebugContext()
     with ExitStack() as stack:
-        for each in (torch.no_grad(), _modelled_device(), _without_modes()):
+        for each in (torch.no_grad(), _modelled_device(), _without_modes(), debugging):
             stack.enter_context(each)
         _turn_to_cuda(graph)
         with fake_mode:

@@ -39,6 +39,7 @@ DTYPE_NAMES = {
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.uint8: "u8", torch.bool: "bool", torch.float8_e4m3fn: "f8e4", torch.float8_e5m2: "f8e5",
 }  # fmt: skip
+_SCALED = frozenset({"aten._scaled_mm", "aten._scaled_grouped_mm"})
 _ITEM = "aten._local_scalar_dense"
 _EMBEDDING = torch.ops.aten.embedding.default
 _ENGINE = "/torch/autograd/graph.py"
@@ -231,6 +232,8 @@ class ChargingMode(UnseenMode):
             for tensor in tensors_in((*args, *(kwargs or {}).values(), result)):
                 self._hold(tensor)
         dtype = widest[0].dtype
+        if kind.name in _SCALED:  # its result is of another type, and may be larger
+            dtype = args[0].dtype
         if kind.flops is not None:
             flops = self._flops_of(kind, args, kwargs, result)
         else:
