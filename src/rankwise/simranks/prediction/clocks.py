@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 PICOSECONDS_PER_NANOSECOND = 1_000
 CONTEXT_BYTES = 600 << 20
 """What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
+UPPER_BOUND = "upper bound"
+"""Begins a remark on a part that is predicted as slower code than the program has."""
 _KEY = "prediction"
 
 

@@ -28,16 +28,15 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_aggregate
 
-from rankwise.simranks.prediction.costs import DeviceOperation
+from rankwise.simranks.prediction.clocks import UPPER_BOUND
+from rankwise.simranks.prediction.costs import INDUCTOR, DeviceOperation
 from rankwise.simranks.torch.operations import DTYPE_NAMES
-from rankwise.simranks.torch.storages import mark_hollow
+from rankwise.simranks.torch.storages import PLACEMENT, mark_hollow
 
-UPPER_BOUND = "upper bound"
-"""What a remark says of a part that is predicted as eager code."""
 _CUDA, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _EAGER_BACKENDS = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 _COLLECTIVES = "_c10d_functional"
-_KERNELS = {False: "inductor.pointwise", True: "inductor.reduction"}
+_KERNELS = {False: f"{INDUCTOR}.pointwise", True: f"{INDUCTOR}.reduction"}
 _RECOMPILATIONS = 1_024
 _empty = torch.empty_strided
 
@@ -97,10 +96,11 @@ class _Output(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a call of a graph does."""
+    """What a call of a graph does; `keeps` says whether its results are kept for a backward."""
 
     inputs: Sequence[str]
     constants: Mapping[str, Tensor]
+    keeps: bool
     steps: Sequence[_Step]
     outputs: Sequence[_Output]
 
@@ -212,9 +212,13 @@ def _key(graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
         for each in inputs
     )
     constants = tuple(sorted(name for name, _ in graph.named_buffers()))
+    nodes = tuple(
+        (node.op, node.name, str(node.target), str(node.args), str(node.kwargs))
+        for node in graph.graph.nodes
+    )
     return (
-        graph.print_readable(print_output=False, include_stride=True),
-        tensors, constants, options.get("is_backward", False), options.get("is_inference", False),
+        nodes, tensors, constants, options.get("is_backward", False),
+        options.get("is_inference", False),
     )  # fmt: skip
 
 
@@ -249,7 +253,8 @@ def plan_of(graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Pl
         lowered.run(*fakes)
         lowered.init_wrapper_code()
         lowered._update_scheduler()  # noqa: SLF001  # the same
-        return _plan_of_lowered(lowered)
+        keeps = not is_inference and not options.get("is_backward", False)
+        return _plan_of_lowered(lowered, keeps=keeps)
 
 
 @contextmanager
@@ -305,7 +310,7 @@ def _on_cuda(value: Any) -> Any:
     return _empty(value.shape, value.stride(), dtype=value.dtype, device=_CUDA)
 
 
-def _plan_of_lowered(lowered: Any) -> Plan:
+def _plan_of_lowered(lowered: Any, *, keeps: bool) -> Plan:
     """The steps of what inductor has scheduled."""
     outputs = [_output_of(each) for each in lowered.graph_outputs]
     nodes = [node for node in lowered.scheduler.nodes if type(node).__name__ != _NOTHING]
@@ -329,7 +334,7 @@ def _plan_of_lowered(lowered: Any) -> Plan:
                 first.append(name)
         work = _extern_work(lowered, node) if is_extern else _fused_work(node, makes)
         steps.append(_Step(work, makes, [name for name in ended if name not in first], first))
-    return Plan(list(lowered.graph_input_names), dict(lowered.constants), steps, outputs)
+    return Plan(list(lowered.graph_input_names), dict(lowered.constants), keeps, steps, outputs)
 
 
 _NOTHING = "NopKernelSchedulerNode"
@@ -445,9 +450,7 @@ def _follow(plan: Plan, args: list[Any], mode: Any) -> tuple[Any, ...]:
             held.pop(name, None)
         for buffer in step.makes:
             if type(step.work) is not _Collective:
-                made = _empty(buffer.shape, buffer.stride, dtype=buffer.dtype)
-                mark_hollow(made)
-                held[buffer.name] = made
+                held[buffer.name] = _made(buffer, is_kept=plan.keeps)
         match step.work:
             case DeviceOperation():
                 mode.charge_work(step.work)
@@ -461,6 +464,18 @@ def _follow(plan: Plan, args: list[Any], mode: Any) -> tuple[Any, ...]:
         for name in step.drops:
             held.pop(name, None)
     return tuple(_seen(held, output) for output in plan.outputs)
+
+
+def _made(buffer: _Buffer, *, is_kept: bool) -> Tensor:
+    before, PLACEMENT.hint = PLACEMENT.hint, True
+    try:
+        # The mode asks for a device, and what is made with gradients enabled is an activation.
+        with torch._C.DisableTorchFunction(), torch.set_grad_enabled(is_kept):
+            made = _empty(buffer.shape, buffer.stride, dtype=buffer.dtype)
+    finally:
+        PLACEMENT.hint = before
+    mark_hollow(made)
+    return made
 
 
 def _seen(held: Mapping[str, Any], output: _Output) -> Any:
