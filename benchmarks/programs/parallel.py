@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.nn import functional
@@ -54,11 +55,14 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class Norm(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """An RMS norm; of a DTensor each rank norms its own rows."""
+
     def __init__(self, size: int, kind: str) -> None:
         super().__init__()
         self.kind, self.weight = kind, nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Norm the last dimension."""
         if self.kind == "fused-rms" and isinstance(x, DTensor):  # each rank norms its own rows
             local = FusedNorm.apply(
                 x.to_local(), self.weight.to_local(grad_placements=[Replicate()])
@@ -73,6 +77,8 @@ class Norm(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 class Attention(nn.Module):  # type: ignore[misc]  # the same
+    """Attention of the heads that a rank has."""
+
     def __init__(self, o: argparse.Namespace) -> None:
         super().__init__()
         linear = partial(nn.Linear, bias=False)
@@ -81,6 +87,7 @@ class Attention(nn.Module):  # type: ignore[misc]  # the same
         self.k, self.v = (linear(o.hidden, o.kv_heads * self.size) for _ in range(2))
 
     def forward(self, y: Tensor, angles: Tensor) -> Tensor:
+        """Attend to earlier tokens."""
         rows, length, _ = y.shape
         q, k, v = (each(y).view(rows, length, -1, self.size) for each in (self.q, self.k, self.v))
         q, k = (rotated(each, angles, self.o.rotary) for each in (q, k))
@@ -97,6 +104,8 @@ class Attention(nn.Module):  # type: ignore[misc]  # the same
 
 
 class Network(nn.Module):  # type: ignore[misc]  # the same
+    """The perceptron of a layer."""
+
     def __init__(self, o: argparse.Namespace) -> None:
         super().__init__()
         linear = partial(nn.Linear, bias=False)
@@ -104,17 +113,21 @@ class Network(nn.Module):  # type: ignore[misc]  # the same
         self.down = linear(o.ffn, o.hidden)
 
     def forward(self, y: Tensor) -> Tensor:
+        """Two products, and one that gates."""
         out: Tensor = self.down(functional.silu(self.gate(y)) * self.up(y))
         return out
 
 
 class Layer(nn.Module):  # type: ignore[misc]  # the same
+    """Attention and a perceptron, with their norms."""
+
     def __init__(self, o: argparse.Namespace) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = Norm(o.hidden, o.norm), Norm(o.hidden, o.norm)
         self.attention, self.network = Attention(o), Network(o)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """One layer."""
         x = x + self.attention(self.norm_1(x), angles)
         return x + self.network(self.norm_2(x))
 
@@ -145,11 +158,12 @@ class Part(nn.Module):  # type: ignore[misc]  # the same
             layer.compile(fullgraph=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The layers of the stage."""
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers:
-            x = self.call(layer, x, self.angles)  # type: ignore[no-untyped-call]  # torch's is untyped
-        if self.head is not None:
+            x = self.call(layer, x, self.angles)
+        if self.head is not None and self.norm is not None:
             x = self.head(self.norm(x))
         return x
 
@@ -271,6 +285,7 @@ class Adding:
 
     @staticmethod
     def add(total: Tensor, parameter: Tensor) -> None:
+        """Add the gradient of a weight to its sum."""
         grad = parameter.grad
         total.add_(grad.to_local() if isinstance(grad, DTensor) else grad)
         parameter.grad = None
@@ -293,15 +308,15 @@ def train(o: argparse.Namespace) -> None:
     tokens = torch.zeros(o.batch * o.microbatches, o.sequence, dtype=torch.int64, device=device)
     with contextlib.ExitStack() as stack:
         if o.tp > 1:
-            from torch.distributed.tensor.parallel import loss_parallel  # noqa: PLC0415  # only here
-
             stack.enter_context(loss_parallel())
-        step = pipelined(o, parts, numbers, mesh, tokens) if o.pp > 1 else plain(o, parts[0], tokens)
+        step = (
+            pipelined(o, parts, numbers, mesh, tokens) if o.pp > 1 else plain(o, parts[0], tokens)
+        )
         for _ in range(o.steps):
             step()
             if sharing is not None:
                 sharing.step()
-            else:
+            elif optimizer is not None:
                 nn.utils.clip_grad_norm_(weights, 1.0, foreach=True)
                 optimizer.step()
                 optimizer.zero_grad()

@@ -101,7 +101,7 @@ def as_float8(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
 def product(left: Tensor, right: Tensor, of_left: Tensor, of_right: Tensor) -> Tensor:
     """A product of two float8 matrices, the second one with its columns in a row of memory."""
     columns = right.t().contiguous().t()
-    return torch._scaled_mm(
+    return torch._scaled_mm(  # noqa: SLF001  # its name
         left.contiguous(), columns, scale_a=of_left.reciprocal(), scale_b=of_right.reciprocal(),
         out_dtype=torch.bfloat16,
     )  # fmt: skip
@@ -222,7 +222,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # the same
     def forward(self, tokens: Tensor, angles: Tensor) -> Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
-            x = self.call(layer, x, angles)  # type: ignore[no-untyped-call]  # torch's is untyped
+            x = self.call(layer, x, angles)
         return self.head(self.norm(x))
 
 

@@ -1,4 +1,4 @@
-"""Compiled graphs under `--timing-only`: they are priced by the kernels that inductor would make."""
+"""Compiled graphs under `--timing-only`: the kernels that inductor would make are priced."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,9 @@ def run(
     preloaded: Preloaded, tmp_path: Path, *, compiled: bool, broken: str = "", full: bool = True
 ) -> tuple[Finished, dict[str, Any]]:
     program = (
-        CHAIN.replace("COMPILED", str(compiled)).replace("BROKEN", broken).replace("FULL", str(full))
+        CHAIN.replace("COMPILED", str(compiled))
+        .replace("BROKEN", broken)
+        .replace("FULL", str(full))
     )
     path = tmp_path / "p.json"
     finished = preloaded.run(
@@ -76,9 +78,7 @@ def test_fused_kernels_of_a_compiled_graph_move_their_bytes_once(
     assert "compiled graphs" in compiled["interval"]["extrapolated"]
 
 
-def test_code_between_broken_graphs_is_an_upper_bound(
-    preloaded: Preloaded, tmp_path: Path
-) -> None:
+def test_code_between_broken_graphs_is_an_upper_bound(preloaded: Preloaded, tmp_path: Path) -> None:
     finished, figures = run(
         preloaded, tmp_path, compiled=True, broken="torch._dynamo.graph_break()", full=False
     )

@@ -192,9 +192,7 @@ def test_seeded_values_depend_on_the_seed_alone(preloaded: Preloaded, tmp_path: 
     assert len(set(json.loads(once[0]))) == 3
 
 
-def test_checkpoints_are_left_out_with_a_line(
-    preloaded: Preloaded, tmp_path: Path
-) -> None:
+def test_checkpoints_are_left_out_with_a_line(preloaded: Preloaded, tmp_path: Path) -> None:
     finished = run(preloaded, tmp_path, LEFT_OUT, nprocs=2)
 
     assert finished.code == 0, finished.stderr

@@ -6,7 +6,7 @@ Theory of operation
 Dynamo, AOTAutograd and inductor's passes run as they are, on fake tensors. What inductor gets is a
 graph on CPU tensors; its devices are turned into CUDA first. Inductor lowers it, and its scheduler
 fuses and orders the nodes as for a GPU. There it ends: no code is generated. A *plan* is kept of
-the scheduler's nodes: what each one reads and writes, which buffers it makes, and which are read for
+the scheduler's nodes: what each one reads and writes, which buffers it makes, and what is read for
 the last time.
 
 A call of the graph follows the plan. It takes the time of each fused node by its bytes, and of each
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
 from torch.fx.node import map_aggregate
 
 from rankwise.simranks.prediction.clocks import UPPER_BOUND
@@ -154,7 +155,7 @@ class GraphPrices:
         dynamo.config.recompile_limit = _RECOMPILATIONS
         dynamo.config.accumulated_recompile_limit = _RECOMPILATIONS
         dynamo.config.suppress_errors = True
-        modules = import_module("torch._dynamo.variables.nn_module")
+        modules: Any = import_module("torch._dynamo.variables.nn_module")
         call = torch.nn.Module.__call__
         if modules.unpatched_nn_module_call is not call:  # ours: dynamo goes by it as by torch's
             modules.unpatched_nn_module_call = call
@@ -260,9 +261,9 @@ def plan_of(graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Pl
 @contextmanager
 def _without_modes() -> Any:
     """Keep the modes of the rank, which charge what they see, out of this."""
-    with import_module("torch.utils._python_dispatch")._disable_current_modes():  # noqa: SLF001  # the same
-        with torch._C.DisableTorchFunction():
-            yield
+    dispatch = import_module("torch.utils._python_dispatch")
+    with dispatch._disable_current_modes(), DisableTorchFunction():  # noqa: SLF001  # the same
+        yield
 
 
 @contextmanager
@@ -346,14 +347,14 @@ def _real(lowered: Any, name: str) -> str:
 
 
 def _bytes_of(buffer: _Buffer) -> int:
-    return _extent(buffer) * buffer.dtype.itemsize
+    return _extent(buffer) * int(buffer.dtype.itemsize)
 
 
 def _extent(buffer: _Buffer) -> int:
     if 0 in buffer.shape:
         return 0
     pairs = zip(buffer.shape, buffer.stride, strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)
+    return 1 + sum(((size - 1) * stride for size, stride in pairs), 0)
 
 
 def _made_by(lowered: Any, node: Any) -> list[_Buffer]:
@@ -362,12 +363,10 @@ def _made_by(lowered: Any, node: Any) -> list[_Buffer]:
         for output in part.get_outputs():
             made = output.node
             name = output.get_name()
-            layout = getattr(made, "layout", None)
+            layout: Any = getattr(made, "layout", None)
             if name in lowered.removed_buffers or type(layout).__name__ not in _LAYOUTS:
                 continue
-            found.append(
-                _Buffer(name, _whole(layout.size), _whole(layout.stride), layout.dtype)
-            )
+            found.append(_Buffer(name, _whole(layout.size), _whole(layout.stride), layout.dtype))
     return found
 
 
@@ -470,7 +469,7 @@ def _made(buffer: _Buffer, *, is_kept: bool) -> Tensor:
     before, PLACEMENT.hint = PLACEMENT.hint, True
     try:
         # The mode asks for a device, and what is made with gradients enabled is an activation.
-        with torch._C.DisableTorchFunction(), torch.set_grad_enabled(is_kept):
+        with DisableTorchFunction(), torch.set_grad_enabled(is_kept):
             made = _empty(buffer.shape, buffer.stride, dtype=buffer.dtype)
     finally:
         PLACEMENT.hint = before
