@@ -216,6 +216,15 @@ def test_memory_that_another_stream_uses_is_active_until_the_stream_is_done(
     assert finished.lines == lines
 
 
+def test_sleep_after_the_last_step_divides_no_class(preloaded: Preloaded, tmp_path: Path) -> None:
+    sleeping = "import time\n\ntime.sleep(2 if rank == 0 else 0)\n"
+
+    finished = run(preloaded, tmp_path, ODD.replace("ODD:", "False:") + sleeping, nprocs=8)
+
+    assert finished.code == 0, finished.stderr
+    assert figures_in(tmp_path)["checked_ranks"] == 5
+
+
 def test_ranks_of_each_group_position_are_run(preloaded: Preloaded, tmp_path: Path) -> None:
     finished = run(preloaded, tmp_path, ODD.replace("ODD:", "False:"), nprocs=8)
 
