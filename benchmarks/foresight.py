@@ -5,6 +5,8 @@
   efficiency, the same for all runs. Rows with a gate are shown, not counted.
 - **fit**: the figures of devices that fit best, and the errors with each source left out of the
   fit. It takes three predictions of each run.
+- **layouts**: one model on 64 devices in many layouts, `programs/parallel.py`: whether pairs of
+  layouts that differ by over 20 % are in the right order, each with its best published row.
 - **collectives**: curves of NCCL; of each fabric one was fitted, the others are predicted.
 
 A prediction takes half a minute to two minutes of CPU; answers are kept in `build/foresight` by the
@@ -82,22 +84,36 @@ def rows_of_runs() -> list[Row]:
 
 def predict(row: Row, real: RealMachine) -> dict[str, Any]:
     """What is predicted of a run on a machine."""
+    ranks, words = row.published["devices"], row.published["words"].split()
+    run = Run(row.published["id"], "transformer.py", words, ranks)
+    return predict_run(run, real, row.published.get("environment", {}))
+
+
+class Run(NamedTuple):
+    """A program, and how many ranks run it."""
+
+    name: str
+    program: str
+    words: Sequence[str]
+    ranks: int
+
+
+def predict_run(run: Run, real: RealMachine, settings: Mapping[str, str]) -> dict[str, Any]:
+    """The same of a program; answers are kept."""
     text = machine_text(real)
-    settings = row.published.get("environment", {})
-    told = f"{rankwise.__version__} {row.published['words']} {settings} {text}"
+    told = f"{rankwise.__version__} {' '.join(run.words)} {settings} {text}"
     key = hashlib.sha256(told.encode())
-    answer = ANSWERS / f"{row.published['id']}-{key.hexdigest()[:12]}.json"
+    answer = ANSWERS / f"{run.name}-{key.hexdigest()[:12]}.json"
     if not answer.exists():
         ANSWERS.mkdir(parents=True, exist_ok=True)
         machine = answer.with_suffix(".yaml")
         machine.write_text(text, "utf-8")
-        ranks = row.published["devices"]
-        per_node = min(ranks, real.node_size)
+        per_node = min(run.ranks, real.node_size)
         command = [
-            *RANKWISE, "run", "--on", f"sim:{machine}", f"--nnodes={ranks // per_node}",
+            *RANKWISE, "run", "--on", f"sim:{machine}", f"--nnodes={run.ranks // per_node}",
             f"--nproc-per-node={per_node}", "--timing-only", "--no-prefix",
-            "--prediction", str(answer), str(PROGRAMS / "transformer.py"),
-            *row.published["words"].split(), f"--steps={STEPS}",
+            "--prediction", str(answer), str(PROGRAMS / run.program), *run.words,
+            f"--steps={STEPS}",
         ]  # fmt: skip
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env={**os.environ, **settings}
@@ -346,7 +362,50 @@ def show_collectives(table: Table) -> None:
         )  # fmt: skip
 
 
-PARTS = ("runs", "fit", "collectives")
+def show_layouts(table: Table) -> None:
+    """One model in many layouts: is the faster one of two told?
+
+    The least expensive predictions come first, so that an interrupted run has most of them.
+    """
+    document = json.loads((HERE / "foresight_layouts.json").read_text("utf-8"))
+    best: dict[tuple[int, ...], dict[str, Any]] = {}
+    for row in sorted(document["rows"], key=lambda row: float(row["tokens_per_s_per_gpu"])):
+        best[row["dp"], row["tp"], row["pp"]] = row
+    pairs: list[tuple[float, float]] = []
+    right = apart = 0
+    for row in sorted(best.values(), key=lambda row: int(row["ga"]) * int(row["tp"])):
+        published, ours = float(row["tokens_per_s_per_gpu"]), layout_rate(row, document["model"])
+        for other, predicted in pairs:
+            if max(published, other) > APART * min(published, other):
+                apart += 1
+                right += (published > other) == (ours > predicted)
+        pairs.append((published, ours))
+        table.row(
+            f"{row['id']}: dp {row['dp']}, tp {row['tp']}, pp {row['pp']}",
+            f"{published:,.0f}", f"{ours:,.0f}", f"{100 * (published / ours - 1):+.1f} %",
+            f"{right} of {apart} pairs",
+        )  # fmt: skip
+
+
+APART = 1.2
+"""Published rates of a pair differ by at least so much, or its order is not asked for."""
+
+
+def layout_rate(row: Mapping[str, Any], model: Mapping[str, int]) -> float:
+    """Tokens per second and device that are predicted of a layout."""
+    words = [word for name, value in model.items() for word in (f"--{name}", str(value))]
+    words += ["--tp", str(row["tp"]), "--pp", str(row["pp"]), "--batch", str(row["microbatch"])]
+    words += ["--microbatches", str(row["ga"]), "--norm", "fused-rms", "--rotary", "fused"]
+    words += ["--data", "zero1" if row["zero_stage"] else "replicate"]
+    ranks = int(row["dp"] * row["tp"] * row["pp"])
+    run = Run(row["id"], "parallel.py", words, ranks)
+    seconds = float(predict_run(run, named_machine("h100-sxm"), {})["step_time_s"])
+    tokens = row["dp"] * row["microbatch"] * row["ga"] * model["sequence"]
+    return float(tokens / seconds / ranks)
+
+
+PARTS = ("runs", "fit", "layouts", "collectives")
+LAYOUTS = ("layout", "published tokens/s", "predicted", "error of time", "right order so far")
 CURVES = ("curve", "was", "points", "median error", "from 64 MiB on", "note")
 RUNS = ("run", "published", "predicted", "error", "toy", "memory")
 
@@ -355,6 +414,8 @@ def main() -> None:
     options = arguments(__doc__, repetitions=1, parts=PARTS, quick_parts=("collectives",))
     if "collectives" in options.only:
         show_collectives(Table("Collectives", CURVES, options.json))
+    if "layouts" in options.only:
+        show_layouts(Table("Layouts of one model on 64 devices", LAYOUTS, options.json))
     rows = rows_of_runs()
     if "runs" in options.only:
         show_runs(rows, Table("Published runs", RUNS, options.json))

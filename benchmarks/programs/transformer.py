@@ -31,7 +31,8 @@ CHOICES = {
     "norm": ("rms", "fused-rms", "layer"), "mlp": ("swiglu", "gelu"),
     "rotary": ("complex", "fused", "no"), "checkpoint": ("none", "selective", "full"),
     "parallel": ("fsdp", "ddp", "no"), "optimizer": ("foreach", "fused", "single"),
-    "tie": ("no", "yes"), "masters": ("no", "yes"),
+    "tie": ("no", "yes"), "masters": ("no", "yes"), "compile": ("no", "yes"),
+    "float8": ("no", "yes"),
 }  # fmt: skip
 
 
@@ -87,10 +88,75 @@ def rotated(x: Tensor, angles: Tensor, kind: str) -> Tensor:
     return x * 1.0 if kind == "fused" else x
 
 
+def scale_of(x: Tensor, kind: torch.dtype) -> Tensor:
+    """What a tensor is multiplied with to fill the range of a type."""
+    return torch.finfo(kind).max / x.abs().max().float().clamp(min=1e-12)
+
+
+def as_float8(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
+    most = torch.finfo(kind).max
+    return (x.float() * scale).clamp(-most, most).to(kind)
+
+
+def product(left: Tensor, right: Tensor, of_left: Tensor, of_right: Tensor) -> Tensor:
+    """A product of two float8 matrices, the second one with its columns in a row of memory."""
+    columns = right.t().contiguous().t()
+    return torch._scaled_mm(  # noqa: SLF001  # its name
+        left.contiguous(), columns, scale_a=of_left.reciprocal(), scale_b=of_right.reciprocal(),
+        out_dtype=torch.bfloat16,
+    )  # fmt: skip
+
+
+FLOAT8, FLOAT8_OF_GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+class Float8Product(torch.autograd.Function):  # type: ignore[misc]  # the same
+    """A linear layer in float8: a scale for each tensor, found anew in each call."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        flat = x.reshape(-1, x.shape[-1])
+        of_x, of_weight = scale_of(x, FLOAT8), scale_of(weight, FLOAT8)
+        made = product(
+            as_float8(flat, of_x, FLOAT8), as_float8(weight, of_weight, FLOAT8).t(), of_x, of_weight
+        )
+        return made.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        flat, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        of_grad = scale_of(grad, FLOAT8_OF_GRADIENTS)
+        of_x, of_weight = scale_of(x, FLOAT8), scale_of(weight, FLOAT8)
+        small = as_float8(rows, of_grad, FLOAT8_OF_GRADIENTS)
+        of_input = product(small, as_float8(weight, of_weight, FLOAT8), of_grad, of_weight)
+        of_weights = product(small.t(), as_float8(flat, of_x, FLOAT8), of_grad, of_x)
+        return of_input.view(x.shape), of_weights
+
+
+class Float8Linear(nn.Linear):  # type: ignore[misc]  # the same
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = Float8Product.apply(x, self.weight)
+        return made
+
+
+class Recomputed(nn.Module):  # type: ignore[misc]  # the same
+    """A layer with its checkpointing, which are compiled as one."""
+
+    def __init__(self, layer: nn.Module, call: Any) -> None:
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        made: Tensor = self.call(self.layer, x, angles)
+        return made
+
+
 class Layer(nn.Module):  # type: ignore[misc]  # the same
     def __init__(self, o: argparse.Namespace) -> None:
         super().__init__()
-        linear = partial(nn.Linear, bias=False)
+        linear = partial(Float8Linear if o.float8 == "yes" else nn.Linear, bias=False)
         self.o, self.size = o, o.hidden // o.heads
         self.norm_1, self.norm_2 = Norm(o.hidden, o.norm), Norm(o.hidden, o.norm)
         self.q, self.out = linear(o.hidden, o.hidden), linear(o.hidden, o.hidden)
@@ -131,6 +197,10 @@ def selective() -> Any:
     return create_selective_checkpoint_contexts(choose)
 
 
+def plainly(layer: nn.Module, *args: Tensor) -> Any:
+    return layer(*args)
+
+
 class Decoder(nn.Module):  # type: ignore[misc]  # the same
     def __init__(self, o: argparse.Namespace) -> None:
         super().__init__()
@@ -142,12 +212,17 @@ class Decoder(nn.Module):  # type: ignore[misc]  # the same
             self.head.weight = self.embedding.weight
         again = partial(checkpoint, use_reentrant=False)
         ways = {"full": again, "selective": partial(again, context_fn=selective)}
-        self.call = ways.get(o.checkpoint, lambda layer, *args: layer(*args))
+        self.call = ways.get(o.checkpoint, plainly)
+        if o.compile == "yes":
+            self.layers = nn.ModuleList(Recomputed(layer, self.call) for layer in self.layers)
+            self.call = plainly
+            for layer in self.layers:
+                layer.compile(fullgraph=True)
 
     def forward(self, tokens: Tensor, angles: Tensor) -> Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
-            x = self.call(layer, x, angles)  # type: ignore[no-untyped-call]  # torch's is untyped
+            x = self.call(layer, x, angles)
         return self.head(self.norm(x))
 
 

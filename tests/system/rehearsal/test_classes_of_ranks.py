@@ -108,6 +108,28 @@ train(model)
 """, 5, 1,
     ),
     "pp x tp": (pipeline(shaped="cut(stage, mesh['other'])"), 8, 4),
+    "pp": (pipeline(), 8, 4),
+    "ep": (
+        """
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+mesh = mesh_of(dp=4, ep=4)
+experts, equal = mesh["ep"].get_group(), [2] * 4
+
+
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.expert = Block().to(device)
+
+    def forward(self, x):
+        sent = all_to_all_single_autograd(x, equal, equal, experts)
+        return x + all_to_all_single_autograd(self.expert(sent), equal, equal, experts)
+
+
+train(nn.Sequential(model, Routed()), group=mesh["dp"].get_group())
+""", 5, 1,
+    ),
     "cp": (
         """
 mesh = mesh_of(dp=4, cp=4)

@@ -367,6 +367,7 @@ assert torch.cuda.get_allocator_backend() == "native"
 old = torch.cuda.FloatTensor([1.0, 2.0])
 dist.all_reduce(old)
 assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x, torch.cuda.HalfTensor)
+assert x.type() == "torch.cuda.FloatTensor" and x.type("torch.cuda.HalfTensor").dtype is torch.half
 print(old.tolist(), y.tolist(), torch.cuda.cudart().cudaMemGetInfo(0)[1] > 0)
 """
 

@@ -76,7 +76,7 @@ LEFT_OUT = """
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import save
 
-model = torch.compile(torch.nn.Linear(16, 16, device="cuda"))
+model = torch.nn.Linear(16, 16, device="cuda")
 state = model.state_dict()
 dcp.save(state, checkpoint_id="saved")
 save(state, checkpoint_id="saved")
@@ -214,15 +214,12 @@ def test_seeded_values_depend_on_the_seed_alone(preloaded: Preloaded, tmp_path: 
     assert len(set(json.loads(once[0]))) == 3
 
 
-def test_compilation_and_checkpoints_are_left_out_with_a_line(
-    preloaded: Preloaded, tmp_path: Path
-) -> None:
+def test_checkpoints_are_left_out_with_a_line(preloaded: Preloaded, tmp_path: Path) -> None:
     finished = run(preloaded, tmp_path, LEFT_OUT, nprocs=2)
 
     assert finished.code == 0, finished.stderr
     assert finished.lines == ["False False"] * 2
     assert figures_in(tmp_path)["remarks"] == [
-        "torch.compile is left out: graphs are predicted as eager code",
         "checkpoints are not written",
         "checkpoints are not read, but for the shapes in them",
     ]
@@ -239,6 +236,15 @@ def test_memory_that_another_stream_uses_is_active_until_the_stream_is_done(
 
     assert finished.code == 0, finished.stderr
     assert finished.lines == lines
+
+
+def test_sleep_after_the_last_step_divides_no_class(preloaded: Preloaded, tmp_path: Path) -> None:
+    sleeping = "import time\n\ntime.sleep(2 if rank == 0 else 0)\n"
+
+    finished = run(preloaded, tmp_path, ODD.replace("ODD:", "False:") + sleeping, nprocs=8)
+
+    assert finished.code == 0, finished.stderr
+    assert figures_in(tmp_path)["checked_ranks"] == 5
 
 
 def test_ranks_of_each_group_position_are_run(preloaded: Preloaded, tmp_path: Path) -> None:

@@ -183,6 +183,13 @@ class _Place(msgspec.Struct, frozen=True):
     name: str
     series: str
     fits: bool
+    rate: float = 0.0
+    """Tokens per second; 0 if they are not known."""
+
+    @property
+    def rank(self) -> float:
+        """Less is better."""
+        return -self.rate if self.rate else self.seconds
 
 
 def _places(swept: SweepTable) -> tuple[str, list[_Place]]:
@@ -204,24 +211,28 @@ def _places(swept: SweepTable) -> tuple[str, list[_Place]]:
                         name,
                         "=".join(filter(None, series)),
                         bool(row.get("fits", True)),
+                        float(row.get("tokens_per_s") or 0.0),
                     )
                 )
+    if not all(place.rate for place in found):
+        found = [msgspec.structs.replace(place, rate=0.0) for place in found]
     return what, found
 
 
 def pareto_front(places: Sequence[_Place]) -> list[_Place]:
-    """The places that no other beats in both cost and time, by their costs."""
+    """The places that no other beats in both cost and time or rate, by their costs."""
     front: list[_Place] = []
-    for each in sorted(places, key=lambda place: (place.cost, place.seconds)):
-        if each.fits and (not front or each.seconds < front[-1].seconds):
+    for each in sorted(places, key=lambda place: (place.cost, place.rank)):
+        if each.fits and (not front or each.rank < front[-1].rank):
             front.append(each)
     return front
 
 
 def _about_front(swept: SweepTable) -> str:
     if swept.kind == PREDICTION:
+        what = "Tokens/s" if any(place.rate for place in _places(swept)[1]) else "Step time"
         return (
-            "Step time against peak memory. On the line are the combinations that fit and that no "
+            f"{what} against peak memory. On the line are the combinations that fit and that no "
             "other beats in both; names are the values of the keys."
         )
     return (
@@ -238,33 +249,37 @@ def pareto_chart(swept: SweepTable) -> str:
     x = LinearScale(
         _round_cost(what, max(place.cost for place in places)), PLOT_LEFT, PLOT_RIGHT - 20
     )
-    y = LinearScale(round_up(max(place.seconds for place in places)), PLOT_BOTTOM, PLOT_TOP)
+    has_rates = any(place.rate for place in places)
+    heights = [place.rate if has_rates else place.seconds for place in places]
+    y = LinearScale(round_up(max(heights)), PLOT_BOTTOM, PLOT_TOP)
+    height_in_words = _rate_in_words if has_rates else _time_in_words
     words: tuple[Callable[[float], str], Callable[[float], str]] = (
         (lambda value: format_bytes(round(value))) if what == "peak memory" else _number_in_words,
-        _time_in_words,
+        height_in_words,
     )
-    lines = axes(x, y, words, (what, "step time" if swept.kind == PREDICTION else "time"))
+    of_time = "step time" if swept.kind == PREDICTION else "time"
+    lines = axes(x, y, words, (what, "tokens/s" if has_rates else of_time))
     names = list(dict.fromkeys(place.series for place in places))
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
-    dots = [(x(place.cost), y(place.seconds)) for place in places]
+    dots = [(x(place.cost), y(height)) for place, height in zip(places, heights, strict=True)]
+    at_place = dict(zip(map(id, places), dots, strict=True))
     labels = Labels(dots)
     front = pareto_front(places)
     if len(front) > 1:
-        lines.append(
-            polyline([(x(each.cost), y(each.seconds)) for each in front], "#8fa3bf", "front")
-        )
-    for at, place in zip(dots, places, strict=True):
+        lines.append(polyline([at_place[id(each)] for each in front], "#8fa3bf", "front"))
+    for at, place, height in zip(dots, places, heights, strict=True):
         fits = "" if place.fits else ", does not fit"
-        told = f"{place.name}: {_time_in_words(place.seconds)}, {words[0](place.cost)}{fits}"
+        told = f"{place.name}: {height_in_words(height)}, {words[0](place.cost)}{fits}"
         lines.append(dot(*at, colours[place.series] if place.fits else "#9aa9bd", told))
-    lines += [
-        labels.beside(each.name, x(each.cost), y(each.seconds)) for each in front[:_LABELS_SHOWN]
-    ]
+    lines += [labels.beside(each.name, *at_place[id(each)]) for each in front[:_LABELS_SHOWN]]
     more: list[str] = []
     bottom: float = PLOT_BOTTOM + 44
     if len(names) > 1:
         more, bottom = legend(names, [colours[name] for name in names], PLOT_BOTTOM + 58)
-    return svg(PICTURE_WIDTH, round(bottom + 14), [*lines, *more], f"Time against {what}")
+    return svg(
+        PICTURE_WIDTH, round(bottom + 14), [*lines, *more],
+        f"{'Tokens/s' if has_rates else 'Time'} against {what}",
+    )  # fmt: skip
 
 
 def _round_cost(what: str, cost: float) -> float:
@@ -277,6 +292,10 @@ def _round_cost(what: str, cost: float) -> float:
 
 def _point_in_words(case: SweptCase) -> str:
     return " ".join(f"{key}={value}" for key, value in case.point.items())
+
+
+def _rate_in_words(rate: float) -> str:
+    return f"{rate:,.0f}"
 
 
 def _number_in_words(value: float) -> str:

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 PICOSECONDS_PER_NANOSECOND = 1_000
 CONTEXT_BYTES = 600 << 20
 """What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
+UPPER_BOUND = "upper bound"
+"""Begins a remark on a part that is predicted as slower code than the program has."""
 _KEY = "prediction"
 
 
@@ -158,6 +160,11 @@ class RankClock:
             self.time, self._computing, self._exposed, self._waiting, self._asleep,
             self._communicating, self._for_peers,
         )  # fmt: skip
+
+    @property
+    def asleep_in_steps(self) -> int:
+        """How long it has slept until its last step ended; in all if it has no steps."""
+        return self.steps[-1].asleep if self.steps else self._asleep
 
     @property
     def latest(self) -> int:
@@ -493,7 +500,7 @@ class Prediction:
         """What each simulated rank has done: operations, shapes, types, kinds of groups, streams.
 
         How long it has slept counts, too, but not when: threads of a program may sleep in between.
-        Empty if all ranks are simulated.
+        What it sleeps after its last step decides no figure. Empty if all ranks are simulated.
         """
         parts = [
             blake2b(f"{done!r} on {stream}".encode(), digest_size=8).digest()
@@ -502,7 +509,7 @@ class Prediction:
         return {
             number: blake2b(
                 b"".join([parts[each] for each in clock.trail.numbers])
-                + (b"sleeps %d" % clock.account.asleep if clock.account.asleep else b""),
+                + (b"sleeps %d" % clock.asleep_in_steps if clock.asleep_in_steps else b""),
                 digest_size=8,
             ).digest()
             for number, clock in sorted(self.clocks.items())
@@ -525,7 +532,7 @@ class Prediction:
         pairs = zip_longest(*(trail.numbers for trail in trails))
         differing = next((pair for pair in pairs if pair[0] != pair[1]), None)
         told = (
-            (_sleep_in_words(self.clocks[each].account.asleep) for each in ranks)
+            (_sleep_in_words(self.clocks[each].asleep_in_steps) for each in ranks)
             if differing is None
             else (_told(None if number is None else done[number][0]) for number in differing)
         )

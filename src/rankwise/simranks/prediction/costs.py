@@ -36,6 +36,10 @@ _ANY_DTYPE = "f32"
 """For what the device has no engine for, such as complex numbers."""
 
 
+INDUCTOR = "inductor"
+"""The library that fused kernels of compiled graphs are said to be of."""
+
+
 class DeviceOperation(NamedTuple):
     """One operation on a device.
 

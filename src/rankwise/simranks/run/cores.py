@@ -8,7 +8,10 @@ own. A worker knows nothing of the caller's `__main__`: scripts need no guard, n
 """
 
 import importlib
+import json
 import os
+import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from signal import SIGKILL
-from typing import Any, cast
+from typing import IO, Any, NoReturn, cast
 
 from rankwise.base.failure import ExitStatus
 from rankwise.drivers.real.cpus import usable_cpu_count
@@ -26,6 +29,11 @@ _SERVE = (
     "import sys; sys.path[:] = {path!r}; from rankwise.simranks.run.cores import serve; "
     "serve({descriptor}, {parent}, {work!r})"
 )
+_FORK = (
+    "import sys; sys.path[:] = {path!r}; from rankwise.simranks.run.cores import fork_commands; "
+    "fork_commands({descriptor}, {parent}, {modules!r})"
+)
+_ORDER_BYTES, _ANSWER_BYTES = 1 << 17, 64
 _COMMAND = (
     "import sys, runpy; from rankwise.drivers.real.hosting.prctl import die_with_parent; "
     "die_with_parent({parent}); sys.argv = {words!r}; "
@@ -123,31 +131,36 @@ def serve(descriptor: int, parent: int, work: str) -> None:
 
 
 def run_commands(
-    commands: Mapping[int, Sequence[str]], take: Callable[[int, int, str], None]
+    commands: Mapping[int, Sequence[str]],
+    take: Callable[[int, int, str], None],
+    modules: Sequence[str] = (),
 ) -> None:
     """Run command lines of rankwise, each in a process of its own.
 
     Args:
         commands: their words behind `rankwise`, by number.
         take: gets the number of a command, its exit code and the end of what it wrote to stderr.
+        modules: what the processes import once, before they are forked for each command.
     """
     waiting = sorted(commands, reverse=True)
-    busy: dict[int, tuple[_CommandProcess, int]] = {}
+    busy: dict[int, tuple[_CommandForker, int]] = {}
     with ExitStack() as stack:
 
-        def start() -> None:
+        def give(forker: _CommandForker | None = None) -> None:
             if waiting:
+                own = forker or stack.enter_context(_forker(modules))
                 number = waiting.pop()
-                command = stack.enter_context(_command(commands[number]))
-                busy[command.pidfd] = (command, number)
+                own.start(commands[number])
+                busy[own.descriptor] = (own, number)
 
         for _ in range(min(len(commands), usable_cpu_count())):
-            start()
+            give()
         while busy:
             for ready in cast("list[int]", wait(list(busy))):
-                command, number = busy.pop(ready)
-                take(number, command.process.wait(), command.tail())
-                start()
+                forker, number = busy.pop(ready)
+                code, tail = forker.end()
+                take(number, code, tail)
+                give(forker if forker.is_alive else None)
 
 
 def command_line(words: Sequence[str]) -> list[str]:
@@ -157,29 +170,87 @@ def command_line(words: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
-class _CommandProcess:
-    """A process that runs one command line."""
+class _CommandForker:
+    """A process that imports modules, and forks itself for each command line."""
 
-    def __init__(self, words: Sequence[str], stack: ExitStack) -> None:
-        self._output = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # `stack` closes it
-        self.process = subprocess.Popen(
-            command_line(words),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._output,
-            process_group=0,
-        )  # fmt: skip
-        stack.callback(self.process.wait)
-        stack.callback(self.process.kill)
-        self.pidfd = os.pidfd_open(self.process.pid)
-        stack.callback(os.close, self.pidfd)
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._output: IO[bytes] | None = None
+        with theirs:
+            code = _FORK.format(
+                path=sys.path, descriptor=theirs.fileno(), parent=os.getpid(), modules=[*modules]
+            )
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code], pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0,
+            )  # fmt: skip
+        self.descriptor = self._socket.fileno()
+        self.is_alive = True
 
-    def tail(self) -> str:
-        """The end of what it has written to stderr."""
-        size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, size - 16_384))
-        return self._output.read().decode(errors="replace")
+    def start(self, words: Sequence[str]) -> None:
+        """Begin a command line; `descriptor` is readable when it has ended."""
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # `end` and `close` close it
+        with suppress(OSError):  # it is dead: `end` tells
+            socket.send_fds(self._socket, [json.dumps([*words]).encode()], [self._output.fileno()])
+
+    def end(self) -> tuple[int, str]:
+        """The exit code of the command, and the end of what it has written to stderr."""
+        assert self._output is not None, "a command was started"
+        try:
+            answer = self._socket.recv(_ANSWER_BYTES)
+        except ConnectionResetError:
+            answer = b""
+        with self._output as output:
+            size = output.seek(0, os.SEEK_END)
+            output.seek(max(0, size - 16_384))
+            tail = output.read().decode(errors="replace")
+        self.is_alive = bool(answer)
+        return int(answer or self.process.wait()), tail
+
+    def close(self) -> None:
+        """End it; the kernel kills a command that it has under way."""
+        self.process.kill()
+        self.process.wait()
+        self._socket.close()
+        if self._output is not None:
+            self._output.close()
 
 
 @contextmanager
-def _command(words: Sequence[str]) -> Iterator[_CommandProcess]:
-    with ExitStack() as stack:
-        yield _CommandProcess(words, stack)
+def _forker(modules: Sequence[str]) -> Iterator[_CommandForker]:
+    forker = _CommandForker(modules)
+    try:
+        yield forker
+    finally:
+        forker.close()
+
+
+def fork_commands(descriptor: int, parent: int, modules: Sequence[str]) -> None:
+    """What runs in such a process."""
+    die_with_parent(parent)
+    for module in modules:
+        with suppress(ImportError):  # the command says it better
+            importlib.import_module(module)
+    with socket.socket(fileno=descriptor) as orders:
+        while True:
+            message, files, *_ = socket.recv_fds(orders, _ORDER_BYTES, 1)
+            if not message:
+                return
+            own = os.getpid()
+            if (pid := os.fork()) == 0:
+                orders.close()
+                _be_command(json.loads(message), files[0], own)
+            os.close(files[0])
+            _, status = os.waitpid(pid, 0)
+            orders.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _be_command(words: list[str], stderr: int, parent: int) -> NoReturn:
+    os.setpgid(0, 0)
+    die_with_parent(parent)
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    tempfile.tempdir = None
+    sys.argv = ["rankwise", *words]
+    runpy.run_module("rankwise", run_name="__main__", alter_sys=True)
+    sys.exit()

@@ -53,6 +53,10 @@ def _follow_dtensor(device: str, names: NamesOfRanks, world: SimulatedWorld) -> 
         from rankwise.simranks.torch import uneven_shards  # noqa: PLC0415  # the same
 
         stack.callback(uneven_shards.note_shards_of_dtensor(world.equals))
+    if world.timing_only is not None:
+        from rankwise.simranks.torch import sharding_strategies  # noqa: PLC0415  # the same
+
+        stack.callback(sharding_strategies.remember_strategies())
     stack.callback(names.follow("torch.distributed.tensor", world))
     return stack.close
 

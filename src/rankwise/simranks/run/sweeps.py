@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Point = Mapping[str, str]
 Progress = Callable[[int, int], None]
 """Is told how many cases are done, and how many of these have run now."""
+_MODULES = ("torch", "torch.distributed", "torch.distributed.tensor.parallel")
 
 
 class SweepOutcome(NamedTuple):
@@ -203,10 +204,17 @@ def sweep_commands(  # all by name
                 lambda number, code, tail: keep(
                     number, _predicted(dict(points[number]), path_of(number), code, tail)
                 ),
+                _imports_of(files),
             )
 
     plan = _SweepPlan(points, keys, results, title, PREDICTION)
     return _sweep(plan, run, progress)
+
+
+def _imports_of(files: Sequence[str]) -> tuple[str, ...]:
+    """What takes long to import and a program needs, as far as its text tells."""
+    texts = [Path(each).read_bytes() for each in files if each.endswith(".py")]
+    return _MODULES if any(b"torch" in text for text in texts) else ()
 
 
 def _predicted(point: dict[str, str], path: str, code: int, tail: str) -> SweptCase:

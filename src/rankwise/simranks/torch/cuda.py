@@ -39,6 +39,7 @@ from rankwise.simranks.world.world import present_world, running_rank
 _of_thread = threading.local()
 _CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 _KEY = "modelled cuda"
+_CUDA_TYPE = "torch.cuda."
 _IS_CUDA = Tensor.is_cuda.__get__
 _has_torch_function = torch._C._has_torch_function  # noqa: SLF001  # `overrides` is changed
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001  # `functional` may be patched
@@ -55,6 +56,8 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         if func == _IS_CUDA:
             return not modelled_device.is_asked_by(sys._getframe(1), "torch") or func(*args)  # noqa: SLF001  # no other way to the caller
         kwargs = dict(kwargs or {})
+        if func is Tensor.type:
+            return self._typed(args, kwargs)
         if func is Tensor.cuda:
             return args[0].clone()
         if func is Tensor.pin_memory:
@@ -75,6 +78,20 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         if is_pinned and isinstance(result, Tensor):
             _pinned(result)
         return result.clone() if is_moved and result is args[0] else result
+
+    def _typed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`Tensor.type`: programs find the name of a CUDA type, and may ask for one."""
+        if len(args) == 1 and not kwargs:
+            name = str(Tensor.type(args[0]))
+            is_torch = modelled_device.is_asked_by(sys._getframe(2), "torch")  # noqa: SLF001  # the same
+            is_told = not is_torch and self._is_of_device(args[0])
+            return name.replace("torch.", _CUDA_TYPE, 1) if is_told else name
+        plain = [each.replace(_CUDA_TYPE, "torch.") if type(each) is str else each for each in args]
+        return Tensor.type(*plain, **kwargs)
+
+    def _is_of_device(self, _tensor: Tensor) -> bool:
+        """Whether a tensor lies on the modelled device."""
+        return True
 
 
 def enter_for_good(make: "Callable[[], OnCpu]") -> None:

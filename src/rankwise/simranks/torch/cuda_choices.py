@@ -194,3 +194,9 @@ def _functional_dropout(
     if inplace:
         return _drop(input, p, training, inplace)
     return _native_dropout(input, p, training)
+
+
+IN_GRAPHS = (
+    _scaled_dot_product_attention, _fused_rms_norm, _native_dropout, _functional_dropout,
+)  # fmt: skip
+"""What dynamo calls from within a graph, as torch's functions for which they stand."""

@@ -189,6 +189,9 @@ def stay_out_of_graphs() -> Callable[[], None]:
         # As torch's functions, for which they stand, they are called from within a graph.
         for function in (fused.rms_norm, fused.scaled_dot_product_attention):
             rules._allowed_callable_ids.add(id(function))  # noqa: SLF001  # `allow_in_graph` imports more
+    if (choices := sys.modules.get("rankwise.simranks.torch.cuda_choices")) is not None:
+        for function in choices.IN_GRAPHS:
+            rules._allowed_callable_ids.add(id(function))  # noqa: SLF001  # the same
     if not any(OUR_PACKAGE.startswith(each.rstrip("/")) for each in rules.SKIP_DIRS):
         rules.add("rankwise")
     return _nothing

@@ -34,11 +34,12 @@ from rankwise.simranks.torch.storages import are_of_host, hold
 from rankwise.simranks.torch.unseen_mode import MOVES_NOTHING, NOT_OF_DEVICES, PLAIN, UnseenMode
 from rankwise.simranks.world.places import OUR_PACKAGE, place_of
 
-_DTYPES = {
+DTYPE_NAMES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.uint8: "u8", torch.bool: "bool", torch.float8_e4m3fn: "f8e4", torch.float8_e5m2: "f8e5",
 }  # fmt: skip
+_SCALED = frozenset({"aten._scaled_mm", "aten._scaled_grouped_mm"})
 _ITEM = "aten._local_scalar_dense"
 _EMBEDDING = torch.ops.aten.embedding.default
 _ENGINE = "/torch/autograd/graph.py"
@@ -154,6 +155,19 @@ class ChargingMode(UnseenMode):
         """Charge an operation that nothing computes, with what it takes and gives."""
         self._note(func, taken, {}, made)
 
+    def charge_work(self, work: DeviceOperation) -> None:
+        """Charge a kernel that no operation of torch stands for."""
+        priced = self._priced.get(work)
+        if priced is None:
+            priced = self._priced[work] = self.clock.price(work)
+        self.clock.compute(priced)
+
+    def charge_call(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Charge an operation on fake tensors, which nothing carries out."""
+        kind = self._kind_of(func)
+        if not kind.is_free:
+            self._charge(func, kind, args, kwargs, result)
+
     def _kind_of(self, func: Any) -> _OperationKind:
         kind = self._kinds.get(func)
         if kind is None:
@@ -218,6 +232,8 @@ class ChargingMode(UnseenMode):
             for tensor in tensors_in((*args, *(kwargs or {}).values(), result)):
                 self._hold(tensor)
         dtype = widest[0].dtype
+        if kind.name in _SCALED:  # its result is of another type, and may be larger
+            dtype = args[0].dtype
         if kind.flops is not None:
             flops = self._flops_of(kind, args, kwargs, result)
         else:
@@ -228,7 +244,7 @@ class ChargingMode(UnseenMode):
         if priced is None:
             engine: Engine = "math" if kind.flops is None else "gemm"
             work = DeviceOperation(
-                kind.name, engine, flops, size, _DTYPES.get(dtype, ""),
+                kind.name, engine, flops, size, DTYPE_NAMES.get(dtype, ""),
                 shapes=tuple(map(tuple, shapes)), is_causal=is_causal,
             )  # fmt: skip
             priced = self._priced[key] = self.clock.price(work)

@@ -81,6 +81,9 @@ class Placing(OnCpu):
             place(made, self._mode, hint=hint)
         return made
 
+    def _is_of_device(self, tensor: Tensor) -> bool:
+        return is_on_device(tensor)
+
     def _hint(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_torch: bool
     ) -> bool | None:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rankwise.simranks.prediction.holders import GRADIENTS, OPTIMIZER, PARAMETERS, HolderBook
 from rankwise.simranks.torch import cuda, cuda_choices, storages
+from rankwise.simranks.torch.compiled_graphs import GraphPrices
 from rankwise.simranks.torch.cuda_graphs import WITHOUT_DATA
 from rankwise.simranks.torch.device_memory import settings_of
 from rankwise.simranks.torch.module_paths import follow_modules, with_paths
@@ -41,8 +42,9 @@ def compute_nothing() -> Callable[[], None]:
     stack.callback(cuda_choices.choose_as_cuda())
     replace(torch.nn.Module, "__call__", with_paths)
     replace(torch.nn.Module, "to", _with_target)
-    replace(torch, "compile", _as_eager)
-    replace(torch.nn.Module, "compile", _compiled_in_place)
+    graphs = GraphPrices(_mode, remark)
+    stack.callback(graphs.close)
+    replace(torch, "compile", graphs.compile)
     replace(torch, "save", _unwritten)
     replace(torch, "load", _unread)
     loader = import_module("torch.utils.data").DataLoader
@@ -111,24 +113,8 @@ def _with_target(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-_EAGER = "torch.compile is left out: graphs are predicted as eager code"
 _UNWRITTEN = "checkpoints are not written"
 _UNREAD = "checkpoints are not read, but for the shapes in them"
-
-
-def _as_eager(_original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile_nothing(model: Any = None, **_options: Any) -> Any:
-        remark(_EAGER)
-        return model if model is not None else lambda function: function
-
-    return compile_nothing
-
-
-def _compiled_in_place(_original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile_nothing(_module: Any, *_args: Any, **_options: Any) -> None:
-        remark(_EAGER)
-
-    return compile_nothing
 
 
 def _unwritten(_original: Callable[..., Any]) -> Callable[..., Any]:

@@ -126,6 +126,16 @@ def test_what_does_not_fit_is_in_the_table_with_its_reason() -> None:
     assert page.count("<svg") == 2
 
 
+def test_the_plot_of_predictions_has_tokens_per_second_if_all_count_them() -> None:
+    cases = [predicted(tp, seconds, peak) for tp, seconds, peak in (("1", 1.0, 90), ("2", 2.0, 60))]
+    for case, rate in zip(cases, (1_000.0, 4_000.0), strict=True):
+        case.rows[0]["tokens_per_s"] = rate  # type: ignore[index]  # a plain dictionary
+    page = sweep_page(SweepTable(["tp"], cases, PREDICTION, "train.py"))
+
+    assert "Tokens/s against peak memory" in page
+    assert "2: 4,000, 60 bytes" in page
+
+
 def test_a_table_of_nothing_has_a_page() -> None:
     assert "0 of 4 combinations" in sweep_page(SweepTable(["tp"], [], PREDICTION, "train.py", 4))
 

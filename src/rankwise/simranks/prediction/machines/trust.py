@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.sim.reporting.breakdown import MESSAGES
+from rankwise.simranks.prediction.costs import INDUCTOR
 from rankwise.simranks.prediction.machines.catalogue import MachineTopology
 from rankwise.simranks.prediction.machines.device import is_attention, operation_of
 
@@ -138,6 +139,6 @@ def _of_other_layouts(prediction: "Prediction") -> list[str]:
         1 < count < prediction.size for kind, count in prediction.carried_out if kind != MESSAGES
     ):
         reasons.append("groups of some ranks")
-    if any("torch.compile" in remark for remark in prediction.remarks):
+    if any(each.work.name.startswith(INDUCTOR) for each in prediction.works):
         reasons.append("compiled graphs")
     return reasons

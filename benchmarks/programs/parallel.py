@@ -1,0 +1,367 @@
+"""Trains a decoder in layouts of several dimensions: tensor, pipeline and data parallel.
+
+A plain script: `torchrun --nproc-per-node 8 parallel.py --tp 2 --pp 2 --layers 32 ...`. The ranks
+of a tensor-parallel group are neighbours, then come those of data parallelism, then the stages.
+Norms and residuals are split by the sequence, as in torchtitan and Megatron. Data parallelism is
+FSDP2, or what frameworks of ZeRO's first stage do: gradients in f32 are scattered after the last
+microbatch, each rank updates its share, and weights are gathered.
+"""
+
+import argparse
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformer import FusedNorm, Recomputed, plainly, rotated, selective
+
+SIZES = {
+    "layers": 4, "hidden": 256, "heads": 4, "kv-heads": 4, "ffn": 1024, "vocab": 1024,
+    "sequence": 256, "batch": 1, "microbatches": 1, "steps": 3, "tp": 1, "pp": 1,
+    "stages-per-rank": 1,
+}  # fmt: skip
+CHOICES = {
+    "checkpoint": ("none", "selective", "full"), "data": ("fsdp", "zero1", "replicate"),
+    "norm": ("rms", "fused-rms"), "rotary": ("complex", "fused", "no"),
+    "schedule": ("1F1B", "Interleaved1F1B", "GPipe"), "compile": ("no", "yes"),
+}  # fmt: skip
+
+
+def options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name, default in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, choices in CHOICES.items():
+        parser.add_argument(f"--{name}", choices=choices, default=choices[0])
+    return parser.parse_args(words)
+
+
+class Norm(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """An RMS norm; of a DTensor each rank norms its own rows."""
+
+    def __init__(self, size: int, kind: str) -> None:
+        super().__init__()
+        self.kind, self.weight = kind, nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Norm the last dimension."""
+        if self.kind == "fused-rms" and isinstance(x, DTensor):  # each rank norms its own rows
+            local = FusedNorm.apply(
+                x.to_local(), self.weight.to_local(grad_placements=[Replicate()])
+            )
+            return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False)
+        if self.kind == "fused-rms":
+            return FusedNorm.apply(x, self.weight)
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(
+            x
+        ) * self.weight
+
+
+class Attention(nn.Module):  # type: ignore[misc]  # the same
+    """Attention of the heads that a rank has."""
+
+    def __init__(self, o: argparse.Namespace) -> None:
+        super().__init__()
+        linear = partial(nn.Linear, bias=False)
+        self.o, self.size = o, o.hidden // o.heads
+        self.q, self.out = linear(o.hidden, o.hidden), linear(o.hidden, o.hidden)
+        self.k, self.v = (linear(o.hidden, o.kv_heads * self.size) for _ in range(2))
+
+    def forward(self, y: Tensor, angles: Tensor) -> Tensor:
+        """Attend to earlier tokens."""
+        rows, length, _ = y.shape
+        q, k, v = (each(y).view(rows, length, -1, self.size) for each in (self.q, self.k, self.v))
+        q, k = (rotated(each, angles, self.o.rotary) for each in (q, k))
+        if times := q.shape[2] // k.shape[2] - 1:
+            wide = (rows, length, q.shape[2], self.size)
+            k, v = (
+                each[:, :, :, None].expand(-1, -1, -1, times + 1, -1).reshape(wide)
+                for each in (k, v)
+            )
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(y.transpose(1, 2).reshape(rows, length, -1))
+        return out
+
+
+class Network(nn.Module):  # type: ignore[misc]  # the same
+    """The perceptron of a layer."""
+
+    def __init__(self, o: argparse.Namespace) -> None:
+        super().__init__()
+        linear = partial(nn.Linear, bias=False)
+        self.up, self.gate = linear(o.hidden, o.ffn), linear(o.hidden, o.ffn)
+        self.down = linear(o.ffn, o.hidden)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Two products, and one that gates."""
+        out: Tensor = self.down(functional.silu(self.gate(y)) * self.up(y))
+        return out
+
+
+class Layer(nn.Module):  # type: ignore[misc]  # the same
+    """Attention and a perceptron, with their norms."""
+
+    def __init__(self, o: argparse.Namespace) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = Norm(o.hidden, o.norm), Norm(o.hidden, o.norm)
+        self.attention, self.network = Attention(o), Network(o)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """One layer."""
+        x = x + self.attention(self.norm_1(x), angles)
+        return x + self.network(self.norm_2(x))
+
+
+class Part(nn.Module):  # type: ignore[misc]  # the same
+    """The layers of a stage, and the embedding or the head at the ends."""
+
+    def __init__(self, o: argparse.Namespace, stage: int, stages: int) -> None:
+        super().__init__()
+        first, last = (o.layers * each // stages for each in (stage, stage + 1))
+        self.embedding = nn.Embedding(o.vocab, o.hidden) if stage == 0 else None
+        self.layers = nn.ModuleList(Layer(o) for _ in range(first, last))
+        is_end = stage == stages - 1
+        self.norm = Norm(o.hidden, o.norm) if is_end else None
+        self.head = nn.Linear(o.hidden, o.vocab, bias=False) if is_end else None
+        self.angles = torch.ones(
+            o.sequence, o.hidden // o.heads // 2, dtype=torch.complex64, device=device_type()
+        )
+        again = partial(checkpoint, use_reentrant=False)
+        ways = {"full": again, "selective": partial(again, context_fn=selective)}
+        self.call = ways.get(o.checkpoint, plainly)
+
+    def be_compiled(self) -> None:
+        """Compile each layer with its checkpointing."""
+        self.layers = nn.ModuleList(Recomputed(layer, self.call) for layer in self.layers)
+        self.call = plainly
+        for layer in self.layers:
+            layer.compile(fullgraph=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layers of the stage."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = self.call(layer, x, self.angles)
+        if self.head is not None and self.norm is not None:
+            x = self.head(self.norm(x))
+        return x
+
+
+def device_type() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def split_tensors(part: Part, mesh: DeviceMesh) -> None:
+    """Tensor and sequence parallelism of a stage."""
+    rows = Shard(1)
+    ends: dict[str, Any] = {}
+    if part.embedding is not None:
+        ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=rows)
+    if part.head is not None:
+        ends["norm"] = SequenceParallel()
+        ends["head"] = ColwiseParallel(
+            input_layouts=rows, output_layouts=Shard(-1), use_local_output=False
+        )
+    parallelize_module(part, mesh, ends)
+    columns = {name: ColwiseParallel() for name in ("q", "k", "v")}
+    for layer in part.layers:
+        plan: dict[str, Any] = {
+            "norm_1": SequenceParallel(),
+            "norm_2": SequenceParallel(),
+            "attention": PrepareModuleInput(
+                input_layouts=(rows, None), desired_input_layouts=(Replicate(), None)
+            ),
+            **{f"attention.{name}": way for name, way in columns.items()},
+            "attention.out": RowwiseParallel(output_layouts=rows),
+            "network": PrepareModuleInput(
+                input_layouts=(rows,), desired_input_layouts=(Replicate(),)
+            ),
+            "network.up": ColwiseParallel(),
+            "network.gate": ColwiseParallel(),
+            "network.down": RowwiseParallel(output_layouts=rows),
+        }
+        parallelize_module(layer, mesh, plan)
+
+
+def build(o: argparse.Namespace, stage: int, stages: int, mesh: DeviceMesh) -> Part:
+    """A stage as a rank holds it: f32 for FSDP, which computes in bf16, else bf16."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if o.data == "fsdp" else torch.bfloat16)
+    with torch.device("meta"):
+        part = Part(o, stage, stages)
+    torch.set_default_dtype(default)
+    if o.tp > 1:
+        split_tensors(part, mesh["tp"])
+    if o.compile == "yes":
+        part.be_compiled()
+    if o.data == "fsdp":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        shard = partial(
+            fully_shard, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=o.pp == 1
+        )
+        for each in part.layers:
+            shard(each)
+        shard(part)
+    part.to_empty(device=device_type())
+    return part
+
+
+def loss_of(out: Tensor, wanted: Tensor) -> Tensor:
+    return functional.cross_entropy(out.flatten(0, 1).float(), wanted.flatten())
+
+
+class Sharing:
+    """Masters, their gradients and an optimizer's state: all of them, or a share of each rank."""
+
+    def __init__(self, o: argparse.Namespace, parts: Sequence[nn.Module], mesh: DeviceMesh) -> None:
+        self.weights = [
+            (each.to_local() if isinstance(each, DTensor) else each).detach()
+            for part in parts
+            for each in part.parameters()
+        ]
+        self.parameters = [each for part in parts for each in part.parameters()]
+        self.group = mesh["dp"].get_group()
+        self.size = mesh["dp"].size()
+        self.is_shared = o.data == "zero1" and self.size > 1
+        self.sums = [torch.zeros_like(each, dtype=torch.float32) for each in self.weights]
+        shares = self.size if self.is_shared else 1
+        self.masters = [
+            torch.zeros(-(-each.numel() // shares), dtype=torch.float32, device=each.device)
+            for each in self.weights
+        ]
+        self.optimizer = torch.optim.AdamW(self.masters, fused=True)
+
+    def step(self) -> None:
+        """Sum gradients over the ranks, and update."""
+        for total, master in zip(self.sums, self.masters, strict=True):
+            if self.is_shared:
+                master.grad = torch.empty_like(master)
+                dist.reduce_scatter_tensor(master.grad, total.view(-1), group=self.group)
+            else:
+                if self.size > 1:
+                    dist.all_reduce(total, group=self.group)
+                master.grad = total.view(-1)
+        nn.utils.clip_grad_norm_(self.masters, 1.0)
+        self.optimizer.step()
+        for total, master, weight in zip(self.sums, self.masters, self.weights, strict=True):
+            if self.is_shared:
+                dist.all_gather_into_tensor(
+                    weight.view(-1), master.to(weight.dtype), group=self.group
+                )
+            else:
+                weight.view(-1).copy_(master)
+            total.zero_()
+            master.grad = None
+
+
+class Adding:
+    """Adds gradients in f32 as soon as a weight has one."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        sums = zip(sharing.parameters, sharing.sums, strict=True)
+        for parameter, total in sums:
+            parameter.register_post_accumulate_grad_hook(partial(self.add, total))
+
+    @staticmethod
+    def add(total: Tensor, parameter: Tensor) -> None:
+        """Add the gradient of a weight to its sum."""
+        grad = parameter.grad
+        total.add_(grad.to_local() if isinstance(grad, DTensor) else grad)
+        parameter.grad = None
+
+
+def train(o: argparse.Namespace) -> None:
+    size = dist.get_world_size()
+    shape = (o.pp, size // o.pp // o.tp, o.tp)
+    mesh = init_device_mesh(device_type(), shape, mesh_dim_names=("pp", "dp", "tp"))
+    stages = o.pp * o.stages_per_rank
+    place = mesh["pp"].get_local_rank()
+    numbers = range(place, stages, o.pp)
+    parts = [build(o, number, stages, mesh) for number in numbers]
+    sharing = None if o.data == "fsdp" else Sharing(o, parts, mesh)
+    if sharing is not None:
+        Adding(sharing)
+    weights = [each for part in parts for each in part.parameters()]
+    optimizer = torch.optim.AdamW(weights, foreach=True) if sharing is None else None
+    device = torch.device(device_type())
+    tokens = torch.zeros(o.batch * o.microbatches, o.sequence, dtype=torch.int64, device=device)
+    with contextlib.ExitStack() as stack:
+        if o.tp > 1:
+            stack.enter_context(loss_parallel())
+        step = (
+            pipelined(o, parts, numbers, mesh, tokens) if o.pp > 1 else plain(o, parts[0], tokens)
+        )
+        for _ in range(o.steps):
+            step()
+            if sharing is not None:
+                sharing.step()
+            elif optimizer is not None:
+                nn.utils.clip_grad_norm_(weights, 1.0, foreach=True)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def plain(o: argparse.Namespace, part: Part, tokens: Tensor) -> Any:
+    def step() -> None:
+        for index, each in enumerate(tokens.split(o.batch)):
+            if o.data == "fsdp" and o.microbatches > 1:
+                part.set_requires_gradient_sync(index == o.microbatches - 1)
+            loss_of(part(each), each).backward()
+
+    return step
+
+
+def pipelined(
+    o: argparse.Namespace, parts: Sequence[Part], numbers: range, mesh: DeviceMesh, tokens: Tensor
+) -> Any:
+    device, count = tokens.device, numbers.stop
+    group = mesh["pp"].get_group()
+    stages = [
+        PipelineStage(part, number, count, device, group=group)
+        for part, number in zip(parts, numbers, strict=True)
+    ]
+    kind = get_schedule_class(o.schedule)
+    is_several = o.stages_per_rank > 1
+    schedule = kind(stages if is_several else stages[0], o.microbatches, loss_fn=loss_of)
+    is_first, is_last = numbers[0] == 0, numbers[-1] == count - 1
+
+    def step() -> None:
+        schedule.step(
+            *([tokens] if is_first else []),
+            **({"target": tokens} if is_last else {}),
+            return_outputs=False,
+        )
+
+    return step
+
+
+def main() -> None:
+    o = options()
+    dist.init_process_group()
+    train(o)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

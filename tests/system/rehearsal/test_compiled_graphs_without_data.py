@@ -1,0 +1,87 @@
+"""Compiled graphs under `--timing-only`: the kernels that inductor would make are priced."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from preloaded import Preloaded
+from running import Finished, write_program
+
+pytestmark = [pytest.mark.torch, pytest.mark.system]
+
+CHAIN = """
+import torch
+
+
+def chain(x):
+    for _ in range(8):
+        x = torch.sin(x) + 1
+    return x
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4096, 4096)
+
+    def forward(self, x):
+        BROKEN
+        return chain(self.linear(x))
+
+
+layers = torch.nn.Sequential(*[Layer() for _ in range(3)]).to("cuda", torch.bfloat16)
+for layer in layers if COMPILED else []:
+    layer.compile(fullgraph=FULL)
+optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, foreach=True)
+for _ in range(3):
+    layers(torch.ones(8192, 4096, device="cuda", dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(tuple(layers[0].linear.weight.shape))
+"""
+
+
+def run(
+    preloaded: Preloaded, tmp_path: Path, *, compiled: bool, broken: str = "", full: bool = True
+) -> tuple[Finished, dict[str, Any]]:
+    program = (
+        CHAIN.replace("COMPILED", str(compiled))
+        .replace("BROKEN", broken)
+        .replace("FULL", str(full))
+    )
+    path = tmp_path / "p.json"
+    finished = preloaded.run(
+        "run", "--on=sim:h100-sxm", "--timing-only", "--nproc-per-node=1", "--no-prefix",
+        f"--prediction={path}", write_program(tmp_path, program), cwd=tmp_path,
+    )  # fmt: skip
+    assert finished.code == 0, finished.stderr
+    assert finished.lines == ["(4096, 4096)"]
+    return finished, json.loads(path.read_text())
+
+
+def test_fused_kernels_of_a_compiled_graph_move_their_bytes_once(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    _, eager = run(preloaded, tmp_path, compiled=False)
+    _, compiled = run(preloaded, tmp_path, compiled=True)
+
+    chain = 8192 * 4096 * 2 / (0.9 * 3.35e12)  # seconds for one pass over a tensor
+    # Forward: 16 kernels that read and write become one. Backward: 8 cosines are computed from
+    # saved results of sines, or from the input anew, in one kernel too.
+    saved = (eager["step_time_s"] - compiled["step_time_s"]) / (3 * chain)
+    assert saved > 2 * 16 - 4 + 2 * 8
+    assert compiled["peak_active_bytes"] < 0.6 * eager["peak_active_bytes"]
+    assert compiled["model_flops_per_step"] == eager["model_flops_per_step"]
+    assert compiled["remarks"] == []
+    assert not compiled["is_upper_bound"]
+    assert "compiled graphs" in compiled["interval"]["extrapolated"]
+
+
+def test_code_between_broken_graphs_is_an_upper_bound(preloaded: Preloaded, tmp_path: Path) -> None:
+    finished, figures = run(
+        preloaded, tmp_path, compiled=True, broken="torch._dynamo.graph_break()", full=False
+    )
+
+    assert figures["is_upper_bound"]
+    assert "upper bound: torch.compile breaks graphs at some lines" in finished.stderr
