@@ -51,14 +51,26 @@ class GraphTimes(NamedTuple):
     moving: int
 
 
+_Used = Sequence[tuple[int, float]]
+"""What is used, and for how long per byte."""
+
+
+class _Stage(NamedTuple):
+    """What a message uses from one instant on: a wire, or what the sender or the receiver has."""
+
+    latency: int
+    """How long after its beginning the first byte is there."""
+    begin: int
+    end: int
+    """From where to where in the table its uses stand: by whom, and for how long per byte."""
+
+
 class _Way(NamedTuple):
     """From the lanes of one rank to those of another."""
 
     latency: int
-    uses: tuple[int, int]
-    """What is used, by whom and for how long per byte: from where to where in the table."""
-    later: tuple[int, int]
-    """What is used at the receiver, a latency after the message has begun."""
+    stages: tuple[_Stage, ...]
+    """Those of the sender, of the wires, and of the receiver; the first begins at once."""
     cap: float
     """The least time per byte that one message takes."""
     ahead: float
@@ -69,9 +81,9 @@ class _Step:
     """An instruction of a rank, and what is known of its head and its tail so far."""
 
     __slots__ = (
-        "combines", "depth", "done", "flowed_at", "followers", "follows", "head", "head_missing",
-        "is_in_tcm", "kind", "local", "peer", "rank", "size", "tail", "tail_missing",
-        "target", "way",
+        "began", "combines", "depth", "done", "flowed_at", "followers", "follows", "head",
+        "head_missing", "is_in_tcm", "kind", "left", "local", "peer", "rank", "reached", "size",
+        "tail", "tail_missing", "target", "way",
     )  # fmt: skip
 
     def __init__(self, rank: int, kind: str, size: int) -> None:
@@ -87,18 +99,31 @@ class _Step:
         self.local = self.flowed_at = 0.0
         self.depth = 0
         """How many messages it follows, one after the other."""
+        self.began = 0.0
+        self.reached: list[float] = []
+        """By stage of its way at which the first byte has been: how much had moved by then."""
+        self.left = 0
+        """How many of the stages the last byte has left."""
 
 
 class _Flows:
-    """The messages that are under way, in the order in which they have begun; arrays by message."""
+    """The messages that are under way, in the order in which they have begun; arrays by message.
+
+    A message passes its stages like a train. It is at a stage from the instant at which its first
+    byte is there, and until as many bytes as it has have moved since then. Bytes move at one rate
+    over all stages at which it is.
+    """
 
     def __init__(self) -> None:
         self.steps: list[_Step] = []
-        self.left: Figures = np.zeros(0)
-        """Bytes that have not moved yet."""
+        self.moved: Figures = np.zeros(0)
+        """Bytes that have moved, at whatever stage."""
+        self.leaves: Figures = np.zeros(0)
+        """With so many it leaves the first stage at which it is."""
         self.rates: Figures = np.zeros(0)
+        """Zero while all of it is between two stages."""
         self.arrives: Figures = np.zeros(0)
-        """When the first byte reaches the receiver; infinite, once it has."""
+        """When the first byte reaches the next stage; infinite if there is none."""
         self.least: Figures = np.zeros(0)
         """The least time per byte."""
         self.uses: Numbers = np.zeros((0, 2), np.int64)
@@ -108,55 +133,96 @@ class _Flows:
         return len(self.steps)
 
     def next_instant(self, now: float) -> float:
-        """When the next one ends or arrives."""
+        """When the next one reaches or leaves a stage."""
         if not self.steps:
             return float("inf")
-        return min(float((now + self.left / self.rates).min()), float(self.arrives.min()))
+        moves = self.rates > 0
+        left = np.full(len(self.steps), np.inf)
+        np.divide(self.leaves - self.moved, self.rates, out=left, where=moves)
+        return min(now + float(left.min()), float(self.arrives.min()))
 
-    def move(self, passed: float) -> list[_Step]:
-        """Let time pass, and take away what has ended."""
-        self.left -= self.rates * passed
-        ends = self.left <= self.rates * _TOGETHER
-        if not ends.any():
-            return []
-        ended = [self.steps[number] for number in np.flatnonzero(ends).tolist()]
-        goes_on = ~ends
-        self.steps = [self.steps[number] for number in np.flatnonzero(goes_on).tolist()]
-        self.left, self.rates = self.left[goes_on], self.rates[goes_on]
-        self.arrives, self.least = self.arrives[goes_on], self.least[goes_on]
-        self.uses = self.uses[goes_on]
-        return ended
+    def move(self, passed: float) -> tuple[list[_Step], list[_Step]]:
+        """Let time pass; which have left their sender, and which their last stage."""
+        self.moved += self.rates * passed
+        leave = (self.rates > 0) & (self.leaves - self.moved <= self.rates * _TOGETHER)
+        if not leave.any():
+            return [], []
+        sent, ended = [], []
+        goes_on = np.ones(len(self.steps), bool)
+        for number in np.flatnonzero(leave).tolist():
+            step = self.steps[number]
+            assert step.way is not None, "it goes somewhere"
+            if not step.left:
+                sent.append(step)
+            step.left += 1
+            if step.left == len(step.way.stages):
+                ended.append(step)
+                goes_on[number] = False
+                continue
+            self._take_place(number, step, step.way)
+        if ended:
+            self.steps = [self.steps[number] for number in np.flatnonzero(goes_on).tolist()]
+            self.moved, self.leaves = self.moved[goes_on], self.leaves[goes_on]
+            self.rates, self.arrives = self.rates[goes_on], self.arrives[goes_on]
+            self.least, self.uses = self.least[goes_on], self.uses[goes_on]
+        return sent, ended
+
+    def _take_place(self, number: int, step: _Step, way: _Way) -> None:
+        """Say what is used at the stages at which a message is, and when it leaves one."""
+        first, count = step.left, len(step.reached)
+        if first == count:  # all of it is on its way to the next one
+            self.uses[number] = 0
+            return
+        self.uses[number] = way.stages[first].begin, way.stages[count - 1].end
+        self.leaves[number] = step.reached[first] + step.size
 
     def arrive(self, now: float) -> None:
-        """Let those whose first byte is there use what the receiver has."""
+        """Let those whose first byte is at the next stage use what is there."""
         there = self.arrives <= now + _TOGETHER
         for number in np.flatnonzero(there).tolist():
-            way = self.steps[number].way
+            step = self.steps[number]
+            way = step.way
             assert way is not None, "it goes somewhere"
-            self.uses[number], self.least[number] = way.later, way.cap
-        self.arrives[there] = np.inf
+            while len(step.reached) < len(way.stages):
+                at = step.began + way.stages[len(step.reached)].latency
+                if at > now + _TOGETHER:
+                    self.arrives[number] = at
+                    break
+                step.reached.append(float(self.moved[number]))
+            else:
+                self.arrives[number], self.least[number] = np.inf, way.cap
+            self._take_place(number, step, way)
 
     def begin(self, steps: list[_Step], now: float) -> None:
         """Take in more."""
         ways = [step.way for step in steps if step.way is not None]
+        for step in steps:
+            step.began = now
+            step.reached.append(0.0)
         self.steps += steps
-        self.left = np.append(self.left, [float(step.size) for step in steps])
+        self.moved = np.append(self.moved, np.zeros(len(steps)))
+        self.leaves = np.append(self.leaves, [float(step.size) for step in steps])
         self.rates = np.append(self.rates, np.zeros(len(steps)))
-        self.arrives = np.append(self.arrives, [now + way.latency for way in ways])
+        self.arrives = np.append(self.arrives, [now + way.stages[1].latency for way in ways])
         self.least = np.append(self.least, [way.ahead for way in ways])
-        self.uses = np.concatenate([self.uses, [way.uses for way in ways]])
+        uses = [(way.stages[0].begin, way.stages[0].end) for way in ways]
+        self.uses = np.concatenate([self.uses, uses])
 
     def share(self, resources: Numbers, times: Figures) -> None:
         """Give all of them their rates, by a table of what is used and for how long per byte."""
-        caps = 1 / self.least
         counts = self.uses[:, 1] - self.uses[:, 0]
+        moves = counts > 0
+        self.rates = np.zeros(len(counts))
+        if not moves.any():
+            return
+        counts, begins, caps = counts[moves], self.uses[moves, 0], 1 / self.least[moves]
         number = np.repeat(np.arange(len(counts)), counts)
         behind = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        entry = np.arange(len(number)) + (self.uses[:, 0] - behind)[number]
+        entry = np.arange(len(number)) + (begins - behind)[number]
         present, link = np.unique(resources[entry], return_inverse=True)
         share = times[entry] * caps[number]
         speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
-        self.rates = speeds * caps
+        self.rates[moves] = speeds * caps
 
 
 class MessageGraph:
@@ -298,7 +364,7 @@ class MessageGraph:
                         (not sent.is_in_tcm, step.combines, is_alone),
                     )
                     step.head_missing += 1
-                    step.tail_missing += 1
+                    step.tail_missing += 2  # what is sent last, and its way through the stages
                 elif isinstance(instruction, Send):
                     step.tail_missing += 1  # its own flow
 
@@ -416,7 +482,7 @@ class MessageGraph:
             if flows:
                 moving += passed
             now = max(now, instant)
-            ended = flows.move(passed)
+            sent, ended = flows.move(passed)
             flows.arrive(now)
             new: list[_Step] = []
             while self._starts and self._starts[0][0] <= now + _TOGETHER:
@@ -425,8 +491,12 @@ class MessageGraph:
                 flows.begin(new, now)
             if flows:
                 flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
-            for step in ended:
+            for step in sent:
                 self._lose_tail(step, now)
+                self._settle()
+            for step in ended:
+                assert step.peer is not None, "it is received"
+                self._add_tail(step.peer, now)
                 self._settle()
             if new:
                 for step, rate in zip(new, flows.rates[-len(new) :].tolist(), strict=True):
@@ -469,8 +539,8 @@ class MessageGraph:
         if self._classes is not None:
             source = target = self._programs()[0][0]
         later = [(self._resource((target, "in")), pe.port)]
-        uses.append((self._resource((source, "out")), pe.port))
-        for rank, times, parts in ((source, int(loads), uses), (target, 1 + combines, later)):
+        sender = [(self._resource((source, "out")), pe.port)]
+        for rank, times, parts in ((source, int(loads), sender), (target, 1 + combines, later)):
             if times:
                 parts.append((self._resource((rank, "memory")), times * pe.memory))
                 parts.append((self._resource((rank, "engine")), times * pe.engine))
@@ -485,15 +555,36 @@ class MessageGraph:
         # A latency at the beginning there are only loads, and as long at the end only stores.
         cap = max(narrowest, max(moved) * per_byte)
         ahead = max(narrowest, sum(moved) / 2 * per_byte) if is_alone else cap
-        return _Way(latency, self._table(uses), self._table([*uses, *later]), cap, ahead)
+        return _Way(latency, self._stages(sender, uses, wires, (latency, later)), cap, ahead)
 
-    def _table(self, uses: Sequence[tuple[int, float]]) -> tuple[int, int]:
-        """Write uses into the table; where they stand."""
+    def _stages(
+        self,
+        sender: _Used,
+        uses: _Used,
+        wires: Sequence[Link],
+        receiver: tuple[int, _Used],
+    ) -> tuple[_Stage, ...]:
+        """Write what a message uses into the table, in the order in which it is there."""
+        at_once, apart = [*sender, *uses[:1]], list(zip(uses, wires, strict=True))[1:]
+        if len(wires) == _BY_A_SWITCH and self._machine.topology.machine.system.sips.graph == (
+            "switch"
+        ):
+            # All messages come to the second wire as late as each other.
+            at_once, apart = [*sender, *uses], []
+        stages = [self._stage(0, at_once)]
+        latency = 0
+        for before, (use, _) in zip(wires, apart, strict=False):
+            latency += before.latency
+            stages.append(self._stage(latency, [use]))
+        stages.append(self._stage(*receiver))
+        return tuple(stages)
+
+    def _stage(self, latency: int, uses: _Used) -> _Stage:
         begin = len(self._used)
         for resource, time in uses:
             self._used.append(resource)
             self._times.append(time)
-        return begin, len(self._used)
+        return _Stage(latency, begin, len(self._used))
 
     def _uses(
         self, source: int, target: int, wires: Sequence[Link]
@@ -536,5 +627,6 @@ class _Inside(NamedTuple):
     cap: float
 
 
+_BY_A_SWITCH = 2
 _TOGETHER = 1.0
 """Picoseconds within which flows begin or end together."""
