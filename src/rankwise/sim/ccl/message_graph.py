@@ -76,6 +76,11 @@ class _Way(NamedTuple):
     ahead: float
     """The same before its first byte is there: slots are loaded ahead of what the receiver does."""
 
+    @property
+    def second(self) -> float:
+        """How long after its beginning the second stage is reached; infinite if there is none."""
+        return self.stages[1].latency if len(self.stages) > 1 else float("inf")
+
 
 class _Step:
     """An instruction of a rank, and what is known of its head and its tail so far."""
@@ -83,7 +88,7 @@ class _Step:
     __slots__ = (
         "began", "combines", "depth", "done", "flowed_at", "followers", "follows", "head",
         "head_missing", "is_in_tcm", "kind", "left", "local", "peer", "rank", "reached", "size",
-        "tail", "tail_missing", "target", "way",
+        "sources", "tail", "tail_missing", "target", "way",
     )  # fmt: skip
 
     def __init__(self, rank: int, kind: str, size: int) -> None:
@@ -99,6 +104,8 @@ class _Step:
         self.local = self.flowed_at = 0.0
         self.depth = 0
         """How many messages it follows, one after the other."""
+        self.sources = 0
+        """Of a local step: how many spans it loads."""
         self.began = 0.0
         self.reached: list[float] = []
         """By stage of its way at which the first byte has been: how much had moved by then."""
@@ -203,7 +210,7 @@ class _Flows:
         self.moved = np.append(self.moved, np.zeros(len(steps)))
         self.leaves = np.append(self.leaves, [float(step.size) for step in steps])
         self.rates = np.append(self.rates, np.zeros(len(steps)))
-        self.arrives = np.append(self.arrives, [now + way.stages[1].latency for way in ways])
+        self.arrives = np.append(self.arrives, [now + way.second for way in ways])
         self.least = np.append(self.least, [way.ahead for way in ways])
         uses = [(way.stages[0].begin, way.stages[0].end) for way in ways]
         self.uses = np.concatenate([self.uses, uses])
@@ -240,6 +247,7 @@ class MessageGraph:
         self._layout, self._work = layout, work
         self._lane_count = len(lanes[0].pes)
         self._pe = PeTimes(machine, lanes[0], 0, work)
+        self._rates = self._pe.rates(self._lane_count)
         self._resources: dict[object, int] = {}
         self._used = array("q")
         self._times = array("d")
@@ -299,10 +307,10 @@ class MessageGraph:
                         step.combines = bool(combines)
                     case Copy(_, target):
                         step = _Step(rank, "local", target.length * item)
-                        step.local = self._local(step.size, 1)
+                        step.sources = 1
                     case Fold(sources, target):
                         step = _Step(rank, "local", target.length * item)
-                        step.local = self._local(step.size, len(sources))
+                        step.sources = len(sources)
                 if step.kind == "local":  # a PE does one after the other
                     self._follow_queue(step, local)
                     local = step
@@ -342,6 +350,7 @@ class MessageGraph:
 
     @staticmethod
     def _wait(step: _Step, before: _Step, *, slot_by_slot: bool, in_tcm: bool) -> None:
+        slot_by_slot &= "local" not in {step.kind, before.kind}  # which is done at a time
         before.followers.append((step, slot_by_slot, in_tcm))
         step.follows |= slot_by_slot
         step.depth = max(step.depth, before.depth + (before.kind == "receive"))
@@ -379,12 +388,6 @@ class MessageGraph:
         known = self._known_slots[size] = min(own, slot_size), own - (slots - 1) * slot_size
         return known
 
-    def _local(self, size: int, sources: int) -> float:
-        own = -(-size // self._lane_count)
-        combining = (sources - 1) * self._pe.combine(own)
-        # All sources are loaded at a time.
-        return self._pe.load(sources * own) + combining + self._pe.store(own)
-
     def _on_head(self, step: _Step) -> None:
         """All that it waits for has its first slot."""
         first, _ = self._slot_sizes(step.size)
@@ -392,10 +395,10 @@ class MessageGraph:
             load = 0 if step.is_in_tcm else self._pe.load(first)
             self._push(step.head + load, step)
             return
+        if step.kind == "local":
+            return  # it begins when everything is there
         if step.combines:
             step.head += self._pe.combine(first)
-        if step.kind == "local":
-            step.head += step.local
         self._tell_heads(step, step.head)
 
     def _tell_heads(self, step: _Step, head: float) -> None:
@@ -419,13 +422,51 @@ class MessageGraph:
             step.tail += self._pe.combine(last) if step.combines else 0
             step.done = step.tail + self._pe.store(last)
         else:
-            step.tail = step.done = max(step.tail + step.local, step.head)
+            self._begin_dma(step, step.tail, step.sources)
+            return
+        self._tell_tails(step)
+
+    def _tell_tails(self, step: _Step) -> None:
         for follower, slot_by_slot, in_tcm in step.followers:
             if slot_by_slot:
                 self._add_tail(follower, step.tail if in_tcm else step.done)
             else:
                 self._add_head(follower, self._first_done(step))
                 self._add_tail(follower, step.done)
+
+    def _begin_dma(self, local: _Step, instant: float, loads: int) -> None:
+        """Load what a local step reads, or store its result: all of it at a time."""
+        dma = _Step(local.rank, "load" if loads else "store", max(1, loads) * local.size)
+        dma.peer = local
+        time = self._pe.moving(1 << 20) / (1 << 20) / self._lane_count
+        uses = self._memory_uses(self._looked_at(local.rank), 1)
+        dma.way = _Way(0, (self._stage(0, uses),), time, time)
+        self._push(instant, dma)
+
+    def _on_moved(self, dma: _Step, now: float) -> None:
+        """A load or a store of a local step has moved its bytes."""
+        local = dma.peer
+        assert local is not None, "it is for a step"
+        own = -(-local.size // self._lane_count)
+        if dma.kind == "load":
+            combining = (local.sources - 1) * self._pe.combine(own)
+            self._begin_dma(local, now + self._pe.load(0) + combining, 0)
+            return
+        local.head = local.tail = local.done = now + self._pe.store(0)
+        self._tell_heads(local, local.head)
+        self._tell_tails(local)
+
+    def _memory_uses(self, rank: int, times: int) -> list[tuple[int, float]]:
+        """What bytes that a rank's PEs load or store so many times take of their memory."""
+        pe = self._rates
+        return [
+            (self._resource((rank, "memory")), times * pe.memory),
+            (self._resource((rank, "engine")), times * pe.engine),
+        ]
+
+    def _looked_at(self, rank: int) -> int:
+        """The rank that stands for a rank."""
+        return rank if self._classes is None else self._programs()[0][0]
 
     def _spread(self, sent: _Step) -> float:
         """How long before the last lane of a message the first one has ended."""
@@ -492,16 +533,22 @@ class MessageGraph:
             if flows:
                 flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
             for step in sent:
-                self._lose_tail(step, now)
-                self._settle()
+                if step.kind == "send":
+                    self._lose_tail(step, now)
+                    self._settle()
             for step in ended:
+                if step.kind != "send":
+                    self._on_moved(step, now)
+                    self._settle()
+                    continue
                 assert step.peer is not None, "it is received"
                 self._add_tail(step.peer, now)
                 self._settle()
             if new:
                 for step, rate in zip(new, flows.rates[-len(new) :].tolist(), strict=True):
-                    self._on_begun(step, rate, now)
-                    self._settle()
+                    if step.kind == "send":
+                        self._on_begun(step, rate, now)
+                        self._settle()
         return moving
 
     def _on_begun(self, step: _Step, rate: float, now: float) -> None:
@@ -536,14 +583,12 @@ class MessageGraph:
         pe = inside.pe
         # What is sent on is still there, or loaded; what is received is stored, and if it is
         # combined, its operand is loaded.
-        if self._classes is not None:
-            source = target = self._programs()[0][0]
+        source, target = self._looked_at(source), self._looked_at(target)
         later = [(self._resource((target, "in")), pe.port)]
         sender = [(self._resource((source, "out")), pe.port)]
         for rank, times, parts in ((source, int(loads), sender), (target, 1 + combines, later)):
             if times:
-                parts.append((self._resource((rank, "memory")), times * pe.memory))
-                parts.append((self._resource((rank, "engine")), times * pe.engine))
+                parts += self._memory_uses(rank, times)
         latency = inside.latency + sum(link.latency for link in wires)
         wake = picoseconds(self._machine.topology.machine.pe.ipcq.wake_ns)
         assert self._layout.n_slots is not None, "it is known by now"
@@ -614,7 +659,7 @@ class MessageGraph:
         narrowest = max(count / lanes / float(link.rate) for link, count in users.items())
         return _Inside(
             max(path.latency for path in paths) - sum(link.latency for link in wires),
-            self._pe.rates(lanes),
+            self._rates,
             narrowest,
         )
 
