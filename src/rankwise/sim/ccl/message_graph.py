@@ -75,19 +75,31 @@ class _Way(NamedTuple):
     """The least time per byte that one message takes."""
     ahead: float
     """The same before its first byte is there: slots are loaded ahead of what the receiver does."""
+    pace: float = 0.0
+    """The least time per byte in which a sender fills slots, as long as there are free ones."""
+    window: float = 0.0
+    """So many bytes the slots hold."""
+    credits: float = 0.0
+    """So many bytes move until the credit of a slot is back."""
 
     @property
     def second(self) -> float:
         """How long after its beginning the second stage is reached; infinite if there is none."""
         return self.stages[1].latency if len(self.stages) > 1 else float("inf")
 
+    def moved_when_sent(self, size: float) -> float:
+        """How many bytes of a message have moved when its last slot gets a credit."""
+        if size <= self.window:
+            return 0.0
+        return min(size, size - self.window + self.credits)
+
 
 class _Step:
     """An instruction of a rank, and what is known of its head and its tail so far."""
 
     __slots__ = (
-        "began", "combines", "depth", "done", "flowed_at", "followers", "follows", "head",
-        "head_missing", "is_in_tcm", "kind", "left", "local", "peer", "rank", "reached", "size",
+        "began", "combines", "depth", "done", "flowed_at", "followers", "follows", "frees",
+        "head", "head_missing", "is_in_tcm", "is_sent", "kind", "left", "local", "peer", "rank", "reached", "size",
         "sources", "tail", "tail_missing", "target", "way",
     )  # fmt: skip
 
@@ -106,6 +118,10 @@ class _Step:
         """How many messages it follows, one after the other."""
         self.sources = 0
         """Of a local step: how many spans it loads."""
+        self.frees: list[_Step] = []
+        """Local steps that write what it reads: they wait until its last slot is loaded."""
+        self.is_sent = False
+        """Whether that is so: slots that have a credit wait before a wire that is not free."""
         self.began = 0.0
         self.reached: list[float] = []
         """By stage of its way at which the first byte has been: how much had moved by then."""
@@ -148,19 +164,25 @@ class _Flows:
         np.divide(self.leaves - self.moved, self.rates, out=left, where=moves)
         return min(now + float(left.min()), float(self.arrives.min()))
 
-    def move(self, passed: float) -> tuple[list[_Step], list[_Step]]:
-        """Let time pass; which have left their sender, and which their last stage."""
+    def move(self, passed: float) -> tuple[list[_Step], list[_Step], list[_Step]]:
+        """Let time pass; which are sent, which have left their sender, and their last stage."""
         self.moved += self.rates * passed
         leave = (self.rates > 0) & (self.leaves - self.moved <= self.rates * _TOGETHER)
         if not leave.any():
-            return [], []
-        sent, ended = [], []
+            return [], [], []
+        sent, emptied, ended = [], [], []
         goes_on = np.ones(len(self.steps), bool)
         for number in np.flatnonzero(leave).tolist():
             step = self.steps[number]
             assert step.way is not None, "it goes somewhere"
-            if not step.left:
+            if not step.is_sent:
+                step.is_sent = True
                 sent.append(step)
+                self._take_place(number, step, step.way)
+                if self.leaves[number] - self.moved[number] > self.rates[number] * _TOGETHER:
+                    continue
+            if not step.left:
+                emptied.append(step)
             step.left += 1
             if step.left == len(step.way.stages):
                 ended.append(step)
@@ -172,7 +194,7 @@ class _Flows:
             self.moved, self.leaves = self.moved[goes_on], self.leaves[goes_on]
             self.rates, self.arrives = self.rates[goes_on], self.arrives[goes_on]
             self.least, self.uses = self.least[goes_on], self.uses[goes_on]
-        return sent, ended
+        return sent, emptied, ended
 
     def _take_place(self, number: int, step: _Step, way: _Way) -> None:
         """Say what is used at the stages at which a message is, and when it leaves one."""
@@ -181,7 +203,8 @@ class _Flows:
             self.uses[number] = 0
             return
         self.uses[number] = way.stages[first].begin, way.stages[count - 1].end
-        self.leaves[number] = step.reached[first] + step.size
+        if step.is_sent:
+            self.leaves[number] = step.reached[first] + step.size
 
     def arrive(self, now: float) -> None:
         """Let those whose first byte is at the next stage use what is there."""
@@ -208,7 +231,11 @@ class _Flows:
             step.reached.append(0.0)
         self.steps += steps
         self.moved = np.append(self.moved, np.zeros(len(steps)))
-        self.leaves = np.append(self.leaves, [float(step.size) for step in steps])
+        sent = [
+            way.moved_when_sent(step.size) if step.frees else float(step.size)
+            for step, way in zip(steps, ways, strict=True)
+        ]
+        self.leaves = np.append(self.leaves, sent)
         self.rates = np.append(self.rates, np.zeros(len(steps)))
         self.arrives = np.append(self.arrives, [now + way.second for way in ways])
         self.least = np.append(self.least, [way.ahead for way in ways])
@@ -351,7 +378,10 @@ class MessageGraph:
     @staticmethod
     def _wait(step: _Step, before: _Step, *, slot_by_slot: bool, in_tcm: bool) -> None:
         slot_by_slot &= "local" not in {step.kind, before.kind}  # which is done at a time
-        before.followers.append((step, slot_by_slot, in_tcm))
+        if (before.kind, step.kind) == ("send", "local"):
+            before.frees.append(step)
+        else:
+            before.followers.append((step, slot_by_slot, in_tcm))
         step.follows |= slot_by_slot
         step.depth = max(step.depth, before.depth + (before.kind == "receive"))
         step.head_missing += 1
@@ -523,7 +553,7 @@ class MessageGraph:
             if flows:
                 moving += passed
             now = max(now, instant)
-            sent, ended = flows.move(passed)
+            sent, emptied, ended = flows.move(passed)
             flows.arrive(now)
             new: list[_Step] = []
             while self._starts and self._starts[0][0] <= now + _TOGETHER:
@@ -533,6 +563,13 @@ class MessageGraph:
             if flows:
                 flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
             for step in sent:
+                assert step.way is not None, "it goes somewhere"
+                instant = max(now, step.began + step.size * step.way.pace)
+                for freed in step.frees:
+                    self._add_head(freed, instant)
+                    self._add_tail(freed, instant)
+                self._settle()
+            for step in emptied:
                 if step.kind == "send":
                     self._lose_tail(step, now)
                     self._settle()
@@ -600,7 +637,9 @@ class MessageGraph:
         # A latency at the beginning there are only loads, and as long at the end only stores.
         cap = max(narrowest, max(moved) * per_byte)
         ahead = max(narrowest, sum(moved) / 2 * per_byte) if is_alone else cap
-        return _Way(latency, self._stages(sender, uses, wires, (latency, later)), cap, ahead)
+        stages = self._stages(sender, uses, wires, (latency, later))
+        pace = max(narrowest, int(loads) * per_byte)
+        return _Way(latency, stages, cap, ahead, pace, window, (2 * latency + wake) / cap)
 
     def _stages(
         self,
