@@ -26,7 +26,8 @@ barrier          `[0, 1)`                    nothing
 
 What lies behind is scratch; `scratch_elements(task)` of the module says how much of it there is.
 
-Messages between two ranks arrive in the order in which they were sent. Sending reads the span at
+Messages between two ranks arrive in the order in which they were sent. Programs receive them in that
+order whatever their channels; in simulated time, messages of a channel do not wait for others. Sending reads the span at
 that place of the program, whenever the bytes leave. Combining is `workspace op incoming`, rounded
 to the dtype; since that is commutative, the order in which a rank receives is the order of the sum.
 """
@@ -49,10 +50,15 @@ class Span(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send a span of the workspace to the rank `peer`."""
+    """Send a span of the workspace to the rank `peer`.
+
+    Attributes:
+        channel: where there are queues between ranks, it has one of its own; else it means nothing.
+    """
 
     peer: int
     span: Span
+    channel: int = 0
 
 
 class Receive(NamedTuple):
@@ -61,6 +67,7 @@ class Receive(NamedTuple):
     peer: int
     span: Span
     combines: bool = False
+    channel: int = 0
 
 
 class Copy(NamedTuple):

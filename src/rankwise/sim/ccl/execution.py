@@ -203,27 +203,27 @@ class _Lane:
 
     def activities(self) -> list[tuple[str, Steps]]:
         """A process per queue, and one for what stays on the PE."""
-        sends: dict[int, list[int]] = {}
-        receives: dict[int, list[int]] = {}
+        sends: dict[tuple[int, int], list[int]] = {}
+        receives: dict[tuple[int, int], list[int]] = {}
         local = []
         for step, instruction in enumerate(self._program):
             if not self._sizes[step]:
                 continue
             match instruction:
-                case Send(peer):
-                    sends.setdefault(peer, []).append(step)
-                case Receive(peer):
-                    receives.setdefault(peer, []).append(step)
+                case Send(peer, _, channel):
+                    sends.setdefault((peer, channel), []).append(step)
+                case Receive(peer, _, _, channel):
+                    receives.setdefault((peer, channel), []).append(step)
                 case _:
                     local.append(step)
         ranks = self._execution.ranks
         activities = [
-            (f"send to rank {ranks[peer]}", self._send(peer, steps))
-            for peer, steps in sends.items()
+            (f"send to rank {ranks[peer]}", self._send(peer, channel, steps))
+            for (peer, channel), steps in sends.items()
         ]
         activities += [
-            (f"receive from rank {ranks[peer]}", self._receive(peer, steps))
-            for peer, steps in receives.items()
+            (f"receive from rank {ranks[peer]}", self._receive(peer, channel, steps))
+            for (peer, channel), steps in receives.items()
         ]
         if local:
             activities.append(("local work", self._work(local)))
@@ -239,8 +239,8 @@ class _Lane:
                 if not future.is_done:
                     yield future
 
-    def _send(self, peer: int, steps: list[int]) -> Steps:
-        queue = self._execution.queues.between(self._rank, peer, self._number)
+    def _send(self, peer: int, channel: int, steps: list[int]) -> Steps:
+        queue = self._execution.queues.between(self._rank, peer, self._number, channel)
         for step in steps:
             done, is_in_tcm = self._done[step], self._sent_on[step] is not None
             loads: deque[Future] = deque()
@@ -276,8 +276,9 @@ class _Lane:
         yield loaded
         self._execution.machine.waits.dma += self._simulator.now - since
 
-    def _receive(self, peer: int, steps: list[int]) -> Steps:
-        pe, queue = self._pe, self._execution.queues.between(peer, self._rank, self._number)
+    def _receive(self, peer: int, channel: int, steps: list[int]) -> Steps:
+        queues = self._execution.queues
+        pe, queue = self._pe, queues.between(peer, self._rank, self._number, channel)
         for step in steps:
             instruction = self._program[step]
             assert isinstance(instruction, Receive), "the list is of receives"

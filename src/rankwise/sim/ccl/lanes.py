@@ -35,11 +35,11 @@ class LaneQueues:
         self._machine = machine
         self._lanes = lanes
         self.layout = layout
-        self._queues: dict[tuple[int, int, int], IpcQueue] = {}
+        self._queues: dict[tuple[int, int, int, int], IpcQueue] = {}
 
-    def between(self, source: int, destination: int, lane: int) -> IpcQueue:
-        """The queue between equal lanes of two ranks."""
-        key = (source, destination, lane)
+    def between(self, source: int, destination: int, lane: int, channel: int = 0) -> IpcQueue:
+        """The queue of a channel between equal lanes of two ranks."""
+        key = (source, destination, lane, channel)
         queue = self._queues.get(key)
         if queue is None:
             sender, receiver = self._lanes[source][lane], self._lanes[destination][lane]
@@ -60,13 +60,13 @@ class LaneQueues:
     def bytes_sent_by(self, rank: int) -> int:
         """How many bytes a rank has sent."""
         return sum(
-            queue.bytes_sent for (source, _, _), queue in self._queues.items() if source == rank
+            queue.bytes_sent for (source, *_), queue in self._queues.items() if source == rank
         )
 
     def unread(self) -> list[str]:
         """What was sent and never received: how many slots, from which rank to which."""
         left: dict[tuple[int, int], int] = {}
-        for (source, destination, _lane), queue in self._queues.items():
+        for (source, destination, *_), queue in self._queues.items():
             unread = queue.messages_sent - queue.messages_read
             if unread:
                 left[source, destination] = left.get((source, destination), 0) + unread

@@ -314,20 +314,21 @@ class MessageGraph:
     def _written(self) -> list[list[_Step]]:
         """The steps, and what waits for what."""
         all_steps: list[list[_Step]] = []
-        mail: dict[tuple[int, int], deque[_Step]] = {}
+        mail: dict[tuple[int, int, int], deque[_Step]] = {}
         keeps = self._pe.keeps_bytes
         item = self._work.item_bytes
         for rank, program in self._programs():
             steps: list[_Step] = []
             local: _Step | None = None
-            last_to: dict[int, _Step] = {}
+            last_to: dict[tuple[int, int], _Step] = {}
             for instruction, needs in zip(program, dependencies(program), strict=True):
                 match instruction:
-                    case Send(peer, span):
+                    case Send(peer, span, channel):
                         step = _Step(rank, "send", span.length * item)
-                        self._follow_queue(step, last_to.get(peer))
-                        last_to[peer] = step
-                        mail.setdefault(self._box(rank, peer), deque()).append(step)
+                        self._follow_queue(step, last_to.get((peer, channel)))
+                        last_to[peer, channel] = step
+                        box = (*self._box(rank, peer), channel)
+                        mail.setdefault(box, deque()).append(step)
                         step.target = peer
                     case Receive(peer, span, combines):
                         step = _Step(rank, "receive", span.length * item)
@@ -388,12 +389,13 @@ class MessageGraph:
         step.tail_missing += 1
 
     def _match(
-        self, all_steps: list[list[_Step]], mail: dict[tuple[int, int], deque[_Step]]
+        self, all_steps: list[list[_Step]], mail: dict[tuple[int, int, int], deque[_Step]]
     ) -> None:
         for steps, (rank, program) in zip(all_steps, self._programs(), strict=True):
             for step, instruction in zip(steps, program, strict=True):
                 if isinstance(instruction, Receive):
-                    sent = mail[self._box(instruction.peer, rank)].popleft()
+                    box = self._box(instruction.peer, rank)
+                    sent = mail[*box, instruction.channel].popleft()
                     sent.peer = step
                     # What is passed on slot by slot keeps the pace of what it follows.
                     is_alone = not (sent.follows or any(each[1] for each in step.followers))

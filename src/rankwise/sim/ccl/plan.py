@@ -3,7 +3,6 @@
 Plans depend on sizes alone, so they are kept and used again.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -255,10 +254,11 @@ class Plan:
 
     @cached_property
     def sources_most(self) -> int:
-        """From how many others the rank that has the most receives."""
-        if self.symmetry is not None and self.rounds is None:
-            return len({each.peer for each in self.model if isinstance(each, Receive)}) or 1
-        return max(Counter(target for _source, target in self.ways()).values(), default=1)
+        """From how many others the rank that has the most receives, channels counted by each."""
+        if self.rounds is not None:
+            return 1
+        programs = [self.model] if self.symmetry is not None else self.programs
+        return max(map(_sources_of, programs), default=1) or 1
 
     @property
     def moves_anything(self) -> bool:
@@ -340,6 +340,10 @@ def plan(request: CollectiveRequest) -> Plan:
     if not 0 <= request.root < request.size:
         raise ConfigError(f"root {request.root} is not one of ranks 0 to {request.size - 1}")
     return Plan(request)
+
+
+def _sources_of(program: Sequence[Instruction]) -> int:
+    return len({(each.peer, each.channel) for each in program if isinstance(each, Receive)})
 
 
 def _is_empty(instruction: Instruction) -> bool:
