@@ -34,7 +34,7 @@ to the dtype; since that is commutative, the order in which a rank receives is t
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 
 class Span(NamedTuple):
@@ -49,16 +49,27 @@ class Span(NamedTuple):
         return self.stop - self.start
 
 
+Switching: TypeAlias = Literal["passes", "copies", "combines"]
+"""What a switch does with a message, if it can (`Task.multicast`); else it passes it on.
+
+Sends of one span that follow each other are one message that it *copies* to all of their peers.
+Receives into one span that follow each other are one message, into which it *combines* those of all
+peers. A message that is combined is sent as any other one is.
+"""
+
+
 class Send(NamedTuple):
     """Send a span of the workspace to the rank `peer`.
 
     Attributes:
         channel: where there are queues between ranks, it has one of its own; else it means nothing.
+        switch: what a switch that can does with it (`Switching`).
     """
 
     peer: int
     span: Span
     channel: int = 0
+    switch: Switching = "passes"
 
 
 class Receive(NamedTuple):
@@ -68,6 +79,7 @@ class Receive(NamedTuple):
     span: Span
     combines: bool = False
     channel: int = 0
+    switch: Switching = "passes"
 
 
 class Copy(NamedTuple):
@@ -98,6 +110,7 @@ class Task(NamedTuple):
         ring: the ranks in the order in which a ring visits them.
         homes: for each rank the device that it lives on; ranks with equal homes are close.
         axes: how many devices are in a unit of each level of the network, from the inside out.
+        multicast: how many devices are at each switch that copies and combines; 0 if none does.
     """
 
     rank: int
@@ -107,6 +120,7 @@ class Task(NamedTuple):
     ring: tuple[int, ...] = ()
     homes: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
+    multicast: int = 0
 
     @property
     def position(self) -> int:

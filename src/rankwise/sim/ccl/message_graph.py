@@ -32,6 +32,7 @@ from rankwise.sim.ccl.configuration import QueueLayout
 from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeRates, PeTimes
 from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.ccl.switched_messages import leaders
 from rankwise.sim.ccl.wire_classes import wire_classes
 from rankwise.sim.hardware.fair_shares import Figures, Numbers, Uses, fair_speeds
 from rankwise.sim.hardware.hardware_machine import HardwareMachine
@@ -99,8 +100,8 @@ class _Step:
 
     __slots__ = (
         "began", "combines", "depth", "done", "flowed_at", "followers", "follows", "frees",
-        "head", "head_missing", "is_in_tcm", "is_sent", "kind", "left", "local", "peer", "rank", "reached", "size",
-        "sources", "tail", "tail_missing", "target", "way",
+        "head", "head_missing", "is_in_tcm", "is_sent", "kind", "left", "local",
+        "peers", "rank", "reached", "size", "sources", "tail", "tail_missing", "target", "way",
     )  # fmt: skip
 
     def __init__(self, rank: int, kind: str, size: int) -> None:
@@ -109,7 +110,8 @@ class _Step:
         self.head_missing = self.tail_missing = 0
         self.followers: list[tuple[_Step, bool, bool]] = []
         """What waits for it: whether slot by slot, and whether from scratch memory."""
-        self.peer: _Step | None = None
+        self.peers: list[_Step] = []
+        """What receives it; several if a switch copies it. Of a load or a store, whose it is."""
         self.target = -1
         self.way: _Way | None = None
         self.combines = self.is_in_tcm = self.follows = False
@@ -117,7 +119,7 @@ class _Step:
         self.depth = 0
         """How many messages it follows, one after the other."""
         self.sources = 0
-        """Of a local step: how many spans it loads."""
+        """Of a local step: how many spans it loads. Of a receive: how many messages it is of."""
         self.frees: list[_Step] = []
         """Local steps that write what it reads: they wait until its last slot is loaded."""
         self.is_sent = False
@@ -288,6 +290,7 @@ class MessageGraph:
         assert layout.vc_chunk_size is not None, "it is known by now"
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
+        self._uses_switch = machine.combines_in_switches
         classes = wire_classes(machine.topology, [each.sip for each in lanes], plan.symmetry)
         is_alike = all(each.pes == lanes[0].pes for each in lanes)
         self._classes = classes if is_alike else None
@@ -295,7 +298,9 @@ class MessageGraph:
 
     def times(self) -> GraphTimes:
         """Work out when each rank has its result."""
-        first = [step for steps in self._steps for step in steps if not step.head_missing]
+        # What a switch copies or combines is one step of several instructions.
+        every = dict.fromkeys(step for steps in self._steps for step in steps)
+        first = [step for step in every if not step.head_missing]
         for step in first:
             self._on_head(step)
             if step.kind != "send":
@@ -321,12 +326,20 @@ class MessageGraph:
             steps: list[_Step] = []
             local: _Step | None = None
             last_to: dict[tuple[int, int], _Step] = {}
-            for instruction, needs in zip(program, dependencies(program), strict=True):
+            all_needs, first_of = dependencies(program), self._leaders(program)
+            for number, (instruction, needs) in enumerate(zip(program, all_needs, strict=True)):
+                if first_of[number] != number:
+                    steps.append(steps[first_of[number]])
+                    if isinstance(instruction, Send):
+                        box = (*self._box(rank, instruction.peer), instruction.channel)
+                        mail.setdefault(box, deque()).append(steps[-1])
+                    continue
                 match instruction:
-                    case Send(peer, span, channel):
+                    case Send(peer, span, channel, switch):
                         step = _Step(rank, "send", span.length * item)
-                        self._follow_queue(step, last_to.get((peer, channel)))
-                        last_to[peer, channel] = step
+                        if switch == "passes" or not self._uses_switch:  # others: queues of theirs
+                            self._follow_queue(step, last_to.get((peer, channel)))
+                            last_to[peer, channel] = step
                         box = (*self._box(rank, peer), channel)
                         mail.setdefault(box, deque()).append(step)
                         step.target = peer
@@ -362,6 +375,10 @@ class MessageGraph:
             return list(enumerate(self._plan.programs))
         return [(symmetry.ranks[0], self._plan.model)]
 
+    def _leaders(self, program: tuple[Instruction, ...]) -> Sequence[int]:
+        """For each instruction, the first one that is the same message."""
+        return leaders(program) if self._uses_switch else range(len(program))
+
     def _box(self, sender: int, receiver: int) -> tuple[int, int]:
         """Where messages from one rank to another wait to be matched."""
         symmetry = self._plan.symmetry
@@ -391,12 +408,20 @@ class MessageGraph:
     def _match(
         self, all_steps: list[list[_Step]], mail: dict[tuple[int, int, int], deque[_Step]]
     ) -> None:
+        switched: dict[_Step, list[tuple[int, int]]] = {}
         for steps, (rank, program) in zip(all_steps, self._programs(), strict=True):
-            for step, instruction in zip(steps, program, strict=True):
+            first_of = self._leaders(program)
+            for number, (step, instruction) in enumerate(zip(steps, program, strict=True)):
                 if isinstance(instruction, Receive):
                     box = self._box(instruction.peer, rank)
                     sent = mail[*box, instruction.channel].popleft()
-                    sent.peer = step
+                    sent.peers.append(step)
+                    step.sources += 1
+                    step.head_missing += 1
+                    step.tail_missing += 2  # what is sent last, and its way through the stages
+                    if self._uses_switch and instruction.switch != "passes":
+                        switched.setdefault(sent, []).append((instruction.peer, rank))
+                        continue
                     # What is passed on slot by slot keeps the pace of what it follows.
                     is_alone = not (sent.follows or any(each[1] for each in step.followers))
                     sent.way = self._way(
@@ -404,10 +429,10 @@ class MessageGraph:
                         rank,
                         (not sent.is_in_tcm, step.combines, is_alone),
                     )
-                    step.head_missing += 1
-                    step.tail_missing += 2  # what is sent last, and its way through the stages
-                elif isinstance(instruction, Send):
+                elif isinstance(instruction, Send) and first_of[number] == number:
                     step.tail_missing += 1  # its own flow
+        for sent, pairs in switched.items():
+            sent.way = self._switched_way(sent, pairs)
 
     def _slot_sizes(self, size: int) -> tuple[int, int]:
         """The first and the last slot of a lane's part of a message."""
@@ -445,11 +470,11 @@ class MessageGraph:
         _, last = self._slot_sizes(step.size)
         if step.kind == "send":
             assert step.way is not None, "it goes somewhere"
-            assert step.peer is not None, "it is received"
             step.done = step.tail
-            step.peer.flowed_at = step.done
-            step.peer.local = self._spread(step)
-            self._add_tail(step.peer, step.done + step.way.latency)
+            for peer in step.peers:
+                peer.flowed_at = max(peer.flowed_at, step.done)
+                peer.local = max(peer.local, self._spread(step))
+                self._add_tail(peer, step.done + step.way.latency)
         elif step.kind == "receive":
             step.tail += self._pe.combine(last) if step.combines else 0
             step.done = step.tail + self._pe.store(last)
@@ -469,7 +494,7 @@ class MessageGraph:
     def _begin_dma(self, local: _Step, instant: float, loads: int) -> None:
         """Load what a local step reads, or store its result: all of it at a time."""
         dma = _Step(local.rank, "load" if loads else "store", max(1, loads) * local.size)
-        dma.peer = local
+        dma.peers = [local]
         time = self._pe.moving(1 << 20) / (1 << 20) / self._lane_count
         uses = self._memory_uses(self._looked_at(local.rank), 1)
         dma.way = _Way(0, (self._stage(0, uses),), time, time)
@@ -477,8 +502,7 @@ class MessageGraph:
 
     def _on_moved(self, dma: _Step, now: float) -> None:
         """A load or a store of a local step has moved its bytes."""
-        local = dma.peer
-        assert local is not None, "it is for a step"
+        (local,) = dma.peers
         own = -(-local.size // self._lane_count)
         if dma.kind == "load":
             combining = (local.sources - 1) * self._pe.combine(own)
@@ -580,8 +604,8 @@ class MessageGraph:
                     self._on_moved(step, now)
                     self._settle()
                     continue
-                assert step.peer is not None, "it is received"
-                self._add_tail(step.peer, now)
+                for peer in step.peers:
+                    self._add_tail(peer, now)
                 self._settle()
             if new:
                 for step, rate in zip(new, flows.rates[-len(new) :].tolist(), strict=True):
@@ -591,14 +615,14 @@ class MessageGraph:
         return moving
 
     def _on_begun(self, step: _Step, rate: float, now: float) -> None:
-        assert step.peer is not None, "it is received"
         assert step.way is not None, "it goes somewhere"
         first, _ = self._slot_sizes(step.size)
         # As round a ring, lanes get apart from message to message.
         others = max(0, min(first * self._lane_count, step.size) - first)
         ahead = (first + max(0, others - step.depth * self._get_apart)) / rate
         self._tell_heads(step, now + ahead)
-        self._add_head(step.peer, now + step.way.latency + ahead)
+        for peer in step.peers:
+            self._add_head(peer, now + step.way.latency + ahead)
 
     def _resource(self, key: object) -> int:
         return self._resources.setdefault(key, len(self._resources))
@@ -643,6 +667,30 @@ class MessageGraph:
         pace = max(narrowest, int(loads) * per_byte)
         return _Way(latency, stages, cap, ahead, pace, window, (2 * latency + wake) / cap)
 
+    def _switched_way(self, sent: _Step, pairs: Sequence[tuple[int, int]]) -> _Way:
+        """That of a message of which a switch makes copies, or which it combines with others.
+
+        A copy takes the wire to the switch once. Of what is combined, each takes its part of the
+        wire behind it.
+        """
+        sharing = max(peer.sources for peer in sent.peers) if len(pairs) == 1 else 1
+        manner = (not sent.is_in_tcm, sent.peers[0].combines, False)
+        ways = [self._way(source, target, manner) for source, target in pairs]
+        first = ways[0]
+        at_once = self._uses_of(first.stages[0])
+        behind = len(at_once) - 1  # the wire behind the switch
+        down = [self._uses_of(way.stages[0])[behind] for way in ways]
+        later = [each for way in ways for each in self._uses_of(way.stages[-1])]
+        stages = (
+            self._stage(0, [*at_once[:behind], *((link, time / sharing) for link, time in down)]),
+            self._stage(first.latency, [(part, time / sharing) for part, time in later]),
+        )
+        return first._replace(stages=stages)
+
+    def _uses_of(self, stage: _Stage) -> list[tuple[int, float]]:
+        places = range(stage.begin, stage.end)
+        return [(self._used[place], self._times[place]) for place in places]
+
     def _stages(
         self,
         sender: _Used,
@@ -652,9 +700,8 @@ class MessageGraph:
     ) -> tuple[_Stage, ...]:
         """Write what a message uses into the table, in the order in which it is there."""
         at_once, apart = [*sender, *uses[:1]], list(zip(uses, wires, strict=True))[1:]
-        if len(wires) == _BY_A_SWITCH and self._machine.topology.machine.system.sips.graph == (
-            "switch"
-        ):
+        sips = self._machine.topology.machine.system.sips
+        if len(wires) == _BY_A_SWITCH and (sips.graph == "switch" or sips.multicast_unit):
             # All messages come to the second wire as late as each other.
             at_once, apart = [*sender, *uses], []
         stages = [self._stage(0, at_once)]
