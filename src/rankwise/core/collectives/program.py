@@ -26,10 +26,11 @@ barrier          `[0, 1)`                    nothing
 
 What lies behind is scratch; `scratch_elements(task)` of the module says how much of it there is.
 
-Messages between two ranks arrive in the order in which they were sent. Programs receive them in that
-order whatever their channels; in simulated time, messages of a channel do not wait for others. Sending reads the span at
-that place of the program, whenever the bytes leave. Combining is `workspace op incoming`, rounded
-to the dtype; since that is commutative, the order in which a rank receives is the order of the sum.
+Messages between two ranks arrive in the order in which they were sent. Programs receive them in
+that order, whatever their channels; in simulated time, messages of a channel do not wait for those
+of others. Sending reads the span at that place of the program, whenever the bytes leave. Combining
+is `workspace op incoming`, rounded to the dtype; since that is commutative, the order in which a
+rank receives is the order of the sum.
 """
 
 from collections.abc import Iterator

@@ -216,18 +216,17 @@ class _Lane:
         """A process per queue, and one for what stays on the PE."""
         sends: dict[tuple[int, int], list[int]] = {}
         receives: dict[tuple[int, int], list[int]] = {}
-        switched: list[tuple[str, Steps]] = []
+        sent_by_switch: dict[SwitchedMessage, list[int]] = {}
+        received_by_switch: dict[SwitchedMessage, list[int]] = {}
         local = []
         for step, instruction in enumerate(self._program):
             if not self._sizes[step] or self._leaders[step] != step:
                 continue
             match instruction:
                 case Send(switch="copies" | "combines") if self._execution.uses_switch:
-                    name, sender = self._switched_sender(step)
-                    switched.append((name, self._send(sender, [step])))
+                    sent_by_switch.setdefault(self._message(step), []).append(step)
                 case Receive(switch="copies" | "combines") if self._execution.uses_switch:
-                    name, receiver = self._switched_receiver(step)
-                    switched.append((name, self._receive(receiver, [step])))
+                    received_by_switch.setdefault(self._message(step), []).append(step)
                 case Send(peer, _, channel):
                     sends.setdefault((peer, channel), []).append(step)
                 case Receive(peer, _, _, channel):
@@ -247,21 +246,26 @@ class _Lane:
             )
             for (peer, channel), steps in receives.items()
         ]
-        activities += switched
+        for message, steps in sent_by_switch.items():
+            name, sender = self._switched_sender(message)
+            activities.append((name, self._send(sender, steps)))
+        for message, steps in received_by_switch.items():
+            name, receiver = self._switched_receiver(message)
+            activities.append((name, self._receive(receiver, steps)))
         if local:
             activities.append(("local work", self._work(local)))
         return activities
 
-    def _switched_sender(self, step: int) -> tuple[str, SwitchedSender]:
-        """The sending end of a message that a switch copies, or combines."""
-        message, ranks = self._message(step), self._execution.ranks
+    def _switched_sender(self, message: SwitchedMessage) -> tuple[str, SwitchedSender]:
+        """The sending end of the queue of messages that a switch copies, or combines."""
+        ranks = self._execution.ranks
         queue = self._execution.queues.switched(message, self._number)
         peers = ", ".join(str(ranks[each]) for each in message.destinations)
         return f"send to rank {peers}", queue.senders[message.sources.index(self._rank)]
 
-    def _switched_receiver(self, step: int) -> tuple[str, SwitchedReceiver]:
+    def _switched_receiver(self, message: SwitchedMessage) -> tuple[str, SwitchedReceiver]:
         """The receiving end."""
-        message, ranks = self._message(step), self._execution.ranks
+        ranks = self._execution.ranks
         queue = self._execution.queues.switched(message, self._number)
         peers = ", ".join(str(ranks[each]) for each in message.sources)
         end = queue.receivers[message.destinations.index(self._rank)]
@@ -269,7 +273,6 @@ class _Lane:
 
     def _message(self, step: int) -> SwitchedMessage:
         return self._execution.plan.switched[self._rank, step]
-
 
     def _wait_for(self, step: int, slot: int) -> Steps:
         """Wait until a slot of a message may be read or written."""
@@ -338,7 +341,12 @@ class _Lane:
                     operand.add_callback(combine)
 
     def _combine(
-        self, queue: IpcQueue | SwitchedReceiver, step: int, slot: int, received_at: int, _operand: Future
+        self,
+        queue: IpcQueue | SwitchedReceiver,
+        step: int,
+        slot: int,
+        received_at: int,
+        _operand: Future,
     ) -> None:
         """Combine a slot with its operand, which has been loaded, and store the result."""
         # Until then it lies in its slot: if the HBM is busy, the sender gets no credit.

@@ -61,8 +61,8 @@ class LaneQueues:
         return queue
 
     def switched(self, message: SwitchedMessage, lane: int) -> SwitchedQueue:
-        """The queue of one message that a switch combines, or copies, between equal lanes."""
-        sources, destinations, _ = message
+        """The queue of messages that a switch combines, or copies, between equal lanes."""
+        _, sources, destinations = message
         key = (message, lane)
         queue = self._switched.get(key)
         if queue is None:

@@ -79,7 +79,10 @@ def _around(known: Sequence[int], value: int) -> list[int]:
     """The value, or the two known ones beside it; none outside of all of them."""
     if value in known:
         return [value]
-    below, above = [each for each in known if each < value], [each for each in known if each > value]
+    below, above = (
+        [each for each in known if each < value],
+        [each for each in known if each > value],
+    )
     return [below[-1], above[0]] if below and above else []
 
 

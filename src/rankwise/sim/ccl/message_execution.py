@@ -221,8 +221,10 @@ class MessageExecution:
         unit = self._machine.topology.machine.system.sips.multicast_unit
         for rank, own in enumerate(self._lanes):
             copied, combined = self._plan.saved_by_switches(rank)
-            other = next(each.sip for each in self._lanes if each is not own
-                         and each.sip // unit == own.sip // unit)  # fmt: skip
+            near = (each.sip for each in self._lanes if each.sip // unit == own.sip // unit)
+            other = next((sip for sip in near if sip != own.sip), None)
+            if other is None:
+                continue
             loads[self._machine.sip_links(own.sip, other)[0]] -= copied * item
             loads[self._machine.sip_links(other, own.sip)[-1]] -= combined * item
 

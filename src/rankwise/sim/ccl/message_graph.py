@@ -325,7 +325,7 @@ class MessageGraph:
         for rank, program in self._programs():
             steps: list[_Step] = []
             local: _Step | None = None
-            last_to: dict[tuple[int, int], _Step] = {}
+            last_to: dict[tuple[int, int, str], _Step] = {}
             all_needs, first_of = dependencies(program), self._leaders(program)
             for number, (instruction, needs) in enumerate(zip(program, all_needs, strict=True)):
                 if first_of[number] != number:
@@ -337,9 +337,9 @@ class MessageGraph:
                 match instruction:
                     case Send(peer, span, channel, switch):
                         step = _Step(rank, "send", span.length * item)
-                        if switch == "passes" or not self._uses_switch:  # others: queues of theirs
-                            self._follow_queue(step, last_to.get((peer, channel)))
-                            last_to[peer, channel] = step
+                        queue = peer, channel, switch if self._uses_switch else "passes"
+                        self._follow_queue(step, last_to.get(queue))
+                        last_to[queue] = step
                         box = (*self._box(rank, peer), channel)
                         mail.setdefault(box, deque()).append(step)
                         step.target = peer
@@ -649,9 +649,9 @@ class MessageGraph:
         source, target = self._looked_at(source), self._looked_at(target)
         later = [(self._resource((target, "in")), pe.port)]
         sender = [(self._resource((source, "out")), pe.port)]
-        for rank, times, parts in ((source, int(loads), sender), (target, 1 + combines, later)):
-            if times:
-                parts += self._memory_uses(rank, times)
+        if loads:
+            sender += self._memory_uses(source, 1)
+        later += self._memory_uses(target, 1 + combines)
         latency = inside.latency + sum(link.latency for link in wires)
         wake = picoseconds(self._machine.topology.machine.pe.ipcq.wake_ns)
         assert self._layout.n_slots is not None, "it is known by now"

@@ -3,8 +3,8 @@
 Plans depend on sizes alone, so they are kept and used again.
 """
 
-from collections.abc import Iterator, Sequence
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -394,7 +394,7 @@ def plan(request: CollectiveRequest) -> Plan:
 
 def _sources_of(program: Sequence[Instruction]) -> int:
     return len({
-        each.span if each.switch == "combines" else (each.peer, each.channel)
+        "combines" if each.switch == "combines" else (each.peer, each.channel)
         for each in program
         if isinstance(each, Receive)
     })  # fmt: skip

@@ -2,7 +2,8 @@
 
 A program says so at its sends and receives (`program.Switching`). Sends of one span that follow
 each other are one message to all of their peers; receives into one span that follow each other are
-one message that is combined of those of all peers. Messages between the same ranks keep their order.
+one message that is combined of those of all peers. Messages between the same ranks keep their
+order.
 """
 
 from collections import deque
@@ -14,11 +15,11 @@ from rankwise.core.collectives.program import Instruction, Receive, Send
 
 
 class SwitchedMessage(NamedTuple):
-    """Who sends it, who receives it, and which one it is of those that a rank copies or combines."""
+    """What the switch does with it, the ranks that send it, and those that receive it."""
 
+    switch: str
     sources: tuple[int, ...]
     destinations: tuple[int, ...]
-    number: int
 
 
 @lru_cache(maxsize=4096)
@@ -56,15 +57,15 @@ def switched_messages(
             instruction = program[step]
             if isinstance(instruction, Send | Receive) and _is_one_of_many(instruction):
                 groups.setdefault(leader, []).append(instruction.peer)
-        for number, (leader, group) in enumerate(groups.items()):
+        for leader, group in groups.items():
             peers = tuple(sorted(group))
             if isinstance(program[leader], Send):
-                kind, message = "copies", SwitchedMessage((rank,), peers, number)
+                message = SwitchedMessage("copies", (rank,), peers)
             else:
-                kind, message = "combines", SwitchedMessage(peers, (rank,), number)
+                message = SwitchedMessage("combines", peers, (rank,))
             found[rank, leader] = message
             for peer in peers:
-                of_pair.setdefault((kind, rank, peer), deque()).append(message)
+                of_pair.setdefault((message.switch, rank, peer), deque()).append(message)
     for rank, program in enumerate(programs):
         for step, instruction in enumerate(program):
             if not isinstance(instruction, Send | Receive) or instruction.switch == "passes":

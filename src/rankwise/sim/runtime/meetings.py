@@ -225,7 +225,8 @@ class Collective:
         faults = machine.topology.faults
         level = level_of(
             algorithm, module, self._plan, item_bytes, count,
-            machine=machine.topology.machine, faults=faults, is_disturbed=partial(self._is_disturbed, count),
+            machine=machine.topology.machine, faults=faults,
+            is_disturbed=partial(self._is_disturbed, count),
         )  # fmt: skip
         group = self._calls[0].group
         if not group.is_in_use:
