@@ -88,11 +88,16 @@ def requested(  # noqa: PLR0917 (what a call says, in its order)
     follows_grid = algorithm.topology in {"mesh_2d", "torus_2d"}
     ring = _snake(homes, network.shape[1]) if follows_grid and network.shape else ()
     axes, unit = axes_of(network), network.multicast_unit
-    if getattr(algorithm_module(algorithm.module), "NEEDS_MULTICAST", False):
+    if needs_multicast(algorithm.module):
         _check_multicast(algorithm.name, homes, axes, unit)
     return CollectiveRequest(
         algorithm.module, collective, len(homes), elements, root, ring, homes, axes, unit
     )
+
+
+def needs_multicast(module: str) -> bool:
+    """Whether an algorithm needs switches that copy and combine."""
+    return bool(getattr(algorithm_module(module), "NEEDS_MULTICAST", False))
 
 
 def _check_multicast(name: str, homes: tuple[int, ...], axes: tuple[int, ...], unit: int) -> None:
