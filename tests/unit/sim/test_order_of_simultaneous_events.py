@@ -60,9 +60,7 @@ def values_of(
 
 
 # The machine has no switch that copies and combines.
-ALL_REDUCES = [
-    name for name in SHIPPED if name.endswith("_allreduce") and name != "nvls_allreduce"
-]
+ALL_REDUCES = [name for name in SHIPPED if name.endswith("_allreduce") and name != "nvls_allreduce"]
 
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCES)

@@ -1,4 +1,4 @@
-"""Every collective by every algorithm that ships and the machine can; each rank gives numbers that tell it apart."""
+"""Every collective by every algorithm that ships; each rank gives numbers that tell it apart."""
 
 from collections.abc import Callable
 from typing import Any
