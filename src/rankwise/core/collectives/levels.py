@@ -121,8 +121,10 @@ def units_of(task: Task) -> list[list[int]]:
     return [list(range(task.size))]
 
 
-def all_reduce_along(grid: Grid, rank: int, order: Sequence[int], whole: Span) -> Program:
-    """All-reduce a span along axes, in that order.
+def all_reduce_along(
+    grid: Grid, rank: int, order: Sequence[int], whole: Span, channel: int = 0
+) -> Program:
+    """All-reduce a span along axes, in that order, over one channel.
 
     Along each axis but the last, a ring reduces part j to its j-th rank; along the last one, a ring
     all-reduces what is left; then rings gather the parts, back to the first axis.
@@ -131,43 +133,47 @@ def all_reduce_along(grid: Grid, rank: int, order: Sequence[int], whole: Span) -
     span = whole
     for axis in order[:-1]:
         line, here = grid.along(rank, axis)
-        yield from reduce_round(line, here, _parts(span, len(line)))
+        yield from reduce_round(line, here, _parts(span, len(line)), channel)
         kept.append((line, here, span))
         span = part_of(span, here, len(line))
     line, here = grid.along(rank, order[-1])
-    yield from ring_round(line, here, span)
+    yield from ring_round(line, here, span, channel)
     for line, here, outer in reversed(kept):
-        yield from gather_round(line, here, _parts(outer, len(line)))
+        yield from gather_round(line, here, _parts(outer, len(line)), channel)
 
 
-def ring_round(ranks: Sequence[int], here: int, span: Span) -> Program:
+def ring_round(ranks: Sequence[int], here: int, span: Span, channel: int = 0) -> Program:
     """All-reduce a span round a ring of some of the ranks."""
     count = len(ranks)
     parts = _parts(span, count)
     left, right = ranks[here - 1], ranks[(here + 1) % count]
     for step in range(count - 1):
-        yield Send(right, parts[(here - step) % count])
-        yield Receive(left, parts[(here - step - 1) % count], combines=True)
+        yield Send(right, parts[(here - step) % count], channel)
+        yield Receive(left, parts[(here - step - 1) % count], combines=True, channel=channel)
     # Part here+1 is finished here; in the words of `gather_round` it is our place's.
-    yield from gather_round(ranks, here, [*parts[1:], parts[0]])
+    yield from gather_round(ranks, here, [*parts[1:], parts[0]], channel)
 
 
-def reduce_round(ranks: Sequence[int], here: int, parts: Sequence[Span]) -> Program:
+def reduce_round(
+    ranks: Sequence[int], here: int, parts: Sequence[Span], channel: int = 0
+) -> Program:
     """Reduce part j to the j-th of the ranks."""
     count = len(ranks)
     left, right = ranks[here - 1], ranks[(here + 1) % count]
     for step in range(count - 1):
-        yield Send(right, parts[(here - step - 1) % count])
-        yield Receive(left, parts[(here - step - 2) % count], combines=True)
+        yield Send(right, parts[(here - step - 1) % count], channel)
+        yield Receive(left, parts[(here - step - 2) % count], combines=True, channel=channel)
 
 
-def gather_round(ranks: Sequence[int], here: int, parts: Sequence[Span]) -> Program:
+def gather_round(
+    ranks: Sequence[int], here: int, parts: Sequence[Span], channel: int = 0
+) -> Program:
     """Hand part j, which the j-th of the ranks has, to all of them."""
     count = len(ranks)
     left, right = ranks[here - 1], ranks[(here + 1) % count]
     for step in range(count - 1):
-        yield Send(right, parts[(here - step) % count])
-        yield Receive(left, parts[(here - step - 1) % count])
+        yield Send(right, parts[(here - step) % count], channel)
+        yield Receive(left, parts[(here - step - 1) % count], channel=channel)
 
 
 def _parts(span: Span, count: int) -> list[Span]:

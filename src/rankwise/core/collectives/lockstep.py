@@ -109,7 +109,7 @@ class _Compiler:
                 if not box:
                     break
                 message = box.popleft()
-                _, span, combines = instruction
+                span, combines = instruction.span, instruction.combines
                 if message.is_set_aside:
                     actions.append(TakeAside(message.number, span, combines))
                 else:

@@ -103,7 +103,7 @@ class Player:
             self._place += 1
             if isinstance(instruction, Send):
                 self._leaving.add(self._message_count)
-                effects.append(Transmit(self._message_count, *instruction))
+                effects.append(Transmit(self._message_count, instruction.peer, instruction.span))
                 self._message_count += 1
                 continue
             effects.extend(Keep(number) for number in endangered if number in self._leaving)

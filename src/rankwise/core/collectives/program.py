@@ -26,14 +26,16 @@ barrier          `[0, 1)`                    nothing
 
 What lies behind is scratch; `scratch_elements(task)` of the module says how much of it there is.
 
-Messages between two ranks arrive in the order in which they were sent. Sending reads the span at
-that place of the program, whenever the bytes leave. Combining is `workspace op incoming`, rounded
-to the dtype; since that is commutative, the order in which a rank receives is the order of the sum.
+Messages between two ranks arrive in the order in which they were sent. Programs receive them in
+that order, whatever their channels; in simulated time, messages of a channel do not wait for those
+of others. Sending reads the span at that place of the program, whenever the bytes leave. Combining
+is `workspace op incoming`, rounded to the dtype; since that is commutative, the order in which a
+rank receives is the order of the sum.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 
 class Span(NamedTuple):
@@ -48,11 +50,27 @@ class Span(NamedTuple):
         return self.stop - self.start
 
 
+Switching: TypeAlias = Literal["passes", "copies", "combines"]
+"""What a switch does with a message, if it can (`Task.multicast`); else it passes it on.
+
+Sends of one span that follow each other are one message that it *copies* to all of their peers.
+Receives into one span that follow each other are one message, into which it *combines* those of all
+peers. A message that is combined is sent as any other one is.
+"""
+
+
 class Send(NamedTuple):
-    """Send a span of the workspace to the rank `peer`."""
+    """Send a span of the workspace to the rank `peer`.
+
+    Attributes:
+        channel: where there are queues between ranks, it has one of its own; else it means nothing.
+        switch: what a switch that can does with it (`Switching`).
+    """
 
     peer: int
     span: Span
+    channel: int = 0
+    switch: Switching = "passes"
 
 
 class Receive(NamedTuple):
@@ -61,6 +79,8 @@ class Receive(NamedTuple):
     peer: int
     span: Span
     combines: bool = False
+    channel: int = 0
+    switch: Switching = "passes"
 
 
 class Copy(NamedTuple):
@@ -91,6 +111,7 @@ class Task(NamedTuple):
         ring: the ranks in the order in which a ring visits them.
         homes: for each rank the device that it lives on; ranks with equal homes are close.
         axes: how many devices are in a unit of each level of the network, from the inside out.
+        multicast: how many devices are at each switch that copies and combines; 0 if none does.
     """
 
     rank: int
@@ -100,6 +121,7 @@ class Task(NamedTuple):
     ring: tuple[int, ...] = ()
     homes: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
+    multicast: int = 0
 
     @property
     def position(self) -> int:

@@ -11,6 +11,7 @@ from rankwise.sim.benches.measuring import collective_result, messages_before, s
 from rankwise.sim.benches.parameters import Number, Size
 from rankwise.sim.benches.planning import bound_of, world_size_of
 from rankwise.sim.ccl.configuration import SHIPPED
+from rankwise.sim.ccl.plan import needs_multicast
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.runtime.tensor import element_type
 
@@ -51,6 +52,8 @@ def _elements_for(size: int) -> int:
 
 def _algorithms(torch: Any, only: str) -> list[tuple[str, str]]:
     names = [name for name in sorted(SHIPPED) if only in name and name != "ring_allreduce_tcm"]
+    if not torch.engine.topology.machine.system.sips.multicast_unit:
+        names = [name for name in names if not needs_multicast(torch.ccl.algorithms[name].module)]
     pairs = [(name, torch.ccl.algorithms[name].collective) for name in names]
     wanted = [pair for pair in pairs if pair[1] in _PROGRAMS]
     if not wanted:

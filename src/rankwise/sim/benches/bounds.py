@@ -105,16 +105,33 @@ def _busiest(
     machine: HardwareMachine, plan: Plan, homes: tuple[int, ...], item_bytes: int
 ) -> tuple[int, int]:
     """How long the bytes of the busiest link take, with the latency of their way and without."""
-    carried: dict[str, int] = {}
+    carried = _saved_by_switches(machine, plan, homes, item_bytes)
     longest = moving = 0
     for (source, target), elements in plan.elements_sent().items():
         path = machine.sip_links(homes[source], homes[target])
         for link in path:
             carried[link.name] = carried.get(link.name, 0) + elements * item_bytes
-            busy = link.rate.time_for(carried[link.name])
+            busy = link.rate.time_for(max(0, carried[link.name]))
             longest = max(longest, busy + sum(each.latency for each in path))
             moving = max(moving, busy)
     return longest, moving
+
+
+def _saved_by_switches(
+    machine: HardwareMachine, plan: Plan, homes: tuple[int, ...], item_bytes: int
+) -> dict[str, int]:
+    """By link, less than nothing: what crosses it once and counts for each of several ranks."""
+    if not machine.combines_in_switches or plan.rounds is not None:
+        return {}
+    unit = machine.topology.machine.system.sips.multicast_unit
+    saved: dict[str, int] = {}
+    for rank, home in enumerate(homes):
+        copied, combined = plan.saved_by_switches(rank)
+        other = next((each for each in homes if each != home and each // unit == home // unit), -1)
+        if other >= 0:
+            saved[machine.sip_links(home, other)[0].name] = -copied * item_bytes
+            saved[machine.sip_links(other, home)[-1].name] = -combined * item_bytes
+    return saved
 
 
 def _chain_of_latencies(machine: HardwareMachine, plan: Plan, homes: tuple[int, ...]) -> int:

@@ -97,6 +97,7 @@ SHIPPED: dict[str, str] = {
     "direct_allreduce": "direct_allreduce",
     "hierarchical_allreduce": "hierarchical_allreduce",
     "torus_allreduce": "torus_allreduce",
+    "nvls_allreduce": "nvls_allreduce",
     "ring_allgather": "ring_allgather",
     "direct_allgather": "direct_allgather",
     "ring_reduce_scatter": "ring_reduce_scatter",

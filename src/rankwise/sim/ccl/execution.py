@@ -29,8 +29,10 @@ from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, 
 from rankwise.sim.ccl.configuration import QueueLayout
 from rankwise.sim.ccl.lanes import LaneQueues
 from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.ccl.switched_messages import SwitchedMessage, leaders
 from rankwise.sim.hardware.hardware_machine import HardwareMachine, Pe
 from rankwise.sim.hardware.ipcq import IpcQueue
+from rankwise.sim.hardware.switched import SwitchedReceiver, SwitchedSender
 from rankwise.sim.kernel import Future, Steps, all_of
 
 
@@ -128,6 +130,7 @@ class CollectiveExecution:
 
     def __post_init__(self) -> None:
         self.ranks = self.ranks or range(len(self.lanes))
+        self.uses_switch = self.machine.combines_in_switches
 
     def rank_steps(self, rank: int) -> Steps:
         """The program of one rank; the generator ends when the rank has its result."""
@@ -157,17 +160,25 @@ class _Lane:
         self._pe = pe
         self._program = execution.plan.programs[rank]
         self._needs = dependencies(self._program)
+        self._leaders = (
+            leaders(self._program) if execution.uses_switch else range(len(self._program))
+        )
         self._simulator = simulator = execution.machine.simulator
         self._sizes = [self._slot_sizes(instruction) for instruction in self._program]
         before = f"an earlier step of {self}"
         self._done = [[simulator.future(before) for _ in sizes] for sizes in self._sizes]
         """By step and slot: it was sent, or lies in HBM."""
+        for step, leader in enumerate(self._leaders):
+            self._done[step] = self._done[leader]
         self._there: dict[int, list[Future]] = {}
         """Of what is received and sent on: it is in TCM."""
         self._sent_on = [self._received_before(step) for step in range(len(self._program))]
         for received in self._sent_on:
             if received is not None and received not in self._there:
-                self._there[received] = [simulator.future(before) for _ in self._sizes[received]]
+                leader = self._leaders[received]
+                if leader not in self._there:
+                    self._there[leader] = [simulator.future(before) for _ in self._sizes[leader]]
+                self._there[received] = self._there[leader]
 
     def __str__(self) -> str:
         execution = self._execution
@@ -203,31 +214,65 @@ class _Lane:
 
     def activities(self) -> list[tuple[str, Steps]]:
         """A process per queue, and one for what stays on the PE."""
-        sends: dict[int, list[int]] = {}
-        receives: dict[int, list[int]] = {}
+        sends: dict[tuple[int, int], list[int]] = {}
+        receives: dict[tuple[int, int], list[int]] = {}
+        sent_by_switch: dict[SwitchedMessage, list[int]] = {}
+        received_by_switch: dict[SwitchedMessage, list[int]] = {}
         local = []
         for step, instruction in enumerate(self._program):
-            if not self._sizes[step]:
+            if not self._sizes[step] or self._leaders[step] != step:
                 continue
             match instruction:
-                case Send(peer):
-                    sends.setdefault(peer, []).append(step)
-                case Receive(peer):
-                    receives.setdefault(peer, []).append(step)
+                case Send(switch="copies" | "combines") if self._execution.uses_switch:
+                    sent_by_switch.setdefault(self._message(step), []).append(step)
+                case Receive(switch="copies" | "combines") if self._execution.uses_switch:
+                    received_by_switch.setdefault(self._message(step), []).append(step)
+                case Send(peer, _, channel):
+                    sends.setdefault((peer, channel), []).append(step)
+                case Receive(peer, _, _, channel):
+                    receives.setdefault((peer, channel), []).append(step)
                 case _:
                     local.append(step)
-        ranks = self._execution.ranks
+        ranks, between = self._execution.ranks, self._execution.queues.between
+        rank, lane = self._rank, self._number
         activities = [
-            (f"send to rank {ranks[peer]}", self._send(peer, steps))
-            for peer, steps in sends.items()
+            (f"send to rank {ranks[peer]}", self._send(between(rank, peer, lane, channel), steps))
+            for (peer, channel), steps in sends.items()
         ]
         activities += [
-            (f"receive from rank {ranks[peer]}", self._receive(peer, steps))
-            for peer, steps in receives.items()
+            (
+                f"receive from rank {ranks[peer]}",
+                self._receive(between(peer, rank, lane, channel), steps),
+            )
+            for (peer, channel), steps in receives.items()
         ]
+        for message, steps in sent_by_switch.items():
+            name, sender = self._switched_sender(message)
+            activities.append((name, self._send(sender, steps)))
+        for message, steps in received_by_switch.items():
+            name, receiver = self._switched_receiver(message)
+            activities.append((name, self._receive(receiver, steps)))
         if local:
             activities.append(("local work", self._work(local)))
         return activities
+
+    def _switched_sender(self, message: SwitchedMessage) -> tuple[str, SwitchedSender]:
+        """The sending end of the queue of messages that a switch copies, or combines."""
+        ranks = self._execution.ranks
+        queue = self._execution.queues.switched(message, self._number)
+        peers = ", ".join(str(ranks[each]) for each in message.destinations)
+        return f"send to rank {peers}", queue.senders[message.sources.index(self._rank)]
+
+    def _switched_receiver(self, message: SwitchedMessage) -> tuple[str, SwitchedReceiver]:
+        """The receiving end."""
+        ranks = self._execution.ranks
+        queue = self._execution.queues.switched(message, self._number)
+        peers = ", ".join(str(ranks[each]) for each in message.sources)
+        end = queue.receivers[message.destinations.index(self._rank)]
+        return f"receive from rank {peers}", end
+
+    def _message(self, step: int) -> SwitchedMessage:
+        return self._execution.plan.switched[self._rank, step]
 
     def _wait_for(self, step: int, slot: int) -> Steps:
         """Wait until a slot of a message may be read or written."""
@@ -239,8 +284,7 @@ class _Lane:
                 if not future.is_done:
                     yield future
 
-    def _send(self, peer: int, steps: list[int]) -> Steps:
-        queue = self._execution.queues.between(self._rank, peer, self._number)
+    def _send(self, queue: IpcQueue | SwitchedSender, steps: list[int]) -> Steps:
         for step in steps:
             done, is_in_tcm = self._done[step], self._sent_on[step] is not None
             loads: deque[Future] = deque()
@@ -276,8 +320,8 @@ class _Lane:
         yield loaded
         self._execution.machine.waits.dma += self._simulator.now - since
 
-    def _receive(self, peer: int, steps: list[int]) -> Steps:
-        pe, queue = self._pe, self._execution.queues.between(peer, self._rank, self._number)
+    def _receive(self, queue: IpcQueue | SwitchedReceiver, steps: list[int]) -> Steps:
+        pe = self._pe
         for step in steps:
             instruction = self._program[step]
             assert isinstance(instruction, Receive), "the list is of receives"
@@ -297,7 +341,12 @@ class _Lane:
                     operand.add_callback(combine)
 
     def _combine(
-        self, queue: IpcQueue, step: int, slot: int, received_at: int, _operand: Future
+        self,
+        queue: IpcQueue | SwitchedReceiver,
+        step: int,
+        slot: int,
+        received_at: int,
+        _operand: Future,
     ) -> None:
         """Combine a slot with its operand, which has been loaded, and store the result."""
         # Until then it lies in its slot: if the HBM is busy, the sender gets no credit.

@@ -5,8 +5,8 @@ level     what is simulated                                  which algorithms ha
 ========= ================================================== ==================================
 `kernel`  programs on PEs (`kernel_execution`)               those whose module has a `kernel`
 `queue`   every slot of every queue (`execution`)            those that have a `program`
-`message` the rounds of all ranks at once, on shares of      those that go in the `rounds` of a
-          links (`message_execution`)                        ring
+`message` the rounds of a ring at once, or each message as   those that have a `program`
+          a flow, on shares of links (`message_execution`)
 ========= ================================================== ==================================
 
 `fidelity` of `ccl.yaml` names one of them, or `auto`, which is exact where that is cheap: the
@@ -16,7 +16,8 @@ by less than 3 %: each rank has a device of its own, no part is empty, no link d
 wait among the data of other ranks), jitter is 20 % at most, collectives that could meet have lanes
 enough to leave room in their PEs (`may_fill_pes`) and hold up all ways of a ring alike
 (`may_get_out_of_step`), and the numbers of slots and the sizes of chunks are those that suit the
-machine. Kernel and queue agree within 2 %. Numbers are equal to the bit on
+machine. What is no ring must also lie among recorded cases with such errors (`message_errors`), and
+no other group may be under way. Kernel and queue agree within 2 %. Numbers are equal to the bit on
 every level.
 
 What is asked of one algorithm must be possible. What is asked of all is a wish: an algorithm that
@@ -30,15 +31,22 @@ from fractions import Fraction
 from types import ModuleType
 
 from rankwise.core.collectives.program import Send
-from rankwise.sim.ccl.configuration import Algorithm, Level, levels_of
+from rankwise.core.collectives.workspace import blocks_in
+from rankwise.sim.ccl.algorithm_modules import algorithm_module, is_ours
+from rankwise.sim.ccl.configuration import Algorithm, Level, QueueLayout, levels_of
+from rankwise.sim.ccl.message_errors import known_error
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.hardware.faults import ChipFaults
 from rankwise.sim.hardware.quantities import exactly
 from rankwise.sim.hardware.routing import sip_edges
 from rankwise.sim.hardware.specification import MachineSpec
 
+ERROR_MOST = 0.03
+"""Part of the time by which messages may differ from queues where `auto` uses them."""
+
 KERNEL_SLOTS_MOST = 1_024
 QUEUE_SLOTS_MOST = 16_384
+_USUAL = QueueLayout()
 JITTER_MOST = 20
 """Percent; with 100, messages are 3.1 % off on `torus16`."""
 
@@ -50,6 +58,7 @@ def level_of(
     item_bytes: int,
     lane_count: int,
     *,
+    machine: MachineSpec | None = None,
     faults: ChipFaults | None = None,
     is_disturbed: Callable[[], bool] | None = None,
 ) -> Level:
@@ -61,6 +70,7 @@ def level_of(
         plan: what its ranks want.
         item_bytes: bytes per element.
         lane_count: over how many PEs of each rank messages are spread.
+        machine: where it runs; without it, of programs no errors are known.
         faults: of the machine.
         is_disturbed: tells whether it, with what it meets, could fill its PEs (`may_fill_pes`) or
             get out of step (`may_get_out_of_step`).
@@ -78,10 +88,10 @@ def level_of(
         return "kernel"
     if (
         "message" in possible
-        and plan.rounds is not None  # of others, the error is above 3 %: it must be asked for
         and _suits_messages(algorithm, plan)
         and (faults is None or not (faults.deaths or faults.jitter_percent > JITTER_MOST))
         and has_more_slots(plan, item_bytes, lane_count, slot_size, QUEUE_SLOTS_MOST)
+        and (plan.rounds is not None or _is_close(algorithm, plan, item_bytes, lane_count, machine))
         and (is_disturbed is None or not is_disturbed())
     ):
         return "message"
@@ -171,8 +181,23 @@ def _suits_messages(algorithm: Algorithm, plan: Plan) -> bool:
         queues.n_slots is None
         and queues.vc_chunk_size is None
         and len(set(homes)) == len(homes)
-        and bool(plan.part_elements.all())
+        and (plan.rounds is None or bool(plan.part_elements.all()))
     )
+
+
+def _is_close(
+    algorithm: Algorithm, plan: Plan, item_bytes: int, lane_count: int, machine: MachineSpec | None
+) -> bool:
+    """Whether the errors of a program are recorded, and below the limit."""
+    queues, request = algorithm.queues, plan.request
+    if machine is None or not request.homes or not is_ours(algorithm_module(request.module)):
+        return False
+    if (queues.slot_size, queues.buffer_kind) != (_USUAL.slot_size, _USUAL.buffer_kind):
+        return False
+    size = request.elements * blocks_in(request.collective, request.size) * item_bytes
+    name = request.module.rpartition(".")[2]
+    error = known_error(name, machine, request.size, lane_count, size)
+    return error is not None and error < ERROR_MOST
 
 
 def has_more_slots(plan: Plan, item_bytes: int, lane_count: int, slot_size: int, most: int) -> bool:

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from rankwise.sim.ccl.configuration import CHUNK_LEAST, SLOTS_LEAST, QueueLayout
+from rankwise.sim.ccl.switched_messages import SwitchedMessage
 from rankwise.sim.hardware.hardware_machine import HardwareMachine, Pe
 from rankwise.sim.hardware.ipcq import IpcQueue
 from rankwise.sim.hardware.quantities import picoseconds
+from rankwise.sim.hardware.switched import SwitchedQueue
 
 
 class LaneQueues:
@@ -35,11 +37,12 @@ class LaneQueues:
         self._machine = machine
         self._lanes = lanes
         self.layout = layout
-        self._queues: dict[tuple[int, int, int], IpcQueue] = {}
+        self._queues: dict[tuple[int, int, int, int], IpcQueue] = {}
+        self._switched: dict[tuple[SwitchedMessage, int], SwitchedQueue] = {}
 
-    def between(self, source: int, destination: int, lane: int) -> IpcQueue:
-        """The queue between equal lanes of two ranks."""
-        key = (source, destination, lane)
+    def between(self, source: int, destination: int, lane: int, channel: int = 0) -> IpcQueue:
+        """The queue of a channel between equal lanes of two ranks."""
+        key = (source, destination, lane, channel)
         queue = self._queues.get(key)
         if queue is None:
             sender, receiver = self._lanes[source][lane], self._lanes[destination][lane]
@@ -57,16 +60,42 @@ class LaneQueues:
             )
         return queue
 
+    def switched(self, message: SwitchedMessage, lane: int) -> SwitchedQueue:
+        """The queue of messages that a switch combines, or copies, between equal lanes."""
+        _, sources, destinations = message
+        key = (message, lane)
+        queue = self._switched.get(key)
+        if queue is None:
+            layout = self.layout
+            assert layout.n_slots is not None, "it is known by now"
+            assert layout.vc_chunk_size is not None, "it is known by now"
+            ends = [self._lanes[rank][lane] for rank in destinations]
+            in_hbm = layout.buffer_kind == "hbm"
+            queue = self._switched[key] = SwitchedQueue(
+                self._machine,
+                [self._lanes[rank][lane] for rank in sources],
+                [(pe, pe.hbm if in_hbm else pe.tcm) for pe in ends],
+                slots=layout.n_slots,
+                chunk_bytes=layout.vc_chunk_size,
+                credit_bytes=layout.ipcq_credit_size_bytes,
+            )
+        return queue
+
     def bytes_sent_by(self, rank: int) -> int:
-        """How many bytes a rank has sent."""
-        return sum(
-            queue.bytes_sent for (source, _, _), queue in self._queues.items() if source == rank
+        """How many bytes a rank has sent; what a switch copies counts once."""
+        alone = sum(
+            queue.bytes_sent for (source, *_), queue in self._queues.items() if source == rank
+        )
+        return alone + sum(
+            queue.senders[message.sources.index(rank)].bytes_sent
+            for (message, _), queue in self._switched.items()
+            if rank in message.sources
         )
 
     def unread(self) -> list[str]:
         """What was sent and never received: how many slots, from which rank to which."""
         left: dict[tuple[int, int], int] = {}
-        for (source, destination, _lane), queue in self._queues.items():
+        for (source, destination, *_), queue in self._queues.items():
             unread = queue.messages_sent - queue.messages_read
             if unread:
                 left[source, destination] = left.get((source, destination), 0) + unread

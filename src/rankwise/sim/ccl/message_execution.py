@@ -200,17 +200,33 @@ class MessageExecution:
             classes = self._classes()
             if classes is not None:
                 sent_by_one = self._plan.elements_sent_by(classes.first)
-                return self._over_classes(
+                loads = self._over_classes(
                     classes, {peer: count * item for peer, count in sent_by_one.items()}
                 )
-            return self._over_ways(
-                {pair: count * item for pair, count in self._plan.elements_sent().items()}
-            )
+            else:
+                loads = self._over_ways(
+                    {pair: count * item for pair, count in self._plan.elements_sent().items()}
+                )
+            if self._machine.combines_in_switches:
+                self._save_by_switches(loads, item)
+            return loads
         sent = [
             sum(self._plan.elements_sent_by(rank).values()) * self._work.item_bytes
             for rank in self._plan.ring
         ]
         return self._over_links(sent) + self._inside_pes(sent)
+
+    def _save_by_switches(self, loads: Counter[Link], item: int) -> None:
+        """Take from the wires what a switch copies or combines: it crosses them once."""
+        unit = self._machine.topology.machine.system.sips.multicast_unit
+        for rank, own in enumerate(self._lanes):
+            copied, combined = self._plan.saved_by_switches(rank)
+            near = (each.sip for each in self._lanes if each.sip // unit == own.sip // unit)
+            other = next((sip for sip in near if sip != own.sip), None)
+            if other is None:
+                continue
+            loads[self._machine.sip_links(own.sip, other)[0]] -= copied * item
+            loads[self._machine.sip_links(other, own.sip)[-1]] -= combined * item
 
     def _inside_pes(self, sent: Sequence[int]) -> Counter[Link]:
         """The bytes through parts of PEs that few collectives at once would fill."""

@@ -32,6 +32,7 @@ from rankwise.sim.ccl.configuration import QueueLayout
 from rankwise.sim.ccl.execution import dependencies
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeRates, PeTimes
 from rankwise.sim.ccl.plan import Plan
+from rankwise.sim.ccl.switched_messages import leaders
 from rankwise.sim.ccl.wire_classes import wire_classes
 from rankwise.sim.hardware.fair_shares import Figures, Numbers, Uses, fair_speeds
 from rankwise.sim.hardware.hardware_machine import HardwareMachine
@@ -51,27 +52,56 @@ class GraphTimes(NamedTuple):
     moving: int
 
 
+_Used = Sequence[tuple[int, float]]
+"""What is used, and for how long per byte."""
+
+
+class _Stage(NamedTuple):
+    """What a message uses from one instant on: a wire, or what the sender or the receiver has."""
+
+    latency: int
+    """How long after its beginning the first byte is there."""
+    begin: int
+    end: int
+    """From where to where in the table its uses stand: by whom, and for how long per byte."""
+
+
 class _Way(NamedTuple):
     """From the lanes of one rank to those of another."""
 
     latency: int
-    uses: tuple[int, int]
-    """What is used, by whom and for how long per byte: from where to where in the table."""
-    later: tuple[int, int]
-    """What is used at the receiver, a latency after the message has begun."""
+    stages: tuple[_Stage, ...]
+    """Those of the sender, of the wires, and of the receiver; the first begins at once."""
     cap: float
     """The least time per byte that one message takes."""
     ahead: float
     """The same before its first byte is there: slots are loaded ahead of what the receiver does."""
+    pace: float = 0.0
+    """The least time per byte in which a sender fills slots, as long as there are free ones."""
+    window: float = 0.0
+    """So many bytes the slots hold."""
+    credits: float = 0.0
+    """So many bytes move until the credit of a slot is back."""
+
+    @property
+    def second(self) -> float:
+        """How long after its beginning the second stage is reached; infinite if there is none."""
+        return self.stages[1].latency if len(self.stages) > 1 else float("inf")
+
+    def moved_when_sent(self, size: float) -> float:
+        """How many bytes of a message have moved when its last slot gets a credit."""
+        if size <= self.window:
+            return 0.0
+        return min(size, size - self.window + self.credits)
 
 
 class _Step:
     """An instruction of a rank, and what is known of its head and its tail so far."""
 
     __slots__ = (
-        "combines", "depth", "done", "flowed_at", "followers", "follows", "head", "head_missing",
-        "is_in_tcm", "kind", "local", "peer", "rank", "size", "tail", "tail_missing",
-        "target", "way",
+        "began", "combines", "depth", "done", "flowed_at", "followers", "follows", "frees",
+        "head", "head_missing", "is_in_tcm", "is_sent", "kind", "left", "local",
+        "peers", "rank", "reached", "size", "sources", "tail", "tail_missing", "target", "way",
     )  # fmt: skip
 
     def __init__(self, rank: int, kind: str, size: int) -> None:
@@ -80,25 +110,45 @@ class _Step:
         self.head_missing = self.tail_missing = 0
         self.followers: list[tuple[_Step, bool, bool]] = []
         """What waits for it: whether slot by slot, and whether from scratch memory."""
-        self.peer: _Step | None = None
+        self.peers: list[_Step] = []
+        """What receives it; several if a switch copies it. Of a load or a store, whose it is."""
         self.target = -1
         self.way: _Way | None = None
         self.combines = self.is_in_tcm = self.follows = False
         self.local = self.flowed_at = 0.0
         self.depth = 0
         """How many messages it follows, one after the other."""
+        self.sources = 0
+        """Of a local step: how many spans it loads. Of a receive: how many messages it is of."""
+        self.frees: list[_Step] = []
+        """Local steps that write what it reads: they wait until its last slot is loaded."""
+        self.is_sent = False
+        """Whether that is so: slots that have a credit wait before a wire that is not free."""
+        self.began = 0.0
+        self.reached: list[float] = []
+        """By stage of its way at which the first byte has been: how much had moved by then."""
+        self.left = 0
+        """How many of the stages the last byte has left."""
 
 
 class _Flows:
-    """The messages that are under way, in the order in which they have begun; arrays by message."""
+    """The messages that are under way, in the order in which they have begun; arrays by message.
+
+    A message passes its stages like a train. It is at a stage from the instant at which its first
+    byte is there, and until as many bytes as it has have moved since then. Bytes move at one rate
+    over all stages at which it is.
+    """
 
     def __init__(self) -> None:
         self.steps: list[_Step] = []
-        self.left: Figures = np.zeros(0)
-        """Bytes that have not moved yet."""
+        self.moved: Figures = np.zeros(0)
+        """Bytes that have moved, at whatever stage."""
+        self.leaves: Figures = np.zeros(0)
+        """With so many it leaves the first stage at which it is."""
         self.rates: Figures = np.zeros(0)
+        """Zero while all of it is between two stages."""
         self.arrives: Figures = np.zeros(0)
-        """When the first byte reaches the receiver; infinite, once it has."""
+        """When the first byte reaches the next stage; infinite if there is none."""
         self.least: Figures = np.zeros(0)
         """The least time per byte."""
         self.uses: Numbers = np.zeros((0, 2), np.int64)
@@ -108,55 +158,107 @@ class _Flows:
         return len(self.steps)
 
     def next_instant(self, now: float) -> float:
-        """When the next one ends or arrives."""
+        """When the next one reaches or leaves a stage."""
         if not self.steps:
             return float("inf")
-        return min(float((now + self.left / self.rates).min()), float(self.arrives.min()))
+        moves = self.rates > 0
+        left = np.full(len(self.steps), np.inf)
+        np.divide(self.leaves - self.moved, self.rates, out=left, where=moves)
+        return min(now + float(left.min()), float(self.arrives.min()))
 
-    def move(self, passed: float) -> list[_Step]:
-        """Let time pass, and take away what has ended."""
-        self.left -= self.rates * passed
-        ends = self.left <= self.rates * _TOGETHER
-        if not ends.any():
-            return []
-        ended = [self.steps[number] for number in np.flatnonzero(ends).tolist()]
-        goes_on = ~ends
-        self.steps = [self.steps[number] for number in np.flatnonzero(goes_on).tolist()]
-        self.left, self.rates = self.left[goes_on], self.rates[goes_on]
-        self.arrives, self.least = self.arrives[goes_on], self.least[goes_on]
-        self.uses = self.uses[goes_on]
-        return ended
+    def move(self, passed: float) -> tuple[list[_Step], list[_Step], list[_Step]]:
+        """Let time pass; which are sent, which have left their sender, and their last stage."""
+        self.moved += self.rates * passed
+        leave = (self.rates > 0) & (self.leaves - self.moved <= self.rates * _TOGETHER)
+        if not leave.any():
+            return [], [], []
+        sent, emptied, ended = [], [], []
+        goes_on = np.ones(len(self.steps), bool)
+        for number in np.flatnonzero(leave).tolist():
+            step = self.steps[number]
+            assert step.way is not None, "it goes somewhere"
+            if not step.is_sent:
+                step.is_sent = True
+                sent.append(step)
+                self._take_place(number, step, step.way)
+                if self.leaves[number] - self.moved[number] > self.rates[number] * _TOGETHER:
+                    continue
+            if not step.left:
+                emptied.append(step)
+            step.left += 1
+            if step.left == len(step.way.stages):
+                ended.append(step)
+                goes_on[number] = False
+                continue
+            self._take_place(number, step, step.way)
+        if ended:
+            self.steps = [self.steps[number] for number in np.flatnonzero(goes_on).tolist()]
+            self.moved, self.leaves = self.moved[goes_on], self.leaves[goes_on]
+            self.rates, self.arrives = self.rates[goes_on], self.arrives[goes_on]
+            self.least, self.uses = self.least[goes_on], self.uses[goes_on]
+        return sent, emptied, ended
+
+    def _take_place(self, number: int, step: _Step, way: _Way) -> None:
+        """Say what is used at the stages at which a message is, and when it leaves one."""
+        first, count = step.left, len(step.reached)
+        if first == count:  # all of it is on its way to the next one
+            self.uses[number] = 0
+            return
+        self.uses[number] = way.stages[first].begin, way.stages[count - 1].end
+        if step.is_sent:
+            self.leaves[number] = step.reached[first] + step.size
 
     def arrive(self, now: float) -> None:
-        """Let those whose first byte is there use what the receiver has."""
+        """Let those whose first byte is at the next stage use what is there."""
         there = self.arrives <= now + _TOGETHER
         for number in np.flatnonzero(there).tolist():
-            way = self.steps[number].way
+            step = self.steps[number]
+            way = step.way
             assert way is not None, "it goes somewhere"
-            self.uses[number], self.least[number] = way.later, way.cap
-        self.arrives[there] = np.inf
+            while len(step.reached) < len(way.stages):
+                at = step.began + way.stages[len(step.reached)].latency
+                if at > now + _TOGETHER:
+                    self.arrives[number] = at
+                    break
+                step.reached.append(float(self.moved[number]))
+            else:
+                self.arrives[number], self.least[number] = np.inf, way.cap
+            self._take_place(number, step, way)
 
     def begin(self, steps: list[_Step], now: float) -> None:
         """Take in more."""
         ways = [step.way for step in steps if step.way is not None]
+        for step in steps:
+            step.began = now
+            step.reached.append(0.0)
         self.steps += steps
-        self.left = np.append(self.left, [float(step.size) for step in steps])
+        self.moved = np.append(self.moved, np.zeros(len(steps)))
+        sent = [
+            way.moved_when_sent(step.size) if step.frees else float(step.size)
+            for step, way in zip(steps, ways, strict=True)
+        ]
+        self.leaves = np.append(self.leaves, sent)
         self.rates = np.append(self.rates, np.zeros(len(steps)))
-        self.arrives = np.append(self.arrives, [now + way.latency for way in ways])
+        self.arrives = np.append(self.arrives, [now + way.second for way in ways])
         self.least = np.append(self.least, [way.ahead for way in ways])
-        self.uses = np.concatenate([self.uses, [way.uses for way in ways]])
+        uses = [(way.stages[0].begin, way.stages[0].end) for way in ways]
+        self.uses = np.concatenate([self.uses, uses])
 
     def share(self, resources: Numbers, times: Figures) -> None:
         """Give all of them their rates, by a table of what is used and for how long per byte."""
-        caps = 1 / self.least
         counts = self.uses[:, 1] - self.uses[:, 0]
+        moves = counts > 0
+        self.rates = np.zeros(len(counts))
+        if not moves.any():
+            return
+        counts, begins, caps = counts[moves], self.uses[moves, 0], 1 / self.least[moves]
         number = np.repeat(np.arange(len(counts)), counts)
         behind = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        entry = np.arange(len(number)) + (self.uses[:, 0] - behind)[number]
+        entry = np.arange(len(number)) + (begins - behind)[number]
         present, link = np.unique(resources[entry], return_inverse=True)
         share = times[entry] * caps[number]
         speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
-        self.rates = speeds * caps
+        self.rates[moves] = speeds * caps
 
 
 class MessageGraph:
@@ -174,6 +276,7 @@ class MessageGraph:
         self._layout, self._work = layout, work
         self._lane_count = len(lanes[0].pes)
         self._pe = PeTimes(machine, lanes[0], 0, work)
+        self._rates = self._pe.rates(self._lane_count)
         self._resources: dict[object, int] = {}
         self._used = array("q")
         self._times = array("d")
@@ -187,6 +290,7 @@ class MessageGraph:
         assert layout.vc_chunk_size is not None, "it is known by now"
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
+        self._uses_switch = machine.combines_in_switches
         classes = wire_classes(machine.topology, [each.sip for each in lanes], plan.symmetry)
         is_alike = all(each.pes == lanes[0].pes for each in lanes)
         self._classes = classes if is_alike else None
@@ -194,7 +298,9 @@ class MessageGraph:
 
     def times(self) -> GraphTimes:
         """Work out when each rank has its result."""
-        first = [step for steps in self._steps for step in steps if not step.head_missing]
+        # What a switch copies or combines is one step of several instructions.
+        every = dict.fromkeys(step for steps in self._steps for step in steps)
+        first = [step for step in every if not step.head_missing]
         for step in first:
             self._on_head(step)
             if step.kind != "send":
@@ -213,30 +319,39 @@ class MessageGraph:
     def _written(self) -> list[list[_Step]]:
         """The steps, and what waits for what."""
         all_steps: list[list[_Step]] = []
-        mail: dict[tuple[int, int], deque[_Step]] = {}
+        mail: dict[tuple[int, int, int], deque[_Step]] = {}
         keeps = self._pe.keeps_bytes
         item = self._work.item_bytes
         for rank, program in self._programs():
             steps: list[_Step] = []
             local: _Step | None = None
-            last_to: dict[int, _Step] = {}
-            for instruction, needs in zip(program, dependencies(program), strict=True):
+            last_to: dict[tuple[int, int, str], _Step] = {}
+            all_needs, first_of = dependencies(program), self._leaders(program)
+            for number, (instruction, needs) in enumerate(zip(program, all_needs, strict=True)):
+                if first_of[number] != number:
+                    steps.append(steps[first_of[number]])
+                    if isinstance(instruction, Send):
+                        box = (*self._box(rank, instruction.peer), instruction.channel)
+                        mail.setdefault(box, deque()).append(steps[-1])
+                    continue
                 match instruction:
-                    case Send(peer, span):
+                    case Send(peer, span, channel, switch):
                         step = _Step(rank, "send", span.length * item)
-                        self._follow_queue(step, last_to.get(peer))
-                        last_to[peer] = step
-                        mail.setdefault(self._box(rank, peer), deque()).append(step)
+                        queue = peer, channel, switch if self._uses_switch else "passes"
+                        self._follow_queue(step, last_to.get(queue))
+                        last_to[queue] = step
+                        box = (*self._box(rank, peer), channel)
+                        mail.setdefault(box, deque()).append(step)
                         step.target = peer
                     case Receive(peer, span, combines):
                         step = _Step(rank, "receive", span.length * item)
                         step.combines = bool(combines)
                     case Copy(_, target):
                         step = _Step(rank, "local", target.length * item)
-                        step.local = self._local(step.size, 1)
+                        step.sources = 1
                     case Fold(sources, target):
                         step = _Step(rank, "local", target.length * item)
-                        step.local = self._local(step.size, len(sources))
+                        step.sources = len(sources)
                 if step.kind == "local":  # a PE does one after the other
                     self._follow_queue(step, local)
                     local = step
@@ -260,6 +375,10 @@ class MessageGraph:
             return list(enumerate(self._plan.programs))
         return [(symmetry.ranks[0], self._plan.model)]
 
+    def _leaders(self, program: tuple[Instruction, ...]) -> Sequence[int]:
+        """For each instruction, the first one that is the same message."""
+        return leaders(program) if self._uses_switch else range(len(program))
+
     def _box(self, sender: int, receiver: int) -> tuple[int, int]:
         """Where messages from one rank to another wait to be matched."""
         symmetry = self._plan.symmetry
@@ -276,20 +395,33 @@ class MessageGraph:
 
     @staticmethod
     def _wait(step: _Step, before: _Step, *, slot_by_slot: bool, in_tcm: bool) -> None:
-        before.followers.append((step, slot_by_slot, in_tcm))
+        slot_by_slot &= "local" not in {step.kind, before.kind}  # which is done at a time
+        if (before.kind, step.kind) == ("send", "local"):
+            before.frees.append(step)
+        else:
+            before.followers.append((step, slot_by_slot, in_tcm))
         step.follows |= slot_by_slot
         step.depth = max(step.depth, before.depth + (before.kind == "receive"))
         step.head_missing += 1
         step.tail_missing += 1
 
     def _match(
-        self, all_steps: list[list[_Step]], mail: dict[tuple[int, int], deque[_Step]]
+        self, all_steps: list[list[_Step]], mail: dict[tuple[int, int, int], deque[_Step]]
     ) -> None:
+        switched: dict[_Step, list[tuple[int, int]]] = {}
         for steps, (rank, program) in zip(all_steps, self._programs(), strict=True):
-            for step, instruction in zip(steps, program, strict=True):
+            first_of = self._leaders(program)
+            for number, (step, instruction) in enumerate(zip(steps, program, strict=True)):
                 if isinstance(instruction, Receive):
-                    sent = mail[self._box(instruction.peer, rank)].popleft()
-                    sent.peer = step
+                    box = self._box(instruction.peer, rank)
+                    sent = mail[*box, instruction.channel].popleft()
+                    sent.peers.append(step)
+                    step.sources += 1
+                    step.head_missing += 1
+                    step.tail_missing += 2  # what is sent last, and its way through the stages
+                    if self._uses_switch and instruction.switch != "passes":
+                        switched.setdefault(sent, []).append((instruction.peer, rank))
+                        continue
                     # What is passed on slot by slot keeps the pace of what it follows.
                     is_alone = not (sent.follows or any(each[1] for each in step.followers))
                     sent.way = self._way(
@@ -297,10 +429,10 @@ class MessageGraph:
                         rank,
                         (not sent.is_in_tcm, step.combines, is_alone),
                     )
-                    step.head_missing += 1
-                    step.tail_missing += 1
-                elif isinstance(instruction, Send):
+                elif isinstance(instruction, Send) and first_of[number] == number:
                     step.tail_missing += 1  # its own flow
+        for sent, pairs in switched.items():
+            sent.way = self._switched_way(sent, pairs)
 
     def _slot_sizes(self, size: int) -> tuple[int, int]:
         """The first and the last slot of a lane's part of a message."""
@@ -313,12 +445,6 @@ class MessageGraph:
         known = self._known_slots[size] = min(own, slot_size), own - (slots - 1) * slot_size
         return known
 
-    def _local(self, size: int, sources: int) -> float:
-        own = -(-size // self._lane_count)
-        combining = (sources - 1) * self._pe.combine(own)
-        # All sources are loaded at a time.
-        return self._pe.load(sources * own) + combining + self._pe.store(own)
-
     def _on_head(self, step: _Step) -> None:
         """All that it waits for has its first slot."""
         first, _ = self._slot_sizes(step.size)
@@ -326,10 +452,10 @@ class MessageGraph:
             load = 0 if step.is_in_tcm else self._pe.load(first)
             self._push(step.head + load, step)
             return
+        if step.kind == "local":
+            return  # it begins when everything is there
         if step.combines:
             step.head += self._pe.combine(first)
-        if step.kind == "local":
-            step.head += step.local
         self._tell_heads(step, step.head)
 
     def _tell_heads(self, step: _Step, head: float) -> None:
@@ -344,22 +470,59 @@ class MessageGraph:
         _, last = self._slot_sizes(step.size)
         if step.kind == "send":
             assert step.way is not None, "it goes somewhere"
-            assert step.peer is not None, "it is received"
             step.done = step.tail
-            step.peer.flowed_at = step.done
-            step.peer.local = self._spread(step)
-            self._add_tail(step.peer, step.done + step.way.latency)
+            for peer in step.peers:
+                peer.flowed_at = max(peer.flowed_at, step.done)
+                peer.local = max(peer.local, self._spread(step))
+                self._add_tail(peer, step.done + step.way.latency)
         elif step.kind == "receive":
             step.tail += self._pe.combine(last) if step.combines else 0
             step.done = step.tail + self._pe.store(last)
         else:
-            step.tail = step.done = max(step.tail + step.local, step.head)
+            self._begin_dma(step, step.tail, step.sources)
+            return
+        self._tell_tails(step)
+
+    def _tell_tails(self, step: _Step) -> None:
         for follower, slot_by_slot, in_tcm in step.followers:
             if slot_by_slot:
                 self._add_tail(follower, step.tail if in_tcm else step.done)
             else:
                 self._add_head(follower, self._first_done(step))
                 self._add_tail(follower, step.done)
+
+    def _begin_dma(self, local: _Step, instant: float, loads: int) -> None:
+        """Load what a local step reads, or store its result: all of it at a time."""
+        dma = _Step(local.rank, "load" if loads else "store", max(1, loads) * local.size)
+        dma.peers = [local]
+        time = self._pe.moving(1 << 20) / (1 << 20) / self._lane_count
+        uses = self._memory_uses(self._looked_at(local.rank), 1)
+        dma.way = _Way(0, (self._stage(0, uses),), time, time)
+        self._push(instant, dma)
+
+    def _on_moved(self, dma: _Step, now: float) -> None:
+        """A load or a store of a local step has moved its bytes."""
+        (local,) = dma.peers
+        own = -(-local.size // self._lane_count)
+        if dma.kind == "load":
+            combining = (local.sources - 1) * self._pe.combine(own)
+            self._begin_dma(local, now + self._pe.load(0) + combining, 0)
+            return
+        local.head = local.tail = local.done = now + self._pe.store(0)
+        self._tell_heads(local, local.head)
+        self._tell_tails(local)
+
+    def _memory_uses(self, rank: int, times: int) -> list[tuple[int, float]]:
+        """What bytes that a rank's PEs load or store so many times take of their memory."""
+        pe = self._rates
+        return [
+            (self._resource((rank, "memory")), times * pe.memory),
+            (self._resource((rank, "engine")), times * pe.engine),
+        ]
+
+    def _looked_at(self, rank: int) -> int:
+        """The rank that stands for a rank."""
+        return rank if self._classes is None else self._programs()[0][0]
 
     def _spread(self, sent: _Step) -> float:
         """How long before the last lane of a message the first one has ended."""
@@ -416,7 +579,7 @@ class MessageGraph:
             if flows:
                 moving += passed
             now = max(now, instant)
-            ended = flows.move(passed)
+            sent, emptied, ended = flows.move(passed)
             flows.arrive(now)
             new: list[_Step] = []
             while self._starts and self._starts[0][0] <= now + _TOGETHER:
@@ -425,24 +588,41 @@ class MessageGraph:
                 flows.begin(new, now)
             if flows:
                 flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
+            for step in sent:
+                assert step.way is not None, "it goes somewhere"
+                instant = max(now, step.began + step.size * step.way.pace)
+                for freed in step.frees:
+                    self._add_head(freed, instant)
+                    self._add_tail(freed, instant)
+                self._settle()
+            for step in emptied:
+                if step.kind == "send":
+                    self._lose_tail(step, now)
+                    self._settle()
             for step in ended:
-                self._lose_tail(step, now)
+                if step.kind != "send":
+                    self._on_moved(step, now)
+                    self._settle()
+                    continue
+                for peer in step.peers:
+                    self._add_tail(peer, now)
                 self._settle()
             if new:
                 for step, rate in zip(new, flows.rates[-len(new) :].tolist(), strict=True):
-                    self._on_begun(step, rate, now)
-                    self._settle()
+                    if step.kind == "send":
+                        self._on_begun(step, rate, now)
+                        self._settle()
         return moving
 
     def _on_begun(self, step: _Step, rate: float, now: float) -> None:
-        assert step.peer is not None, "it is received"
         assert step.way is not None, "it goes somewhere"
         first, _ = self._slot_sizes(step.size)
         # As round a ring, lanes get apart from message to message.
         others = max(0, min(first * self._lane_count, step.size) - first)
         ahead = (first + max(0, others - step.depth * self._get_apart)) / rate
         self._tell_heads(step, now + ahead)
-        self._add_head(step.peer, now + step.way.latency + ahead)
+        for peer in step.peers:
+            self._add_head(peer, now + step.way.latency + ahead)
 
     def _resource(self, key: object) -> int:
         return self._resources.setdefault(key, len(self._resources))
@@ -466,14 +646,12 @@ class MessageGraph:
         pe = inside.pe
         # What is sent on is still there, or loaded; what is received is stored, and if it is
         # combined, its operand is loaded.
-        if self._classes is not None:
-            source = target = self._programs()[0][0]
+        source, target = self._looked_at(source), self._looked_at(target)
         later = [(self._resource((target, "in")), pe.port)]
-        uses.append((self._resource((source, "out")), pe.port))
-        for rank, times, parts in ((source, int(loads), uses), (target, 1 + combines, later)):
-            if times:
-                parts.append((self._resource((rank, "memory")), times * pe.memory))
-                parts.append((self._resource((rank, "engine")), times * pe.engine))
+        sender = [(self._resource((source, "out")), pe.port)]
+        if loads:
+            sender += self._memory_uses(source, 1)
+        later += self._memory_uses(target, 1 + combines)
         latency = inside.latency + sum(link.latency for link in wires)
         wake = picoseconds(self._machine.topology.machine.pe.ipcq.wake_ns)
         assert self._layout.n_slots is not None, "it is known by now"
@@ -485,15 +663,61 @@ class MessageGraph:
         # A latency at the beginning there are only loads, and as long at the end only stores.
         cap = max(narrowest, max(moved) * per_byte)
         ahead = max(narrowest, sum(moved) / 2 * per_byte) if is_alone else cap
-        return _Way(latency, self._table(uses), self._table([*uses, *later]), cap, ahead)
+        stages = self._stages(sender, uses, wires, (latency, later))
+        pace = max(narrowest, int(loads) * per_byte)
+        return _Way(latency, stages, cap, ahead, pace, window, (2 * latency + wake) / cap)
 
-    def _table(self, uses: Sequence[tuple[int, float]]) -> tuple[int, int]:
-        """Write uses into the table; where they stand."""
+    def _switched_way(self, sent: _Step, pairs: Sequence[tuple[int, int]]) -> _Way:
+        """That of a message of which a switch makes copies, or which it combines with others.
+
+        A copy takes the wire to the switch once. Of what is combined, each takes its part of the
+        wire behind it.
+        """
+        sharing = max(peer.sources for peer in sent.peers) if len(pairs) == 1 else 1
+        manner = (not sent.is_in_tcm, sent.peers[0].combines, False)
+        ways = [self._way(source, target, manner) for source, target in pairs]
+        first = ways[0]
+        at_once = self._uses_of(first.stages[0])
+        behind = len(at_once) - 1  # the wire behind the switch
+        down = [self._uses_of(way.stages[0])[behind] for way in ways]
+        later = [each for way in ways for each in self._uses_of(way.stages[-1])]
+        stages = (
+            self._stage(0, [*at_once[:behind], *((link, time / sharing) for link, time in down)]),
+            self._stage(first.latency, [(part, time / sharing) for part, time in later]),
+        )
+        return first._replace(stages=stages)
+
+    def _uses_of(self, stage: _Stage) -> list[tuple[int, float]]:
+        places = range(stage.begin, stage.end)
+        return [(self._used[place], self._times[place]) for place in places]
+
+    def _stages(
+        self,
+        sender: _Used,
+        uses: _Used,
+        wires: Sequence[Link],
+        receiver: tuple[int, _Used],
+    ) -> tuple[_Stage, ...]:
+        """Write what a message uses into the table, in the order in which it is there."""
+        at_once, apart = [*sender, *uses[:1]], list(zip(uses, wires, strict=True))[1:]
+        sips = self._machine.topology.machine.system.sips
+        if len(wires) == _BY_A_SWITCH and (sips.graph == "switch" or sips.multicast_unit):
+            # All messages come to the second wire as late as each other.
+            at_once, apart = [*sender, *uses], []
+        stages = [self._stage(0, at_once)]
+        latency = 0
+        for before, (use, _) in zip(wires, apart, strict=False):
+            latency += before.latency
+            stages.append(self._stage(latency, [use]))
+        stages.append(self._stage(*receiver))
+        return tuple(stages)
+
+    def _stage(self, latency: int, uses: _Used) -> _Stage:
         begin = len(self._used)
         for resource, time in uses:
             self._used.append(resource)
             self._times.append(time)
-        return begin, len(self._used)
+        return _Stage(latency, begin, len(self._used))
 
     def _uses(
         self, source: int, target: int, wires: Sequence[Link]
@@ -523,7 +747,7 @@ class MessageGraph:
         narrowest = max(count / lanes / float(link.rate) for link, count in users.items())
         return _Inside(
             max(path.latency for path in paths) - sum(link.latency for link in wires),
-            self._pe.rates(lanes),
+            self._rates,
             narrowest,
         )
 
@@ -536,5 +760,6 @@ class _Inside(NamedTuple):
     cap: float
 
 
+_BY_A_SWITCH = 2
 _TOGETHER = 1.0
 """Picoseconds within which flows begin or end together."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.base.errors import ConfigError
+from rankwise.core.collectives.levels import grid_of_homes
 from rankwise.core.collectives.program import Instruction, Receive, Send, Span, Task
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.collectives.workspace import REDUCING, frame_elements, operand_of, result_of
@@ -26,6 +27,7 @@ from rankwise.sim.ccl.algorithm_modules import (
 from rankwise.sim.ccl.configuration import Algorithm
 from rankwise.sim.ccl.rehearsal import InstructionOrder, rehearse, schedule_of
 from rankwise.sim.ccl.rounded_reductions import finish
+from rankwise.sim.ccl.switched_messages import SwitchedMessage, leaders, switched_messages
 from rankwise.sim.hardware.routing import axes_of
 from rankwise.sim.hardware.specification import SipsSpec
 from rankwise.sim.triton.dtypes import Array, dtype
@@ -49,6 +51,7 @@ class CollectiveRequest(NamedTuple):
         ring: the ranks in the order of the ring; empty for their own.
         homes: the device of each rank; empty if each has one of its own.
         axes: how many devices are in a unit of each level of the network; empty if not known.
+        multicast: how many devices are at each switch that copies and combines; 0 if none does.
     """
 
     module: str
@@ -59,10 +62,14 @@ class CollectiveRequest(NamedTuple):
     ring: tuple[int, ...] = ()
     homes: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
+    multicast: int = 0
 
     def task(self, rank: int) -> Task:
         """What the program of one rank is given."""
-        return Task(rank, self.size, self.elements, self.root, self.ring, self.homes, self.axes)
+        return Task(
+            rank, self.size, self.elements, self.root, self.ring, self.homes, self.axes,
+            self.multicast,
+        )  # fmt: skip
 
 
 def requested(  # noqa: PLR0917 (what a call says, in its order)
@@ -73,13 +80,41 @@ def requested(  # noqa: PLR0917 (what a call says, in its order)
     homes: tuple[int, ...],
     network: SipsSpec,
 ) -> CollectiveRequest:
-    """What ranks on the given devices want of an algorithm."""
+    """What ranks on the given devices want of an algorithm.
+
+    Raises:
+        ConfigError: it needs switches that the network does not have.
+    """
     follows_grid = algorithm.topology in {"mesh_2d", "torus_2d"}
     ring = _snake(homes, network.shape[1]) if follows_grid and network.shape else ()
-    axes = axes_of(network)
+    axes, unit = axes_of(network), network.multicast_unit
+    if needs_multicast(algorithm.module):
+        _check_multicast(algorithm.name, homes, axes, unit)
     return CollectiveRequest(
-        algorithm.module, collective, len(homes), elements, root, ring, homes, axes
+        algorithm.module, collective, len(homes), elements, root, ring, homes, axes, unit
     )
+
+
+def needs_multicast(module: str) -> bool:
+    """Whether an algorithm needs switches that copy and combine."""
+    return bool(getattr(algorithm_module(module), "NEEDS_MULTICAST", False))
+
+
+def _check_multicast(name: str, homes: tuple[int, ...], axes: tuple[int, ...], unit: int) -> None:
+    """Refuse what needs switches that copy and combine, where ranks do not share such ones."""
+    grid = grid_of_homes(homes, axes)
+    at_switch = Counter(home // unit for home in homes) if unit else Counter[int]()
+    if (
+        grid is None
+        or set(at_switch.values()) != {grid.lengths[0]}
+        or len(set(homes)) != len(homes)
+        or len(homes) == 1
+    ):
+        raise ConfigError(
+            f"algorithm {name} needs switches with multicast: true, and equally many ranks at each,"
+            " on devices of their own",
+            hint="multicast is a field of system.sips with graph switch, or of the first level",
+        )
 
 
 def _snake(homes: tuple[int, ...], columns: int) -> tuple[int, ...]:
@@ -141,6 +176,11 @@ class Plan:
         if not hasattr(self._module, "program"):
             return ((),) * self.request.size
         return tuple(map(self._program_of, self._tasks()))
+
+    @cached_property
+    def switched(self) -> dict[tuple[int, int], SwitchedMessage]:
+        """By rank and instruction: the messages that a switch copies or combines, if it can."""
+        return switched_messages(self.programs)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -255,10 +295,11 @@ class Plan:
 
     @cached_property
     def sources_most(self) -> int:
-        """From how many others the rank that has the most receives."""
-        if self.symmetry is not None and self.rounds is None:
-            return len({each.peer for each in self.model if isinstance(each, Receive)}) or 1
-        return max(Counter(target for _source, target in self.ways()).values(), default=1)
+        """From how many others the rank that has the most receives, channels counted by each."""
+        if self.rounds is not None:
+            return 1
+        programs = [self.model] if self.symmetry is not None else self.programs
+        return max(map(_sources_of, programs), default=1) or 1
 
     @property
     def moves_anything(self) -> bool:
@@ -279,6 +320,20 @@ class Plan:
             if isinstance(each, Send)
         ]
         return max(known or self.lengths)
+
+    def saved_by_switches(self, rank: int) -> tuple[int, int]:
+        """How many elements fewer a rank sends and receives, if switches copy and combine."""
+        program = self.model if self.symmetry is not None else self.programs[rank]
+        copied = combined = 0
+        for step, leader in enumerate(leaders(program)):
+            instruction = program[step]
+            if leader == step:
+                continue
+            if isinstance(instruction, Send):
+                copied += instruction.span.length
+            elif isinstance(instruction, Receive):
+                combined += instruction.span.length
+        return copied, combined
 
     def elements_sent(self) -> dict[tuple[int, int], int]:
         """How many elements go from whom to whom: what the laws of an algorithm are about."""
@@ -340,6 +395,14 @@ def plan(request: CollectiveRequest) -> Plan:
     if not 0 <= request.root < request.size:
         raise ConfigError(f"root {request.root} is not one of ranks 0 to {request.size - 1}")
     return Plan(request)
+
+
+def _sources_of(program: Sequence[Instruction]) -> int:
+    return len({
+        "combines" if each.switch == "combines" else (each.peer, each.channel)
+        for each in program
+        if isinstance(each, Receive)
+    })  # fmt: skip
 
 
 def _is_empty(instruction: Instruction) -> bool:

@@ -524,6 +524,16 @@ class HardwareMachine:
         hops = zip([source, *nodes], nodes, strict=False)
         return [self.wire("sip", -1, one, other) for one, other in hops]
 
+    @property
+    def combines_in_switches(self) -> bool:
+        """Whether switches copy and combine messages.
+
+        With dead links, ways may go round a switch: then each message goes by itself.
+        """
+        faults = self.topology.faults
+        unit = self.topology.machine.system.sips.multicast_unit
+        return bool(unit) and (faults is None or not faults.deaths)
+
     def _kill(self, hops: Sequence[Hop]) -> None:
         """Let wires between SIPs die: what begins now takes other ways."""
         self._dead.update(hops)

@@ -60,6 +60,8 @@ class LevelOfNetwork(_Part, frozen=True, kw_only=True):
     """Rows and columns of a mesh or torus; their product is the count."""
     link: LinkSpec
     """Of each device to this level."""
+    multicast: bool = False
+    """Of a switch between single devices: it copies messages, and combines them on their way."""
     spines: Count = 1
     """Of a fat tree: switches that connect its leaves."""
     leaf: Count | None = None
@@ -81,6 +83,7 @@ class LevelOfNetwork(_Part, frozen=True, kw_only=True):
             given = [name for name, usual in _OF_FAT_TREES if getattr(self, name) != usual]
             if given:
                 raise ValueError(f"{given[0]} is for graph fat_tree; the graph is {self.graph}")
+        _check_multicast(self.multicast, self.graph)
         if self.seed and self.routing != "hashed":
             raise ValueError(f"seed is for routing hashed; the routing is {self.routing}")
 
@@ -93,14 +96,20 @@ class LevelOfNetwork(_Part, frozen=True, kw_only=True):
             tree = f" of {self.spines} spine{'s' * (self.spines > 1)}"
             if self.oversubscription > 1:
                 tree += f", {self.oversubscription:g} to 1 oversubscribed"
-        return f"{self.graph}{shape}{tree}"
+        return f"{self.graph}{shape}{tree}{_MULTICAST * self.multicast}"
 
 
 _OF_FAT_TREES = (
     ("spines", 1), ("leaf", None), ("oversubscription", 1.0), ("routing", "static"),
 )  # fmt: skip
+_MULTICAST = " with multicast"
 _NAME = re.compile(r"[A-Za-z][A-Za-z_]*")
 _TAKEN = frozenset({"sip", "host", "cube", "pe", "switch"})
+
+
+def _check_multicast(multicast: bool, graph: str) -> None:
+    if multicast and graph != "switch":
+        raise ValueError(f"multicast is for graph switch; the graph is {graph}")
 
 
 def _check_shape(graph: str, shape: tuple[int, int] | None, count: int, what: str) -> None:
@@ -125,6 +134,8 @@ class SipsSpec(_Part, frozen=True, kw_only=True):
     """Pairs of SIPs that a link connects, for `graph: custom`."""
     link: LinkSpec | None = None
     """Of the one graph; with levels each has its own."""
+    multicast: bool = False
+    """Of the one switch: it copies messages, and combines them on their way."""
     levels: tuple[LevelOfNetwork, ...] = ()
     """From the inside out, such as a switch inside of a node, and rails between nodes."""
 
@@ -137,6 +148,7 @@ class SipsSpec(_Part, frozen=True, kw_only=True):
         if self.link is None:
             raise ValueError("link is missing: what connects the SIPs?")
         _check_shape(self.graph, self.shape, self.count, "SIPs")
+        _check_multicast(self.multicast, self.graph)
         if self.edges and self.graph != "custom":
             raise ValueError(f"edges are for graph custom; the graph is {self.graph}")
         for edge in self.edges:
@@ -152,7 +164,7 @@ class SipsSpec(_Part, frozen=True, kw_only=True):
             raise ValueError("graph levels needs levels: a list of them, from the inside out")
         if self.graph not in {"ring_1d", "levels"}:
             raise ValueError(f"graph {self.graph} stands beside levels: each level has its graph")
-        for field in ("shape", "edges", "link"):
+        for field in ("shape", "edges", "link", "multicast"):
             if getattr(self, field):
                 raise ValueError(f"{field} stands beside levels: give it to a level")
         count = prod(level.count for level in self.levels)
@@ -170,6 +182,10 @@ class SipsSpec(_Part, frozen=True, kw_only=True):
                 raise ValueError(
                     f"levels[{number}] is {level.graph} of single SIPs: expected a level below with"
                     f" a count of 2 or more{more}"
+                )
+            if level.multicast and number:
+                raise ValueError(
+                    f"levels[{number}].multicast: expected on levels[0], a switch of single SIPs"
                 )
             below *= level.count
             if level.leaf is not None and below % level.leaf:
@@ -199,7 +215,15 @@ class SipsSpec(_Part, frozen=True, kw_only=True):
                 f" {f'{level.name}: ' * bool(level.name)}{level.words}"
                 for number, level in enumerate(self.levels)
             )
-        return f"{self.graph} {self.shape[0]} x {self.shape[1]}" if self.shape else self.graph
+        graph = self.graph + _MULTICAST * self.multicast
+        return f"{graph} {self.shape[0]} x {self.shape[1]}" if self.shape else graph
+
+    @property
+    def multicast_unit(self) -> int:
+        """How many devices are at each switch that copies and combines; 0 if none does."""
+        if self.levels:
+            return self.levels[0].count if self.levels[0].multicast else 0
+        return self.count if self.multicast else 0
 
     def _check_routable(self) -> None:
         reached = [0]

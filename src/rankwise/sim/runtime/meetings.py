@@ -225,7 +225,8 @@ class Collective:
         faults = machine.topology.faults
         level = level_of(
             algorithm, module, self._plan, item_bytes, count,
-            faults=faults, is_disturbed=partial(self._is_disturbed, count),
+            machine=machine.topology.machine, faults=faults,
+            is_disturbed=partial(self._is_disturbed, count),
         )  # fmt: skip
         group = self._calls[0].group
         if not group.is_in_use:
@@ -259,6 +260,8 @@ class Collective:
 
     def _may_get_out_of_step(self) -> bool:
         distributed, group = self._context.distributed, self._calls[0].group
+        if self._plan.rounds is None:  # what programs do when they meet has not been compared
+            return bool(distributed.groups_beside(group))
         others = [
             distributed.wires_of(each.ranks)
             for each in distributed.groups_beside(group)

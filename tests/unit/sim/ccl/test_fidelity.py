@@ -13,15 +13,18 @@ from rankwise.base.errors import ConfigError, SimulationError
 from rankwise.base.units import Duration
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import BenchSession, BenchSettings, topology_with
+from rankwise.sim.ccl.algorithm_modules import algorithm_module
 from rankwise.sim.ccl.algorithms import ring_allreduce
 from rankwise.sim.ccl.configuration import QueueLayout, load_configuration
 from rankwise.sim.ccl.fidelity import level_of, may_fill_pes, may_get_out_of_step
+from rankwise.sim.ccl.message_errors import RecordedCase, known_error, recorded_errors
 from rankwise.sim.ccl.message_execution import MessageExecution
 from rankwise.sim.ccl.message_pes import Elements, Lanes
 from rankwise.sim.ccl.plan import CollectiveRequest, plan, requested
 from rankwise.sim.faults.vocabulary import FaultOfChip, Jitter, KillLink
 from rankwise.sim.hardware import HardwareMachine, load_topology
 from rankwise.sim.hardware.faults import ChipFaults
+from rankwise.sim.hardware.specification import MachineSpec
 from rankwise.sim.kernel import Simulator, Steps
 
 LINE = load_topology("default").machine.system.sips
@@ -281,10 +284,47 @@ def test_programs_are_timed_by_messages_when_that_is_asked_for(algorithm: str) -
     assert all(size <= wires[name] <= 1.1 * size for name, size in data.items())
 
 
-def test_auto_keeps_programs_to_queues_since_their_messages_are_less_exact() -> None:
+def test_auto_keeps_programs_to_queues_where_the_error_of_messages_is_not_recorded() -> None:
     assert ran("all_reduce", 1 << 21, "auto", algorithm="direct_allreduce", defaults={
         "slot_size": 1 << 16, "n_lanes": 1,
     })[1] == "queue"  # fmt: skip
+
+
+def of_switch(ranks: int, fields: dict[str, str] | None = None) -> MachineSpec:
+    changed = {"system.sips.count": str(ranks), **(fields or {})}
+    return topology_with("switch8", changed).machine
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "lanes", "level"),
+    [
+        ("recursive_doubling_allreduce", of_switch(8), 32, "message"),
+        # At 8 ranks and 2 lanes, messages differ by more than 3 %.
+        ("halving_doubling_allreduce", of_switch(8), 2, "queue"),
+        ("recursive_doubling_allreduce", of_switch(8), 64, "queue"),
+        ("recursive_doubling_allreduce", of_switch(4), 32, "queue"),
+        ("recursive_doubling_allreduce", of_switch(8, {"pe.dma.setup_ns": "21"}), 32, "queue"),
+    ],
+)
+def test_auto_uses_messages_for_programs_among_cases_with_recorded_errors_below_3_percent(
+    name: str, machine: MachineSpec, lanes: int, level: str
+) -> None:
+    algorithm = load_configuration({}).algorithm("all_reduce", name)
+    homes = tuple(range(machine.system.sips.count))
+    planned = plan(requested(algorithm, "all_reduce", 1 << 26, 0, homes, machine.system.sips))
+    module = algorithm_module(algorithm.module)
+
+    assert level_of(algorithm, module, planned, 4, lanes, machine=machine) == level
+
+
+def test_errors_between_recorded_cases_are_the_largest_around_them() -> None:
+    recorded = recorded_errors()
+    name, size = "halving_doubling_allreduce", 1 << 20
+    around = [RecordedCase(name, "switch8", ranks, 2, size) for ranks in (8, 16)]
+
+    assert known_error(name, of_switch(12), 12, 2, 1 << 22) == max(recorded[c] for c in around)
+    assert known_error(name, of_switch(128), 128, 2, size) is None
+    assert known_error(name, of_switch(8), 8, 2, 4096) is None
 
 
 @pytest.mark.parametrize("algorithm", OTHERS)

@@ -8,6 +8,9 @@ is divisible by the highest power of two; left and right of it are its subtrees,
 are leaves. The second tree numbers the ranks one further, and so turns leaves into inner nodes
 (but for one rank if their number is odd).
 
+Each tree has a channel: if a rank is a child in one and a parent in the other, what it sends down
+need not wait for all that it sends up.
+
 Order of reduction: a node adds to its own the sum of its lower subtree, then that of its upper
 one: (x + lower) + upper, rounded to the dtype after each addition.
 """
@@ -54,13 +57,13 @@ def program(task: Task) -> Program:
         (*place_in_tree(task.rank, task.size, tree), part_of(everything, tree, 2))
         for tree in (0, 1)
     ]
-    for above, below, half in roles:
+    for tree, (above, below, half) in enumerate(roles):
         for child in below:
-            yield Receive(child, half, combines=True)
+            yield Receive(child, half, combines=True, channel=tree)
         if above is not None:
-            yield Send(above, half)
-    for above, below, half in roles:
+            yield Send(above, half, tree)
+    for tree, (above, below, half) in enumerate(roles):
         if above is not None:
-            yield Receive(above, half)
+            yield Receive(above, half, channel=tree)
         for child in below:
-            yield Send(child, half)
+            yield Send(child, half, tree)
