@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,14 +27,15 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.planning import devices_of
 from rankwise.sim.benches.session import topology_with
-from rankwise.sim.ccl.choice import CLOSE, AlgorithmTrial, Chooser
+from rankwise.sim.ccl.choice import CLOSE, AlgorithmTrial, Chooser, Wanted
+from rankwise.sim.ccl.configuration import CollectiveConfiguration
 from rankwise.sim.ccl.fidelity import has_more_slots
-from rankwise.sim.hardware import parse_topology
+from rankwise.sim.hardware import HardwareMachine, parse_topology
 from rankwise.sim.hardware.topology import Topology
 from rankwise.sim.runtime.meetings import wanted_of
 from rankwise.sim.triton.dtypes import dtype_named
 
-SIZES = (4 << 10, 32 << 10, 256 << 10, 4 << 20, 64 << 20)
+SIZES = (4 << 10, 32 << 10, 256 << 10, 4 << 20)
 NETWORKS = ("line", "switch", "torus", "nodes on rails", "fat tree 1:2")
 RANKS = (4, 16, 64)
 COLLECTIVES = ("all_reduce", "all_to_all", "all_gather")
@@ -88,6 +89,25 @@ def network(name: str, ranks: int) -> Topology:
     return parse_topology(yaml.safe_dump(tree), name)
 
 
+class KnowingChooser(Chooser):
+    """A chooser that simulates each algorithm by queues once, for the choice and for the judge."""
+
+    def __init__(
+        self, machine: HardwareMachine, ccl: CollectiveConfiguration, known: dict[str, int]
+    ) -> None:
+        super().__init__(machine, ccl)
+        self._by_name, self._by_time = known, dict[int, int]()
+
+    def by_queues(self, trial: AlgorithmTrial, wanted: Wanted) -> int:
+        """Picoseconds; those that are known, or of an algorithm that is the same here."""
+        name = trial.algorithm.name
+        if name not in self._by_name:
+            if trial.time not in self._by_time:
+                self._by_time[trial.time] = super().by_queues(trial, wanted)
+            self._by_name[name] = self._by_time[trial.time]
+        return self._by_name[name]
+
+
 def defaults_of(case: Case) -> dict[str, Any]:
     """Settings with which its collectives can be simulated by queues."""
     many = {"buffer_kind": "hbm", "n_lanes": 4} if case.ranks > MANY else {}
@@ -109,7 +129,7 @@ def judged(case: Case, kept: dict[str, int]) -> Verdict:
         devices = devices_of(torch, case.ranks)
         dtype = dtype_named("f32")
         wanted = wanted_of(case.collective, elements, 0, devices, dtype, ReduceOp.SUM)
-        chooser = Chooser(engine.machine, torch.ccl)
+        chooser = KnowingChooser(engine.machine, torch.ccl, kept)
         trials = chooser.trials(wanted)
         trials = [each for each in trials if each.time <= WITHIN * trials[0].time]
         chosen = chooser.fastest(wanted).name
@@ -125,12 +145,7 @@ def judged(case: Case, kept: dict[str, int]) -> Verdict:
         if not all(map(is_small, trials)):
             times = {each.algorithm.name: each.time for each in trials}
             return Verdict(times, chosen, is_by_queues=False, is_chosen_by_messages=by_messages)
-        times, same = {}, {}
-        for each in trials:
-            name = each.algorithm.name
-            if name not in kept and each.time not in same:
-                same[each.time] = chooser.by_queues(each, wanted)
-            times[name] = kept[name] if name in kept else same[each.time]
+        times = {each.algorithm.name: chooser.by_queues(each, wanted) for each in trials}
         return Verdict(times, chosen, is_by_queues=True, is_chosen_by_messages=by_messages)
 
 
@@ -152,9 +167,9 @@ class Kept:
                 file.write(json.dumps({"case": case, "times": verdict.times}) + "\n")
 
 
-def cases(*, is_quick: bool) -> Iterator[Case]:
+def cases(ranks: Sequence[int], *, is_quick: bool) -> Iterator[Case]:
     """All cases, few ranks and small sizes first."""
-    sizes, ranks = (SIZES[:1], RANKS[:1]) if is_quick else (SIZES, RANKS)
+    sizes = SIZES[:1] if is_quick else SIZES
     for count, size, collective, name in product(ranks, sizes, COLLECTIVES, NETWORKS):
         yield Case(collective, name, count, size)
 
@@ -171,7 +186,9 @@ def own_option() -> Path | None:
 def main() -> None:
     """Print the grid."""
     kept = Kept(own_option())
-    options = arguments(f"{__doc__}\n--kept FILE keeps times by queues.", repetitions=1)
+    parts = tuple(map(str, RANKS))
+    about = f"{__doc__}\n--kept FILE keeps times by queues; the parts are numbers of ranks."
+    options = arguments(about, repetitions=1, parts=parts, quick_parts=parts[:1])
     describe_machine()
     columns = (
         "collective",
@@ -190,7 +207,7 @@ def main() -> None:
     ratios: list[float] = []
     of_messages: list[float] = []
     by_construction = 0
-    for case in cases(is_quick=options.quick):
+    for case in cases([int(part) for part in options.only], is_quick=options.quick):
         began = time.monotonic()
         verdict = apart(partial(judged, case, kept.times.get(case, {})))
         kept.add(case, verdict)
