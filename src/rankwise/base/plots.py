@@ -134,7 +134,7 @@ def axes(
         f'<text x="{middle}" y="{PLOT_BOTTOM + 36}" text-anchor="middle">{escape(names[0])}</text>'
     )
     if names[1]:
-        lines.append(f'<text x="{PLOT_LEFT - 100}" y="{PLOT_TOP - 8}">{escape(names[1])}</text>')
+        lines.append(f'<text x="{PLOT_LEFT - 100}" y="{PLOT_TOP - 10}">{escape(names[1])}</text>')
     return lines
 
 
@@ -250,7 +250,7 @@ class Bar(NamedTuple):
     text: str = ""
 
 
-_BARS_LEFT, _BARS_RIGHT = 250, 900
+_NAMES_MOST, _BARS_RIGHT = 240, 900
 
 
 def bars_chart(rows: Sequence[Bar], title: str, names: Sequence[tuple[str, str]] = ()) -> str:
@@ -258,14 +258,15 @@ def bars_chart(rows: Sequence[Bar], title: str, names: Sequence[tuple[str, str]]
 
     The parts of a row follow each other. `names` is the legend: names and colours.
     """
+    left = min(_NAMES_MOST, round(max(len(row.name) for row in rows) * _CHARACTER) + 8) + 10
     low = min(0.0, *(sum(min(0.0, part[0]) for part in row.parts) for row in rows))
     high = max(0.0, *(sum(max(0.0, part[0]) for part in row.parts) for row in rows))
-    per = (_BARS_RIGHT - _BARS_LEFT) / ((high - low) or 1.0)
-    zero = _BARS_LEFT - low * per
+    per = (_BARS_RIGHT - left) / ((high - low) or 1.0)
+    zero = left - low * per
     lines, y = [], 6
     for row in rows:
         lines.append(
-            f'<text x="{_BARS_LEFT - 10}" y="{y + 12}" text-anchor="end">'
+            f'<text x="{left - 10}" y="{y + 12}" text-anchor="end">'
             f"{escape(_cut(row.name))}<title>{escape(row.name)}</title></text>"
         )
         ends = {True: zero, False: zero}
@@ -292,5 +293,5 @@ def bars_chart(rows: Sequence[Bar], title: str, names: Sequence[tuple[str, str]]
 
 
 def _cut(text: str) -> str:
-    longest = round((_BARS_LEFT - 12) / _CHARACTER)
+    longest = round((_NAMES_MOST - 2) / _CHARACTER)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -5,6 +5,7 @@ GPUs with NCCL where torch finds them. With `--from` nothing is measured: the fa
 fitted to a published log of nccl-tests.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import msgspec
 from rankwise.base.errors import ConfigError
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.launch.options import MACHINES
+from rankwise.launch.telling.status_line import shown, wipe
 
 if TYPE_CHECKING:
     from rankwise.simranks.prediction.machines.description import RealMachine
@@ -113,9 +115,11 @@ def _from_logs(logs: tuple[str, ...], like: str, name: str) -> "RealMachine":
 
 
 def _measured(seconds: float, timeout: str, ranks: int, name: str) -> "RealMachine":
-    from rankwise.simranks.prediction.machines.calibration import (  # noqa: PLC0415  # not for --help
+    from rankwise.cli.sim_progress import FiguresOfOther  # noqa: PLC0415  # not for --help
+    from rankwise.simranks.prediction.machines.calibration import (  # noqa: PLC0415  # the same
         Measurements,
         machine_of,
+        progress_of,
     )
 
     with TemporaryDirectory(prefix="rankwise-calibrate-") as folder:
@@ -124,12 +128,30 @@ def _measured(seconds: float, timeout: str, ranks: int, name: str) -> "RealMachi
             sys.executable, "-m", "rankwise", "run", "--nproc-per-node", str(ranks), "--no-prefix",
             "--timeout", timeout, "-m", _PROGRAM, str(path), str(seconds),
         ]  # fmt: skip
-        done = subprocess.run(command, check=False)
-        if done.returncode:
+        with shown(FiguresOfOther("calibrate", progress_of(path)).in_words):
+            code = _run_telling(command)
+        if code:
             raise ConfigError(
-                f"the measurements have failed with exit code {done.returncode}",
+                f"the measurements have failed with exit code {code}",
                 hint="torch is needed here (pip install 'rankwise[torch]'); on a busy machine give"
                 " it longer, --timeout 10m",
             )
-        measured: Measurements = msgspec.json.decode(path.read_bytes(), type=Measurements)
-    return machine_of(measured, name)
+        results: Measurements = msgspec.json.decode(path.read_bytes(), type=Measurements)
+    return machine_of(results, name)
+
+
+def _run_telling(command: list[str]) -> int:
+    """Run a command and pass on what it writes to stderr, which may be below a line of progress."""
+    child = subprocess.Popen(command, stderr=subprocess.PIPE)
+    assert child.stderr is not None, "it is a pipe"
+    try:
+        while data := os.read(child.stderr.fileno(), 1 << 16):
+            wipe()
+            sys.stderr.buffer.write(data)
+            sys.stderr.buffer.flush()
+        return child.wait()
+    except BaseException:  # Ctrl-C, of which the child knows itself
+        child.wait()
+        raise
+    finally:
+        child.stderr.close()

@@ -21,6 +21,7 @@ from rankwise.base.wording import counted
 from rankwise.cli.main import CONTEXT_SETTINGS
 from rankwise.cli.options import complete_file
 from rankwise.cli.program_check import python_script
+from rankwise.launch.telling.status_line import wipe
 
 if TYPE_CHECKING:
     from rankwise.simranks.run.comparison import Difference, Events
@@ -53,14 +54,19 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
     backward(), all parameters after each step of an optimizer, and the arrays, tensors, modules and
     optimizers in the script's globals at its end. Programs of torch use gloo in both runs.
     """
-    from rankwise.simranks.run import comparison  # noqa: PLC0415  # not for --help
+    from rankwise.cli.sim_progress import told_while  # noqa: PLC0415  # not for --help
+    from rankwise.simranks.run import comparison  # noqa: PLC0415  # the same
 
     if not module:
         python_script(script, args)  # refuses what is none
     words = ["module" if module else "script", script, *args]
     with _ended_by_signals(), _temporary_folder() as place:
         folder = Path(place)
-        codes = [_run(way, folder, nproc_per_node, words) for way in _WAYS]
+        with told_while() as tell:
+            codes = []
+            for way in _WAYS:
+                tell(f"{script} on {way}")
+                codes.append(_run(way, folder, nproc_per_node, words))
         simulated, real = (comparison.read_events(folder / way, nproc_per_node) for way in _WAYS)
         if all(codes):
             simulated, real = comparison.events_in_both(simulated, real)
@@ -147,6 +153,7 @@ def _run(way: str, folder: Path, size: int, words: list[str], capture: str = "")
     if child.returncode and not capture:
         sys.stderr.flush()
         name = f"-m {words[1]}" if words[0] == "module" else words[1]
+        wipe()
         sys.stderr.buffer.write(told.replace(os.fsencode(_PROGRAM), os.fsencode(name)))
         click.echo(f"the run on {way} failed with exit code {child.returncode}", err=True)
     return child.returncode

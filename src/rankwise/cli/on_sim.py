@@ -7,9 +7,10 @@ nodes and the times of `--rdzv-conf` decide anything.
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from rankwise.launch.options import (
     options_deciding,
     options_needing,
 )
+from rankwise.launch.telling.status_line import wipe
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Outcome
@@ -80,7 +82,6 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         os.putenv(name, "")
     from rankwise.base.failure import OutcomeStatus  # noqa: PLC0415  # not for --help
     from rankwise.cli.run_files import RunFiles  # noqa: PLC0415  # the same
-    from rankwise.cli.sim_progress import predicted  # noqa: PLC0415  # the same
     from rankwise.launch.run.run_history import failure_command_of  # noqa: PLC0415  # the same
     from rankwise.launch.run.supervision import tell  # noqa: PLC0415  # the same
     from rankwise.sim.faults.reading import read_faults_of_run  # noqa: PLC0415  # the same
@@ -125,12 +126,11 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     _check_one_order(options)
     _check_packages(options)
     order = WantedOrder(options.schedule == "random", options.seed, options.explore, options.replay)
-    with predicted(options.training_script) if machine and job.console else nullcontext() as watch:
+    with _shown(options, job, machine) as watch:
 
         def watched(**how: Any) -> "Rehearsal":
             made = make(**how)
-            if watch is not None:
-                watch(made)
+            watch(made)
             return made
 
         outcome, rehearsal, is_shown, again = run_equals_once(
@@ -156,6 +156,26 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
 
         tell_of_end(command, outcome, rehearsal.supervision)
     return outcome
+
+
+@contextmanager
+def _shown(
+    options: "RunOptions", job: "Job", machine: object
+) -> "Iterator[Callable[[Rehearsal], None]]":
+    """Show how far it has come; what it gives is called with each run that begins."""
+    from rankwise.cli.sim_progress import counted, predicted  # noqa: PLC0415  # not for --help
+
+    if not job.console or (options.explore is None and machine is None):
+        yield lambda _: None
+    elif options.explore is None:
+        with predicted(options.training_script) as watch:
+            yield watch
+    else:
+        begun = count()
+        with counted(
+            options.explore, options.training_script, "schedule", has_sinks=True
+        ) as progress:
+            yield lambda _: progress(done := next(begun), done)
 
 
 def _tell_of_leftovers(killed: "Mapping[int, str]") -> None:
@@ -236,6 +256,7 @@ def _again(words: Sequence[str], options: Mapping[str, str | int]) -> str:
 
 
 def _say(text: str) -> None:
+    wipe()
     with suppress(OSError):  # the reader of stderr has gone
         print(f"rankwise: {text}", file=sys.stderr, flush=True)
 

@@ -193,20 +193,23 @@ def _run_one(
 
 
 def _run_many(plan_of: "PlanOf", seeds: range, again: str) -> int:
+    from rankwise.cli.sim_progress import counted  # noqa: PLC0415  # not for --help
     from rankwise.drivers.virtual.cluster.simulator import ClusterSimulator  # noqa: PLC0415  # not for --help
 
     began = time.perf_counter()
     ends: dict[str, int] = {}
     broken = 0
-    for seed in seeds:
-        try:
-            run = ClusterSimulator(plan_of(seed), seed, keeps_journal=False).run()
-        except SimulationError as error:
-            broken += 1
-            click.echo(f"seed {seed}: {error}\nagain: {again} --seed {seed}", err=True)
-            continue
-        status = "without a verdict" if run.verdict is None else str(run.verdict.status)
-        ends[status] = ends.get(status, 0) + 1
+    with counted(len(seeds), "cluster", "seed") as progress:
+        for done, seed in enumerate(seeds):
+            progress(done, done)
+            try:
+                run = ClusterSimulator(plan_of(seed), seed, keeps_journal=False).run()
+            except SimulationError as error:
+                broken += 1
+                click.echo(f"seed {seed}: {error}\nagain: {again} --seed {seed}", err=True)
+                continue
+            status = "without a verdict" if run.verdict is None else str(run.verdict.status)
+            ends[status] = ends.get(status, 0) + 1
     elapsed = time.perf_counter() - began
     shown = ", ".join(f"{count} {status}" for status, count in sorted(ends.items()))
     click.echo(

@@ -3,7 +3,8 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -28,25 +29,38 @@ def clock(seconds: float) -> str:
 
 
 class Estimate:
-    """How long the rest of many cases takes, if they go on as those that have run."""
+    """How many of many cases are done, and how long the rest takes if they go on like that.
 
-    def __init__(self, total: int) -> None:
+    Args:
+        total: how many there are.
+        name: what they belong to.
+        noun: what one of them is.
+    """
+
+    def __init__(self, total: int, name: str = "sweep", noun: str = "case") -> None:
         self._total = total
-        self.done = self._ran = 0
+        self._name = name
+        self._cases = f"{total:,} {noun}{'s' * (total != 1)}"
+        self._done = self._ran = 0
         self._at = 0.0
 
     def note(self, done: int, ran: int, at: float) -> None:
         """So many are done, and so many of these have run and were not known before."""
-        self.done, self._ran, self._at = done, ran, at
+        self._done, self._ran, self._at = done, ran, at
 
     def left_in_words(self, at: float) -> str:
         """The rest; nothing before a case has run."""
         if not self._ran:
             return ""
         each = self._at / self._ran
-        left = each * (self._total - self.done) - (at - self._at)
+        left = each * (self._total - self._done) - (at - self._at)
         # A case that takes longer than those before it is expected to end at any time.
         return f", about {clock(max(1.0, left))} left"
+
+    def in_words(self, at: float, begun_at: float = 0.0) -> str:
+        """The whole line, so many seconds after the begin; the first case began at `begun_at`."""
+        left = self.left_in_words(at - begun_at)
+        return f"{self._name}: {self._done:,} of {self._cases}, {clock(at)}{left}"
 
 
 @contextmanager
@@ -68,19 +82,40 @@ def watched(engine: "GraphEngine", name: str) -> Iterator[None]:
 
 
 @contextmanager
-def counted(total: int) -> Iterator[Callable[[int, int], None]]:
-    """Show how many cases of a sweep are done, with an estimate.
+def counted(
+    total: int, name: str = "sweep", noun: str = "case", *, has_sinks: bool = False
+) -> Iterator[Callable[[int, int], None]]:
+    """Show how many cases of a sweep, or of something else, are done, with an estimate.
 
     Call what it gives with how many are done, and how many of these have run in this sweep.
     """
-    estimate, begun_at = Estimate(total), monotonic()
-
-    def words(elapsed: float) -> str:
-        left = estimate.left_in_words(elapsed)
-        return f"sweep: {estimate.done:,} of {total:,} cases, {clock(elapsed)}{left}"
-
-    with shown(words):
+    estimate, begun_at = Estimate(total, name, noun), monotonic()
+    with shown(estimate.in_words, has_sinks=has_sinks):
         yield lambda done, ran: estimate.note(done, ran, monotonic() - begun_at)
+
+
+class FiguresOfOther:
+    """How many figures another process has measured, by the file that it writes: `done total`."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._name, self._path = name, path
+        self._estimate: Estimate | None = None
+        self._read, self._first, self._begun_at = "", 0, 0.0
+
+    def in_words(self, at: float) -> str:
+        """The whole line, so many seconds after the begin."""
+        with suppress(OSError, ValueError):  # it has not begun, or writes just now
+            read = self._path.read_text("ascii")
+            done, total = map(int, read.split())
+            if self._estimate is None:
+                self._estimate = Estimate(total, self._name, "figure")
+                self._first, self._begun_at = done, at  # before that, it has started
+            if read != self._read:
+                self._read = read
+                self._estimate.note(done, done - self._first, at - self._begun_at)
+        if self._estimate is None:
+            return f"{self._name}: {clock(at)}"
+        return self._estimate.in_words(at, self._begun_at)
 
 
 @contextmanager

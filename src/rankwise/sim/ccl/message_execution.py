@@ -40,7 +40,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -152,7 +152,7 @@ class MessageExecution:
             self._alone = max(times.ends)
             self._still = max(0, self._alone - times.moving)
             return times.ends
-        timing = _Rounds(self._machine, self._plan, self._lanes, self._layout, self._work)
+        timing = RingTiming(self._machine, self._plan, self._lanes, self._layout, self._work)
         ends = timing.ends(rounds)
         self._is_kept, self._alone = timing.is_kept, max(ends)
         self._still = max(0, max(ends) - timing.moving)
@@ -365,12 +365,41 @@ def _inside(
     return max(path.latency for path in paths) - outside, slowest // len(paths)
 
 
-class _Rounds:
+class RingInstants(NamedTuple):
+    """What is known between two rounds, by position; of one position if all are alike.
+
+    Attributes:
+        head: the first slot of each lane can be sent on.
+        tail: the last slot can.
+        free: the way to the next position is free.
+        came: the last message has arrived.
+    """
+
+    head: Picoseconds
+    tail: Picoseconds
+    free: Picoseconds
+    came: Picoseconds
+
+    def later(self, by: int) -> "RingInstants":
+        """All instants so much later."""
+        return RingInstants(*(each + by for each in self))
+
+    def uniform_step_from(self, before: "RingInstants") -> int | None:
+        """By how much all instants are later than those before; None if they differ in that."""
+        step = int(self.head[0] - before.head[0])
+        if all((mine - other == step).all() for mine, other in zip(self, before, strict=True)):
+            return step
+        return None
+
+
+class RingTiming:
     """The recurrence of the module's text; arrays by position on the ring, or of one for all.
 
     What depends on the size of a part is in arrays by its length: parts have two lengths at most.
     What depends on the PEs is by device besides, where devices have faults of their own, and there
     the slowest lane counts; else lane 0 of the first one stands for all.
+
+    Equal rounds are replayed: as soon as one delays all instants equally, so do those that follow.
     """
 
     def __init__(
@@ -423,58 +452,106 @@ class _Rounds:
         slot = _time_over(self._first.max(), self._mebibyte)
         self._slot_pace = (2 * self._latency + slot + wake) // layout.n_slots
         """A slot of a lane after the other can be sent so fast, as credits come back."""
-
-    def ends(self, rounds: Sequence[RingRound]) -> list[int]:
-        """By position: when a rank has its result, if all begin at 0."""
-        load_first, load_last = self._by_slot(PeTimes.load)
-        store_first, store_last = self._by_slot(PeTimes.store)
-        combine_first, combine_last = self._by_slot(PeTimes.combine)
-        busy = {
+        self._load = self._by_slot(PeTimes.load)
+        self._store = self._by_slot(PeTimes.store)
+        self._combine = self._by_slot(PeTimes.combine)
+        self._busy = {
             combines: self._slots
             * self._by_slot(
                 partial(PeTimes.pass_on, combines=combines, loads_first=not self.is_kept)
             )[0]
             for combines in (False, True)
         }
-        here = self._kind
-        free = came = moving = np.zeros_like(self._latency)
-        sends = np.roll(self._length_of, -rounds[0].offset)
-        head, tail = load_first[here, sends], load_last[here, sends]
-        for number, (offset, combines) in enumerate(rounds):
-            sends = np.roll(self._length_of, -offset)
-            slots = self._slots[sends]
-            duration = _time_over(self._size[sends], self._mebibyte)
-            duration = np.maximum(duration, busy[combines][here, sends])
-            duration = np.maximum(duration, np.where(slots > 1, slots * self._slot_pace, 0))
+
+    def ends(self, rounds: Sequence[RingRound]) -> list[int]:
+        """By position: when a rank has its result, if all begin at 0."""
+        now, moving = self.at_begin(rounds), np.zeros_like(self._latency)
+        following = self._equal_rounds(rounds)
+        passed = 0
+        while passed < len(rounds):
+            before = now
+            now, duration = self.after_round(now, passed, rounds)
             moving = moving + duration
-            begin = np.maximum(head, free)
-            last_slots = _time_over(self._last[sends], self._mebibyte)
-            free = np.maximum(begin + duration, tail + last_slots)
-            together = np.maximum(0, self._others - number * self._get_apart)
-            ahead = self._first + together
-            head = begin + self._latency + _time_over(ahead[sends], self._mebibyte)
-            tail = free + self._latency
-            # From here on at the next position.
-            head, tail, before, got = (
-                np.roll(array, 1)
-                for array in (head, tail, np.where(slots > 1, last_slots, -1), sends)
-            )
-            arrived = tail
-            if combines:
-                # A lane loads an operand as it has got its slot before, not the last one of all:
-                # lanes that are apart are served one after the other.
-                between = _time_over((self._others - together)[got], self._mebibyte)
-                loaded = came - between + load_first[here, got]
-                head = np.maximum(head, loaded) + combine_first[here, got]
-                previous = np.where(before >= 0, tail - before - between, came)
-                tail = np.maximum(tail, previous + load_last[here, got]) + combine_last[here, got]
-            came = arrived
-            if not self.is_kept and number + 1 < len(rounds):
-                head = head + (store_first + load_first)[here, got]
-                tail = tail + (store_last + load_last)[here, got]
+            passed += 1
+            equal = following[passed - 1]
+            step = now.uniform_step_from(before) if equal else None
+            if step is not None:
+                # Only sums and maxima: if one round delays all instants equally, all of them do.
+                now = now.later(equal * step)
+                moving = moving + equal * duration
+                passed += equal
         self.moving = int(moving.max())
-        ends = np.maximum(free, tail + store_last[here, got])
+        return self.at_end(now, rounds)
+
+    def at_begin(self, rounds: Sequence[RingRound]) -> RingInstants:
+        """The instants before the first round."""
+        zero = np.zeros_like(self._latency)
+        sends = np.roll(self._length_of, -rounds[0].offset)
+        load_first, load_last = (each[self._kind, sends] for each in self._load)
+        return RingInstants(load_first, load_last, zero, zero)
+
+    def at_end(self, now: RingInstants, rounds: Sequence[RingRound]) -> list[int]:
+        """By position: when a rank has its result, from the instants after the last round."""
+        _, store_last = self._store
+        got = np.roll(self._length_of, 1 - rounds[-1].offset)
+        ends = np.maximum(now.free, now.tail + store_last[self._kind, got])
         return [int(end) for end in np.broadcast_to(ends, self._count)]
+
+    def _equal_rounds(self, rounds: Sequence[RingRound]) -> list[int]:
+        """By round: how many of those after it take what it takes."""
+        following = [0] * len(rounds)
+        if len(self._size) > 1:
+            return following
+        # In the last round, nothing is loaded again to be sent on.
+        last = len(rounds) - 1 if self.is_kept else len(rounds) - 2
+        for number in reversed(range(last)):
+            is_apart = not (self._get_apart and (self._together(number) > 0).any())
+            if is_apart and rounds[number].combines == rounds[number + 1].combines:
+                following[number] = following[number + 1] + 1
+        return following
+
+    def _together(self, number: int) -> Picoseconds:
+        """Bytes of the other lanes' first slots that still come together in a round."""
+        together: Picoseconds = np.maximum(0, self._others - number * self._get_apart)
+        return together
+
+    def after_round(
+        self, now: RingInstants, number: int, rounds: Sequence[RingRound]
+    ) -> tuple[RingInstants, Picoseconds]:
+        """The instants at the next positions after a round, and how long its messages took."""
+        here, (head, tail, free, came) = self._kind, now
+        offset, combines = rounds[number]
+        sends = np.roll(self._length_of, -offset)
+        slots = self._slots[sends]
+        duration = _time_over(self._size[sends], self._mebibyte)
+        duration = np.maximum(duration, self._busy[combines][here, sends])
+        duration = np.maximum(duration, np.where(slots > 1, slots * self._slot_pace, 0))
+        begin = np.maximum(head, free)
+        last_slots = _time_over(self._last[sends], self._mebibyte)
+        free = np.maximum(begin + duration, tail + last_slots)
+        together = self._together(number)
+        ahead = self._first + together
+        head = begin + self._latency + _time_over(ahead[sends], self._mebibyte)
+        tail = free + self._latency
+        # From here on at the next position.
+        head, tail, before, got = (
+            np.roll(array, 1) for array in (head, tail, np.where(slots > 1, last_slots, -1), sends)
+        )
+        arrived = tail
+        if combines:
+            (load_first, load_last), (combine_first, combine_last) = self._load, self._combine
+            # A lane loads an operand as it has got its slot before, not the last one of all:
+            # lanes that are apart are served one after the other.
+            between = _time_over((self._others - together)[got], self._mebibyte)
+            loaded = came - between + load_first[here, got]
+            head = np.maximum(head, loaded) + combine_first[here, got]
+            previous = np.where(before >= 0, tail - before - between, came)
+            tail = np.maximum(tail, previous + load_last[here, got]) + combine_last[here, got]
+        if not self.is_kept and number + 1 < len(rounds):
+            (load_first, load_last), (store_first, store_last) = self._load, self._store
+            head = head + (store_first + load_first)[here, got]
+            tail = tail + (store_last + load_last)[here, got]
+        return RingInstants(head, tail, free, arrived), duration
 
     def _by_slot(self, time_of: Callable[[PeTimes, int], int]) -> tuple[Picoseconds, Picoseconds]:
         """How long the first and the last slot of a part take, by kind of device and length."""

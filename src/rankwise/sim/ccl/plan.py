@@ -347,9 +347,8 @@ class Plan:
         """How many elements a rank sends to whom."""
         if self.rounds is not None:
             task = self.request.task(rank)
-            offsets = np.array([each.offset for each in self.rounds], np.int64)
-            parts = self.part_elements[(task.position + offsets) % task.size]
-            return {task.at(task.position + 1): int(parts.sum())} if parts.any() else {}
+            sent = int(self._sent_by_positions[task.position])
+            return {task.at(task.position + 1): sent} if sent else {}
         if self.symmetry is not None:
             return {
                 self.symmetry.moved(rank, place): count
@@ -362,6 +361,18 @@ class Plan:
         if self.symmetry is not None and self.rounds is None:
             return sum(self._sent_by_places.values())
         return sum(self.elements_sent_by(rank).values())
+
+    @cached_property
+    def _sent_by_positions(self) -> Indexes:
+        """Of a ring: how many elements the rank at each position sends."""
+        assert self.rounds is not None, "it was looked at"
+        parts = self.part_elements
+        if parts.min() == parts.max():
+            return parts * len(self.rounds)
+        sent = np.zeros_like(parts)
+        for offset, times in Counter(each.offset % len(parts) for each in self.rounds).items():
+            sent += np.roll(parts, -offset) * times
+        return sent
 
     @cached_property
     def _sent_by_places(self) -> dict[int, int]:

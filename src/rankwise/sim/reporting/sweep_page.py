@@ -39,6 +39,8 @@ _SERIES_SHOWN = 16
 _PLOTS_SHOWN = 4
 _LABELS_SHOWN = 12
 _ROWS_IN_NOTEBOOK = 60
+_WHOLE_MOST = 1e10
+"""Below, whole values are told as they were given."""
 Row = Mapping[str, Value]
 
 
@@ -299,7 +301,7 @@ def _rate_in_words(rate: float) -> str:
 
 
 def _number_in_words(value: float) -> str:
-    return f"{value:g}" if value < 1e6 else f"{value:.3g}"
+    return f"{value:.0f}" if value.is_integer() and value < _WHOLE_MOST else f"{value:.4g}"
 
 
 def _time_in_words(seconds: float) -> str:

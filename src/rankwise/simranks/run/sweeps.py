@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,6 +87,9 @@ def sweep(
     from rankwise.sim.benches.session import BenchSettings, check_keys  # noqa: PLC0415  # it brings numpy
 
     name = os.fspath(program)
+    for key, values in over.items():
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            raise ConfigError(f"over: {key} is {values!r}, expected a list of values")
     texts = {key: [str(value) for value in values] for key, values in over.items()}
     if not texts or not all(texts.values()):
         raise ConfigError("over has no values, expected at least one key with values")

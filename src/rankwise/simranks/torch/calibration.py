@@ -40,6 +40,7 @@ from rankwise.simranks.prediction.machines.calibration import (
     MeasuredCollective,
     MeasuredProduct,
     Measurements,
+    progress_of,
 )
 
 _SHAPES = (
@@ -81,8 +82,10 @@ def main(words: Sequence[str]) -> None:
     if has_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if has_gpu else "gloo", timeout=_PATIENCE)
-    meter = _Meter(has_gpu=has_gpu, seconds=seconds)
     is_first = dist.get_rank() == 0
+    meter = _Meter(
+        has_gpu=has_gpu, seconds=seconds, progress=progress_of(Path(path)) if is_first else None
+    )
     measured = _operations(meter) if is_first or not has_gpu else None
     dist.barrier()
     meter.is_together = True
@@ -104,7 +107,7 @@ class _Meter:
         is_together: whether all ranks measure the same.
     """
 
-    def __init__(self, *, has_gpu: bool, seconds: float) -> None:
+    def __init__(self, *, has_gpu: bool, seconds: float, progress: Path | None) -> None:
         self.has_gpu = has_gpu
         self.device = "cuda" if has_gpu else "cpu"
         self.shapes = _SHAPES_OF_GPUS if has_gpu else _SHAPES
@@ -113,6 +116,7 @@ class _Meter:
         self.collective_sizes = _COLLECTIVES_OF_GPUS if has_gpu else _COLLECTIVES
         count = 2 * len(self.shapes) + 3 * len(self.sizes) + 3 * len(self.collective_sizes) + 21
         self.slice = seconds / count
+        self._count, self._done, self._progress = count, 0, progress
         self.is_together = not has_gpu
         self._pools: dict[torch.dtype, Tensor] = {}
 
@@ -125,7 +129,11 @@ class _Meter:
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             once = slowest.item()
         times = max(1, min(1_000, round(self.slice / _BATCHES / max(once, 1e-7))))
-        return statistics.median(self._batch(run, times) for _ in range(_BATCHES))
+        figure = statistics.median(self._batch(run, times) for _ in range(_BATCHES))
+        self._done += 1
+        if self._progress is not None:
+            self._progress.write_text(f"{min(self._done, self._count)} {self._count}", "ascii")
+        return figure
 
     def launch_seconds(self, run: Callable[[], object]) -> float:
         """How long the host needs for a call that it does not wait for."""

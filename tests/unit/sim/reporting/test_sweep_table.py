@@ -5,11 +5,14 @@ import io
 import json
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwise import sim
+from rankwise.base.errors import ConfigError
 from rankwise.sim.reporting.results import FIGURES, BenchResult
 from rankwise.sim.reporting.sweep_page import _Place, pareto_front, sweep_page
 from rankwise.sim.reporting.sweep_table import BENCH, PREDICTION, SweepTable, SweptCase, Value
@@ -115,6 +118,23 @@ def test_the_page_has_a_plot_per_numeric_key_and_says_what_failed() -> None:
     assert "Scaling with tile" in page
     assert "4 of 6 combinations of tile, n: the sweep did not come to its end" in page
     assert "tile is 65 &lt;b&gt;" in page
+
+
+def test_the_page_tells_large_values_of_keys_as_they_were_given() -> None:
+    cases = [
+        SweptCase(point={"elements": elements}, rows=[result(500).as_row()])
+        for elements in ("1048576", "4194304")
+    ]
+
+    page = sweep_page(SweepTable(["elements"], cases, BENCH, "ring"))
+
+    assert ">1048576</text>" in page
+
+
+@pytest.mark.parametrize("values", ["64", 64])
+def test_a_sweep_over_one_value_that_is_no_list_is_refused(values: Any) -> None:
+    with pytest.raises(ConfigError, match="over: tile is .*64.*, expected a list of values"):
+        sim.sweep("gemm", {"tile": values})
 
 
 def test_what_does_not_fit_is_in_the_table_with_its_reason() -> None:

@@ -8,6 +8,7 @@ cannot describe stays as the residual, which the file keeps.
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -128,6 +129,11 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     shared: float | None = None
     new_pages: float | None = None
     functions: float | None = None
+
+
+def progress_of(path: Path) -> Path:
+    """The file beside the measurements that says how many figures are there: `done total`."""
+    return path.with_suffix(".progress")
 
 
 def machine_of(measured: Measurements, name: str) -> RealMachine:
