@@ -43,7 +43,7 @@ from rankwise.simranks.prediction.clocks import (
     RankClock,
 )
 from rankwise.simranks.prediction.costs import DeviceOperation
-from rankwise.simranks.prediction.heap import Heap
+from rankwise.simranks.prediction.process_heap import ProcessHeap
 from rankwise.simranks.prediction.machines.catalogue import MachineTopology
 from rankwise.simranks.prediction.machines.description import Figure, LaunchSpec
 from rankwise.simranks.prediction.machines.device import is_attention
@@ -100,7 +100,7 @@ class QueuedClock(RankClock):
         self._pending: deque[int] = deque(maxlen=host.queue)
         self._is_host = host.queue == 1
         pages = host.new_pages
-        self._heap = None if pages is None else Heap()
+        self._heap = None if pages is None else ProcessHeap()
         self._page_rate = 0.0 if pages is None else pages.value / 1e3  # bytes per picosecond
         self._shared = 0.0 if host.shared is None else host.shared.value
         self.lane = self.default_lane = Lane(begun_at)

@@ -11,7 +11,7 @@ _MAPPED_BYTES = 32 << 20
 _THRESHOLD_LEAST = 128 << 10
 
 
-class Heap:
+class ProcessHeap:
     """What a process has of the kernel, in bytes."""
 
     def __init__(self) -> None:

@@ -1,12 +1,12 @@
 """Which memory of a process is new, by the rules of the C library."""
 
-from rankwise.simranks.prediction.heap import Heap
+from rankwise.simranks.prediction.process_heap import ProcessHeap
 
 MIB = 1 << 20
 
 
 def test_memory_that_was_freed_is_not_new() -> None:
-    heap = Heap()
+    heap = ProcessHeap()
     heap.take(8 * MIB)
     heap.give_back(8 * MIB)
 
@@ -15,7 +15,7 @@ def test_memory_that_was_freed_is_not_new() -> None:
 
 
 def test_a_heap_gives_back_more_than_twice_the_largest_block() -> None:
-    heap = Heap()
+    heap = ProcessHeap()
     for _ in range(4):
         heap.take(8 * MIB)
     for _ in range(3):
@@ -25,7 +25,7 @@ def test_a_heap_gives_back_more_than_twice_the_largest_block() -> None:
 
 
 def test_a_heap_keeps_up_to_twice_the_largest_block() -> None:
-    heap = Heap()
+    heap = ProcessHeap()
     for _ in range(3):
         heap.take(8 * MIB)
     for _ in range(2):
@@ -35,7 +35,7 @@ def test_a_heap_keeps_up_to_twice_the_largest_block() -> None:
 
 
 def test_a_block_of_32_mib_is_new_each_time() -> None:
-    heap = Heap()
+    heap = ProcessHeap()
     heap.take(32 * MIB)
     heap.give_back(32 * MIB)
 
