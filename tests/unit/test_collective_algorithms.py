@@ -26,6 +26,7 @@ from rankwise.core.collectives import algorithms
 from rankwise.core.collectives.workspace import blocks_in, blocks_out
 from rankwise.drivers.real.segments import Segment
 from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.benches.session import topology_with
 
 ROOT = 1
 PATIENCE = Duration(60 * SECOND)
@@ -168,7 +169,8 @@ def on_simulated_chips(
         )
 
     ccl = {"algorithms": {name: {"module": module}}, "collectives": {collective: name}}
-    with RuntimeContext(GraphEngine("switch8"), ccl=ccl) as torch:
+    topology = topology_with("switch8", {"system.sips.multicast": "true"})
+    with RuntimeContext(GraphEngine(topology), ccl=ccl) as torch:
         torch.multiprocessing.spawn(worker, args=(torch,), nprocs=size)
     return [results[rank] for rank in range(size)]
 
