@@ -133,7 +133,7 @@ def test_the_page_tells_large_values_of_keys_as_they_were_given() -> None:
 
 @pytest.mark.parametrize("values", ["64", 64])
 def test_a_sweep_over_one_value_that_is_no_list_is_refused(values: Any) -> None:
-    with pytest.raises(ConfigError, match="over: tile is .*64.*, expected a list of values"):
+    with pytest.raises(ConfigError, match=r"over: tile is .*64.*, expected a list of values"):
         sim.sweep("gemm", {"tile": values})
 
 
