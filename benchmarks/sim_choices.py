@@ -7,7 +7,8 @@ judged by messages, as it is chosen; such cases are counted apart.
 
 Algorithms of one time by messages, to the picosecond, are the same algorithm on that network, and
 judged once. The last lines say how often the choice was the best, and how much slower it was at
-most. Times by queues can be kept in a file (`--kept`), so that the grid goes on where it stopped.
+most. `--kept FILE` keeps times by queues, so that the grid goes on where it stopped; the parts of
+`--only` are numbers of ranks.
 """
 
 import argparse
@@ -187,8 +188,7 @@ def main() -> None:
     """Print the grid."""
     kept = Kept(own_option())
     parts = tuple(map(str, RANKS))
-    about = f"{__doc__}\n--kept FILE keeps times by queues; the parts are numbers of ranks."
-    options = arguments(about, repetitions=1, parts=parts, quick_parts=parts[:1])
+    options = arguments(__doc__, repetitions=1, parts=parts, quick_parts=parts[:1])
     describe_machine()
     columns = (
         "collective",
