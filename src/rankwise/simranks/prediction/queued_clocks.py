@@ -43,10 +43,10 @@ from rankwise.simranks.prediction.clocks import (
     RankClock,
 )
 from rankwise.simranks.prediction.costs import DeviceOperation
-from rankwise.simranks.prediction.process_heap import ProcessHeap
 from rankwise.simranks.prediction.machines.catalogue import MachineTopology
 from rankwise.simranks.prediction.machines.description import Figure, LaunchSpec
 from rankwise.simranks.prediction.machines.device import is_attention
+from rankwise.simranks.prediction.process_heap import ProcessHeap
 
 _PICOSECONDS_PER_MICROSECOND = 1_000_000
 OTHER_STREAMS = "other streams"
