@@ -6,8 +6,9 @@ measurement, one after the other; pairs of the programs take turns. The calibrat
 shape that a program has.
 
 An idle probe, fixed work of two processes, runs before, between and after. If its time changes by
-over 10 %, or is by so much longer than its CPU time, others use the machine, and the pair is void.
-The time of a program with fewer than five valid pairs is "not measured".
+over 10 %, the machine has changed meanwhile, and the pair is void. The work has parts, and the
+median part counts: a process that ran for a moment does not void a pair. The time of a program with
+fewer than five valid pairs is "not measured".
 
 The CPU time of a rank can be compared on a busy machine, too: with the time that is predicted for
 computing. It has what gloo copies and adds as well, which a prediction counts as communication.
@@ -40,7 +41,7 @@ RANKS = 2
 SECONDS = 5
 CHANGE_MAX = 0.10
 VALID_MIN = 5
-PROBE_LOOPS = 4_000_000
+PROBE_LOOPS, PROBE_PARTS = 400_000, 11
 PATIENCE_S = 300.0
 NAMES = tuple(
     f"{layout}-{model}"
@@ -53,8 +54,7 @@ class Pair(NamedTuple):
     """A calibration and a measurement.
 
     Attributes:
-        change: how much longer an idle probe took around them than the least of its times and its
-            CPU times, as a share.
+        change: how much longer the slowest probe of this pair took than its fastest, as a share.
         measured, predicted: seconds of a step.
         cpu, computing: seconds of CPU time, and what was predicted for computing.
     """
@@ -71,19 +71,25 @@ class Pair(NamedTuple):
         return self.change <= CHANGE_MAX
 
 
-def busy_loop(loops: int) -> tuple[float, float]:
-    """Do fixed work; gives its wall and its CPU time."""
-    begun, cpu_begun = time.perf_counter(), time.process_time()
-    found = 0
-    for each in range(loops):
-        found ^= each
-    return time.perf_counter() - begun, time.process_time() - cpu_begun
+def busy_loops(loops: int) -> float:
+    """Do fixed work in parts; gives the seconds of the median part."""
+    spent = []
+    for _ in range(PROBE_PARTS):
+        begun, found = time.perf_counter(), 0
+        for each in range(loops):
+            found ^= each
+        spent.append(time.perf_counter() - begun)
+    return statistics.median(spent)
 
 
-def probe(processes: ProcessPoolExecutor) -> tuple[float, float]:
-    """How long the fixed work takes on as many CPUs as there are ranks: wall and CPU time."""
-    found = list(processes.map(busy_loop, [PROBE_LOOPS] * RANKS))
-    return max(wall for wall, _ in found), min(cpu for _, cpu in found)
+def probe(processes: ProcessPoolExecutor) -> float:
+    """How long the fixed work takes on as many CPUs as there are ranks."""
+    return max(processes.map(busy_loops, [PROBE_LOOPS] * RANKS))
+
+
+def change_of(probes: Sequence[float]) -> float:
+    """By how much the time of probes changes, as a share of the least."""
+    return max(probes) / min(probes) - 1
 
 
 def calibrate(machine: Path, seconds: float) -> None:
@@ -122,7 +128,7 @@ def predict(name: str, machine: Path) -> tuple[float, float]:
     return found["step_time_s"], found["computing_s"]
 
 
-def pair_of(name: str, probed: Callable[[], tuple[float, float]], seconds: float) -> Pair:
+def pair_of(name: str, probed: Callable[[], float], seconds: float) -> Pair:
     with scratch_directory() as folder:
         machine = folder / "this.yaml"
         probes = [probed()]
@@ -130,8 +136,7 @@ def pair_of(name: str, probed: Callable[[], tuple[float, float]], seconds: float
         probes.append(probed())
         measured, cpu = measure(name)
         probes.append(probed())
-        walls, cpus = zip(*probes, strict=True)
-        return Pair(max(walls) / min(*walls, *cpus) - 1, measured, cpu, *predict(name, machine))
+        return Pair(change_of(probes), measured, cpu, *predict(name, machine))
 
 
 def show(name: str, pairs: Sequence[Pair], table: Table) -> None:

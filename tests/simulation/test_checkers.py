@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from rankwise.base.errors import SimulationError
-from rankwise.base.failure import Failure, OutcomeStatus
-from rankwise.base.units import Duration, Instant
+from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
+from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.alone import Alone, AloneEffect
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec
@@ -28,7 +28,14 @@ from rankwise.core.rendezvous.vocabulary import GangEnded
 from rankwise.drivers.virtual.gang_simulator import GangSimulator, MakeAgent
 from rankwise.drivers.virtual.invariants import InvariantBroken
 from rankwise.drivers.virtual.random_plans import random_plan
-from rankwise.drivers.virtual.worker_behaviour import Exits, RunsForever, WorkerProgram
+from rankwise.drivers.virtual.worker_behaviour import (
+    PEER_IS_GONE,
+    Exits,
+    Raises,
+    RunsForever,
+    WorkerProgram,
+)
+from rankwise.sim.faults.vocabulary import Preempt
 
 
 class LeavesOneBehind(Gang):
@@ -262,6 +269,23 @@ def test_a_world_can_be_stopped_from_outside() -> None:
 
     assert run.outcome.status is OutcomeStatus.STOPPED
     assert run.left_behind == ()
+
+
+def test_checker_counts_ranks_that_a_stop_signal_reached_first_as_its_consequences() -> None:
+    # Seeds 15867 and 17828: the scheduler signals the ranks 100 ms before their agent, while the
+    # agent waits for the death that explains a lost connection.
+    lost = WorkerProgram(ending=Raises(PEER_IS_GONE), after=Duration(SECOND))
+    runs = WorkerProgram(ending=RunsForever(), stop_takes=Duration(MILLISECOND))
+    early = Duration(100 * MILLISECOND)
+    stop = Preempt(at=Instant(2 * SECOND), node=0, ranks_before=early)
+
+    outcome = GangSimulator(faults=(stop,)).run(GangSpec(size=2), [[lost, runs]]).outcome
+
+    assert outcome.status is OutcomeStatus.FAILED
+    assert [(each.local_rank, each.cause) for each in outcome.failures] == [
+        (0, FailureCause.RAISED),
+        (1, FailureCause.STOPPED),
+    ]
 
 
 def test_the_journal_of_a_broken_run_is_kept() -> None:

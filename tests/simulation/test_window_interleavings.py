@@ -277,7 +277,8 @@ def meet(gate: Barrier, times: int) -> Any:
             gate.begin(BARRIER, PATIENCE)
             gate.arrive_and_wait()
     except CollectiveError as error:
-        gate.withdraw(f"{type(error).__name__} in barrier")
+        reason = f"{type(error).__name__} in barrier"
+        gate.withdraw(reason, lost_peer=isinstance(error, PeerDied))
         return type(error).__name__
     return "met"
 

@@ -157,6 +157,15 @@ def test_who_gives_up_says_why_to_its_node_and_along_its_rail(make_job: MakeJob)
     assert "rank 2 gave up" in str(errors[0])
 
 
+def test_rank_that_gives_up_because_a_peer_died_says_so_to_its_peers(make_job: MakeJob) -> None:
+    ranks = make_job(1, 1)
+    on_all(ranks, lambda rank: rank.barrier())
+    ranks[1]._transport.withdraw("any text", lost_peer=True)
+
+    with pytest.raises(PeerDied, match="rank 1 gave up: any text"):
+        ranks[0].barrier()
+
+
 def test_a_rank_that_stays_away_is_named_when_patience_ends(make_job: MakeJob) -> None:
     ranks = make_job(1, 1)
     on_all(ranks, lambda rank: rank.barrier())

@@ -7,6 +7,7 @@ import pytest
 from rankwise.drivers.real.section_ring import (
     ENTRIES,
     OPEN_MAX,
+    OpenSection,
     SectionReader,
     SectionWriter,
     SeenSection,
@@ -43,6 +44,16 @@ def test_the_last_look_shows_sections_that_never_ended(segment: Segment) -> None
         SeenSection("epoch", 0, 1, 0),
         SeenSection("step", 1, 2, 0),
     ]
+
+
+def test_open_section_is_read_by_its_level_with_its_longest_run(segment: Segment) -> None:
+    writer, reader = SectionWriter(segment, 0), SectionReader(segment, 0)
+    writer.begin("epoch", 1)
+    writer.begin("step", 2, longest=7)
+
+    assert reader.open_at(0) == OpenSection("epoch", 0)
+    assert reader.open_at(1) == OpenSection("step", 7)
+    assert reader.open_at(2) is None
 
 
 def test_of_many_sections_the_latest_are_read_and_deep_ones_do_no_harm(segment: Segment) -> None:

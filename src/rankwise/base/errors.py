@@ -239,9 +239,9 @@ class Waiting(NamedTuple):
     where: str
 
     def __str__(self) -> str:
-        return self.told()
+        return self.describe()
 
-    def told(self, written: "Callable[[int], str]" = str) -> str:
+    def describe(self, written: "Callable[[int], str]" = str) -> str:
         """Say it in words; `written` writes an instant."""
         place = f" at {self.where}" if self.where else ""
         return f"{self.who} waits for {self.what} since instant {written(self.since)}{place}"

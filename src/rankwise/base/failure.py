@@ -19,6 +19,8 @@ SIGNAL_NAMES: dict[int, str] = {
 }  # fmt: skip
 """Linux signal numbers, spelled here because machines may not import `signal`."""
 
+DEVICE_FULL_EXIT_CODE = 77
+"""Of a simulated rank whose modelled device is full, and of its run."""
 NO_RANK = -1
 """The rank of a failure that is none of a rank."""
 TIME_LIMIT_SIGNAL = 14
@@ -46,6 +48,10 @@ class ExitStatus(msgspec.Struct, frozen=True):
     def signal_number(self) -> int | None:
         """The signal that killed the process, if one did."""
         return -self.code if self.code < 0 else None
+
+    def may_be_by(self, signals: tuple[int, ...]) -> bool:
+        """Whether one of these signals may have ended it: by itself, or as 128 plus its number."""
+        return any(self.code in (-signal, 128 + signal) for signal in signals)
 
     @property
     def shell_code(self) -> int:
@@ -81,6 +87,8 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
         traceback: the formatted traceback, as Python would have printed it.
         raised_at: when the worker caught it, on the machine's monotonic clock, nanoseconds.
         wall_ns: the same moment as nanoseconds since 1970, for people.
+        tensors: what the tensors of the rank held, of an error of torch that a GPU has no more
+            memory; in a sentence.
     """
 
     type: str
@@ -88,6 +96,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str
     raised_at: Instant
     wall_ns: int
+    tensors: str = ""
 
     @property
     def in_a_line(self) -> str:
@@ -159,6 +168,29 @@ class FailureCause(StrEnum):
     """
 
 
+class MismatchKind(StrEnum):
+    """How the collective calls and messages of ranks do not meet."""
+
+    DISAGREEMENT = "disagreement"
+    """Ranks have come to one call with different things."""
+    DEPARTURE = "departure"
+    """A rank has ended without a call in which others wait."""
+    ABSENCE = "absence"
+    """A rank lives and has not come to a call in which others wait."""
+    CIRCLE = "circle"
+    """Ranks wait for each other, each in another call."""
+    MISFIT = "misfit"
+    """A message has another size or type than its receive takes."""
+
+
+class Mismatch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why ranks are out of step, as a value: advice depends on it, and no text is read for it."""
+
+    kind: MismatchKind
+    operations: tuple[str, ...] = ()
+    """Of a circle: the operation in which each of its ranks stands, such as `send`."""
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's failure, with all that is known about it.
 
@@ -181,6 +213,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Of one that is out of step, or for which others that hang wait: all ranks of the job that are
     so together. Of several nobody can tell who began it, so none of them is more to blame than the
     others."""
+    mismatch: Mismatch | None = None
+    """How it is out of step, where the calls of ranks were compared; `detail` is its sentence."""
     ended_by_us: bool = False
     """Whether its process ended by a signal that rankwise had sent."""
     seen_dying: bool = False

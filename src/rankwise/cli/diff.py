@@ -83,7 +83,7 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
         if difference.tensor is not None:
             _run_again(difference, folder, nproc_per_node, words)
         captured = [comparison.read_captured(folder / way) for way in _WAYS]
-        click.echo(f"different: {comparison.told(difference, (captured[0], captured[1]))}")
+        click.echo(f"different: {comparison.describe(difference, (captured[0], captured[1]))}")
     return 1
 
 

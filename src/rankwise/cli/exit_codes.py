@@ -1,11 +1,13 @@
 """Exit codes of the commands; docs/exit-codes.md is generated from these tables."""
 
+from rankwise.base.failure import DEVICE_FULL_EXIT_CODE
+
 EXIT_CODE_OF_A_TIMEOUT = 124
 """What `timeout` of the core utilities says of a command that ran out of time."""
 EXIT_CODE_OF_ANOTHER_JOB = 2
 EXIT_CODE_OF_A_LATECOMER = 75
 """EX_TEMPFAIL of sysexits.h: nothing was run here, and a later run may well have a seat."""
-EXIT_CODE_OF_A_FULL_DEVICE = 77
+EXIT_CODE_OF_A_FULL_DEVICE = DEVICE_FULL_EXIT_CODE
 """Of `--timing-only`; the rank's error has it, see `simranks.torch.out_of_memory`."""
 
 EXIT_CODES_OF_RUN = {

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 
@@ -28,17 +27,10 @@ OPTIONS_ELSEWHERE = {
 _SCRIPTS_OWN = ("--help", "--module", "--log-dir", "--role", "--quiet", "--on", "--preload")
 """Options of ours that programs often have for themselves."""
 
-_PYTHON = re.compile(r"(?:python|pypy)(?:\d(?:\.\d+)?)?t?")
-
 
 def option_meant(name: str) -> str | None:
     """Our option for one that another launcher has; None if it is none."""
     return OPTIONS_ELSEWHERE.get(name.replace("_", "-"))
-
-
-def is_python(path: str) -> bool:
-    """Whether this is how people call a Python interpreter."""
-    return _PYTHON.fullmatch(os.path.basename(path)) is not None
 
 
 def note_on_options_of_script(
@@ -64,19 +56,6 @@ def note_on_options_of_script(
     if len(found) == 1:
         return f"{told} is after {script}, which gets it; for rankwise, write it before"
     return f"{told} stand after {script}, which gets them; for rankwise, write them before"
-
-
-def hint_on_script(path: str, args: Sequence[str]) -> str | None:
-    """What somebody may have meant by a script that does not exist."""
-    if is_python(path):
-        return f"leave out {path}: rankwise run {args[0] if args else 'SCRIPT'}"
-    words = path.split()
-    if len(words) > 1 and is_python(words[0]):
-        return f"leave out {words[0]} and the quotes: rankwise run {' '.join(words[1:])}"
-    first = words[:1]
-    if first != [path] and first and os.path.exists(first[0]):
-        return f"the quotes make it one word: write {path} without them"
-    return None
 
 
 def hint_on_command(words: Sequence[str], commands: Iterable[str]) -> str | None:

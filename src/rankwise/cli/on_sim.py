@@ -169,7 +169,6 @@ def _rendezvous(
 ) -> "RendezvousConfig | None":
     """How nodes meet that come and go; None if all of them are there from begin to end."""
     from rankwise.core.rendezvous.configuration import RendezvousConfig  # noqa: PLC0415  # not for --help
-    from rankwise.launch.cluster.plan import plan_of  # noqa: PLC0415  # the same
     from rankwise.launch.cluster.settings import split_settings, with_timing  # noqa: PLC0415  # the same
     from rankwise.sim.faults.vocabulary import FaultOfNode  # noqa: PLC0415  # the same
 
@@ -178,7 +177,7 @@ def _rendezvous(
         nodes_min=counts.least,
         nodes_max=counts.most,
         spares=options.spares,
-        policy=plan_of(job).rendezvous.policy,
+        policy=job.plan.rendezvous.policy,
     )
     config = with_timing(
         config, split_settings(parse_settings(options.rdzv_conf), label=label), label

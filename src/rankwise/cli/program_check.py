@@ -5,6 +5,7 @@ A mistake in a path would otherwise be told by every worker, in the interpreter'
 
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +13,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import ConfigError
-from rankwise.cli.familiar_words import hint_on_script, is_python
 from rankwise.launch.run.job import Executable, Module, Program, Script
 from rankwise.launch.run.search_path import search_path
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
+
+
+_PYTHON = re.compile(r"(?:python|pypy)(?:\d(?:\.\d+)?)?t?")
 
 
 def python_script(path: str, args: Sequence[str]) -> Script:
@@ -28,7 +31,7 @@ def python_script(path: str, args: Sequence[str]) -> Script:
         place = "" if os.path.isabs(path) else f" in {os.getcwd()}"
         raise ConfigError(
             f"script {_quoted(path)} does not exist{place}",
-            hint=hint_on_script(path, args)
+            hint=_hint_on_script(path, args)
             or (f"use -m {path} to run a module" if _could_be_module(path) else None),
         ) from None
     except OSError as error:
@@ -37,9 +40,9 @@ def python_script(path: str, args: Sequence[str]) -> Script:
         raise ConfigError(f"script {_quoted(path)} is a directory without __main__.py")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"script {_quoted(path)} cannot be read", hint="see its permissions")
-    if is_python(path) and stat.S_ISREG(mode) and _is_executable(path):
+    if _is_python(path) and stat.S_ISREG(mode) and _is_executable(path):
         raise ConfigError(
-            f"script {_quoted(path)} is a Python interpreter", hint=hint_on_script(path, args)
+            f"script {_quoted(path)} is a Python interpreter", hint=_hint_on_script(path, args)
         )
     if path.endswith(".ipynb"):
         raise ConfigError(
@@ -221,3 +224,21 @@ def _where_modules_are(name: str, first_place: str) -> str:
     if name.endswith(".py"):
         return "leave -m out to run a script"
     return f"looked in {first_place} and in the packages of {sys.executable}"
+
+
+def _is_python(path: str) -> bool:
+    """Whether this is how people call a Python interpreter."""
+    return _PYTHON.fullmatch(os.path.basename(path)) is not None
+
+
+def _hint_on_script(path: str, args: Sequence[str]) -> str | None:
+    """What somebody may have meant by a script that does not exist."""
+    if _is_python(path):
+        return f"leave out {path}: rankwise run {args[0] if args else 'SCRIPT'}"
+    words = path.split()
+    if len(words) > 1 and _is_python(words[0]):
+        return f"leave out {words[0]} and the quotes: rankwise run {' '.join(words[1:])}"
+    first = words[:1]
+    if first != [path] and first and os.path.exists(first[0]):
+        return f"the quotes make it one word: write {path} without them"
+    return None

@@ -23,7 +23,7 @@ from rankwise.compat.torch.elastic.events import Event, EventSource, record
 from rankwise.compat.torch.elastic.multiprocessing.reified_logs import ReifiedLogs
 from rankwise.compat.torch.elastic.multiprocessing.std import Std
 from rankwise.launch.options import PLUG_IN, options_refused
-from rankwise.launch.run.job import Job, StreamChoice, Streams, program_name
+from rankwise.launch.run.job import Job, StreamChoice, Streams
 from rankwise.launch.run.log_layout import Destinations, LogPlaces
 from rankwise.launch.run.supervision import supervise
 
@@ -136,7 +136,7 @@ def outcome_event(job: Job, outcome: Outcome, seconds: int) -> Event:
     root_cause = outcome.failures[0] if outcome.failures else None
     raw_error = root_cause.error.traceback if root_cause and root_cause.error else None
     nodes = 1 if outcome.size is None else outcome.size // job.gang.size
-    about_the_agent = {"group_world_size": nodes, "entry_point": program_name(job)}
+    about_the_agent = {"group_world_size": nodes, "entry_point": job.program_name}
     return Event(
         name=f"torchelastic.worker.status.{state}",
         source=EventSource.AGENT,

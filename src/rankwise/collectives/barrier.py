@@ -47,6 +47,8 @@ from rankwise.drivers.real.segments import (
     LEDGER_PHASES,
     LEDGER_PID,
     LEDGER_WORDS,
+    WITHDRAWN,
+    WITHDRAWN_FOR_PEER,
     Segment,
 )
 
@@ -163,12 +165,13 @@ class Barrier:
                 raise self._timeout(phase)
             arrivals.sleep(value, deadline)
 
-    def withdraw(self, reason: str) -> None:
+    def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
         """Tell the others not to wait for this rank any more."""
         words = reason.encode()[:ABORT_REASON_BYTES].ljust(ABORT_REASON_BYTES, b"\0")
         start = self._layout.abort_reasons + ABORT_REASON_BYTES * self.rank
         self._memory[start : start + ABORT_REASON_BYTES] = words
-        self._memory[self._layout.withdrawals + 4 * self.rank] = 1
+        flag = WITHDRAWN_FOR_PEER if lost_peer else WITHDRAWN
+        self._memory[self._layout.withdrawals + 4 * self.rank] = flag
         self._arrivals.ring()
 
     def close(self) -> None:
@@ -247,7 +250,8 @@ class Barrier:
             or self._read(rank, LEDGER_OPERATIONS) <= self.operations
         ]
         if withdrawn:
-            if any(self._abort_reason_of(rank).startswith(PeerDied.__name__) for rank in withdrawn):
+            flags = self._layout.withdrawals
+            if any(self._memory[flags + 4 * rank] == WITHDRAWN_FOR_PEER for rank in withdrawn):
                 # They have missed a rank that we will miss a phase later: that is the cause.
                 everybody = [rank for rank in range(self.size) if rank not in withdrawn]
                 silent = self._flags(self._layout.deaths, everybody)

@@ -30,7 +30,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rankwise.base.errors import CollectiveError, ConfigError, LocalProtocolError
+from rankwise.base.errors import CollectiveError, ConfigError, LocalProtocolError, PeerDied
 from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.collectives.calls import Call, describe
 from rankwise.collectives.ordered_reductions import ReductionName, find_reduction
@@ -106,6 +106,7 @@ class Communicator:
         self._busy = threading.Lock()
         self._refusal = ""
         self._has_given_up = False
+        self._is_closed = False
         self._owner_pid = os.getpid()
         self._entries = None
         if ring is not None:
@@ -204,8 +205,9 @@ class Communicator:
 
     def close(self) -> None:
         """Let go of the transport. Peers that wait for this rank are not told."""
-        if os.getpid() == self._owner_pid and not self._refusal.startswith("it is closed"):
+        if os.getpid() == self._owner_pid and not self._is_closed:
             self._transport.close()
+            self._is_closed = True
             self.refuse("it is closed")
 
     def refuse(self, reason: str) -> None:
@@ -291,7 +293,7 @@ class Communicator:
         self._has_given_up = True
         if not isinstance(error, CollectiveError):
             words += f": {error}"
-        self._transport.withdraw(words)
+        self._transport.withdraw(words, lost_peer=isinstance(error, PeerDied))
 
     def _checked_root(self, root: object) -> int:
         try:

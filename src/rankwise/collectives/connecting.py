@@ -131,7 +131,7 @@ class Connector:
             while is_complete and len(places) < here.size:
                 missing = [rank for rank in range(here.size) if rank not in places]
                 connection = stack.enter_context(self._accept(entrance, missing))
-                place = self._hear(connection, RankAddress)
+                place = self._receive(connection, RankAddress)
                 if place is not None and place.rank in missing:
                     places[place.rank] = place
                     is_complete = place.port != _ENDED
@@ -176,7 +176,7 @@ class Connector:
                 missing = [node for node in rail if node != here.node and node not in connections]
                 ranks = [rail[node].rank for node in missing]
                 connection = stack.enter_context(self._accept(listener, ranks))
-                caller = self._hear(connection, int)
+                caller = self._receive(connection, int)
                 if caller is not None and caller in missing:
                     connections[caller] = connection
             # Those that were hung up on stay behind, and are closed.
@@ -235,7 +235,7 @@ class Connector:
         connection.settimeout(_STRANGERS_S_MAX)
         return connection
 
-    def _hear(self, connection: socket.socket, kind: type[_Words]) -> _Words | None:
+    def _receive(self, connection: socket.socket, kind: type[_Words]) -> _Words | None:
         """What somebody who knows the key says; None of a stranger."""
         try:
             theirs, own = _read(connection, NONCE_BYTES), new_nonce()

@@ -176,11 +176,11 @@ class NodesTransport:
             self._speaker.barrier()
         self._local.barrier()
 
-    def withdraw(self, reason: str) -> None:
+    def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
         """Tell the peers that this rank gave up in an operation."""
-        self._local.withdraw(reason)
+        self._local.withdraw(reason, lost_peer=lost_peer)
         if self._rail is not None:
-            self._rail.withdraw(reason)
+            self._rail.withdraw(reason, lost_peer=lost_peer)
 
     def close(self) -> None:
         """End all connections, and let go of the node's memory."""

@@ -56,9 +56,9 @@ class RecordedTransport:
         """Return when all ranks have called it."""
         self._record(None, None, self._transport.barrier)
 
-    def withdraw(self, reason: str) -> None:
+    def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
         """Tell the peers that this rank gave up."""
-        self._transport.withdraw(reason)
+        self._transport.withdraw(reason, lost_peer=lost_peer)
 
     def close(self) -> None:
         """Let go of all resources."""

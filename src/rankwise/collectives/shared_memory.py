@@ -261,9 +261,9 @@ class SharedMemoryTransport:
         if len(rounds) < 2:  # the ranks have not met: all must know that the operation was called
             self._barrier.arrive_and_wait()
 
-    def withdraw(self, reason: str) -> None:
+    def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
         """Tell the peers that this rank gave up in an operation."""
-        self._barrier.withdraw(reason)
+        self._barrier.withdraw(reason, lost_peer=lost_peer)
 
     def close(self) -> None:
         """Unmap the segment."""

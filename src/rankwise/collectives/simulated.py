@@ -38,10 +38,10 @@ def simulated_communicator(timeout: Duration) -> Communicator | None:
     if rank is None:
         refuse_threads("an operation of rankwise.collectives")
         return None
-    communicator: Communicator | None = rank.belongings.get(_KEY)
+    communicator: Communicator | None = rank.own_state.get(_KEY)
     if communicator is None:
         transport = recorded(RehearsedTransport(present_world(), rank.number, timeout))
-        communicator = rank.belongings[_KEY] = Communicator(transport, timeout=timeout)
+        communicator = rank.own_state[_KEY] = Communicator(transport, timeout=timeout)
     return communicator
 
 
@@ -49,7 +49,7 @@ def forget_simulated() -> None:
     """Let the next call of the rank that runs make another one: its world is new."""
     rank = running_rank()
     if rank is not None:
-        rank.belongings.pop(_KEY, None)
+        rank.own_state.pop(_KEY, None)
 
 
 class RehearsedTransport:
@@ -131,8 +131,9 @@ class RehearsedTransport:
         """Return when all ranks have called it."""
         self._meet("barrier", None, _nothing)
 
-    def withdraw(self, reason: str) -> None:
+    def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
         """Tell the peers that this rank gave up in an operation; who is killed tells nothing."""
+        del lost_peer  # a rank that dies here is known to all at once
         if not self._world.scheduler.ranks[self.rank].is_to_end:
             self._group.lose(self.rank, CollectiveError(f"rank {self.rank} gave up: {reason}"))
 

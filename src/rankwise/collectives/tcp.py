@@ -25,7 +25,7 @@ from types import ModuleType
 
 import numpy as np
 
-from rankwise.base.errors import CollectiveError, PeerDied
+from rankwise.base.errors import PeerDied
 from rankwise.base.units import MILLISECOND, Duration
 from rankwise.collectives import wording
 from rankwise.collectives.calls import Call, read_header
@@ -48,7 +48,7 @@ from rankwise.core.collectives.program import Copy, Fold, Receive, Span, Task
 from rankwise.drivers.real.segments import ABORT_REASON_BYTES, HEADER_BYTES
 
 _HEAD = Struct(f"=4sQ{HEADER_BYTES}s")
-_CALL, _GAVE_UP = b"call", b"gone"
+_CALL, _GAVE_UP, _LOST_PEER = b"call", b"gone", b"lost"
 _PIECE_BYTES = 1 << 18
 """So much is received before it is combined: it is still in the cache; measured."""
 _SMALL_BYTES = 1 << 15
@@ -195,10 +195,11 @@ class TcpTransport:
         """Return when all ranks have called it."""
         self._carry_out(dissemination_barrier, self._token_task, self._token, None)
 
-    def withdraw(self, reason: str) -> None:
+    def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
         """Tell all peers that this rank gave up in an operation, and send nothing any more."""
         words = reason.encode()[:ABORT_REASON_BYTES].ljust(ABORT_REASON_BYTES, b"\0")
-        farewell = _HEAD.pack(_GAVE_UP, self._operations, b"") + words
+        kind = _LOST_PEER if lost_peer else _GAVE_UP
+        farewell = _HEAD.pack(kind, self._operations, b"") + words
         for link in self._links.values():
             try:
                 if not link.outgoing:  # else it would be taken for a part of a message
@@ -280,10 +281,16 @@ class TcpTransport:
             link.last_heard = self._heard
             return
         kind, number, header = _HEAD.unpack(self._incoming)
-        if kind == _GAVE_UP:
+        if kind in (_GAVE_UP, _LOST_PEER):
             words = bytearray(ABORT_REASON_BYTES)
             self._read(link, memoryview(words), inside=True)
-            raise self._gave_up(link, words.rstrip(b"\0").decode(errors="replace"))
+            text = words.rstrip(b"\0").decode(errors="replace")
+            raise wording.peers_gave_up(
+                self._doing,
+                self._me,
+                [f"rank {link.peer} gave up: {text}"],
+                because_of_death=kind == _LOST_PEER,
+            )
         theirs = read_header(header, number)
         raise wording.mismatch(sorted([(self._me, self._doing), (link.peer, theirs)]))
 
@@ -337,14 +344,6 @@ class TcpTransport:
 
     def _lost(self, link: PeerLink, fate: str) -> PeerDied:
         return wording.peers_died(self._doing, self._me, [(link.peer, fate, link.last_heard)])
-
-    def _gave_up(self, link: PeerLink, words: str) -> CollectiveError:
-        return wording.peers_gave_up(
-            self._doing,
-            self._me,
-            [f"rank {link.peer} gave up: {words}"],
-            because_of_death=words.startswith(PeerDied.__name__),
-        )
 
 
 def _close_in_child() -> None:

@@ -58,8 +58,11 @@ class Transport(Protocol):
         """Return when all ranks have called it."""
         ...
 
-    def withdraw(self, reason: str) -> None:
-        """Tell the peers that this rank gave up in an operation, so that they do not wait."""
+    def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
+        """Tell the peers that this rank gave up in an operation, so that they do not wait.
+
+        With `lost_peer` it did so because a peer had died: its peers then look for that one.
+        """
         ...
 
     def close(self) -> None:
@@ -100,7 +103,7 @@ class SolitaryTransport:
     def barrier(self) -> None:
         """Everybody is here."""
 
-    def withdraw(self, reason: str) -> None:
+    def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
         """Do nothing: no other rank waits."""
 
     def close(self) -> None:

@@ -13,15 +13,7 @@ from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.this_process import mark
 from rankwise.launch.arguments import modules_to_import
 from rankwise.launch.limits import check_working_directory
-from rankwise.launch.run.job import (
-    Executable,
-    Function,
-    Job,
-    Module,
-    Script,
-    StartMethod,
-    is_automatic,
-)
+from rankwise.launch.run.job import Executable, Function, Job, Module, Script, StartMethod
 from rankwise.launch.run.search_path import search_path, sources
 
 FUNCTION_MODULES = ("cloudpickle", "rankwise.launch.inside.rank_identity")
@@ -121,7 +113,7 @@ def hosting_for(job: Job) -> Hosting:
     """
     check_proc()
     mark = os.urandom(8).hex()
-    if is_automatic(job):
+    if job.is_automatic:
         from rankwise.launch.run.automatic_start import server_settings  # noqa: PLC0415  # only then
 
         environment, watched = server_settings(job)

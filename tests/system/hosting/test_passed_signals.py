@@ -83,7 +83,7 @@ class HostedGang:
             renew_spawner=lambda: None,
         )
         stack.callback(self.host.close)
-        connection.listener = self.host
+        connection.workers = connection.listener = self.host
         connection.watch(self.reactor)
 
     def answer(self, *message: Any) -> None:

@@ -1,4 +1,4 @@
-"""`--on sim`: each simulated rank has a process's belongings, and everything is told as ever."""
+"""`--on sim`: each simulated rank has a process's own_state, and everything is told as ever."""
 
 import asyncio
 import gc

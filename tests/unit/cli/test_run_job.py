@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -16,6 +16,10 @@ from rankwise.cli.run import config_from_cli, notices, parse
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.launch.run.job import Executable, Function, Job, Module, Script, StartMethod, Streams
 from rankwise.launch.run.signal_effects import SignalEffect, effects_of
+
+
+def effects(job: Job) -> Mapping[int, SignalEffect]:
+    return effects_of(job.signals, job.passed_signals, heeds_all=job.heeds_all_signals)
 
 
 @pytest.fixture
@@ -102,11 +106,11 @@ def test_signals_of_the_user_go_to_ranks_unless_they_stop_the_run(folder: Path) 
     outlived = job_of("--forward-signals none train.py")
 
     assert passed.heeds_all_signals
-    assert effects_of(passed)[signal.SIGUSR1] is SignalEffect.PASSED_ON
-    assert effects_of(stopping)[signal.SIGUSR1] is SignalEffect.STOPS
-    assert effects_of(stopping)[signal.SIGUSR2] is SignalEffect.PASSED_ON
-    assert signal.SIGTERM not in effects_of(stopping), "it does what it does to any program"
-    assert effects_of(outlived)[signal.SIGUSR1] is SignalEffect.OUTLIVED
+    assert effects(passed)[signal.SIGUSR1] is SignalEffect.PASSED_ON
+    assert effects(stopping)[signal.SIGUSR1] is SignalEffect.STOPS
+    assert effects(stopping)[signal.SIGUSR2] is SignalEffect.PASSED_ON
+    assert signal.SIGTERM not in effects(stopping), "it does what it does to any program"
+    assert effects(outlived)[signal.SIGUSR1] is SignalEffect.OUTLIVED
 
 
 def test_real_time_signals_are_named_as_lines_name_them() -> None:
@@ -118,7 +122,7 @@ def test_real_time_signals_are_named_as_lines_name_them() -> None:
 def test_run_in_python_catches_no_signals_but_those_that_stop_it() -> None:
     job = Job(program=Script("train.py"), gang=GangSpec(size=1), run_id="run")
 
-    assert set(effects_of(job)) == {*job.signals}
+    assert set(effects(job)) == {*job.signals}
 
 
 def test_nothing_is_made_while_reading(folder: Path) -> None:

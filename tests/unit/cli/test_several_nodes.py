@@ -11,7 +11,7 @@ from rankwise.cli import several_nodes
 from rankwise.cli.run import config_from_cli
 from rankwise.cli.several_nodes import secrecy_notices
 from rankwise.launch.cluster.plan import MeetingPlan
-from rankwise.launch.run.job import Job, restarts_allowed
+from rankwise.launch.run.job import Job
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def plan_of(words: str) -> MeetingPlan:
 def test_the_nodes_count_restarts_together() -> None:
     job = job_of("--nnodes 2 --max-restarts 3 --rdzv-id nightly")
 
-    assert restarts_allowed(job) == 3
+    assert job.restarts_allowed == 3
     assert job.run_id == "nightly"
 
 

@@ -5,8 +5,8 @@ import pytest
 from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.base.units import Instant
 from rankwise.launch.telling.failure_report.hints import hint_for
-from rankwise.launch.telling.failure_report.loaders import lost_loader
 from rankwise.launch.telling.failure_report.sentences import headline
+from rankwise.launch.telling.failure_report.tracebacks import lost_loader
 
 KILLED = "DataLoader worker (pid 4711) is killed by signal: Killed. "
 

@@ -14,7 +14,6 @@ from rankwise.cli.run import config_from_cli
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.launch.cluster.node_host import RealNodeHost
-from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.run.master_port import ReservedPort, address_here
 from rankwise.launch.run.run_parts import RunParts
 
@@ -54,10 +53,10 @@ def test_no_port_is_reserved_any_more_when_the_run_is_over() -> None:
         nothing = cast("Any", None)
         parts = RunParts(
             job=job, stack=run, clock=SystemClock(), reactor=reactor, host=nothing, planner=nothing,
-            evidence=nothing, describe=nothing, journal=None, watches=nothing, history=nothing,
-            say=nothing,
+            evidence=nothing, describe=nothing, journal=None, recorder=nothing, watches=nothing,
+            history=nothing, say=nothing,
         )  # fmt: skip
-        host = RealNodeHost(parts, plan_of(job), delivered.append)
+        host = RealNodeHost(parts, job.plan, delivered.append)
         run.close()
         before = sorted(each.name for each in Path("/proc/self/fd").iterdir())
 

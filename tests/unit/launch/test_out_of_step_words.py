@@ -8,6 +8,8 @@ from rankwise.base.failure import (
     ExitStatus,
     Failure,
     FailureCause,
+    Mismatch,
+    MismatchKind,
     Outcome,
     OutcomeStatus,
     failure_in_words,
@@ -80,20 +82,51 @@ def test_a_place_that_is_told_is_not_told_again() -> None:
     assert f"root cause: {DISAGREEMENT}\n" in report_of(DISAGREEMENT, IN_A_COLLECTIVE)
 
 
-def test_of_a_circle_of_messages_the_hint_is_about_messages() -> None:
-    circle = (
-        "ranks wait for each other: rank 0 in send of (4,) float32 to rank 1 for rank 1; rank 1"
-    )
-    told = replace(failures_of_two_that_disagree()[0], detail=f"{circle} in send of …")
+@pytest.mark.parametrize(
+    ("operations", "hint"),
+    [
+        (("send", "send"), "batch_isend_irecv"),
+        (("recv", "recv"), "all of them receive: let one of these ranks send first"),
+        (("send", "recv"), "receives match sends of their tag"),
+        (("all_reduce", "all_reduce"), "look for a branch"),
+    ],
+)
+def test_of_a_circle_of_messages_the_hint_is_about_messages(
+    operations: tuple[str, ...], hint: str
+) -> None:
+    circle = Mismatch(MismatchKind.CIRCLE, operations)
 
-    assert "batch_isend_irecv" in hint_for(told)
-    receivers = replace(told, detail=told.detail.replace("send", "recv"))
-    assert hint_for(receivers) == "all of them receive: let one of these ranks send first"
-    mixed = replace(told, detail=told.detail.replace("rank 1 in send", "rank 1 in recv"))
-    assert "receives match sends of their tag" in hint_for(mixed)
-    another = replace(told, detail=told.detail.replace("in send", "in all_reduce"))
-    assert "look for a branch" in hint_for(another)
-    assert "look for a branch" in hint_for(replace(told, detail=TIE))
+    assert hint in hint_for(replace(failures_of_two_that_disagree()[0], mismatch=circle))
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [
+        (MismatchKind.MISFIT, "as many elements as its send"),
+        (MismatchKind.DISAGREEMENT, "that one of these ranks takes differently"),
+    ],
+)
+def test_hint_on_ranks_that_are_out_of_step_together_follows_from_the_kind(
+    kind: MismatchKind, hint: str
+) -> None:
+    told = replace(failures_of_two_that_disagree()[0], mismatch=Mismatch(kind), detail="any text")
+
+    assert hint in hint_for(told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [
+        (MismatchKind.ABSENCE, "if this rank is only slow, give a longer limit"),
+        (MismatchKind.DEPARTURE, "that this rank takes differently"),
+    ],
+)
+def test_hint_on_one_rank_that_is_out_of_step_follows_from_the_kind(
+    kind: MismatchKind, hint: str
+) -> None:
+    alone = replace(failures_of_two_that_disagree()[0], accused=(1,), mismatch=Mismatch(kind))
+
+    assert hint in hint_for(alone)
 
 
 def failures_of_two_that_disagree() -> tuple[Failure, Failure]:

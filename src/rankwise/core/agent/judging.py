@@ -35,7 +35,13 @@ def judged(gathered: SheetsGathered, size: int | None, own_id: str, now: Instant
     )
     if verdict is None:
         return InquiryJudged(gathered.inquiry)
-    return InquiryJudged(gathered.inquiry, verdict.blamed, verdict.text, verdict.is_certain)
+    return InquiryJudged(
+        gathered.inquiry,
+        verdict.blamed,
+        verdict.text,
+        verdict.is_certain,
+        mismatch=verdict.mismatch,
+    )
 
 
 def _timetables(gathered: SheetsGathered, own_id: str) -> Iterator[ledger.ReceivedTimetable]:

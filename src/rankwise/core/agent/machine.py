@@ -173,6 +173,8 @@ class Agent:
         """When `tick` wants to be called next; None while only stimuli can change anything."""
         if self.phase is AgentPhase.FINISHED:
             return None  # the watch may still ask about a hang that the ranks' ends have settled
+        # Spelled out without a list: it is asked after every message, and an agent hears
+        # thousands.
         earliest = self._deadline_of_rendezvous
         own = self._deadline
         if own is not None and (earliest is None or own < earliest):
@@ -243,7 +245,7 @@ class Agent:
                 | gang_words.RanksBlamed()
                 | gang_words.GuardianLost()
             ):
-                self._hear(stimulus, now)
+                self._on_worker_fact(stimulus, now)
             case (
                 watch_words.CallsBegan()
                 | watch_words.EndLooked()
@@ -319,6 +321,7 @@ class Agent:
             return
         self.phase = AgentPhase.PREPARING
         self.world = None
+        # Facts about an earlier preparation may still come: they are told apart by this number.
         self._next_round = round_number
         self._deadline = after(now, self.spec.prepare_timeout)
         self._effects.append(PrepareRound(round_number))
@@ -339,6 +342,8 @@ class Agent:
         self._deadline = postponed(self._deadline, stimulus.duration)
         self._gone_by = after(self._gone_by, stimulus.duration)
         if isinstance(self.rendezvous, Alone):
+            # Only of a node that is alone: to other nodes a suspended one looks lost, and its
+            # lease ends.
             self.rendezvous.on_suspended(stimulus.duration)
         if self.watch is not None:
             self._tell_watch(stimulus, now)
@@ -347,6 +352,7 @@ class Agent:
 
     def _on_guardian_lost(self, stimulus: gang_words.GuardianLost, now: Instant) -> None:
         """No worker can be made on this node any more; those that there were have died."""
+        # Kept, since the rendezvous may ask for a round much later.
         self._loss = stimulus.reason
         if self.gang is not None:
             self._tell_gang(stimulus, now)
@@ -413,7 +419,9 @@ class Agent:
             if 0 <= rank - world.first_rank < world.slots
         )
         if own:
-            blamed = gang_words.RanksBlamed(own, found.round, found.text, found.ranks)
+            blamed = gang_words.RanksBlamed(
+                own, found.round, found.text, found.ranks, found.mismatch
+            )
             self._on_ranks_blamed(blamed, now)
 
     def _on_ranks_blamed(self, blamed: gang_words.RanksBlamed, now: Instant) -> None:
@@ -433,6 +441,7 @@ class Agent:
         outcome, world = self._outcome, self.world
         assert outcome is not None, "asked by who knows it"
         assert world is not None, "a gang lives in a world"
+        # A failure or a stop of its own explains the wait of the others already.
         if outcome.status is not OutcomeStatus.SUCCEEDED:
             return
         failures = self._own(
@@ -445,6 +454,7 @@ class Agent:
                     exit=ExitStatus(code=0),
                     detail=blamed.reason,
                     accused=blamed.accused,
+                    mismatch=blamed.mismatch,
                 )
                 for local_rank in blamed.local_ranks
             )
@@ -468,6 +478,7 @@ class Agent:
         self._step = None
         self._is_failing_told = self._is_stop_agreed = self._chooses_step = False
         self._outcome = None
+        # Asked to stop before this round began: its ranks stop in it as soon as the others agree.
         self._deadline = self._agreed_by if self._is_going else None
         self._last_round = settled.world.round
         self._is_end_told = False
@@ -475,6 +486,7 @@ class Agent:
         if not self.spec.is_alone:
             self._effects.append(AnnounceRound(settled.world, self._waiting_ranks))
         if self.gang is not None:
+            # Its gang has paused: the ranks that wait in it are called again.
             self._tell_gang(gang_words.Resumed(settled.world.round, self._may_recover), now)
             return
         self.gang = self.make_gang(self._gang_spec, settled.world.round)
@@ -498,6 +510,8 @@ class Agent:
         spec, meeting = self.spec.gang, self.spec.rendezvous
         if self.spec.is_alone:
             return spec
+        # The death that explains an exception may be of another node, which is missed when its
+        # lease ends, and heard of a request later.
         known = Duration(meeting.lease_ttl + meeting.request_timeout)
         return msgspec.structs.replace(spec, fall_timeout=max(spec.fall_timeout, known))
 
@@ -509,6 +523,8 @@ class Agent:
                 self._stopped_at = self._stopped_at or now
                 return  # its workers show where they stand, and are told to stop then
             if dissolved.at_once or self._is_going or not self._may_recover:
+                # At once if others may soon have this node's ranks: two of one rank would corrupt
+                # data.
                 self._stop_gang(SIGTERM, now, at_once=dissolved.at_once)
                 return
             self._stopped_at = self._stopped_at or now
@@ -522,6 +538,7 @@ class Agent:
         self._is_stop_agreed = True
         self._deadline = self._last_moment if self._is_going else None
         self._announce_end(agreed.round, agreed.why)
+        # Before the signal: `should_stop` of all ranks must name one step, or collectives hang.
         self._effects.append(AskRanksToStop(agreed.round, agreed.signal))
         self._stop_gang(agreed.signal, now)
 
@@ -540,7 +557,7 @@ class Agent:
 
     # The watch
 
-    def _hear(self, fact: gang_words.Stimulus, now: Instant) -> None:
+    def _on_worker_fact(self, fact: gang_words.Stimulus, now: Instant) -> None:
         """Take in a fact about workers, now or when it is known whose doing it is."""
         if self.watch is None and not self._may_be_held(fact):
             self._pass_on(fact, now)
@@ -550,7 +567,7 @@ class Agent:
     def _may_be_held(self, fact: gang_words.Stimulus) -> bool:
         spec = self.spec.watch
         if isinstance(fact, gang_words.WorkerExited):
-            return spec.may_be_stop(fact.exit)
+            return fact.exit.may_be_by(spec.stop_signals)  # of the whole run
         return spec.asks_about_hangs and isinstance(fact, gang_words.ProgressLooked)
 
     def _tell_watch(self, stimulus: watch_words.WatchStimulus, now: Instant) -> None:
@@ -564,6 +581,7 @@ class Agent:
                 self._on_watch_effect(effect, now)
             del self._untold[0]
             watch.gang = self.gang
+            # Facts that were let go follow one by one: the gang may have ended with the last one.
             if not self._untold and watch.awaits_gang:
                 self._untold.append(watch_words.Passed())
 
@@ -573,6 +591,7 @@ class Agent:
         spec = self.spec
         watch = ExitWatch(spec.watch, grace=spec.gang.grace, hang_timeout=spec.gang.hang_timeout)
         if self._stops_asked:
+            # The watch is made late, and must know that exits may be the stop's doing.
             watch.handle(gang_words.StopRequested(), now)
         return watch
 
@@ -616,6 +635,7 @@ class Agent:
                     self._on_gang_over(effect.outcome, now)
                 case _:
                     self._effects.append(effect)
+        # Else it has finished meanwhile, and its outcome tells more.
         if self.gang is gang:
             self._tell_of_failing(gang, now)
         watch = self.watch
@@ -632,6 +652,7 @@ class Agent:
             return
         failures = self._own(gang.failures_so_far)
         if failures:
+            # Once a round: what is found out later follows with the description of the failures.
             self._is_failing_told = True
             first = failures[0]
             why = failure_in_words(first, self.spec.offer.host)
@@ -685,6 +706,7 @@ class Agent:
         assert self.world is not None, "a gang lives in a world"
         failures = self._own(outcome.failures)
         own = {failure.local_rank for failure in failures}
+        # The other nodes need only what failed by itself; this node's report has all.
         others = tuple(each for each in outcome.failures if each.local_rank not in own)
         self._outcome = msgspec.structs.replace(outcome, failures=(*failures, *others))
         if failures:

@@ -62,7 +62,7 @@ class Rounds(NamedTuple):
 class _LockstepMessage:
     def __init__(self, number: int, sender: int, place: int, length: int) -> None:
         self.number, self.sender, self.place, self.length = number, sender, place, length
-        self.is_aside = False
+        self.is_set_aside = False
 
 
 def rounds_of(programs: Sequence[Sequence[Instruction]]) -> Rounds:
@@ -110,7 +110,7 @@ class _Compiler:
                     break
                 message = box.popleft()
                 span, combines = instruction.span, instruction.combines
-                if message.is_aside:
+                if message.is_set_aside:
                     actions.append(TakeAside(message.number, span, combines))
                 else:
                     actions.append(Take(message.sender, message.place, span, combines))
@@ -125,7 +125,7 @@ class _Compiler:
         actions: list[Action] = []
         for (sender, receiver), box in self._mail.items():
             for message in box:
-                if receiver == rank and not message.is_aside:
-                    message.is_aside = True
+                if receiver == rank and not message.is_set_aside:
+                    message.is_set_aside = True
                     actions.append(PutAside(sender, message.place, message.length, message.number))
         return actions

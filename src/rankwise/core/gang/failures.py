@@ -50,6 +50,7 @@ def failures_of(
             ended_by_us=worker.is_ended_by_us,
             seen_dying=worker.dumps_core,
             accused=worker.accused,
+            mismatch=worker.mismatch,
         )
         for worker in workers
         if worker.has_failed
@@ -57,10 +58,12 @@ def failures_of(
     if not failures or failures[0].cause is not FailureCause.HUNG:
         return failures
     # All have hung at once; those for which the others wait explain that.
+    # Sorting is stable: among the others the order of root causes stays.
     return tuple(sorted(failures, key=lambda failure: not failure.accused))
 
 
 def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCause:
+    # Found while all lived. Whatever it died of afterwards is a consequence of our stopping it.
     if worker.blamed_at is not None:
         return FailureCause.OUT_OF_STEP
     if worker.hung_at is not None:
@@ -69,6 +72,7 @@ def _cause_of(worker: WorkerLife, stop_ordered_at: Instant | None) -> FailureCau
         return FailureCause.NOT_STARTED
     if worker.lost is not None and worker.error is None:
         return FailureCause.GUARDIAN_LOST
+    # An exception raised before anybody was told to stop is the worker's own, however it ended.
     is_late = stop_ordered_at is not None and worker.failed_at > stop_ordered_at
     if is_late and not worker.died_by_itself:
         return FailureCause.STOPPED

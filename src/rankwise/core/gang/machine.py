@@ -32,19 +32,14 @@ finished: a stray of this one could hold the port or the device of the next.
 - A worker that can be recovered holds back the exception of its function: it may come of a death
   that we have not heard of. If none is heard of within `fall_timeout`, all exceptions that are
   held are released, and their workers fail as any others do.
-- A stop request is obeyed in every phase. It never turns a failure that came
-  first into a success or a stop: the outcome tells what happened first. First means: first heard
-  of. A batch system's SIGTERM to everybody must stay a stop, though a worker may die of it before
-  the request is read. Workers that had all ended well before it was read have succeeded, though.
-  The second request means SIGKILL at once, also when it comes from somebody else. Workers get
-  the signal that asked for it; a time limit, which is no signal, gives them SIGTERM.
-- A worker may be told to stop before its process exists. The order is kept and given as soon as
-  `WorkerSpawned` says that there is somebody to give it to. One that comes up after it was given
-  up is killed. When a stop is requested and no process exists, or none any more, as while a
-  fork server imports, nobody is waited for: the sweep takes the orders back.
-- A process that survives SIGKILL (it is stuck in the kernel) is given up after `sweep_timeout`,
-  so that nothing waits for ever. Two gangs must never be alive at once: what a sweep could not
-  end, or a sweep that did not end itself, forbids another gang, and the outcome's detail says so.
+- A stop request is obeyed in every phase, and the outcome tells what was heard of first. A batch
+  system's SIGTERM to everybody stays a stop, though a worker may die of it before the request is
+  read. Workers that had all ended well before it was read have succeeded. The second request means
+  SIGKILL at once, also when it comes from somebody else.
+- A worker may be told to stop before its process exists: the order is kept. When a stop is
+  requested and no process exists, nobody is waited for: the sweep takes the orders back.
+- Two gangs must never be alive at once: what a sweep could not end, or a sweep that did not end
+  itself, forbids another gang, and the outcome's detail says so.
 - While workers are started, who makes them has to make progress: a fork server computes or reads
   while it imports. Without any for `hang_timeout`, or when `spawn_timeout` is over, those that do
   not exist yet have not started.
@@ -54,9 +49,6 @@ finished: a stray of this one could hold the port or the device of the next.
 - Who keeps others waiting in a collective is found out by those who can read the ranks' books
   (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before anybody is
   told to stop, all show where they stand, as after a hang.
-- A worker that has told of the exception that it dies of may still not end: a thread of its own
-  keeps it. Its exit would tell, so only when `exit_timeout` has passed without one is the gang
-  ended as if it had.
 - Ctrl-Z stops the workers and their agent. No deadline counts the time in which they stood still.
 - A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
   death later: only when it has taken its connections down, and written its core. So nobody is
@@ -70,7 +62,7 @@ finished: a stray of this one could hold the port or the device of the next.
 from rankwise.base.errors import LocalProtocolError
 from rankwise.base.failure import TIME_LIMIT_SIGNAL, Failure, Outcome, OutcomeStatus
 from rankwise.base.machine import Ticked
-from rankwise.base.units import Instant, after, between, format_duration, postponed
+from rankwise.base.units import Duration, Instant, after, between, format_duration, postponed
 from rankwise.core.gang.failures import StopOrders, failures_of
 from rankwise.core.gang.state import GangPhase, RecallState, WorkerLife
 from rankwise.core.gang.vocabulary import (
@@ -146,6 +138,8 @@ class Gang:
         self._kill_ordered_at: Instant | None = None
         self._stop: StopRequested | None = None
         self._stop_came_first = False
+        self._is_stopped_by_request = False
+        """Whether a request to stop ended the attempt, perhaps after a failure that was judged."""
 
     @property
     def next_deadline(self) -> Instant | None:
@@ -153,6 +147,7 @@ class Gang:
         due: tuple[Instant | None, ...] = ()
         if self._is_under_way:
             due = (self._exits_due, self._stop_due, self._falls_due, self._verdict_due)
+        # The deadlines of failures count only while the gang is under way: an end has its own.
         return min((at for at in (self._deadline, *due) if at is not None), default=None)
 
     @property
@@ -223,10 +218,12 @@ class Gang:
         self._deadline = None
         match self.phase:
             case GangPhase.STARTING if now < self._start_due:
+                # The start's own limit counts while the answer is out: a node that is too busy
+                # to answer is too busy to start ranks.
+                self._deadline = self._start_due
                 return [LookForProgress(self.attempt)]
             case GangPhase.STARTING:
-                patience = format_duration(self.spec.spawn_timeout)
-                return self._give_up_starting(f"it did not start within {patience}", now)
+                return self._give_up_late_start(now)
             case GangPhase.RUNNING:
                 return [LookForProgress(self.attempt)]
             case GangPhase.DUMPING:
@@ -278,12 +275,15 @@ class Gang:
             return []
         worker = self._worker_of(stimulus)
         if worker is None:
+            # It came up after it was given up, or is of an earlier attempt: the next may need its
+            # port.
             return [SignalWorker(stimulus.local_rank, stimulus.attempt, SIGKILL)]
         worker.pid = stimulus.pid
         match self.phase:
             case GangPhase.STARTING:
                 return self._run_if_complete(now)
             case GangPhase.STOPPING:
+                # The order to stop was given before there was a process to give it to.
                 return [self._signal(worker, self._stop_signal)]
             case GangPhase.KILLING:
                 return [self._signal(worker, SIGKILL)]
@@ -320,6 +320,8 @@ class Gang:
         # the first exception is the one that it dies of.
         if worker is not None and worker.error is None:
             worker.error = stimulus.error
+            # A thread of its own may keep a process that has raised: only its exit, or this limit,
+            # ends the gang.
             worker.must_end_by = after(now, self.spec.exit_timeout)
             self._exits_due = self._exits_due or worker.must_end_by
         return []
@@ -339,15 +341,23 @@ class Gang:
         worker.ended_at = stimulus.at
         if stimulus.was_killed_by_us:
             worker.signals_sent.append(SIGKILL)
+        if self._is_stopped_by_request and stimulus.exit.signal_number == self._stop_signal:
+            # The signal went to the whole run, and news of this exit took longer than the request:
+            # it belongs to the stop, as one does that is held back for it (`core/watch`).
+            assert self._stop_ordered_at is not None, "ordered with the request"
+            worker.ended_at = max(worker.ended_at, after(self._stop_ordered_at, Duration(1)))
         return self._after_an_end(worker, now)
 
     def _after_an_end(self, worker: WorkerLife, now: Instant) -> list[Effect]:
         if self._is_under_way and worker.has_failed:
             if self.spec.stop_delay and not self._workers.have_ended:
+                # The first failure counts: a later one must not give the others more time.
                 self._stop_due = self._stop_due or after(now, self.spec.stop_delay)
             elif self._awaits_cause:
                 return self._await_cause(now)
             else:
+                # What cannot be started will not start in a recovery either: no worker is kept for
+                # it.
                 is_unborn = worker.refusal is not None
                 return self._begin_stopping(now) if is_unborn else self._end_attempt(now)
         match self.phase:
@@ -356,6 +366,8 @@ class Gang:
             case GangPhase.RECALLING:
                 return self._clear_if_all_yielded(now)
             case GangPhase.CLEARING | GangPhase.PAUSED:
+                # Another worker died while the sweep was out, which spared it: sweep once more,
+                # without it.
                 return self._begin_clearing(now)
             case _:
                 return self._sweep_if_all_ended(now)
@@ -364,6 +376,7 @@ class Gang:
     def _awaits_cause(self) -> bool:
         """Whether all that have failed say that a peer is gone, and others may be dying."""
         failed = [worker for worker in self._workers if worker.has_failed]
+        # The last one is waited for by nobody, and a gang that starts has no peers yet.
         may_come = self.phase is GangPhase.RUNNING and bool(self._workers.running)
         return may_come and all(worker.says_peer_is_gone for worker in failed)
 
@@ -383,6 +396,8 @@ class Gang:
         if self._dumps_due is None or self._verdict_due is not None or not self._awaits_cause:
             return []
         if any(worker.dumps_core for worker in self._workers.running) and now < self._dumps_due:
+            # The kernel tells of a death when the core is written, which takes seconds: wait for
+            # that.
             self._verdict_due = self._dumps_due
             return []
         return self._end_attempt(now)
@@ -399,6 +414,8 @@ class Gang:
                 worker.recall_timeout = said.recall_timeout
             case Said.WITHDRAWS:
                 return self._on_withdrawn(worker)
+            # One that is recalled leaves its function by an exception, too: that is what was asked
+            # of it.
             case Said.EXCEPTION_HELD if worker.recall_state is not RecallState.RECALLED:
                 return self._on_fell(worker, now)
             case Said.YIELDED if worker.recall_state is RecallState.RECALLED:
@@ -421,6 +438,7 @@ class Gang:
             worker.recall_state = RecallState.BOUND
             return [TellWorker(worker.local_rank, self.attempt, WordToWorker.RELEASE)]
         worker.recall_state = RecallState.EXCEPTION_HELD
+        # It may come of a death of which nothing was heard yet: the worker is kept until then.
         self._falls_due = self._falls_due or after(now, self.spec.fall_timeout)
         return []
 
@@ -450,6 +468,8 @@ class Gang:
         effects: list[Effect] = []
         for worker in recallable:
             worker.recall_state = RecallState.RECALLED
+            # Told by a word and not a signal: its function is left by an exception, with its state
+            # intact.
             effects.append(TellWorker(worker.local_rank, self.attempt, WordToWorker.RECALL))
         effects += [
             self._signal(worker, SIGTERM)
@@ -464,12 +484,15 @@ class Gang:
             return []  # since a worker of our own has failed, or since it was told to end
         if not (self._is_under_way and self.recovers and self._workers.recallable):
             return self._on_stop_requested(StopRequested(SIGTERM), now)
+        # The request, not a worker, ends the attempt: what workers do after it is no failure of
+        # theirs.
         self._is_recall_due, self._stop_came_first = True, self._dumps_due is None
         return self._end_attempt(now)
 
     def _clear_if_all_yielded(self, now: Instant) -> list[Effect]:
         if self._workers.in_functions:
             return []
+        # Nobody has left to be called again: then this is an end like any other.
         return self._begin_clearing(now) if self._workers.running else self._begin_sweep(now)
 
     def _kill_stuck(self, now: Instant) -> list[Effect]:
@@ -479,6 +502,7 @@ class Gang:
         self._is_stuck_killed = True
         self._deadline = after(now, self.spec.sweep_timeout)
         stuck = self._workers.in_functions
+        # A rank in C code does not see the recall. It would keep all others from going on.
         doomed = tuple(worker.local_rank for worker in stuck)
         return [
             AnnounceStuck(self.attempt, doomed),
@@ -494,6 +518,7 @@ class Gang:
         self.phase = GangPhase.PAUSED
         self._deadline = None
         if self._resumed is not None:
+            # The next round was settled while the dead were swept: nobody need be told of a pause.
             return self._go_on(self._resumed, now)
         if self._is_pause_told:
             return []
@@ -515,7 +540,9 @@ class Gang:
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
         self._verdict_due = self._dumps_due = None
         self._is_stuck_killed = self._is_pause_told = False
-        self._is_recall_due = self._stop_came_first = False
+        self._is_recall_due = self._stop_came_first = self._is_stopped_by_request = False
+        # A new attempt's facts carry its number: facts about the last one change nothing from here
+        # on.
         kept = self._workers.renew()
         return [
             *(TellWorker(local_rank, self.attempt, WordToWorker.AGAIN) for local_rank in kept),
@@ -545,6 +572,8 @@ class Gang:
     @property
     def _stop_signal(self) -> int:
         asked_by = None if self._stop is None else self._stop.signal
+        # Workers get the signal that the user sent, so that Ctrl-C is a KeyboardInterrupt. A time
+        # limit is no signal.
         return SIGTERM if asked_by in (None, TIME_LIMIT_SIGNAL) else asked_by
 
     def _begin_stopping(self, now: Instant) -> list[Effect]:
@@ -565,6 +594,8 @@ class Gang:
 
     def _call_off(self, now: Instant) -> list[Effect]:
         """Wait for no worker that does not exist yet; the sweep takes back the orders for them."""
+        # A fork server that imports may take minutes, and makes no process when it hears of the
+        # sweep.
         self._workers.give_up_unmade("the gang was stopped before it had started", now)
         return self._begin_sweep(now)
 
@@ -594,12 +625,18 @@ class Gang:
         worker.signals_sent.append(signal)
         return SignalWorker(worker.local_rank, self.attempt, signal)
 
+    def _give_up_late_start(self, now: Instant) -> list[Effect]:
+        patience = format_duration(self.spec.spawn_timeout)
+        return self._give_up_starting(f"it did not start within {patience}", now)
+
     def _give_up_starting(self, why: str, now: Instant) -> list[Effect]:
         self._workers.give_up_unmade(why, now)
         return self._begin_stopping(now)
 
     def _give_up_killing(self, now: Instant) -> list[Effect]:
         for worker in self._workers.running:
+            # It is stuck in the kernel, on a dead disk or GPU. Nothing may wait for ever for it,
+            # and no other gang may begin while it may live.
             worker.outlived_kill = True
             worker.ended_at = now
         self._workers.give_up_unmade("it was asked to stop before it had started", now)
@@ -615,6 +652,8 @@ class Gang:
         if self.phase is not GangPhase.SWEEPING or stimulus.spares:
             return []
         if stimulus.survivors:
+            # A process that lives could hold the port or the device of the next gang: none may
+            # follow.
             pids = ", ".join(str(pid) for pid in stimulus.survivors)
             obstacle = f"SIGKILL does not end processes that ranks left behind (pids {pids})"
             return self._finish(stimulus.survivors, f"not restarted: {obstacle}")
@@ -636,6 +675,7 @@ class Gang:
     def _status(self) -> OutcomeStatus:
         if self._stop_came_first and not self._had_succeeded_before_stop:
             return OutcomeStatus.STOPPED
+        # What was heard of first counts: a stop never turns an earlier failure into a stop.
         return OutcomeStatus.FAILED if self._workers.has_failure else OutcomeStatus.SUCCEEDED
 
     @property
@@ -671,7 +711,7 @@ class Gang:
                 return []
             case GangPhase.STARTING | GangPhase.RUNNING | GangPhase.DUMPING:
                 is_first_fact = self.phase is not GangPhase.DUMPING and self._dumps_due is None
-                self._stop_came_first = is_first_fact
+                self._stop_came_first, self._is_stopped_by_request = is_first_fact, True
                 return self._begin_stopping(now)
             case GangPhase.RECALLING | GangPhase.CLEARING | GangPhase.PAUSED:
                 return self._begin_stopping(now)
@@ -686,9 +726,13 @@ class Gang:
             return []
         assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
         if between(stimulus.last_progress, now) < hang_timeout:
+            # The patience counts from the last progress, not from this look: so a hang is found in
+            # time.
             self._deadline = after(stimulus.last_progress, hang_timeout)
             return []
         for worker in self._workers.running:
+            # All of them have hung: in a collective nobody can tell by progress alone who began
+            # it.
             worker.hung_at = now
             if worker.local_rank in stimulus.awaited:
                 worker.accused = stimulus.accused
@@ -697,6 +741,9 @@ class Gang:
     def _on_start_looked(self, looked: ProgressLooked, now: Instant) -> list[Effect]:
         hang_timeout = self.spec.hang_timeout
         assert hang_timeout is not None, "progress is only looked for when there is a hang timeout"
+        if now >= self._start_due:
+            # The answer overtook the tick of the start's limit: the limit decides all the same.
+            return self._give_up_late_start(now)
         if between(looked.last_progress, now) >= hang_timeout:
             patience = format_duration(hang_timeout)
             return self._give_up_starting(f"its start made no progress for {patience}", now)
@@ -709,9 +756,9 @@ class Gang:
         if self.phase not in (GangPhase.RUNNING, GangPhase.SWEEPING):
             return []
         for local_rank in stimulus.local_ranks:
-            self._workers[local_rank].blame = stimulus.reason
-            self._workers[local_rank].blamed_at = now
-            self._workers[local_rank].accused = stimulus.accused
+            worker = self._workers[local_rank]
+            worker.blame, worker.blamed_at = stimulus.reason, now
+            worker.accused, worker.mismatch = stimulus.accused, stimulus.mismatch
         # Who was done too early may have been swept when ranks of another node miss it.
         return self._begin_dumping(now) if self.phase is GangPhase.RUNNING else []
 
@@ -728,6 +775,7 @@ class Gang:
     def _on_suspended(self, stimulus: Suspended) -> list[Effect]:
         stood = stimulus.duration
         self._deadline = postponed(self._deadline, stood)
+        self._start_due = after(self._start_due, stood)
         self._exits_due = postponed(self._exits_due, stood)
         self._stop_due = postponed(self._stop_due, stood)
         self._falls_due = postponed(self._falls_due, stood)
@@ -743,6 +791,8 @@ class Gang:
             if not worker.has_ended:
                 worker.lost = stimulus.reason
                 worker.ended_at = now
+        # Its workers died with the guardian (their parent-death signal), so there is nothing to
+        # sweep.
         return self._finish(obstacle=f"not restarted: {stimulus.reason}")
 
     def _failures(self) -> tuple[Failure, ...]:

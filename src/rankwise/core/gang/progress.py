@@ -153,12 +153,14 @@ class ProgressWatch:
     def look(self, works: Mapping[int, Activity], now: Instant) -> None:
         """Take in what each rank has done so far; those that are left out have ended."""
         elapsed = between(self._looked_at, now)
+        # Too little can be done in so short a time: it would count as none, and age the progress.
         is_same_look = elapsed < LEAST_INTERVAL and works.keys() <= self._works.keys()
         if is_same_look:
             return
         # After the agent has stood still, the ranks get the time again that it has not seen.
         late = 0
         if self._patience is not None:
+            # Twice the interval: a busy agent is late by one, and that is no suspension.
             late = max(elapsed - 2 * self._interval(self._patience), 0)
         self._ranks = {
             rank: self._judge(rank, work, Duration(late), now) for rank, work in works.items()
@@ -194,6 +196,7 @@ class ProgressWatch:
 
     def _judge(self, rank: int, work: Activity, late: Duration, now: Instant) -> RankProgress:
         before = self._works.get(rank)
+        # Another process in its place is another life: to have begun is progress.
         if before is None or before.pid != work.pid:
             return RankProgress(Doing.ADVANCES, now)
         doing = _what_it_did(before, work, between(self._looked_at, now))
@@ -205,6 +208,7 @@ class ProgressWatch:
 def _what_it_did(before: Activity, now: Activity, elapsed: Duration) -> Doing:
     if now.marks != before.marks:
         return Doing.ADVANCES
+    # Before its CPU time: a backend that spins in a call computes, and gets nowhere.
     if now.is_in_call:
         return Doing.WAITS
     if _main_computes(before, now, elapsed) or _helpers_compute(before, now, elapsed):
@@ -220,6 +224,8 @@ def _main_computes(before: Activity, now: Activity, elapsed: Duration) -> bool:
     computed = now.main_time - before.main_time
     if computed < max((now.polls - before.polls) * PER_POLL, _computed_min(elapsed)):
         return False
+    # Of the time in which it could have run: on a busy machine a thread computes less than it
+    # would.
     return computed * CPU_SHARE >= elapsed - (now.main_waited - before.main_waited)
 
 
@@ -233,6 +239,7 @@ def _helpers_compute(before: Activity, now: Activity, elapsed: Duration) -> bool
     together = sum(computed.values())
     if together < _computed_min(elapsed):
         return False
+    # Data loaders share the work: each may do little, and together they keep the rank going.
     if together * CPU_SHARE >= elapsed:
         return True
     return any(

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rankwise.base.failure import ErrorRecord, ExitStatus
+from rankwise.base.failure import ErrorRecord, ExitStatus, Mismatch
 from rankwise.base.root_cause import names_lost_connection
 from rankwise.base.units import Duration, Instant
 
@@ -60,6 +60,8 @@ class WorkerLife(msgspec.Struct):
     hung_at: Instant | None = None
     blame: str = ""
     """What it has done that others waited for it in vain."""
+    mismatch: Mismatch | None = None
+    """The same as a value."""
     blamed_at: Instant | None = None
     accused: tuple[int, ...] = ()
     """The ranks of the job that are blamed, or that all others wait for when they hang."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rankwise.base.failure import ErrorRecord, ExitStatus, Outcome
+from rankwise.base.failure import ErrorRecord, ExitStatus, Mismatch, Outcome
 from rankwise.base.machine import Ticked
 from rankwise.base.units import SECOND, Duration, Instant
 
@@ -189,6 +189,8 @@ class RanksBlamed(msgspec.Struct, frozen=True, tag=True):
     """What they have done, in a sentence."""
     accused: tuple[int, ...] = ()
     """All ranks of the job that are blamed for that, also those of other nodes."""
+    mismatch: Mismatch | None = None
+    """The same as `reason`, as a value."""
 
 
 class StacksDumped(msgspec.Struct, frozen=True, tag=True):

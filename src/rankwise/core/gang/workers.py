@@ -81,6 +81,7 @@ class GangWorkers:
         for worker in self._lives:
             if worker.pid is None and not worker.has_ended:
                 worker.refusal = reason
+                # A refusal is an end: nobody waits for a process that will never be made.
                 worker.ended_at = now
 
     def note_survivors(self, now: Instant) -> Instant | None:
@@ -99,6 +100,7 @@ class GangWorkers:
         kept = self.kept
         for worker in tuple(self._lives):
             if worker.local_rank in kept:
+                # It has yielded and waits: the same process runs the function again.
                 worker.recall_state = RecallState.OFFERED
             else:
                 self._lives[worker.local_rank] = WorkerLife(worker.local_rank)

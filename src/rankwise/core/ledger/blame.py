@@ -36,6 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from rankwise.base.failure import Mismatch, MismatchKind
 from rankwise.core.ledger import sentences
 from rankwise.core.ledger.call_records import INIT_GROUP, NO_PEER, Book, Call, Fate, Stage
 from rankwise.core.matching import behind, parties
@@ -55,6 +56,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         blamed: these ranks; several are so together, and none of them more than the others.
         text: what they did, in a sentence.
+        mismatch: the same as a value, where calls were compared.
         is_certain: whether it will never be otherwise; else they may come yet.
         waiting: the ranks that wait because of that.
         is_of_a_part: whether members of which nothing is known here may tell who is right.
@@ -64,6 +66,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     blamed: tuple[int, ...]
     text: str
     is_certain: bool
+    mismatch: Mismatch | None = None
     waiting: tuple[int, ...] = ()
     is_of_a_part: bool = False
     late: tuple[int, ...] = ()
@@ -106,18 +109,29 @@ def find_blame(
             # Another process may come in its place, such as a child that it has left.
             return None
         text = sentences.departure_in_words(gone, wait, waiting, by_rank)
-        return Blame(blamed=tuple(gone), text=text, is_certain=True, waiting=waiting)
+        mismatch = Mismatch(MismatchKind.DEPARTURE)
+        return Blame(
+            blamed=tuple(gone), text=text, is_certain=True, mismatch=mismatch, waiting=waiting
+        )
     if ends:
         if not patience_is_over:
             return None
         wait, waiting = _wait_for(sorted(ends), waits, by_rank)
         absent = tuple(rank for rank in wait.awaited if rank in ends)
         text = sentences.absence_in_words(absent, wait, waiting, by_rank[wait.rank])
-        return Blame(blamed=absent, text=text, is_certain=False, waiting=waiting)
+        mismatch = Mismatch(MismatchKind.ABSENCE)
+        return Blame(blamed=absent, text=text, is_certain=False, mismatch=mismatch, waiting=waiting)
     if not issued_is_waiting and (circle := _circle(waits)):
         blamed = tuple(sorted(wait.rank for wait in circle))
-        text = sentences.circle_in_words(circle, by_rank)
-        return Blame(blamed=blamed, text=text, is_certain=True, waiting=blamed)
+        misfit = _misfit(circle)
+        text = (
+            sentences.circle_in_words(circle, by_rank)
+            if misfit is None
+            else sentences.misfit_in_words(*misfit)
+        )
+        kind = MismatchKind.CIRCLE if misfit is None else MismatchKind.MISFIT
+        mismatch = Mismatch(kind, tuple(wait.call.signature.operation for wait in circle))
+        return Blame(blamed=blamed, text=text, is_certain=True, mismatch=mismatch, waiting=blamed)
     return None
 
 
@@ -259,6 +273,7 @@ def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Blame | None:
         blamed=blamed,
         text=text,
         is_certain=not is_of_a_part,
+        mismatch=Mismatch(MismatchKind.DISAGREEMENT),
         waiting=waiting,
         is_of_a_part=is_of_a_part,
         late=late,
@@ -284,6 +299,23 @@ def _wait_for(
         if book.calls and book.calls[-1].stage is Stage.FAILED:
             latest.setdefault(rank, book.calls[-1])
     return wait, tuple(rank for rank, call in sorted(latest.items()) if call.meets(wait.call))
+
+
+def _misfit(circle: Sequence[Wait]) -> tuple[Wait, Wait] | None:
+    """The send and the receive of a circle of two whose sizes or types differ."""
+    ends = {
+        wait.call.signature.operation: wait
+        for wait in circle
+        if wait.call.signature.is_of_one_tensor and wait.call.group == ""
+    }
+    if len(circle) != 2 or ends.keys() != {"send", "recv"}:
+        return None
+    sender, receiver = ends["send"], ends["recv"]
+    sent, taken = sender.call.signature, receiver.call.signature
+    # With another tag it is another message: its size says nothing.
+    if sent.tag != taken.tag or sent.tensors[0].flat() == taken.tensors[0].flat():
+        return None
+    return sender, receiver
 
 
 def _circle(waits: Mapping[int, Wait]) -> list[Wait]:

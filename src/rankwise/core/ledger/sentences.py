@@ -99,9 +99,7 @@ def _calls_in_words(parties: Iterable[Party]) -> str:
 
 
 def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
-    """Ranks that wait for each other, one after the other; or how a message does not fit."""
-    if (misfit := _misfit_in_words(circle)) is not None:
-        return misfit
+    """Ranks that wait for each other, one after the other."""
     told = []
     # A rank knows a group from its first call there.
     groups = {key: group for wait in circle for key, group in books[wait.rank].groups.items()}
@@ -116,20 +114,9 @@ def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
     return f"ranks wait for each other: {'; '.join(told)}"
 
 
-def _misfit_in_words(circle: Sequence["Wait"]) -> str | None:
-    """`rank 0 sends 4 elements, rank 1 takes 3: ...`; None if size and type of a message agree."""
-    ends = {
-        wait.call.signature.operation: wait
-        for wait in circle
-        if wait.call.signature.is_of_one_tensor and wait.call.group == ""
-    }
-    if len(circle) != _TWO or ends.keys() != {"send", "recv"}:
-        return None
-    sender, receiver = ends["send"], ends["recv"]
+def misfit_in_words(sender: "Wait", receiver: "Wait") -> str:
+    """`rank 0 sends 4 elements, rank 1 takes 3: ...`."""
     (sent,), (taken,) = sender.call.signature.tensors, receiver.call.signature.tensors
-    # With another tag it is another message: its size says nothing.
-    if sender.call.signature.tag != receiver.call.signature.tag or sent.flat() == taken.flat():
-        return None
     unit = "element" if sent.count == 1 else "elements"
     of_sender, of_receiver = f"{sent.count} {unit}", f"{taken.count}"
     if sent.dtype != taken.dtype:

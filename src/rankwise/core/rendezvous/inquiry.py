@@ -137,7 +137,9 @@ class NodeInquiry:
         self._read = value
         return True
 
-    def hear(self, inquiry: Inquiry, me: str, ranks: range, now: Instant) -> list[Notification]:
+    def on_inquiry(
+        self, inquiry: Inquiry, me: str, ranks: range, now: Instant
+    ) -> list[Notification]:
         """Take in what the leader asks, and has found, in the round of this node's gang.
 
         Args:
@@ -151,7 +153,9 @@ class NodeInquiry:
         if finding is not None and finding.inquiry != self._heard:
             self._heard = finding.inquiry
             if finding.blamed:
-                told.append(RanksFound(inquiry.round, finding.blamed, finding.text))
+                told.append(
+                    RanksFound(inquiry.round, finding.blamed, finding.text, finding.mismatch)
+                )
             answer = InquiryAnswered(inquiry.round, finding.text, finding.silent, late=finding.late)
             if inquiry.trouble is Trouble.DONE and finding.inquiry == inquiry.id:
                 self._late = answer, after(now, RECENT)
@@ -240,7 +244,7 @@ class LeaderInquiry:
         """All notes are read anew, or never again."""
         self._notes = {}
 
-    def hear(self, node: str, note: BooksNote | None, now: Instant) -> None:
+    def on_note(self, node: str, note: BooksNote | None, now: Instant) -> None:
         """A node has written its note, or it has vanished."""
         if note is None:
             self._notes.pop(node, None)
@@ -384,6 +388,7 @@ class LeaderInquiry:
             settles=dict(self._settled),
             blamed=judged.blamed if is_found and inquiry.trouble is not Trouble.WHY else (),
             text=judged.text if is_found else "",
+            mismatch=judged.mismatch if is_found else None,
             late=judged.late,
             silent=tuple(
                 node

@@ -216,6 +216,7 @@ class Lead:
         """Whether the lead is free, or bound to a lease that this node had before."""
         leader = self._shared.leader
         is_mine = leader.value == self._me and leader.lease != lease
+        # A lead bound to an earlier lease of this node ends with that: nobody else leads by it.
         return (self._shared.is_lead_free or is_mine) and self._shared.is_known
 
     def turn(self, place: int | None) -> Instant | None:
@@ -223,6 +224,7 @@ class Lead:
         since = self._shared.lead_free_since
         if since is None:
             return None
+        # Nodes try one after the other: else each would lose against the first, and ask anew.
         position = sum(self._me) if place is None else place
         return after(since, Duration(TURN * (position % TURNS_MAX)))
 
@@ -242,19 +244,20 @@ class Lead:
     def begin(self, read: KeysRead, round_: Round | None, founder: str, now: Instant) -> None:
         """Take in the nodes as they were read: from now on there is a view."""
         self.watch = read.watch
+        # A new view knows no instants: waits begin anew, as this node cannot know when they began.
         self.view = View(self._config, now)
         self.inquiry.forget_nodes()
         for entry in read.snapshot.entries:
-            self._hear(self.view, entry.key, entry.value, founder, now)
+            self._on_change(self.view, entry.key, entry.value, founder, now)
         if round_ is not None:
             self.view.turn_to(round_, now)
         self.look_soon(now)
 
-    def hear(self, changes: tuple[Change, ...], founder: str, now: Instant) -> None:
+    def on_changes(self, changes: tuple[Change, ...], founder: str, now: Instant) -> None:
         """Take in what nodes have written."""
         if self.view is not None:
             for change in changes:
-                self._hear(self.view, change.key, change.value, founder, now)
+                self._on_change(self.view, change.key, change.value, founder, now)
             # What concerns calls changes nothing about rounds.
             if not all(change.key.startswith(self._keys.books_notes) for change in changes):
                 self.look_soon(now)
@@ -267,6 +270,7 @@ class Lead:
 
     def look_soon(self, now: Instant) -> None:
         """Look at the nodes now, or when enough of their changes have come together."""
+        # Thousands of nodes register within a second: each decision looks at all of them.
         soonest = now if self._looked_at is None else after(self._looked_at, LOOK_EVERY)
         self.looks_at = max(now, soonest)
 
@@ -283,6 +287,7 @@ class Lead:
             return []
         self._looked_at = now
         self.decision = decide(self.view, now)
+        # Decided upon stale knowledge, a round would conflict in the store, and be lost time.
         self.looks_at = self.decision.wake_at
         return [] if self.decision.round is None else self.write(self.decision.round, now)
 
@@ -295,6 +300,7 @@ class Lead:
             Unchanged(self._keys.round, self._shared.round.revision),
         )
         if binding:
+            # The charter is written again to bind it to the lease: nobody may have changed it.
             conditions = (*conditions, Unchanged(self._keys.charter, self._shared.charter.revision))
         transaction = Transaction(
             conditions=conditions, puts=(Put(self._keys.round, value, lease), *binding)
@@ -335,13 +341,15 @@ class Lead:
         self.inquiry.begin_again()
         self._requests.forget(Purpose.NODES)
 
-    def _hear(self, view: View, key: str, value: bytes | None, founder: str, now: Instant) -> None:
+    def _on_change(
+        self, view: View, key: str, value: bytes | None, founder: str, now: Instant
+    ) -> None:
         node = self._keys.node_id(key)
         if key.startswith(self._keys.done_notes):
-            self._hear_of_done(view, node, key, value, founder)
+            self._on_done_note(view, node, key, value, founder)
             return
         if key.startswith(self._keys.books_notes):
-            self._hear_of_books(node, key, value, founder, now)
+            self._on_books_note(node, key, value, founder, now)
             return
         if value is None:
             view.delete(node, now)
@@ -352,21 +360,23 @@ class Lead:
                 return  # of a run that the store has forgotten; it will find out
             heard = HeardRecord(record, now)
         except RemoteProtocolError as error:
+            # A record of another version still holds a seat: the node is refused with this text,
+            # and not taken for gone.
             heard = HeardRecord(None, now, str(error))
         view.put(node, heard)
 
-    def _hear_of_books(
+    def _on_books_note(
         self, node: str, key: str, value: bytes | None, founder: str, now: Instant
     ) -> None:
         if value is None:
-            self.inquiry.hear(node, None, now)
+            self.inquiry.on_note(node, None, now)
             return
         with suppress(RemoteProtocolError):  # told of its node's record
             note = decode_books_note(value, key, node)
             if note.founder == founder:
-                self.inquiry.hear(node, note, now)
+                self.inquiry.on_note(node, note, now)
 
-    def _hear_of_done(
+    def _on_done_note(
         self, view: View, node: str, key: str, value: bytes | None, founder: str
     ) -> None:
         if value is None:

@@ -111,6 +111,7 @@ def _gather(view: View, round_: Round, now: Instant) -> Decision:
     if blockers:
         return Decision(waiting=f"until the workers of {named(view, blockers)} have ended")
     if view.ended_since is None:
+        # The back-off begins when all have ended: not before, or slow ends would use it up.
         view.ended_since = now
     closing = _closing(view, round_)
     if closing is not None:
@@ -118,6 +119,7 @@ def _gather(view: View, round_: Round, now: Instant) -> Decision:
     candidates = _without_struck(view, round_)
     enough = active_count(view.config, len(candidates))
     if enough == 0 or (view.config.is_static and seated(candidates, enough) is None):
+        # The last call begins anew: who left may have been among those that others waited for.
         view.enough_since = None
         return _wait_for_more(view, round_, candidates, now)
     if view.enough_since is None:
@@ -136,6 +138,7 @@ def _closing(view: View, round_: Round) -> Round | None:
     preempted = _departing(view, Departure.PREEMPTED)
     if preempted:
         return _stopped(view, round_, preempted)
+    # No round has run yet: there is nothing to judge.
     if not round_.members:
         return None
     judgement = judge(view, round_)
@@ -233,6 +236,7 @@ def _without_struck(view: View, round_: Round) -> dict[str, NodeRecord]:
     if not struck:
         return candidates
     sound = {node: record for node, record in candidates.items() if record.host not in struck}
+    # A job on suspicious hosts is better than none.
     return sound if active_count(view.config, len(sound)) else candidates
 
 
@@ -248,6 +252,7 @@ def _wait_for_more(
     view: View, round_: Round, candidates: dict[str, NodeRecord], now: Instant
 ) -> Decision:
     config = view.config
+    # Patience counts from the end of the last round: long rounds must not use it up.
     give_up_at = after(max(view.round_since, view.ended_since or now), config.join_timeout)
     present = named(view, sorted(candidates)) or "none"
     here = f"{len(candidates)} of at least {config.nodes_min} nodes are ready ({present})"
@@ -274,6 +279,7 @@ def _pause_ends(view: View, round_: Round) -> Instant:
     assert view.ended_since is not None, "asked when all members have ended"
     if not round_.is_failure or view.lost:
         return view.ended_since
+    # The loss of a node is no failure of the program, which a pause would help.
     pause = view.config.policy.backoff.before_restart(round_.restarts + 1)
     return after(view.ended_since, pause)
 
@@ -324,6 +330,7 @@ def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count
         members = seated(candidates, count)
         assert members is not None, "settled only when every seat is taken"
     else:
+        # Members keep their ranks where they can: what they have in memory or on disk is by rank.
         members = ranked(candidates, round_.members, count)
     slots = tuple(candidates[node].slots for node in members)
     first = candidates[members[0]]
@@ -339,6 +346,7 @@ def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count
         number=round_.number,
         phase=RoundPhase.RUNNING,
         members=members,
+        # One number for all: the record of a thousand nodes is read by each of them.
         slots=slots[:1] if len(set(slots)) == 1 else slots,
         master_address=first.address,
         master_port=first.port,
@@ -403,6 +411,8 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
         heard = view.nodes.get(node)
         record = heard.record if heard is not None else _last_record_if_done(view, node)
         if record is not None and record.departure is Departure.PREEMPTED:
+            # Before a failure: a scheduler's SIGTERM makes ranks fail, and the job must end as
+            # stopped.
             preempted.append(node)
             done += record.ended >= number and record.is_done
         elif record is not None and record.failing == number:

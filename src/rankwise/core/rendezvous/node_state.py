@@ -129,6 +129,8 @@ class RendezvousState:
             Purpose.LEASE, Purpose.OWN, Purpose.LEAD, Purpose.CHARTER, Purpose.ROUND,
             Purpose.BOOKS, Purpose.INQUIRY,
         ):  # fmt: skip
+            # An answer that comes later is of the lost lease: it would be taken for one of the
+            # next.
             self.requests.forget(purpose)
         self.stop_leading()
         trouble = self.waiting.store_trouble
@@ -243,6 +245,8 @@ class RendezvousState:
                 self.lead.run_lease.lost()
                 self.shared.is_stale = True
             case LeaseEnded():
+                # An answer about a lease that this node has given up since says nothing of the
+                # present one.
                 if request.context == self.lease.id or request.purpose is not Purpose.LEASE:
                     self.lose_lease(now, "its lease has ended")
             case LeaseRevoked():
@@ -272,6 +276,7 @@ class RendezvousState:
             return
         self._on_unsure(request, now)
         if request.purpose is not Purpose.LEASE or self.lease.id is None:
+            # A renewal is tried again at once: each pause would eat into the lease.
             self.requests.pause(request.purpose, now, self.config.retry_pause)
 
     def _on_unsure(self, request: StoreRequest, now: Instant) -> None:
@@ -283,6 +288,8 @@ class RendezvousState:
                 self.shared.is_stale = True
             case Purpose.ROUND:
                 self.shared.is_stale = True
+                # The round may have been written: decide anew when it is known what is in the
+                # store.
                 self.lead.looks_at = now
             case _:
                 pass
@@ -347,6 +354,7 @@ class RendezvousState:
         match request.purpose:
             case Purpose.CHARTER:
                 shared.charter.learn(request.context, revision, shared.charter.lease, revision)
+                # Founding deletes the round of an earlier run in the same transaction.
                 shared.round.learn(None, ABSENT, None, revision)
                 shared.leader.learn(self.name, revision, self.lease.id, revision)
             case Purpose.LEAD:
@@ -369,7 +377,7 @@ class RendezvousState:
                 self.shared.learn_changes(changes)
                 self._after_shared(now)
         elif stimulus.token == self.lead.watch:
-            self.lead.hear(stimulus.changes, self.own.record.founder, now)
+            self.lead.on_changes(stimulus.changes, self.own.record.founder, now)
 
     def _on_watch_lost(self, stimulus: WatchLost) -> None:
         if stimulus.token == self.shared.watch:
@@ -389,6 +397,7 @@ class RendezvousState:
             self.succession.has_agreed
             and not self.is_forgotten
             and value is not None
+            # Most changes are of other keys: identity spares decoding the round for each.
             and value is not self.membership.round_bytes
         ):
             self._take_round(value, now)
@@ -403,7 +412,7 @@ class RendezvousState:
             inquiry = decode_inquiry(value, self.keys.inquiry)
             if (inquiry.founder, inquiry.round) == (self.own.record.founder, member_of.round):
                 ranks = range(member_of.first_rank, member_of.first_rank + member_of.slots)
-                self.effects += self.inquiry.hear(inquiry, self.me, ranks, now)
+                self.effects += self.inquiry.on_inquiry(inquiry, self.me, ranks, now)
 
     def _check_charter(self) -> None:
         if self.succession.has_agreed:

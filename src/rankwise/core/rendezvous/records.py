@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from rankwise.base.errors import RemoteProtocolError
-from rankwise.base.failure import Failure, OutcomeStatus
+from rankwise.base.failure import Failure, Mismatch, OutcomeStatus
 from rankwise.base.units import ZERO, Duration
 
 PROTOCOL_VERSION = 3
@@ -181,6 +181,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         settles: the troubles that it answers: by node, the number of the last one.
         blamed: ranks of the job that count as failed from now on.
         text: what they did, or do, in a sentence; empty if nobody is known to be to blame.
+        mismatch: the same as a value.
         late: who made the others wait (DONE), if anybody did notably.
         silent: nodes that have not answered in time.
     """
@@ -189,6 +190,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     settles: dict[str, int] = {}
     blamed: tuple[int, ...] = ()
     text: str = ""
+    mismatch: Mismatch | None = None
     late: LateRank | None = None
     silent: tuple[str, ...] = ()
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rankwise.base.failure import Failure
+from rankwise.base.failure import Failure, Mismatch
 from rankwise.base.keys import Change, LeaseId, Revision, Snapshot, Transaction
 from rankwise.base.units import ZERO, Duration, Instant
 from rankwise.core.rendezvous.records import Departure, LateRank, Lineup, Trouble, Verdict
@@ -287,6 +287,7 @@ class InquiryJudged(msgspec.Struct, frozen=True, tag=True):
     text: str = ""
     is_certain: bool = False
     late: LateRank | None = None
+    mismatch: Mismatch | None = None
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
@@ -381,6 +382,7 @@ class RanksFound(msgspec.Struct, frozen=True, tag=True):
     round: int
     ranks: tuple[int, ...]
     text: str
+    mismatch: Mismatch | None = None
 
 
 class InquiryAnswered(msgspec.Struct, frozen=True, tag=True):

@@ -29,8 +29,6 @@ looks and questions, and decides by the answers.
 - *An exit by a signal to the whole run* (`STOP`) may have been heard of before the signal. If the
   run is asked to stop within `STOP_WINDOW`, the exit belongs to that. What was asked for stops the
   gang when all nodes have agreed; until then the exit waits.
-- *Once per attempt* ranks are waited for or asked. What comes after that is judged by the answers
-  that there are.
 - *A hang* holds no fact back but its own: before ranks count as hung, the host looks for whom they
   wait, and if it cannot tell, the other nodes are asked. Then the host looks once more.
 - *A gang that is ended*, by a request to stop or by another node, ends every hold: no answer
@@ -58,6 +56,7 @@ from rankwise.core.gang.vocabulary import (
     Suspended,
     WorkerExited,
     WorkerReported,
+    WorkerSpawned,
 )
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.watch.state import Hang, HangStep, Hold, WaitingFact
@@ -203,6 +202,8 @@ class ExitWatch:
     def _on_fact(self, fact: Stimulus, now: Instant) -> None:
         is_held_for_stop = self.hold is not None and self.hold.reason is HoldReason.STOP
         if isinstance(fact, RanksBlamed) and self.hold is not None and not is_held_for_stop:
+            # The first failure that a gang hears of is its root cause: blame must come before the
+            # exit.
             self._effects.append(PassOn(fact))  # it is what the hold waits for
             return
         self._facts.append(WaitingFact(fact, now))
@@ -229,6 +230,8 @@ class ExitWatch:
         elif isinstance(fact, WorkerReported):
             self._pass_next()
             if self._calls_are_watched and may_be_of_others(fact.error):
+                # The exception itself has been passed on: it is no end. Its exit would have the
+                # others stopped, which could not answer any more.
                 self._begin(HoldReason.ERROR, fact, now)
         elif isinstance(fact, ProgressLooked):
             self._examine_look(fact, now)
@@ -238,9 +241,13 @@ class ExitWatch:
     def _examine_exit(self, exited: WorkerExited, now: Instant) -> None:
         rank = exited.local_rank
         if self._calls_are_watched and not exited.exit.ok:
+            # gloo aborts a rank whose data does not fit; any other end in a call follows from a
+            # limit.
             by_abort = exited.exit.signal_number == SIGABRT
             self._begin(HoldReason.ABORT if by_abort else HoldReason.LIMIT, exited, now)
         elif self._calls_are_watched and not self._has_looked_back and self._is_last(rank):
+            # Once per attempt: by then the ranks' books are complete, and each look reads all of
+            # them.
             self._has_looked_back = True
             self._begin(HoldReason.LATENESS, exited, now)
         else:
@@ -250,8 +257,9 @@ class ExitWatch:
         """Pass on an exit, unless a request to stop may explain it that is about to come."""
         exited = self._facts[0].fact
         assert isinstance(exited, WorkerExited), "only exits are passed on by this"
+        # A fact has one budget, however many holds it goes through.
         is_late = now >= after(self._facts[0].heard_at, HOLD_MAX)
-        if is_late or not (self._gang_lives and self._spec.may_be_stop(exited.exit)):
+        if is_late or not (self._gang_lives and exited.exit.may_be_by(self._spec.stop_signals)):
             self._pass_next()
             return
         self.hold = self._new_hold(HoldReason.STOP, exited, now)
@@ -294,6 +302,7 @@ class ExitWatch:
     def _new_hold(
         self, reason: HoldReason, fact: WorkerExited | WorkerReported, now: Instant
     ) -> Hold:
+        # The exception of an ERROR hold has left the queue already, so the hold counts from now.
         heard_at = self._facts[0].heard_at if self._facts else now
         return Hold(
             reason=reason,
@@ -334,6 +343,8 @@ class ExitWatch:
     def _begin_waiting(self, hold: Hold, looked: EndLooked, now: Instant) -> None:
         if hold.error is not None:
             # A peer that its section's limit has ended is lost since patience is over.
+            # After a time-out, ranks that are merely late are to blame; before, they may still
+            # come.
             is_over = looked.is_over_limit or tells_of_time(hold.error)
             hold.trouble = Trouble.TIMED_OUT if is_over else Trouble.FAILED
             self._find_blame(hold, now, others_may_come=looked.may_come and not is_over)
@@ -351,6 +362,8 @@ class ExitWatch:
     def _find_blame(self, hold: Hold, now: Instant, *, others_may_come: bool) -> None:
         """Wait for ranks and ask them once per attempt; after that, judge by what is known."""
         if self._has_waited:
+            # The nodes have answered once in this attempt. A second round of questions per failed
+            # rank would add seconds for each.
             hold.asks_nodes = False
             self._judge(hold, now)
         elif others_may_come:
@@ -361,12 +374,14 @@ class ExitWatch:
     def _await_stragglers(self, hold: Hold, now: Instant) -> None:
         self._has_waited = True
         if hold.straggling_since is None:
+            # Counted from the first wait: renewed waits must not add up beyond STRAGGLE_MAX.
             hold.straggling_since = now
         self._await(HoldStep.STRAGGLING, STRAGGLE, now)
 
     def _on_looked_again(self, hold: Hold, looked: EndLooked, now: Instant) -> None:
         assert hold.straggling_since is not None, "it is looked again at stragglers"
         waited = between(hold.straggling_since, now)
+        # Ranks that come to the call decide who is right; one that is ending will tell why.
         is_open = looked.is_undecided and waited < STRAGGLE_MAX
         if is_open or (looked.is_ending and waited < ENDING_MAX):
             self._await_stragglers(hold, now)
@@ -389,6 +404,8 @@ class ExitWatch:
         if answered.were_asked:
             self._has_waited = True
         else:
+            # No rank was asked, since none records: the note of the hold should not name that
+            # step.
             hold.awaited.pop()
         self._judge(hold, now)
 
@@ -403,6 +420,8 @@ class ExitWatch:
         if hold is None or not self._is_at(HoldStep.JUDGING, judged):
             return
         if judged.is_open and hold.asks_nodes:
+            # Members on other nodes may tell who is right. If these are silent, this judgement
+            # stands.
             hold.of_a_part = judged.blamed
             self._ask_nodes(hold.trouble, now)
             return
@@ -425,6 +444,7 @@ class ExitWatch:
         self._let_go(now)
 
     def _ask_nodes(self, trouble: Trouble, now: Instant) -> None:
+        # Lateness asks about a run that went well: it must not use up the wait of a later failure.
         self._has_waited |= trouble is not Trouble.DONE
         self._effects.append(AskNodes(trouble))
         self._await(HoldStep.ASKING_NODES, NODES_PATIENCE, now)
@@ -446,6 +466,7 @@ class ExitWatch:
 
     def _let_go(self, now: Instant, *, is_stop: bool = False) -> None:
         """End the hold. The gang hears the facts one by one, since one may end it."""
+        # Cleared first: passing a fact on may begin the next hold.
         hold, self.hold = self.hold, None
         assert hold is not None, "there is something to let go"
         self._note(hold, now, is_stop=is_stop)
@@ -490,6 +511,11 @@ class ExitWatch:
     def _let_exits_follow_stop(self, now: Instant) -> None:
         """The stop may have been ordered at this very instant: let exits be later than it."""
         at = after(now, Duration(1))
+        # Births first: a gang that stops waits only for the processes that it knows of, and would
+        # sweep a rank, without its grace, of whose birth it hears after the other ranks' ends.
+        self._facts = deque(
+            sorted(self._facts, key=lambda waiting: not isinstance(waiting.fact, WorkerSpawned))
+        )
         for waiting in self._facts:
             waiting.is_judged = True
             if isinstance(waiting.fact, WorkerExited):

@@ -9,7 +9,6 @@ from enum import StrEnum
 
 import msgspec
 
-from rankwise.base.failure import ExitStatus
 from rankwise.base.units import Duration
 from rankwise.core.gang.vocabulary import LookForProgress, RanksBlamed, Stimulus
 from rankwise.core.rendezvous.records import Trouble
@@ -22,11 +21,6 @@ class WatchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """By which a whole run is asked to stop: a rank may have died of one before its agent hears."""
     asks_about_hangs: bool = False
     """Whether the host can tell for whom ranks wait that make no progress."""
-
-    def may_be_stop(self, exit_status: ExitStatus) -> bool:
-        """Whether a rank may have ended because the whole run was signalled."""
-        code = exit_status.code
-        return any(code in (-signal, 128 + signal) for signal in self.stop_signals)
 
 
 UNWATCHED = WatchSpec()

@@ -19,13 +19,14 @@ offered to be called again, and the failure would end it otherwise.
   has killed the child.
 """
 
+import _socket
 import os
 import select
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fcntl import F_SETPIPE_SZ, fcntl
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwise.base.failure import ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
@@ -45,9 +46,10 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.drivers.real.hosting.connection import Connection, GuardianConnection
 from rankwise.drivers.real.logs.flow import LogFlow
+from rankwise.drivers.real.logs.pump import open_stream_pipe
 from rankwise.drivers.real.process_work import is_stopped
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.drivers.real.recall_line import AgentWord, take_words, tell
+from rankwise.drivers.real.recall_line import LINE_VARIABLE, AgentWord, new_line, take_words, tell
 from rankwise.drivers.real.report_pipe import (
     CallsBegin,
     ErrorReported,
@@ -60,14 +62,12 @@ from rankwise.drivers.real.report_pipe import (
 )
 from rankwise.drivers.real.stacks_collection import StacksCollection
 from rankwise.drivers.real.worker.bootstrap import STACKS_SIGNAL
-from rankwise.drivers.real.worker_link import (
-    WorkerLink,
-    WorkerPlanner,
-    WorkerStream,
-    ordered_worker,
-)
+from rankwise.drivers.real.worker_link import WorkerLink, WorkerPlanner, WorkerStream
 from rankwise.drivers.real.worker_process import Ends, WorkerProcess
 from rankwise.ports.clock import Clock
+
+if TYPE_CHECKING:
+    import socket
 
 PEER_NOTICE = Duration(50 * MILLISECOND)
 """How long a failure is kept from the ranks that wait for the failed one, see `_tell_peers`."""
@@ -137,7 +137,7 @@ class RealProcessHost:
         self._planner = planner
         self._flow = flow
         self._deliver = deliver
-        self._ends: Ends[WorkerLink] | None = None  # with the first process: files may be few
+        self._ends: Ends[int] | None = None  # with the first process: files may be few
         self._last_progress = last_progress
         self._on_hang = on_hang
         self._on_calls = on_calls
@@ -287,8 +287,8 @@ class RealProcessHost:
 
     def note_ends(self) -> None:
         """Note which workers have ended by now, whatever is heard of them only later."""
-        for link in () if self._ends is None else self._ends.take():
-            self._on_end_seen(link)
+        for number in () if self._ends is None else self._ends.take():
+            self._on_end_seen(self._links[number])
 
     def fence(self, at: Instant | None) -> None:
         """Let the guardian kill all workers at that instant, however this process fares then."""
@@ -434,7 +434,7 @@ class RealProcessHost:
         self._deliver(GuardianLost(reason))
 
     def _open_link(self, local_rank: int, attempt: int) -> WorkerLink:
-        link = ordered_worker(local_rank, attempt, self._planner, self._spawner)
+        link = _ordered_worker(local_rank, attempt, self._planner, self._spawner)
         self._links[link.number] = link
         for stream in link.streams:
             self._flow.add(stream.pump, partial(self._on_stream_over, link, stream))
@@ -479,7 +479,7 @@ class RealProcessHost:
         if self._ends is None:
             self._ends = Ends()
             self._reactor.watch_readable(self._ends.fileno(), self.note_ends)
-        self._ends.watch(process, link)
+        self._ends.watch(process, link.number)
 
     def _on_end_seen(self, link: WorkerLink) -> None:
         """A worker has ended: its parent will tell how; if it does not, find out."""
@@ -506,7 +506,8 @@ class RealProcessHost:
         self._close_line(link)
         self._close_process(link)
         self._empty_pipes(link)
-        self._stacks.on_over(link)
+        if self._current.get(link.local_rank) is link:
+            self._stacks.on_over(link.local_rank)
         self._forget_if_done(link)
 
     def _tell_peers(self, link: WorkerLink, *, has_failed: bool) -> None:
@@ -553,7 +554,8 @@ class RealProcessHost:
             self._forget_if_done(link)
             return False
         self._on_records(link, link.reports.feed(data))
-        self._stacks.on_report(link)
+        if self._current.get(link.local_rank) is link:
+            self._stacks.on_report(link.local_rank)
         return True
 
     def _on_records(self, link: WorkerLink, records: list[WorkerReport]) -> None:
@@ -632,3 +634,54 @@ def _is_starting(link: WorkerLink) -> bool:
     unread = select.poll()
     unread.register(link.report_fd, select.POLLIN)
     return not unread.poll(0)
+
+
+def _ordered_worker(
+    local_rank: int, attempt: int, planner: WorkerPlanner, spawner: Connection
+) -> WorkerLink:
+    """Order a worker from who makes its process, with new pipes, of which the link has our ends.
+
+    Raises:
+        OSError, RankwiseError: it cannot be had; nothing of it is left.
+    """
+    plan = planner.plan(local_rank, attempt)
+    ours: list[int] = []
+    theirs = [*plan.gives.values()]  # closed here when the worker has copies of them
+    line: socket.socket | None = None
+
+    def keep_one_end(ends: tuple[int, int]) -> tuple[int, int]:
+        ours.append(ends[0])
+        theirs.append(ends[1])
+        return ends
+
+    try:
+        stdout_fd, stdout_end = keep_one_end(open_stream_pipe(plan.stream_count))
+        stderr_fd, stderr_end = keep_one_end(open_stream_pipe(plan.stream_count))
+        descriptors: dict[int | str, int] = {1: stdout_end, 2: stderr_end, **plan.descriptors}
+        descriptors.update(plan.gives)
+        report_fd = result_fd = -1
+        if plan.reports:
+            one, other = _socket.socketpair()  # the agent asks on it, too
+            ends = keep_one_end((one.detach(), other.detach()))
+            report_fd, descriptors["RANKWISE_REPORT_FD"] = ends
+            os.set_blocking(report_fd, False)
+        if plan.returns:
+            result_fd, descriptors["RANKWISE_RESULT_FD"] = keep_one_end(os.pipe2(os.O_CLOEXEC))
+            os.set_blocking(result_fd, False)
+        if plan.recovers:
+            line, end_of_line = new_line()
+            descriptors[LINE_VARIABLE] = end_of_line.detach()
+            theirs.append(descriptors[LINE_VARIABLE])
+        number = spawner.next_number()
+        spawner.spawn(number, {**plan.order, "fds": list(descriptors)}, list(descriptors.values()))
+        stdout, stderr = planner.make_pumps(local_rank, stdout_fd, stderr_fd)
+    except BaseException:
+        for fd in ours:
+            os.close(fd)
+        if line is not None:
+            line.close()
+        raise
+    finally:
+        for fd in theirs:
+            os.close(fd)
+    return WorkerLink(local_rank, attempt, number, stdout, stderr, report_fd, result_fd, line)

@@ -97,7 +97,7 @@ def say(line: socket.socket, word: WorkerWord) -> None:
         line.send(msgspec.json.encode(word))
 
 
-def hear(line: socket.socket) -> tuple[AgentWord, list[int]] | None:
+def receive(line: socket.socket) -> tuple[AgentWord, list[int]] | None:
     """For a worker: wait for the next word and its descriptors; None when the agent has ended."""
     try:
         data, descriptors, _, _ = socket.recv_fds(line, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX)

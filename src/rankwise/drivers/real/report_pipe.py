@@ -111,6 +111,7 @@ class _ErrorLine(msgspec.Struct, frozen=True, tag_field="kind", tag="error"):
     traceback: str
     raised_at: int
     wall_ns: int
+    tensors: str = ""
 
 
 _Line = Ready | CallsBegin | LedgerOff | RecorderReady | Recorded | Exiting | _ErrorLine
@@ -278,6 +279,7 @@ def _read_record(record: bytes) -> WorkerReport | None:
             traceback=line.traceback,
             raised_at=Instant(line.raised_at),
             wall_ns=line.wall_ns,
+            tensors=line.tensors,
         )
     )
 

@@ -3,7 +3,8 @@
 They lie in a worker's area of the segment, behind its book of calls:
 
     head    how many sections have ended, and how many are open
-    open    OPEN_MAX slots, the outermost first: when each began, and its name
+    open    OPEN_MAX slots, the outermost first: when each began, the longest run of its name
+            before (0: none), and its name
     ring    ENTRIES entries: the sections that ended last, each over the one ENTRIES before
 
 A section enters the ring when it ends, so that a long one is not lost among the short ones in it.
@@ -23,7 +24,7 @@ OPEN_MAX = 8
 ENTRIES = 64
 NAME_BYTES = 64
 _HEAD = struct.Struct("=QQ")
-_OPEN = struct.Struct(f"=Q{NAME_BYTES}s")
+_OPEN = struct.Struct(f"=QQ{NAME_BYTES}s")
 _ENTRY = struct.Struct(f"=QQQ{NAME_BYTES}s")
 _SEQUENCE = struct.Struct("=Q")
 _OPEN_AT = _HEAD.size
@@ -42,6 +43,13 @@ class SeenSection(NamedTuple):
     ended_at: int
 
 
+class OpenSection(NamedTuple):
+    """A section that a rank is in, or died in, and its longest run before (0: none)."""
+
+    name: str
+    longest: int
+
+
 class SectionWriter:
     """The rank's end."""
 
@@ -52,13 +60,13 @@ class SectionWriter:
         self._sequence = count(1)
         self._depth = 0
 
-    def begin(self, name: str, now: int) -> None:
-        """Enter that a section begins, inside of those that are open."""
+    def begin(self, name: str, now: int, longest: int = 0) -> None:
+        """Enter that a section begins inside of the open ones, and its longest run so far."""
         if os.getpid() != self._pid:
             return  # a process that the rank has forked
         if self._depth < OPEN_MAX:
             at = SECTIONS_AT + _OPEN_AT + self._depth * _OPEN.size
-            _OPEN.pack_into(self._memory, at, now, _fitted(name))
+            _OPEN.pack_into(self._memory, at, now, longest, _fitted(name))
         self._depth += 1
         _SEQUENCE.pack_into(self._memory, SECTIONS_AT + 8, self._depth)
 
@@ -100,9 +108,18 @@ class SectionReader:
         self._seen = ended
         if is_last:
             for level in range(min(depth, OPEN_MAX)):
-                begun_at, name = _OPEN.unpack_from(area, _OPEN_AT + level * _OPEN.size)
+                begun_at, _, name = _OPEN.unpack_from(area, _OPEN_AT + level * _OPEN.size)
                 found.append(SeenSection(_text(name), level, begun_at, 0))
         return found
+
+    def open_at(self, level: int) -> OpenSection | None:
+        """The section inside of `level` others; None where there is none, or too many are open."""
+        _, depth = _HEAD.unpack(os.pread(self._fd, _HEAD.size, self._at))
+        if level >= min(depth, OPEN_MAX):
+            return None
+        slot = os.pread(self._fd, _OPEN.size, self._at + _OPEN_AT + level * _OPEN.size)
+        _, longest, name = _OPEN.unpack(slot)
+        return OpenSection(_text(name), longest)
 
 
 def _fitted(name: str) -> bytes:

@@ -13,7 +13,8 @@ Layout (native byte order, offsets from `SegmentLayout`):
     quiet        a word that nobody sleeps on
     stopping     two words by which ranks agree on the step to stop at (see stop_words.py)
     deaths       u32 per worker, written by the agent: 1 when it is gone
-    withdrawals  u32 per worker, written by that worker: 1 when it gave up in an operation
+    withdrawals  u32 per worker, written by that worker: 1 when it gave up in an operation, 2
+                 when it did so because a peer had died
     ledgers      16 u64 per worker, written by that worker: who it is and how far it has come
     last words   text per worker, written by that worker before it withdraws
     headers      BUFFER_COUNT texts per worker, written by that worker: what it is doing
@@ -56,6 +57,7 @@ BUFFER_COUNT = 3
 """Buffers per slot: one is written, one reduced, one read (see `barrier`)."""
 HEADER_BYTES = 128
 ABORT_REASON_BYTES = 256
+WITHDRAWN, WITHDRAWN_FOR_PEER = 1, 2
 WORKERS_MAX = 4096
 CALLS_BYTES, SECTIONS_AT = 282_624, 275_520
 """A worker's book of calls, and where its sections begin there: `call_ring.AREA_BYTES` and
@@ -332,7 +334,12 @@ class Segment:
 
     def is_stuck_in_section(self, local_rank: int) -> bool:
         """Whether the limit of a section that a worker is in, or died in, is over."""
-        return bool(self._ledger(local_rank)[LEDGER_SECTION_STUCK])
+        return self.stuck_section(local_rank) is not None
+
+    def stuck_section(self, local_rank: int) -> int | None:
+        """In how many others the section lies whose limit is over; None if none is."""
+        place = self._ledger(local_rank)[LEDGER_SECTION_STUCK]
+        return place - 1 if place else None
 
     def steps(self) -> int | None:
         """How many steps the farthest worker has begun; None where nobody counts them."""

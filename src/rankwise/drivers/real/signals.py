@@ -75,7 +75,7 @@ class SignalPipe:
             if handler is not signal.SIG_IGN and handler is not None:
                 self._caught.add(signum)
                 self._previous[signum] = handler
-                signal.signal(signum, self._hear)
+                signal.signal(signum, self._on_signal)
 
     def _restore(self) -> None:
         """Put everything back, each part at most once, so that it can be called again."""
@@ -89,7 +89,7 @@ class SignalPipe:
         while self._pipe:
             os.close(self._pipe.pop())
 
-    def _hear(self, signum: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         """Exist, so that Python writes the signal's number to the wake-up descriptor."""
         if self.on_arrival is not None:
             self.on_arrival(signum)

@@ -65,21 +65,21 @@ class StacksCollection:
             self._ask(link)
         self._expect(request, STACKS_PATIENCE if ready else Duration(0))
 
-    def on_report(self, link: WorkerLink) -> None:
+    def on_report(self, local_rank: int) -> None:
         """Something has come through a worker's report pipe."""
         request = self._request
-        if request is None or not link.reports.has_stacks:
+        if request is None or not self._links[local_rank].reports.has_stacks:
             return
-        request.waiting.discard(link.local_rank)
+        request.waiting.discard(local_rank)
         if not request.waiting:
             self._expect(request, STACKS_QUIET)
 
-    def on_over(self, link: WorkerLink) -> None:
+    def on_over(self, local_rank: int) -> None:
         """A worker that has ended prints no more; if it was the last, all that came is all."""
         request = self._request
-        if request is None or self._links.get(link.local_rank) is not link:
+        if request is None:
             return
-        request.waiting.discard(link.local_rank)
+        request.waiting.discard(local_rank)
         if all(other.is_over for other in self._links.values()):
             self._finish(request)
         elif not request.waiting:

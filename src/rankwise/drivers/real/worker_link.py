@@ -1,28 +1,21 @@
-"""The agent's end of a worker: its process and pipes, what came through them, and how it is made.
+"""The agent's end of a worker: its process and pipes, and what came through them.
 
-`process_host.py` reads the pipes and says what follows.
+`process_host.py` makes workers, reads the pipes and says what follows.
 """
 
-import _socket
-import os
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from rankwise.base.failure import ErrorRecord
 from rankwise.base.root_cause import SELF_INFLICTED_SIGNALS
 from rankwise.base.units import Instant
-from rankwise.drivers.real.logs.pump import StreamPump, open_stream_pipe
+from rankwise.drivers.real.logs.pump import StreamPump
 from rankwise.drivers.real.logs.tail import Tail
-from rankwise.drivers.real.recall_line import LINE_VARIABLE, new_line
 from rankwise.drivers.real.report_pipe import Exiting, ReportPipe
 from rankwise.drivers.real.worker_process import WorkerProcess
-
-if TYPE_CHECKING:
-    from rankwise.drivers.real.hosting.connection import Connection
-
 
 SIGTERM = 15
 
@@ -154,54 +147,3 @@ class WorkerLink(msgspec.Struct):
             and self.stdout.is_over
             and self.stderr.is_over
         )
-
-
-def ordered_worker(
-    local_rank: int, attempt: int, planner: WorkerPlanner, spawner: "Connection"
-) -> WorkerLink:
-    """Order a worker from who makes its process, with new pipes, of which the link has our ends.
-
-    Raises:
-        OSError, RankwiseError: it cannot be had; nothing of it is left.
-    """
-    plan = planner.plan(local_rank, attempt)
-    ours: list[int] = []
-    theirs = [*plan.gives.values()]  # closed here when the worker has copies of them
-    line: socket.socket | None = None
-
-    def keep_one_end(ends: tuple[int, int]) -> tuple[int, int]:
-        ours.append(ends[0])
-        theirs.append(ends[1])
-        return ends
-
-    try:
-        stdout_fd, stdout_end = keep_one_end(open_stream_pipe(plan.stream_count))
-        stderr_fd, stderr_end = keep_one_end(open_stream_pipe(plan.stream_count))
-        descriptors: dict[int | str, int] = {1: stdout_end, 2: stderr_end, **plan.descriptors}
-        descriptors.update(plan.gives)
-        report_fd = result_fd = -1
-        if plan.reports:
-            one, other = _socket.socketpair()  # the agent asks on it, too
-            ends = keep_one_end((one.detach(), other.detach()))
-            report_fd, descriptors["RANKWISE_REPORT_FD"] = ends
-            os.set_blocking(report_fd, False)
-        if plan.returns:
-            result_fd, descriptors["RANKWISE_RESULT_FD"] = keep_one_end(os.pipe2(os.O_CLOEXEC))
-            os.set_blocking(result_fd, False)
-        if plan.recovers:
-            line, end_of_line = new_line()
-            descriptors[LINE_VARIABLE] = end_of_line.detach()
-            theirs.append(descriptors[LINE_VARIABLE])
-        number = spawner.next_number()
-        spawner.spawn(number, {**plan.order, "fds": list(descriptors)}, list(descriptors.values()))
-        stdout, stderr = planner.make_pumps(local_rank, stdout_fd, stderr_fd)
-    except BaseException:
-        for fd in ours:
-            os.close(fd)
-        if line is not None:
-            line.close()
-        raise
-    finally:
-        for fd in theirs:
-            os.close(fd)
-    return WorkerLink(local_rank, attempt, number, stdout, stderr, report_fd, result_fd, line)

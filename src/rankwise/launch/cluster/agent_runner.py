@@ -17,7 +17,14 @@ from rankwise.base.units import SECOND, Duration, Instant, after
 from rankwise.core.agent.machine import Agent
 from rankwise.core.agent.vocabulary import AgentSpec, Announcement, FinishRun, Stimulus
 from rankwise.core.gang.machine import Gang
-from rankwise.core.gang.vocabulary import RecallRequested, Resumed, Started, WorkerExited
+from rankwise.core.gang.vocabulary import (
+    RecallRequested,
+    Resumed,
+    Started,
+    WorkerExited,
+    WorkerSaid,
+    WorkerSpawned,
+)
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.records import Trouble
@@ -35,6 +42,8 @@ if TYPE_CHECKING:
     from rankwise.launch.looking.hang_watch import NodesTold
 
 NEVER = Instant(1 << 63)
+_OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
+"""What the recorder is told of ranks."""
 
 
 class AgentRunner:
@@ -165,7 +174,10 @@ class AgentRunner:
                 self.wake()
                 fact = msgspec.structs.replace(fact, at=self._parts.clock.now())
             self._host.note_exit(fact)
-        self._parts.watches.record(fact)
+        if isinstance(fact, _OF_PROCESSES) and (recorder := self._parts.recorder()) is not None:
+            recorder.on_stimulus(fact)
+        if isinstance(fact, WorkerSpawned):
+            self._parts.watches.on_spawned()
         assert not isinstance(fact, Started | RecallRequested | Resumed), (
             "the agent starts its gangs itself"
         )

@@ -17,7 +17,7 @@ from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.core.rendezvous.records import HOSTS_MAX, Verdict
 from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
 from rankwise.launch.cluster.plan import MeetingPlan
-from rankwise.launch.run.job import Job, restarts_allowed
+from rankwise.launch.run.job import Job
 from rankwise.launch.telling.notices import Say, fields_of
 
 SHOWN_MAX = 8
@@ -37,7 +37,7 @@ class ConsoleAnnouncements:
         self._is_alone = plan.is_alone
         self.first_rank = 0
         self._restarts = 0
-        self._place = plan.place
+        self._place, self._endpoint = plan.place, plan.endpoint
         self._seats_known = min(plan.rendezvous.nodes_max, HOSTS_MAX)
 
     def tell_too_late(self, verdict: Verdict) -> None:
@@ -54,8 +54,9 @@ class ConsoleAnnouncements:
             case AnnounceWaiting():
                 whole = Duration(round(announcement.waited, -9))
                 waited = format_duration(whole or announcement.waited)
-                # A text about a store that cannot be reached names the place itself.
-                is_placed = self._place.rpartition(" at ")[2] in announcement.text
+                # The error of a store that cannot be reached, which the text may end in, names the
+                # endpoint itself: a store of a plug-in says it in words of its own.
+                is_placed = bool(self._endpoint) and self._endpoint in announcement.text
                 where = "" if is_placed else f"; {self._place}"
                 self._say(
                     f"waiting {announcement.text} (since {waited}{where})",
@@ -75,7 +76,7 @@ class ConsoleAnnouncements:
                 line = round_line(world, kept)
                 if world.restarts > self._restarts:
                     self._restarts = world.restarts
-                    line += f" (restart {world.restarts} of {restarts_allowed(self._job)})"
+                    line += f" (restart {world.restarts} of {self._job.restarts_allowed})"
                 self._say(line, "round", called_again=kept, **fields_of_round(world))
             case AnnounceRoundEnd():
                 if not self._is_alone:  # who is alone has been told what ended it
@@ -102,7 +103,7 @@ class ConsoleAnnouncements:
         from rankwise.launch.telling.announcements import details_of, restart_line  # noqa: PLC0415  # rare
 
         say, failures = self._say, announcement.failures
-        line = restart_line(announcement, failures, restarts_allowed(self._job))
+        line = restart_line(announcement, failures, self._job.restarts_allowed)
         say(line, "restart", restarts_left=announcement.restarts_left, **fields_of(failures[0]))
         details = details_of(failures)
         if details:

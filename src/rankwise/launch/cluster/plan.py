@@ -5,7 +5,6 @@ import os
 import msgspec
 
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
-from rankwise.launch.run.job import Job
 
 
 class MeetingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +65,6 @@ class MeetingPlan(msgspec.Struct, frozen=True, kw_only=True):
     def is_id_secret(self) -> bool:
         """Whether nodes know each other by nothing but the run's id, so that nobody is told it."""
         return self.backend in ("static", "embedded") and not self.has_token
-
-
-def plan_of(job: Job) -> MeetingPlan:
-    """The plan of a job; for one that has none, that of a node alone with the job's policy."""
-    if job.cluster is not None:
-        return job.cluster
-    return plan_alone(job.policy, job.master_addr)
 
 
 def plan_alone(

@@ -4,10 +4,9 @@ import os
 from collections.abc import Callable
 
 from rankwise.base.failure import Outcome
-from rankwise.base.units import SECOND
+from rankwise.base.units import SECOND, Instant
 from rankwise.launch.cluster.agent_runner import AgentRunner
 from rankwise.launch.control.server import ControlRequest, Reply
-from rankwise.launch.run.job import program_name, restarts_allowed
 from rankwise.launch.run.log_layout import LogPlaces
 from rankwise.launch.run.run_parts import RunParts
 
@@ -21,13 +20,14 @@ class ControlAnswers:
         dispatch: AgentRunner,
         places: LogPlaces,
         stop: Callable[[bool], None],
+        began_at: Instant,
     ) -> None:
         self._parts = parts
         self._job, self._host, self._planner = parts.job, parts.host, parts.planner
         self._dispatch = dispatch
         self._places = places
         self._stop = stop
-        self._began_at = parts.clock.now()
+        self._began_at = began_at
         self._awaiting_end: list[Reply] = []
 
     def on_request(self, request: ControlRequest, reply: Reply) -> None:
@@ -79,9 +79,9 @@ class ControlAnswers:
             "state": "meeting" if gang is None else str(gang.phase),
             "age_s": (self._parts.clock.now() - self._began_at) / SECOND,
             "calling_s": self._parts.watches.calling() / SECOND,
-            "program": program_name(self._job),
+            "program": self._job.program_name,
             "attempt": 0 if gang is None else gang.attempt,
-            "restarts_max": restarts_allowed(self._job),
+            "restarts_max": self._job.restarts_allowed,
             "log_dir": self._log_directory(),
             "place": "" if self._job.cluster is None else self._job.cluster.place,
         }

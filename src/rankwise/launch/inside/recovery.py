@@ -180,16 +180,16 @@ class _SocketLine:
 
     def _listen(self, rank: "RecoverableRank") -> None:
         from rankwise.core.gang.vocabulary import WordToWorker  # noqa: PLC0415  # not for who only boots
-        from rankwise.drivers.real.recall_line import hear  # noqa: PLC0415  # the same
+        from rankwise.drivers.real.recall_line import receive  # noqa: PLC0415  # the same
 
-        heard = hear(self._line)
+        heard = receive(self._line)
         while heard is not None:
             rank.note(heard[0])
             self._words.put(heard)
             if heard[0].word is WordToWorker.RECALL:
                 _interrupt_waits(heard[0].peers, rank.earlier_connections)
                 signal.pthread_kill(self._main, RECALL_SIGNAL)
-            heard = hear(self._line)
+            heard = receive(self._line)
         self._words.put(None)
 
 

@@ -89,7 +89,8 @@ def section(name: str, *, timeout: float | str | None = None) -> Iterator[None]:
     borders = _borders_of_rank()
     if borders is not None:
         borders.pass_one()
-        borders.sections.begin(name, round(began_at * SECOND))
+        longest = round(_longest_s.get(name, 0.0) * SECOND)
+        borders.sections.begin(name, round(began_at * SECOND), longest)
     try:
         yield
     finally:
@@ -100,7 +101,8 @@ def section(name: str, *, timeout: float | str | None = None) -> Iterator[None]:
         _arm(now)
         if borders is not None:
             borders.pass_one()
-            borders.be_stuck(is_stuck=any(stuck_at <= now for _, stuck_at in _open))
+            late = (level for level, (_, stuck_at) in enumerate(_open) if stuck_at <= now)
+            borders.be_stuck(next(late, None))
             borders.sections.end(name, round(began_at * SECOND), round(now * SECOND))
             if not _open:
                 borders.count_run(now - began_at)
@@ -133,9 +135,12 @@ class _Borders(NamedTuple):
         """Let the agent see that the program has gone on: a section has begun or ended."""
         self.words[LEDGER_SECTIONS] = next(_borders)
 
-    def be_stuck(self, *, is_stuck: bool) -> None:
-        """Let the agent see whether a limit is over: the rank may end of it for another's sake."""
-        self.words[LEDGER_SECTION_STUCK] = is_stuck
+    def be_stuck(self, level: int | None) -> None:
+        """Let the agent see the section whose limit is over: the rank may end of it.
+
+        That may be for another rank's sake. `level` counts the sections around it.
+        """
+        self.words[LEDGER_SECTION_STUCK] = 0 if level is None else level + 1
 
     def count_run(self, seconds: float) -> None:
         """Let the agent see how long a section that is in no other one took."""
@@ -172,12 +177,14 @@ def _limit_of(name: str) -> float:
 
 def _arm(now: float) -> None:
     """Let the watchdog bite at the nearest limit of all sections that we are in."""
-    name, stuck_at = min(_open, key=lambda each: each[1], default=("", float("inf")))
+    level, (name, stuck_at) = min(
+        enumerate(_open), key=lambda each: each[1][1], default=(0, ("", float("inf")))
+    )
     if stuck_at == float("inf"):
         faulthandler.cancel_dump_traceback_later()
         _teller.expect(None)
         return
-    _teller.expect((name, stuck_at))
+    _teller.expect((level, name, stuck_at))
     # A limit that has passed while the section was left bites at once.
     patience = max(stuck_at + HEAD_START_S - now, 1e-3)
     faulthandler.dump_traceback_later(patience, exit=True, file=2)
@@ -192,12 +199,12 @@ class _Teller:
     """
 
     def __init__(self) -> None:
-        self._expected: tuple[str, float] | None = None
+        self._expected: tuple[int, str, float] | None = None
         self._changed = threading.Condition()
         self._is_started = False
 
-    def expect(self, section: tuple[str, float] | None) -> None:
-        """Tell of this section when its time has come; None of none."""
+    def expect(self, section: tuple[int, str, float] | None) -> None:
+        """Tell of this section (how many are around it, its name, its limit) when it is due."""
         with self._changed:
             self._expected = section
             if section is not None and not self._is_started:
@@ -213,7 +220,7 @@ class _Teller:
                     if self._expected is None:
                         self._is_started = False
                         return
-                name, stuck_at = self._expected
+                level, name, stuck_at = self._expected
                 patience = stuck_at - time.monotonic()
                 if patience > 0:
                     self._changed.wait(patience)
@@ -222,7 +229,7 @@ class _Teller:
                 text = f"rankwise: section {name!r} is stuck{before}; here are its stacks\n"
                 os.write(2, text.encode())
                 if (borders := _borders_of_rank()) is not None:
-                    borders.be_stuck(is_stuck=True)
+                    borders.be_stuck(level)
                 self._expected = None
 
 

@@ -508,7 +508,7 @@ class CallWatch:
     def _blamed(self, blame: Blame) -> RanksBlamed:
         ranks = self._planner.ranks
         blamed = tuple(ranks.local_rank(rank) for rank in blame.blamed)
-        return RanksBlamed(blamed, self._attempt, blame.text, blame.blamed)
+        return RanksBlamed(blamed, self._attempt, blame.text, blame.blamed, blame.mismatch)
 
     def _books(self, *, with_empty: bool = False) -> list[Book]:
         """What the ranks have entered.

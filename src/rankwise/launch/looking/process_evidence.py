@@ -6,22 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.failure import NO_RANK, Failure, FailureCause
+from rankwise.base.units import SECOND
 from rankwise.drivers.real.oom import OomWatch
 from rankwise.drivers.real.process_host import RealProcessHost
+from rankwise.drivers.real.section_ring import SectionReader
 from rankwise.drivers.real.worker_link import WorkerLink
 from rankwise.launch.run.planning import JobPlanner
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankwise.launch.looking.gpu_watch import GpuWatch
     from rankwise.launch.telling.failure_description import RankEvidence
 
 SIGKILL, SIGXCPU = 9, 24
-SECTION_IS_STUCK = "rankwise: section "
-"""How a rank says which one, see `rankwise.launch.inside.sections`."""
-_SECTION_LINES = 60
-"""Among so many of its last lines."""
 
 
 class ProcessEvidence:
@@ -94,7 +90,7 @@ class ProcessEvidence:
             printed=told,  # it raised that when it was to blame already
             destinations=destinations,
             file_key=rank,
-            detail=evidence or self._detail_of(failure, link),
+            detail=evidence or self._detail_of(failure),
             hang_stacks=self._stacks.get(rank, ""),
             waits_for=self._wait_of(rank) if failure.cause is FailureCause.HUNG else "",
             out_of_memory=out_of_memory,
@@ -117,7 +113,7 @@ class ProcessEvidence:
             return f"its GPU, probably: {call} waits for it"
         return ""
 
-    def _detail_of(self, failure: Failure, link: WorkerLink | None) -> str:
+    def _detail_of(self, failure: Failure) -> str:
         if failure.cause is FailureCause.HUNG and self._verdict:
             return f"{failure.detail}; {self._verdict}"
         if failure.cause is FailureCause.NOT_STARTED and failure.detail and self._importing:
@@ -125,16 +121,17 @@ class ProcessEvidence:
         segment = self._planner.segment
         if failure.cause is not FailureCause.EXITED or segment is None:
             return failure.detail
-        if failure.detail or not segment.is_stuck_in_section(failure.local_rank):
+        level = segment.stuck_section(failure.local_rank)
+        if failure.detail or level is None:
             return failure.detail
-        # A rank that holds the interpreter in C could not say which one.
-        lines: Sequence[str] = () if link is None else link.stderr.tail.lines(_SECTION_LINES)
-        said = next((line for line in reversed(lines) if line.startswith(SECTION_IS_STUCK)), "")
-        told = said.removeprefix("rankwise: ").partition("; here are")[0]
-        return told or "the limit of a section was over"
+        section = SectionReader(segment, failure.local_rank).open_at(level)
+        if section is None:  # inside of more sections than have a place in the rank's memory
+            return "the limit of a section was over"
+        longest = f", its longest run took {section.longest / SECOND:.3g} s"
+        return f"section {section.name!r} is stuck{longest if section.longest else ''}"
 
     def _memory_verdict(self, failure: Failure) -> tuple[bool | None, str]:
-        from rankwise.launch.telling.failure_report.loaders import lost_loader  # noqa: PLC0415  # rare
+        from rankwise.launch.telling.failure_report.tracebacks import lost_loader  # noqa: PLC0415  # rare
 
         if lost_loader(failure):
             verdict = self._oom.verdict()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rankwise.base.units import ZERO, Duration, Instant, between
 from rankwise.base.wording import BY_SIGNAL, ranks_in_words
 from rankwise.core.gang.state import GangPhase
-from rankwise.core.gang.vocabulary import Stimulus, WorkerExited, WorkerSaid, WorkerSpawned
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.watch.vocabulary import (
     AskRanks,
@@ -39,19 +38,16 @@ if TYPE_CHECKING:
     from rankwise.launch.looking.hang_watch import HangWatch, NodesTold
     from rankwise.launch.looking.rank_records import RunRecorder
     from rankwise.launch.looking.rank_status import WaitedSoFar
-    from rankwise.launch.run.job import Job
     from rankwise.launch.run.planning import JobPlanner
     from rankwise.launch.telling.notices import Say
     from rankwise.ports.clock import Clock
-
-_OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
 
 
 class Watches:
     """Looks at the processes of a run for its agent; `attach` comes before the first fact.
 
     Args:
-        job: what runs.
+        hang_timeout: how long ranks may make no progress; None for any time.
         planner: knows the memory that holds the ranks' books.
         reactor: wakes the watches.
         clock: tells the time to them.
@@ -62,7 +58,7 @@ class Watches:
 
     def __init__(
         self,
-        job: "Job",
+        hang_timeout: Duration | None,
         planner: "JobPlanner",
         reactor: "Reactor",
         clock: "Clock",
@@ -71,7 +67,7 @@ class Watches:
         recorder: Callable[[], "RunRecorder | None"],
         starting_server: Callable[[], int | None],
     ) -> None:
-        self._job = job
+        self._hang_timeout = hang_timeout
         self._planner = planner
         self._reactor = reactor
         self._clock = clock
@@ -90,11 +86,9 @@ class Watches:
         self._host = host
         self._agent = agent
 
-    def record(self, fact: Stimulus) -> None:
-        """Let the recorder, if there is one, know of a rank's beginning or end."""
-        if isinstance(fact, _OF_PROCESSES) and (recorder := self._recorder()) is not None:
-            recorder.on_stimulus(fact)
-        if isinstance(fact, WorkerSpawned) and self._job.gang.hang_timeout is not None:
+    def on_spawned(self) -> None:
+        """A rank has a process."""
+        if self._hang_timeout is not None:
             self._hang_watch.begin()
 
     def look(self, order: LookOrder, deliver: Callable[[HostAnswer], None]) -> None:
@@ -174,7 +168,7 @@ class Watches:
 
     def begin_start(self) -> None:
         """A rank is about to be made: watch the fork server that imports for it."""
-        if self._job.gang.hang_timeout is not None and self._starting_server() is not None:
+        if self._hang_timeout is not None and self._starting_server() is not None:
             self._hang_watch.begin()
 
     def last_progress(self) -> Instant:
@@ -234,7 +228,7 @@ class Watches:
         """Say half-way that the hang timeout is running, and what is known."""
         from rankwise.launch.telling.announcements import hang_warning  # noqa: PLC0415  # rare
 
-        hang_timeout, gang = self._job.gang.hang_timeout, self._agent.gang
+        hang_timeout, gang = self._hang_timeout, self._agent.gang
         assert hang_timeout is not None, "without a hang timeout there is no warning of a hang"
         if gang is None or gang.phase is not GangPhase.RUNNING:
             return  # they are being stopped, or wait for another node: nothing is timed
@@ -254,7 +248,7 @@ class Watches:
             blame=self._agent.deliver,
             ask_nodes=self._agent.ask_nodes,
             is_holding=lambda: self._agent.is_holding,
-            hang_timeout=self._job.gang.hang_timeout,
+            hang_timeout=self._hang_timeout,
             on_cpp_calls=None if recorder is None else recorder.on_cpp_calls,
         )
 
@@ -264,7 +258,7 @@ class Watches:
         from rankwise.launch.looking.hang_watch import HangWatch  # noqa: PLC0415  # rare
 
         return HangWatch(
-            hang_timeout=self._job.gang.hang_timeout,
+            hang_timeout=self._hang_timeout,
             host=self._host,
             planner=self._planner,
             reactor=self._reactor,

@@ -9,7 +9,7 @@ agent keeps reserved for it.
 from collections.abc import Mapping
 
 from rankwise.base.errors import ConfigError
-from rankwise.launch.run.job import Job, restarts_allowed
+from rankwise.launch.run.job import Job
 from rankwise.launch.run.node_ranks import NodeRanks
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -71,7 +71,7 @@ def worker_environment(
         "MASTER_ADDR": ranks.master_addr,
         "MASTER_PORT": str(ranks.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(attempt if ranks.restarts is None else ranks.restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(restarts_allowed(job)),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.restarts_allowed),
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }

@@ -6,17 +6,14 @@ The command line, `rankwise.run`, `rankwise.spawn` and torch's names all build a
 
 from collections.abc import Mapping
 from enum import IntFlag, StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from rankwise.base.units import Duration
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-
-if TYPE_CHECKING:
-    from rankwise.launch.cluster.plan import MeetingPlan
-
+from rankwise.launch.cluster.plan import MeetingPlan, plan_alone
 
 StartMethodName = Literal["forkserver", "spawn", "fork"]
 """How the workers of a Python function may be made."""
@@ -175,7 +172,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     program: Program
     gang: GangSpec
     policy: RestartPolicy = RestartPolicy()
-    cluster: "MeetingPlan | None" = None
+    cluster: MeetingPlan | None = None
     run_id: str
     role: str = "default"
     start_method: StartMethod = StartMethod.SUBPROCESS
@@ -202,27 +199,31 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     verbose: bool = False
     log_format: str = "text"
 
+    @property
+    def is_automatic(self) -> bool:
+        """Whether its ranks come from a fork server that nobody has asked for."""
+        return self.start_method is StartMethod.AUTO and bool(self.preload)
 
-def is_automatic(job: Job) -> bool:
-    """Whether its ranks come from a fork server that nobody has asked for."""
-    return job.start_method is StartMethod.AUTO and bool(job.preload)
+    @property
+    def plan(self) -> MeetingPlan:
+        """How its nodes meet; without one, a node is alone, with the job's policy."""
+        return self.cluster or plan_alone(self.policy, self.master_addr)
 
+    @property
+    def restarts_allowed(self) -> int:
+        """How often all workers may be started again after a failure."""
+        policy = self.policy if self.cluster is None else self.cluster.rendezvous.policy
+        return policy.restarts_max
 
-def restarts_allowed(job: Job) -> int:
-    """How often all workers may be started again after a failure."""
-    if job.cluster is not None:
-        return job.cluster.rendezvous.policy.restarts_max
-    return job.policy.restarts_max
-
-
-def program_name(job: Job) -> str:
-    """How the user calls what runs."""
-    match job.program:
-        case Script(source=bytes()):
-            return "the program on standard input"
-        case Script(path=path) | Executable(path=path):
-            return path
-        case Module(name=name):
-            return f"-m {name}"
-        case Function(name=name):
-            return name
+    @property
+    def program_name(self) -> str:
+        """How the user calls what runs."""
+        match self.program:
+            case Script(source=bytes()):
+                return "the program on standard input"
+            case Script(path=path) | Executable(path=path):
+                return path
+            case Module(name=name):
+                return f"-m {name}"
+            case Function(name=name):
+                return name

@@ -3,12 +3,18 @@
 The planner owns what a run's workers share and processes cannot: the payload of a function, the
 memory segment of an attempt, the log files. Everything that differs between start methods is
 decided here, so that neither the gang nor the process host knows about them.
+
+An order is what goes to the guardian or to the fork server (docs/development/architecture.md,
+"Frames"). A guardian executes a command line; a fork server already is a Python process and is
+told which program to become.
 """
 
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self, cast
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from rankwise.drivers.real.hosting.connection import MARK_VARIABLE
 from rankwise.drivers.real.hosting.environments import (
@@ -21,18 +27,19 @@ from rankwise.drivers.real.logs.file import DiskComplaints
 from rankwise.drivers.real.logs.pump import StreamPump
 from rankwise.drivers.real.recall_line import MASTER_VARIABLE
 from rankwise.drivers.real.segments import SEGMENT_VARIABLE, STOP_VARIABLE, Segment
+from rankwise.drivers.real.worker import boot_program
 from rankwise.drivers.real.worker_link import CallPlan, WorkerPlan, WorkerStream
 from rankwise.launch.looking.log_readers import FollowedStream, LogReaders, StreamName
-from rankwise.launch.run.commands import worker_order
 from rankwise.launch.run.compiled_script import compiled_script
 from rankwise.launch.run.environment import (
     VARIABLES_OF_RANKS,
     worker_environment,
 )
-from rankwise.launch.run.job import Executable, Function, Job, Script, Streams, restarts_allowed
+from rankwise.launch.run.job import Executable, Function, Job, Module, Script, StartMethod, Streams
 from rankwise.launch.run.log_layout import Destinations, LogPlaces
 from rankwise.launch.run.master_port import listen_at
 from rankwise.launch.run.node_ranks import NodeRanks
+from rankwise.launch.run.open_files import ORIGINAL_NOFILE
 from rankwise.launch.run.private_places import NESTED_RUNS_VARIABLE
 from rankwise.launch.run.rank_sinks import RankSinks
 
@@ -85,7 +92,7 @@ class JobPlanner:
         """The socket where ranks of all nodes come to be connected, if rank 0 is on this one."""
         self._listener: socket.socket | None = None
         """Listens at MASTER_PORT until rank 0 has it, where ranks of the last attempt live on."""
-        self._recovers = restarts_allowed(job) > 0
+        self._recovers = job.restarts_allowed > 0
         self._payload_fd = self._store_payload()
         self.destinations = self._earlier = Destinations()
         self._sigterm_takers: set[int] = set()
@@ -137,7 +144,7 @@ class JobPlanner:
         environment[MARK_VARIABLE] = self._mark
         environment[NESTED_RUNS_VARIABLE] = self._nested_runs
         environment["TORCHELASTIC_ERROR_FILE"] = self.destinations.error_files.get(local_rank, "")
-        order = worker_order(job, local_rank, environment)
+        order = _order(job, local_rank, environment)
         is_function = isinstance(job.program, Function)
         return WorkerPlan(
             order=order,
@@ -280,3 +287,63 @@ def _files_of(destinations: Destinations) -> tuple[dict[int, str], ...]:
     of = destinations
     each = (of.stdouts, of.stderrs, of.tee_stdouts, of.tee_stderrs, of.error_files)
     return cast("tuple[dict[int, str], ...]", each)
+
+
+def _order(job: Job, local_rank: int, environment: dict[str, str]) -> dict[str, Any]:
+    """The order for one worker, but for its descriptors."""
+    order: dict[str, Any] = {
+        "env": environment,
+        "cwd": os.getcwd(),  # pathlib costs milliseconds
+        "nofile": ORIGINAL_NOFILE,
+        "fds": [],
+    }
+    if job.cpus_by_rank is not None and local_rank in job.cpus_by_rank:
+        order["cpus"] = sorted(job.cpus_by_rank[local_rank])
+    is_forked = job.start_method is StartMethod.FORKSERVER or job.is_automatic
+    if is_forked and not isinstance(job.program, Executable):
+        order["program"] = _program(job, local_rank)
+    if "program" not in order or job.is_automatic:
+        order["argv"] = _argv(job, local_rank)
+    return order
+
+
+def _argv(job: Job, local_rank: int) -> list[str]:
+    python = job.python or os.environ.get("PYTHON_EXEC") or sys.executable
+    boot = [python, "-u", _boot_program(python)]
+    match job.program:
+        case Script(path=path, args=args):
+            return [*boot, path, *_substituted(args, local_rank)]
+        case Module(name=name, args=args):
+            return [*boot, "-m", name, *_substituted(args, local_rank)]
+        case Executable(path=path, args_by_rank=own) if local_rank in own:
+            return [path, *own[local_rank]]
+        case Executable(path=path, args=args):
+            return [path, *_substituted(args, local_rank)]
+        case Function():
+            return [*boot, "-f"]
+
+
+_boot_program = cache(boot_program)
+
+
+def _program(job: Job, local_rank: int) -> tuple[Any, ...]:
+    match job.program:
+        case Script(path=path, args=args):
+            return ("script", path, _substituted(args, local_rank))
+        case Module(name=name, args=args):
+            return ("module", name, _substituted(args, local_rank))
+        case Function():
+            return ("function",)
+        case Executable():
+            raise AssertionError("an executable cannot be forked, and is never planned so")
+
+
+def _substituted(args: tuple[str, ...], local_rank: int) -> list[str]:
+    """Arguments with torchrun's macro `${local_rank}` filled in."""
+    if not any("$" in arg for arg in args):
+        return [*args]
+    from string import Template  # noqa: PLC0415  # most scripts are given no macro
+
+    return [
+        Template(arg).safe_substitute(local_rank=local_rank) if "$" in arg else arg for arg in args
+    ]

@@ -35,16 +35,14 @@ from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.signals import SignalPipe, end_well, is_default, stop_self
 from rankwise.launch.cluster.agent_runner import AgentRunner
-from rankwise.launch.cluster.plan import plan_of
-from rankwise.launch.control.answers import ControlAnswers
-from rankwise.launch.control.server import ControlServer
+from rankwise.launch.control.server import ControlRequest, ControlServer, Reply
 from rankwise.launch.fork_server import hosting_for
 from rankwise.launch.looking.process_evidence import ProcessEvidence
 from rankwise.launch.looking.watches import Watches
-from rankwise.launch.run.commands import ensure_open_files
 from rankwise.launch.run.job import Job
 from rankwise.launch.run.master_port import ReservedPort
 from rankwise.launch.run.node_ranks import NodeRanks
+from rankwise.launch.run.open_files import ensure_open_files
 from rankwise.launch.run.planning import JobPlanner
 from rankwise.launch.run.private_places import new_private_path, remove_abandoned, remove_tree
 from rankwise.launch.run.run_parts import RunParts
@@ -53,6 +51,7 @@ from rankwise.launch.run.signal_effects import STOPPING
 
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
+    from rankwise.launch.control.answers import ControlAnswers
     from rankwise.launch.looking.rank_records import RunRecorder
 
 SIGCONT, SIGSTOP, SIGTSTP = 18, 19, 20
@@ -96,6 +95,7 @@ class ProcessRunHost:
         self._job = job = _with_own_loopback(session.job)
         self._places = places = session.places
         self._clock = clock
+        self._began_at = clock.now()
         self._on_begun: Callable[[], None] | None = on_begun
         self._is_cut_short = False
         # Before and after everything else, so that no signal meets half a session.
@@ -126,7 +126,7 @@ class ProcessRunHost:
             )
         )
         self._watches = Watches(
-            job,
+            job.gang.hang_timeout,
             self._planner,
             self._reactor,
             clock,
@@ -157,7 +157,7 @@ class ProcessRunHost:
         # Now, so that a log directory which cannot be made stops us before any worker exists.
         self._planner.prepare_attempt(0)
         self._evidence = ProcessEvidence(self._host, self._planner, clock.wall_ns() - clock.now())
-        self._plan = plan_of(job)
+        self._plan = job.plan
         self._journal = session.open_journal(stack)
         parts = RunParts(
             job=job,
@@ -169,6 +169,7 @@ class ProcessRunHost:
             evidence=self._evidence,
             describe=self._describe,
             journal=self._journal,
+            recorder=lambda: self._recorder,
             watches=self._watches,
             history=session.history,
             say=self._say,
@@ -187,8 +188,8 @@ class ProcessRunHost:
         stack.callback(self._reactor.unwatch_readable, self._planner.stop_fd)
         if job.timeout is not None:
             self._limit_time(job.timeout)
-        self._answers = ControlAnswers(parts, self._agent, places, session.stop_on_command)
-        self._open_control(stack, self._answers)
+        self._parts = parts
+        self._open_control(stack)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -223,7 +224,8 @@ class ProcessRunHost:
 
     def on_told(self, outcome: Outcome) -> None:
         """Answer those who wait for the end; among nodes, tell signals that it is over."""
-        self._answers.tell_end(outcome)
+        if "_answers" in vars(self):  # somebody has asked
+            self._answers.tell_end(outcome)
         if self._signals is not None and not self._plan.is_alone:
             self._signals.on_arrival = self._tell_that_it_is_over
 
@@ -484,9 +486,21 @@ class ProcessRunHost:
         self._evidence.gpus = watch = GpuWatch(self._reactor, self._clock, self._say, leaders)
         stack.callback(watch.close)
 
-    def _open_control(self, stack: ExitStack, answers: ControlAnswers) -> None:
+    @cached_property
+    def _answers(self) -> "ControlAnswers":
+        """Loaded with the first question: nobody asks about most runs."""
+        from rankwise.launch.control.answers import ControlAnswers  # noqa: PLC0415  # see above
+
+        return ControlAnswers(
+            self._parts, self._agent, self._places, self._session.stop_on_command, self._began_at
+        )
+
+    def _on_question(self, request: ControlRequest, reply: Reply) -> None:
+        self._answers.on_request(request, reply)
+
+    def _open_control(self, stack: ExitStack) -> None:
         with suppress(OSError):  # a sandbox without unix sockets: the run is a run all the same
-            control = stack.enter_context(ControlServer(self._shown_id, answers.on_request))
+            control = stack.enter_context(ControlServer(self._shown_id, self._on_question))
             self._reactor.watch_readable(control.fileno(), control.on_readable)
             stack.callback(self._reactor.unwatch_readable, control.fileno())
 

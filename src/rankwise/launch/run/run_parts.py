@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +18,9 @@ from rankwise.launch.telling.notices import Say
 from rankwise.ports.clock import Clock
 from rankwise.ports.journal import Journal
 
+if TYPE_CHECKING:
+    from rankwise.launch.looking.rank_records import RunRecorder
+
 
 class RunParts(msgspec.Struct, kw_only=True):
     """What an agent's driver finds; it may put what it needs besides onto the `stack`.
@@ -26,6 +30,7 @@ class RunParts(msgspec.Struct, kw_only=True):
         stack: takes down, in reverse order, what is put onto it.
         clock, reactor, host, planner, evidence, journal: the parts.
         describe: describes failures, each once.
+        recorder: records what ranks do, if the run has a journal; asked for when a rank starts.
         watches: know what the ranks do.
         history: remembers the attempts.
         say: tells the user a sentence on stderr, or a machine an object.
@@ -40,6 +45,7 @@ class RunParts(msgspec.Struct, kw_only=True):
     evidence: ProcessEvidence
     describe: Callable[[tuple[Failure, ...]], tuple[Failure, ...]]
     journal: Journal | None
+    recorder: "Callable[[], RunRecorder | None]"
     watches: Watches
     history: RunHistory
     say: Say

@@ -181,7 +181,7 @@ class Session:
         self.stops_asked = 0
         self.stop_signal: int | None = None
         self.is_interrupted = False
-        self.effects = effects_of(job)
+        self.effects = effects_of(job.signals, job.passed_signals, heeds_all=job.heeds_all_signals)
         self.complaints = DiskComplaints(self.say)
         self.history = RunHistory(limits.wall_ns, failure_command)
         self.clocks = RunClocks(agents=limits, limits=limits)

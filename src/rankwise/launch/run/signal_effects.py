@@ -1,11 +1,10 @@
 """What each signal to the process of a run does to that run; docs/signals.md has the table."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
 
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
-from rankwise.launch.run.job import Job
 
 USER_SIGNALS = (SIGUSR1, SIGUSR2)
 _STOP_SIGNALS = (SIGHUP, SIGINT, SIGQUIT, SIGTERM)
@@ -25,15 +24,21 @@ class SignalEffect(StrEnum):
 STOPPING = (SignalEffect.STOPS, SignalEffect.STOPS_AS_SIGTERM)
 
 
-def effects_of(job: Job) -> Mapping[int, SignalEffect]:
-    """What the signals do that a run of this job catches, by number; the others do as by default.
+def effects_of(
+    stopping: Iterable[int], passed: Iterable[int], *, heeds_all: bool
+) -> Mapping[int, SignalEffect]:
+    """What the signals do that a run catches, by number; the others do as by default.
 
-    One of the usual four that `job.signals` leaves out is left to do what it does to any program.
+    Args:
+        stopping: those that stop it. One of the usual four that is not among them is left to do
+            what it does to any program.
+        passed: those that ranks are sent which catch them, if the run heeds all.
+        heeds_all: see `Job.heeds_all_signals`.
     """
-    effects = dict.fromkeys(job.signals, SignalEffect.STOPS)
-    if not job.heeds_all_signals:
+    effects = dict.fromkeys(stopping, SignalEffect.STOPS)
+    if not heeds_all:
         return effects
-    for number in job.passed_signals:
+    for number in passed:
         effects.setdefault(number, SignalEffect.PASSED_ON)
     for number in USER_SIGNALS:
         effects.setdefault(number, SignalEffect.OUTLIVED)

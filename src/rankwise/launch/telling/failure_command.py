@@ -89,7 +89,9 @@ class FailureCommand:
                 in between, and the command would run on.
         """
         ends_at = time.monotonic() + patience_s
-        ending = [each for each, effect in effects_of(self._job).items() if effect in STOPPING]
+        job = self._job
+        effects = effects_of(job.signals, job.passed_signals, heeds_all=job.heeds_all_signals)
+        ending = [each for each, effect in effects.items() if effect in STOPPING]
         signals = SignalPipe(ending if self._job.handle_signals else ())
 
         def patience() -> float:

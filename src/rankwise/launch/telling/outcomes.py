@@ -14,7 +14,7 @@ from rankwise.base.failure import (
 )
 from rankwise.base.units import format_duration
 from rankwise.launch.inside.function_results import exceptions_by_rank
-from rankwise.launch.run.job import Streams, program_name, restarts_allowed
+from rankwise.launch.run.job import Streams
 from rankwise.launch.run.log_layout import console_streams
 from rankwise.launch.telling.failure_report.composing import compose_report
 from rankwise.launch.telling.failure_report.model import ReportContext
@@ -134,11 +134,11 @@ def report_context(supervision: "Supervision") -> ReportContext:
     job, places = supervision.job, supervision.places
     directory = (places.directory or "") if places.keep else ""
     return ReportContext(
-        program=program_name(job),
+        program=job.program_name,
         nprocs=supervision.size,
         run_id=job.run_id,
         duration=supervision.elapsed,
-        attempts_max=restarts_allowed(job) + 1,
+        attempts_max=job.restarts_allowed + 1,
         log_directory=directory if os.path.isdir(directory) else "",
         stderr_shown=frozenset(
             local_rank

@@ -87,11 +87,12 @@ class KernelLaunch(_Command, frozen=True, kw_only=True, eq=False):
     """Run a kernel on PEs of the SIP; the handle's value is what the runner returns.
 
     Attributes:
+        kernel_fn: what the runner takes for a kernel: a function, or a launch that is bound.
         pes: indexes of the PEs that programs are dealt to in turn; all of the SIP if None.
     """
 
     runner: Any
-    kernel_fn: Callable[..., Any]
+    kernel_fn: Any
     kernel_args: Sequence[Any] = ()
     num_programs: int = 1
     pes: tuple[int, ...] | None = None

@@ -26,7 +26,7 @@ from rankwise.sim.hardware.commands import (
     Run,
 )
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
-from rankwise.sim.hardware.hardware_machine import HardwareMachine
+from rankwise.sim.hardware.hardware_machine import HardwareMachine, Memory
 from rankwise.sim.hardware.interleaving import dealt_in_turn
 from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX
 from rankwise.sim.hardware.memory import (
@@ -82,6 +82,7 @@ class GraphEngine:
         self.peers = Peers()
         self.watchpoints = Watchpoints()
         self._spaces: dict[int, AddressSpace] = {}
+        self._channels_of: dict[tuple[int, tuple[int, ...] | None], list[Memory]] = {}
         self._last_of_stream: dict[tuple[int, int], Future] = {}
         self._command_count = 0
         self._command_time = picoseconds(self.topology.machine.system.host.command_ns)
@@ -104,7 +105,7 @@ class GraphEngine:
             )
         return space
 
-    def lend(
+    def map_host(
         self,
         sip: int,
         data: Bytes,
@@ -120,18 +121,28 @@ class GraphEngine:
             cubes: the cubes; None for all.
             address: where they begin; None for a place that is free.
         """
-        spec, space = self.topology.machine, self.space(sip)
-        places = [
-            self.machine.sip(sip).cube(cube).hbm(pe % spec.cube.hbm.channels)
-            for pe in range(spec.cube.pes.count)
-            for cube in (range(spec.sip.cubes.count) if cubes is None else cubes)
-        ]
-        granule, sizes = dealt_in_turn(data.size, spec.cube.hbm.interleave_bytes, len(places))
+        hbm, space = self.topology.machine.cube.hbm, self.space(sip)
+        places = self._channels(sip, None if cubes is None else tuple(cubes))
+        granule, sizes = dealt_in_turn(data.size, hbm.interleave_bytes, len(places))
         start = space.reserve(data.size) if address is None else address
         mapping = space.map_places(start, list(zip(sizes, places, strict=False)), granule)
         if mapping.has_data:
             mapping.lie_in(data)
         return mapping
+
+    def _channels(self, sip: int, cubes: tuple[int, ...] | None) -> list[Memory]:
+        """The channels of a SIP that take turns, or of some of its cubes."""
+        # Kept: each launch of a program that knows nothing of the machine asks for all of them.
+        found = self._channels_of.get((sip, cubes))
+        if found is None:
+            spec = self.topology.machine
+            of_sip = self.machine.sip(sip)
+            found = self._channels_of[sip, cubes] = [
+                of_sip.cube(cube).hbm(pe % spec.cube.hbm.channels)
+                for pe in range(spec.cube.pes.count)
+                for cube in (range(spec.sip.cubes.count) if cubes is None else cubes)
+            ]
+        return found
 
     def submit(self, command: Command, line: SourceLine | None = None) -> CommandHandle:
         """Take a command in; it is carried out while somebody waits.

@@ -30,7 +30,7 @@ def deadlock_of(
     if awaited:
         lines[0] += f", and {awaited} has not happened"
     lines[0] += f"; {len(told)} wait" + (":" if told else "")
-    lines += [f"  {each.told(written)}" for each in told[:_SHOWN_IN_MESSAGE]]
+    lines += [f"  {each.describe(written)}" for each in told[:_SHOWN_IN_MESSAGE]]
     if len(told) > _SHOWN_IN_MESSAGE:
         lines.append(f"  ... and {len(told) - _SHOWN_IN_MESSAGE} more (see .waiting)")
     return Deadlock("\n".join(lines), told)

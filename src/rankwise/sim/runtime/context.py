@@ -38,8 +38,7 @@ from rankwise.sim.runtime.multiprocessing import Multiprocessing
 from rankwise.sim.runtime.placement import Device, DeviceSelector, DPPolicy, devices_for, layout_of
 from rankwise.sim.runtime.tensor import Tensor
 from rankwise.sim.triton.dtypes import dtype
-from rankwise.sim.triton.jit import grid_sizes
-from rankwise.sim.triton.kernel_runner import KernelRunner, chosen
+from rankwise.sim.triton.kernel_runner import KernelRunner, bind_on
 from rankwise.sim.triton.launch_arguments import TensorDescriptor
 from rankwise.sim.triton.machine_launch import unread_messages, watch_races
 from rankwise.sim.triton.peers import LaunchRank
@@ -76,6 +75,7 @@ class RuntimeContext:
             writing; costs time, and every launch runs program by program.
 
     Attributes:
+        rank_by_greenlet: which rank a greenlet runs, while ranks run.
         distributed: the collectives.
         multiprocessing: `spawn`.
         ops: `ops.symm_mem`, the collectives on symmetric memory.
@@ -107,6 +107,7 @@ class RuntimeContext:
         check_sizes_against(self.ccl, engine.topology.machine.pe.tcm.capacity)
         self.algorithms = Chooser(engine.machine, self.ccl)
         self.world_size = 1
+        self.rank_by_greenlet: dict[Any, int] = {}
         self.races = watch_races(engine.machine) if detect_races else None
         self._completed: set[Any] = set()
         self._failures: dict[Any, BaseException] = {}
@@ -319,7 +320,7 @@ class RuntimeContext:
     @property
     def rank(self) -> int:
         """The rank that is running; 0 outside of ranks."""
-        return self.distributed.get_rank()
+        return self.rank_by_greenlet.get(getcurrent(), 0)
 
     @property
     def device(self) -> Device:
@@ -448,18 +449,16 @@ class RuntimeContext:
         for argument in (*args, *meta.values()):
             self._check_argument(argument, stream.device)
         sip, name = stream.device.sip, getattr(kernel, "__name__", "kernel")
-        pes = DealtPes(self.engine.machine.sip(sip), stream.device.pes)
+        pes = DealtPes(self.engine.machine.sip(sip), stream.pes)
         environment = KernelEnvironment(self.engine, sip, pes, name)
-        function, meta = chosen(environment, kernel, args, meta, grid)
-        shape = grid_sizes(grid, function.bound(args, meta))
+        launch = bind_on(environment, kernel, args, meta, grid)
         command = KernelLaunch(
             sip=sip,
             stream=stream.number,
-            runner=KernelRunner(meta, shape, place=LaunchRank(self.rank, self.world_size)),
-            kernel_fn=function,
-            kernel_args=args,
-            num_programs=math.prod(shape),
-            pes=stream.device.pes,
+            runner=KernelRunner(place=LaunchRank(self.rank, self.world_size)),
+            kernel_fn=launch,
+            num_programs=math.prod(launch.sizes),
+            pes=stream.pes,
             name=name,
         )
         handle = self.submit(command, stream)

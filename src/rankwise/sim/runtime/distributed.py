@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from greenlet import getcurrent
-
 from rankwise.base.errors import LocalProtocolError
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.ccl.fidelity import Ring
@@ -42,9 +40,9 @@ class Distributed:
     def __init__(self, context: "RuntimeContext") -> None:
         # Weak, so that a context is freed with its last reference, not at the next collection.
         self._context: RuntimeContext = weakref.proxy(context)
+        self._rank_by_greenlet = context.rank_by_greenlet
         self.ReduceOp = ReduceOp
         self.generation = 0
-        self._rank_by_greenlet: dict[Any, int] = {}
         self._is_initialized: set[int] = set()
         self._groups = GroupRegistry(self)
         self.gatherings = PendingCollectives(context)
@@ -106,7 +104,7 @@ class Distributed:
 
     def get_rank(self, group: ProcessGroup | None = None) -> int:
         """The rank that is running, counted in the group; 0 outside of ranks, -1 if no member."""
-        rank = self._rank_by_greenlet.get(getcurrent(), 0)
+        rank = self._context.rank
         if group is None:
             return rank
         return group.ranks.index(rank) if rank in group.ranks else -1

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.sim.hardware.commands import KernelLaunch
 from rankwise.sim.runtime.context import RuntimeContext
 from rankwise.sim.triton.launch_arguments import HOST_MACHINE, Arguments, TensorDescriptor
 from rankwise.sim.triton.memory import Buffer
@@ -63,21 +64,23 @@ class _HostMachine:
         return self._context.now
 
     def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Any:
-        with lent(self._context, args, meta) as (on_device, by_name):
-            return self._context.launch(kernel, grid, *on_device, **by_name)
+        with mapped_on_device(self._context, args, meta) as (on_device, by_name):
+            command = self._context.launch(kernel, grid, *on_device, **by_name).command
+        assert isinstance(command, KernelLaunch), "a launch is what was submitted"
+        return command.kernel_fn.compiled()
 
 
 @contextmanager
-def lent(
+def mapped_on_device(
     context: RuntimeContext, args: Sequence[Any], meta: Mapping[str, Any]
 ) -> Iterator[tuple[list[Any], dict[str, Any]]]:
     """The arguments of a launch as the device sees them, with the memory that they lie in."""
-    lending = _Lending(context)
+    mapping = _LaunchMapping(context)
     try:
-        values = lending.lent([*args, *meta.values()])
+        values = mapping.replaced([*args, *meta.values()])
         yield values[: len(args)], dict(zip(meta, values[len(args) :], strict=True))
     finally:
-        lending.end()
+        mapping.end()
 
 
 @contextmanager
@@ -90,7 +93,7 @@ def launches_on(context: RuntimeContext) -> Iterator[None]:
         HOST_MACHINE.reset(token)
 
 
-class _Lending:
+class _LaunchMapping:
     """The memory behind the arguments of one launch, while it lies on the device."""
 
     def __init__(self, context: RuntimeContext) -> None:
@@ -99,7 +102,7 @@ class _Lending:
         self._space = context.engine.space(self._device.sip)
         self._mapped: list[int] = []
 
-    def lent(self, values: list[Any]) -> list[Any]:
+    def replaced(self, values: list[Any]) -> list[Any]:
         """The values, with what the device sees in the place of tensors."""
         buffers = buffers_behind(values)
         addresses = self._map(buffers)
@@ -124,7 +127,7 @@ class _Lending:
     def _map_run(self, start: int, size: int) -> int:
         memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
         device = self._device
-        mapping = self._context.engine.lend(device.sip, memory, cubes=device.cubes)
+        mapping = self._context.engine.map_host(device.sip, memory, cubes=device.cubes)
         self._mapped.append(mapping.start)
         return mapping.start
 

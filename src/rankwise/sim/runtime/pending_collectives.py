@@ -102,7 +102,7 @@ class PendingCollectives:
             entered.append((last, None))
         groups = {
             match.key: Group(
-                label="" if call.group.is_world else str(call.group).removeprefix("group "),
+                label=call.group.label,
                 size=len(match.members),
                 members=match.members,
             )

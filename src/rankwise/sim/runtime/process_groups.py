@@ -20,12 +20,18 @@ class ProcessGroup:
     Attributes:
         ranks: its members in their order in the group.
         name: how messages call it.
+        label: its name and members where the word `group` stands before it; empty for the group of
+            all ranks, which needs no name.
         is_world: whether it is the group of all ranks, which messages need not name.
         is_in_use: whether it has had a collective that is not short.
     """
 
     def __init__(
-        self, distributed: "weakref.ref[Distributed]", ranks: tuple[int, ...], name: str
+        self,
+        distributed: "weakref.ref[Distributed]",
+        ranks: tuple[int, ...],
+        name: str,
+        short_name: str = "",
     ) -> None:
         # Weak, because a reference to a group must not keep its context alive.
         self._distributed = distributed
@@ -34,6 +40,7 @@ class ProcessGroup:
         self.is_world = name == _WORLD
         self.is_in_use = False
         self._text = f"{name} ({ranks_in_words(ranks)})"
+        self.label = "" if self.is_world else f"{short_name or name} ({ranks_in_words(ranks)})"
 
     def rank(self) -> int:
         """The place in the group of the rank that is running; -1 if it is not a member."""
@@ -98,7 +105,8 @@ class GroupRegistry:
         number = self._made.get(rank, 0)
         self._made[rank] = number + 1
         if number == len(self._groups):
-            self._groups.append(ProcessGroup(self._distributed, ranks, f"group {number}"))
+            name, short_name = f"group {number}", str(number)
+            self._groups.append(ProcessGroup(self._distributed, ranks, name, short_name))
         group = self._groups[number]
         if group.ranks != ranks:
             raise LocalProtocolError(

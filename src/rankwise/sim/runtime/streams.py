@@ -24,6 +24,7 @@ class Stream:
     Attributes:
         number: what the engine calls it.
         device: the device that it belongs to.
+        pes: the indexes of its PEs, counted over the whole SIP.
         last: the latest command in it.
     """
 
@@ -31,6 +32,7 @@ class Stream:
         self._context = context
         self.number = number
         self.device = device
+        self.pes = device.pes
         self.last: CommandHandle | None = None
         self.pending_dependencies: list[CommandHandle] = []
 

@@ -1,10 +1,20 @@
-"""Load and store: from pointers and masks to accesses, and from memory's form to values."""
+"""Load and store: from pointers and masks to accesses, and from memory's form to values.
+
+`load` and `store` are the language's; with pointers to elements alone, `load_block` and
+`store_block` do.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from rankwise.sim.hardware.footprint import (
+    Footprint,
+    footprint_of_elements,
+    footprint_of_view,
+    starts_of,
+)
 from rankwise.sim.triton import casting
 from rankwise.sim.triton.arithmetic import in_type
 from rankwise.sim.triton.constants import plain
@@ -12,12 +22,13 @@ from rankwise.sim.triton.dtypes import Array, dtype, int1, int8, pointer_type
 from rankwise.sim.triton.execution import (
     Execution,
     KernelTypeError,
+    KernelValueError,
+    MustInterleave,
     Operation,
     active,
     place,
     tokens_of,
 )
-from rankwise.sim.triton.footprints import footprint_of
 from rankwise.sim.triton.memory import (
     Access,
     AccessTarget,
@@ -31,9 +42,64 @@ from rankwise.sim.triton.memory import (
     scattered_store,
     strided_store,
 )
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.shapes import broadcast_to
-from rankwise.sim.triton.tensor import broadcast_shape, padded, tensor
+from rankwise.sim.triton.tensor import broadcast_shape, broadcast_to, padded, tensor, to_tensor
+
+
+def load(
+    pointer: Any,
+    mask: Any = None,
+    other: Any = None,
+    cache_modifier: str = "",
+    eviction_policy: str = "",
+    volatile: bool = False,
+    *,
+    boundary_check: Any = (),
+    padding_option: str = "",
+) -> tensor:
+    """Read from memory: one address, a block of them, or a block pointer."""
+    del cache_modifier, eviction_policy
+    if plain(volatile) and not active().interleaves:
+        # What is read anew each time is written by somebody else meanwhile.
+        raise MustInterleave
+    if _is_block_pointer(pointer):
+        _refuse_mask(mask, other)
+        pointers, inside = pointer.aimed(boundary_check)
+        padding = float("nan") if plain(padding_option) == "nan" else None
+        return load_block(pointers, inside, padding)
+    if plain(other) is not None and plain(mask) is None:
+        raise KernelValueError(f"{place()}: load has `other` but no `mask`")
+    return load_block(pointer, mask, other, volatile=bool(plain(volatile)))
+
+
+def store(
+    pointer: Any,
+    value: Any,
+    mask: Any = None,
+    cache_modifier: str = "",
+    eviction_policy: str = "",
+    *,
+    boundary_check: Any = (),
+) -> None:
+    """Write to memory: one address, a block of them, or a block pointer."""
+    del cache_modifier, eviction_policy
+    if _is_block_pointer(pointer):
+        _refuse_mask(mask, None)
+        pointers, inside = pointer.aimed(boundary_check)
+        store_block(pointers, value, inside)
+        return
+    store_block(pointer, value, mask)
+
+
+def _is_block_pointer(pointer: Any) -> bool:
+    # Not by its class: `descriptors` needs this module. No tensor is asked, which would complain.
+    return not isinstance(pointer, tensor) and hasattr(pointer, "aimed")
+
+
+def _refuse_mask(mask: Any, other: Any) -> None:
+    if plain(mask) is not None or plain(other) is not None:
+        raise KernelValueError(
+            f"{place()}: a block pointer takes boundary_check and padding_option, no mask or other"
+        )
 
 
 def element_of(pointer: Any) -> dtype:
@@ -71,7 +137,7 @@ def _resolve(target: AccessTarget, pointer: tensor, mask: tensor | None) -> Acce
     return resolve_scattered(target, pointer.data, None if mask is None else mask.data)
 
 
-def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> tensor:
+def load_block(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> tensor:
     """Read a block; masked elements are `other`, or 0."""
     element = element_of(pointer)
     pointer, mask = masked(pointer, mask)
@@ -99,6 +165,30 @@ def load(pointer: tensor, mask: Any, other: Any, *, volatile: bool = False) -> t
     if looks and execution.may_wait:
         execution.probe(buffer, element, pointer.data, data)
     return result
+
+
+def footprint_of(target: AccessTarget, access: Access) -> tuple[int, Footprint]:
+    """The lowest byte that an access touches, and what it touches from there on."""
+    flat, address = target.buffer.elements(target.element), target.buffer.address
+    if isinstance(access, Scattered):
+        elements = access.elements
+        if access.mask is not None:
+            elements = elements[np.broadcast_to(access.mask, elements.shape)]
+        lowest, footprint = footprint_of_elements(elements * flat.itemsize, flat.itemsize)
+        return address + lowest, footprint
+    begin = _address_of(flat)
+    if len(access.pieces) == 1:
+        ((_, view),) = access.pieces
+        lowest, footprint = footprint_of_view(view)
+        return address + _address_of(view) - begin + lowest, footprint
+    # Of several programs at once: element by element, so that all runs are equally long.
+    firsts = [(_address_of(view) - begin + starts_of(view)) for _, view in access.pieces]
+    lowest, footprint = footprint_of_elements(np.concatenate(firsts), flat.itemsize)
+    return address + lowest, footprint
+
+
+def _address_of(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def note_access(
@@ -189,14 +279,14 @@ def _load_behind(
         before = filling if result is None else result
         if not isinstance(before, tensor):
             before = before[0]
-        result = load(there, part, before)
+        result = load_block(there, part, before)
     if result is None:
         start = filling if isinstance(filling, tensor) else tensor(filling, element, ())
         result = broadcast_to(start, pointer.shape)
     return result
 
 
-def store(pointer: tensor, value: Any, mask: Any) -> None:
+def store_block(pointer: tensor, value: Any, mask: Any) -> None:
     """Write a block where the mask holds."""
     element = element_of(pointer)
     value = to_tensor(value)

@@ -1,14 +1,14 @@
-"""The course of a launch: all that its time follows from, seen while its numbers are calculated.
+"""Access trace of a launch: all that its time follows from, seen while it is calculated.
 
 Programs that run in lockstep, outside of simulated time, calculate what they would calculate on a
 machine. What they do there in which order, and so how long it takes, may follow from what they
 load. But data gets there through a few doors alone: the addresses and masks of loads and stores,
 values by which a kernel decides, and numbers that become part of the pattern of an index
 (`affine`). What goes through them is written down. Two launches of a kernel with equal arguments
-and equal courses do the same operations in the same order, with the same sizes at the same places:
+and equal traces do the same operations in the same order, with the same sizes at the same places:
 on machines in the same state they take the same time, whatever their data.
 
-A course says nothing where programs look at each other: at atomics, volatile loads and messages,
+A trace says nothing where programs look at each other: at atomics, volatile loads and messages,
 or where one uses what another has stored. Nor where a pointer is found in memory, becomes a number
 or is printed. Such launches have none.
 """
@@ -51,7 +51,7 @@ class AccessTrace:
     """What a launch has done, with its memory counted from an address on.
 
     Args:
-        start: that address; courses of launches in different places can be equal.
+        start: that address; traces of launches in different places can be equal.
     """
 
     def __init__(self, start: int) -> None:
@@ -61,7 +61,7 @@ class AccessTrace:
 
     @property
     def digest(self) -> bytes:
-        """Equal for equal courses."""
+        """Equal for equal traces."""
         return self._digest.digest()
 
     def decided(self, values: Array) -> None:
@@ -124,13 +124,13 @@ def _are_apart(uses: list[_Use]) -> bool:
 
 
 def rehearsed(
-    launch: Launch, body: Callable[[], Any], course: AccessTrace
+    launch: Launch, body: Callable[[], Any], trace: AccessTrace
 ) -> Callable[[], None] | None:
-    """Calculate what a launch stores, and write its course down; returns what takes that back.
+    """Calculate what a launch stores, and write down its trace; return what takes that back.
 
-    None, and nothing has changed, if it has no course, or fails.
+    None, and nothing has changed, if it has no trace, or fails.
     """
-    launch.course = course
+    launch.access_trace = trace
     launch.may_spin_wait = True  # who waits for another program here would wait for ever
     launch.prints = launch.memory.elsewhere = _refuse
     kept: list[Execution] = []

@@ -22,15 +22,16 @@ from rankwise.sim.triton.execution import (
     note_math,
     place,
 )
-from rankwise.sim.triton.promotion import (
-    combined,
-    common_type,
-    converted,
-    fitting,
+from rankwise.sim.triton.promotion import combined, common_type, converted, fitting
+from rankwise.sim.triton.tensor import (
+    box_in,
+    broadcast_shape,
     number_type,
+    padded,
+    scalar,
+    tensor,
     to_tensor,
 )
-from rankwise.sim.triton.tensor import broadcast_shape, padded, scalar, tensor
 
 _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "<": np.less,
@@ -281,8 +282,8 @@ def bit_and(left: Any, right: Any) -> tensor:
         and right.box is not None
     ):
         shape = broadcast_shape(left.shape, right.shape)
-        mine = shapes.box_in(left, shape)
-        theirs = shapes.box_in(right, shape)
+        mine = box_in(left, shape)
+        theirs = box_in(right, shape)
         if mine is not None and theirs is not None:
             token = left.token if right.token is None else right.token
             return tensor(None, t.int1, shape, box=mine.both(theirs), token=token)
@@ -381,7 +382,7 @@ def extremum(name: str, left: Any, right: Any, *, keeps_nan: bool) -> tensor:
     return elementwise(name, function, type_, in_type(left, type_), in_type(right, type_))
 
 
-from rankwise.sim.triton import casting, shapes  # noqa: E402 (they build on this module)
+from rankwise.sim.triton import casting  # noqa: E402 (they build on this module)
 
 
 def _swapped(function: Callable[[Any, Any], tensor]) -> Callable[[Any, Any], tensor]:

@@ -29,9 +29,7 @@ from rankwise.sim.triton.execution import (
     place,
 )
 from rankwise.sim.triton.memory import AccessTarget, Scattered, bits_of, resolve_scattered
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.shapes import broadcast_to
-from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.tensor import broadcast_to, tensor, to_tensor
 
 _Combine = Callable[[Array, Array], Array]
 
@@ -225,7 +223,7 @@ def _addresses(
         index = (pointer.data - buffer.address) // element.itemsize
     else:
         buffer, index = pointer.buffer, pointer.data
-    if execution.launch.course is not None:
+    if execution.launch.access_trace is not None:
         raise MustInterleave  # in which order they come is a question of time
     if execution.observer is not None:
         # Others see the effect now: so everything before it has to have happened.

@@ -15,8 +15,8 @@ from rankwise.sim.triton.execution import (
     note_math,
     place,
 )
-from rankwise.sim.triton.promotion import converted, to_tensor
-from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.promotion import converted
+from rankwise.sim.triton.tensor import tensor, to_tensor
 
 
 def cast(

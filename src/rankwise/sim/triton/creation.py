@@ -18,8 +18,8 @@ from rankwise.sim.triton.execution import (
     active,
     place,
 )
-from rankwise.sim.triton.promotion import common_type, to_tensor
-from rankwise.sim.triton.tensor import scalar, tensor
+from rankwise.sim.triton.promotion import common_type
+from rankwise.sim.triton.tensor import scalar, tensor, to_tensor
 
 
 def _grid_axis(axis: Any) -> int:

@@ -13,9 +13,7 @@ from rankwise.sim.triton.execution import (
     place,
     program_text,
 )
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.shapes import broadcast_to
-from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.tensor import broadcast_to, tensor, to_tensor
 
 T = TypeVar("T")
 

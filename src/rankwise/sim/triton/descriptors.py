@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwise.sim.triton import dtypes as t
-from rankwise.sim.triton.access import element_of, load, store
+from rankwise.sim.triton.access import element_of, load_block, store_block
 from rankwise.sim.triton.arithmetic import add, bit_and, compare, in_type, mul
 from rankwise.sim.triton.atomics import atomic
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.creation import arange
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, deciding, place
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.shapes import broadcast_to
-from rankwise.sim.triton.tensor import shape_of_block, tensor
+from rankwise.sim.triton.tensor import broadcast_to, shape_of_block, tensor, to_tensor
 
 DESCRIPTOR_BYTES, DESCRIPTOR_AXES = 16, 5
 """What the addresses that a descriptor holds are multiples of, and how many axes it has at most."""
@@ -160,12 +158,12 @@ class tensor_descriptor:
     def load(self, offsets: Any) -> tensor:
         """The block that starts at these offsets."""
         pointers, mask = self._aimed(offsets)
-        return load(pointers, mask, float("nan") if self.padding == "nan" else None)
+        return load_block(pointers, mask, float("nan") if self.padding == "nan" else None)
 
     def store(self, offsets: Any, value: Any) -> None:
         """Write a block; what lies beyond the end is left out."""
         pointers, mask = self._aimed(offsets)
-        store(pointers, value, mask)
+        store_block(pointers, value, mask)
 
     def _atomic(self, name: str, offsets: Any, value: Any) -> tensor:
         pointers, mask = self._aimed(offsets)
@@ -186,12 +184,12 @@ class tensor_descriptor:
     def gather(self, x_offsets: tensor, y_offset: Any) -> tensor:
         """Rows picked by a block of row numbers, from one column on."""
         pointers, mask = self._rows(x_offsets, y_offset)
-        return load(pointers, mask, None)
+        return load_block(pointers, mask, None)
 
     def scatter(self, value: Any, x_offsets: tensor, y_offset: Any) -> None:
         """Write rows picked by a block of row numbers, from one column on."""
         pointers, mask = self._rows(x_offsets, y_offset)
-        store(pointers, value, mask)
+        store_block(pointers, value, mask)
 
     def _rows(self, x_offsets: tensor, y_offset: Any) -> tuple[tensor, tensor]:
         rows = in_type(x_offsets, t.int64)[:, None]

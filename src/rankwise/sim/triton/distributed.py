@@ -239,8 +239,7 @@ def _peers(name: str) -> tuple[Execution, LaunchPeers]:
             f"{place()}: {name} needs ranks on a simulated machine: this launch has none",
             hint="launch it from a rank of RuntimeContext; an autotuner tries it without peers",
         )
-    assert isinstance(peers, LaunchPeers)
-    return execution, peers
+    return execution, peers()
 
 
 def _number(value: Any, name: str) -> int:

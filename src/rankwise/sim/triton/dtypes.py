@@ -11,6 +11,7 @@ The eight-bit floats saturate when a value is too large, as the conversion instr
 """
 
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -326,6 +327,7 @@ for _each in SCALAR_TYPES:  # Triton's is_int8, is_uint64, is_fp8e5, …
         setattr(dtype, f"is_{_each.name}", _is_named(_each.name))
 
 
+@cache  # numpy makes the name anew each time, and imports a module for that
 def dtype_of_numpy(numpy_type: np.dtype[Any]) -> dtype:
     """The type whose memory form this numpy type is."""
     return dtype_named(numpy_type.name)

@@ -29,6 +29,8 @@ from rankwise.sim.triton.wait_addresses import AwaitedChange, BufferElement, Pro
 if TYPE_CHECKING:
     from rankwise.sim.triton.access_trace import AccessTrace
     from rankwise.sim.triton.memory import AccessTarget, Buffer, LaunchMemory, PreparedStore
+    from rankwise.sim.triton.peers import LaunchPeers
+    from rankwise.sim.triton.queues import ProgramQueues
     from rankwise.sim.triton.races import LaunchRaces
     from rankwise.sim.triton.tensor import tensor
 
@@ -150,10 +152,11 @@ class Launch:
         may_spin_wait: whether its programs may wait in a loop without bound for memory to change.
         tries: how many equal looks in a row count as waiting (`looks`).
         stages: how many turns of a loop may be under way; as many as fit elsewhere if None.
-        channels: the queues to other processing elements; None where there are none.
-        peers: other ranks' memory and signals (`peers.LaunchPeers`); None where there are none.
+        channels: gives the queues to other processing elements, which are made when a kernel
+            first asks for them; None where there are none.
+        peers: gives other ranks' memory and signals (`peers.LaunchPeers`), likewise.
         knows_addresses: whether a program has seen a pointer as a number.
-        course: where its course is written down, if it is to be compared with another's.
+        trace: where its access trace is written down, if it is to be compared with another's.
         changes: how often memory has changed, wherever that is noted.
     """
 
@@ -174,13 +177,13 @@ class Launch:
         self.computes = True
         self.prints: Callable[[str], object] = print
         self.largest_block = 1
-        self.channels: Any = None
-        self.peers: Any = None
+        self.channels: Callable[[], ProgramQueues] | None = None
+        self.peers: Callable[[], LaunchPeers] | None = None
         self.may_spin_wait = False
         self.tries = TRIES
         self.stages: int | None = None
         self.knows_addresses = False
-        self.course: AccessTrace | None = None
+        self.access_trace: AccessTrace | None = None
         self.changes: Callable[[], int] = lambda: memory.changes
 
     def saw_block(self, elements: int) -> None:
@@ -263,8 +266,8 @@ class Execution:
         launch = self.launch
         if launch.races is not None:
             launch.races.on_access(self, target, pointer, mask)
-        if launch.course is not None:
-            launch.course.uses(self, target, pointer, mask)
+        if launch.access_trace is not None:
+            launch.access_trace.uses(self, target, pointer, mask)
 
     def before_reading(self, buffer: "Buffer") -> None:
         """See to it that what the group has stored in a buffer is there."""
@@ -340,10 +343,10 @@ class Execution:
 
 
 def deciding(values: Array) -> Array:
-    """Values that what a program does may follow from: its course is told of them."""
+    """Values that what a program does may follow from: its access trace is told of them."""
     execution = ACTIVE.execution
-    if execution is not None and execution.launch.course is not None:
-        execution.launch.course.decided(values)
+    if execution is not None and execution.launch.access_trace is not None:
+        execution.launch.access_trace.decided(values)
     return values
 
 

@@ -27,10 +27,9 @@ from rankwise.sim.triton.execution import (
     place,
     tokens_of,
 )
-from rankwise.sim.triton.promotion import combined, to_tensor
+from rankwise.sim.triton.promotion import combined
 from rankwise.sim.triton.rounding import calculated, fused_to_odd, rounded_to_odd
-from rankwise.sim.triton.shapes import broadcast_to
-from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.tensor import broadcast_to, tensor, to_tensor
 
 
 class PropagateNan(IntEnum):

@@ -9,12 +9,18 @@ import ast
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rankwise.sim.triton import casting, creation, functions, operations, reductions, shapes
+from rankwise.sim.triton import access, casting, creation, functions, reductions, shapes
 from rankwise.sim.triton import dtypes as t
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import dtype
-from rankwise.sim.triton.promotion import combined, number_type
-from rankwise.sim.triton.tensor import broadcast_shape, plain_shape, tensor
+from rankwise.sim.triton.promotion import combined
+from rankwise.sim.triton.tensor import (
+    broadcast_shape,
+    broadcast_to,
+    number_type,
+    plain_shape,
+    tensor,
+)
 
 TypeOf = tuple[str, tuple[int, ...]]
 """A block's type: that of its elements, and its shape."""
@@ -260,12 +266,12 @@ _SIGNS: dict[type[ast.operator], str] = {
     ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>",
 }  # fmt: skip
 _CALLS: dict[Any, Callable[..., Any]] = {
-    casting.cast: _cast, operations.load: _loaded, functions.full: _full,
+    casting.cast: _cast, access.load: _loaded, functions.full: _full,
     functions.zeros: lambda shape, dtype: _full(shape, 0, dtype),
     functions.zeros_like: lambda x: x,
     creation.program_id: _program_number,
     functions.exp: lambda x: x,
     functions.maximum: _extremum, functions.minimum: _extremum,
     creation.arange: _range, reductions.sum: _sum, shapes.where: _where,
-    reductions.max: _greatest, reductions.min: _greatest, shapes.broadcast_to: _broadcast,
+    reductions.max: _greatest, reductions.min: _greatest, broadcast_to: _broadcast,
 }  # fmt: skip

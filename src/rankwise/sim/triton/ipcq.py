@@ -19,8 +19,7 @@ from rankwise.sim.triton.execution import (
     active,
     place,
 )
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.tensor import plain_shape, tensor
+from rankwise.sim.triton.tensor import plain_shape, tensor, to_tensor
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.queues import ProgramQueues
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 
 def _channels(name: str) -> tuple[Execution, "ProgramQueues"]:
     execution = active()
-    if execution.launch.channels is None:
+    channels = execution.launch.channels
+    if channels is None:
         raise Unsupported(
             f"{place()}: tl.{name} needs queues between processing elements, and an ordinary "
             "launch has none",
@@ -36,7 +36,7 @@ def _channels(name: str) -> tuple[Execution, "ProgramQueues"]:
         )
     if not execution.interleaves:
         raise MustInterleave
-    return execution, execution.launch.channels
+    return execution, channels()
 
 
 def send(peer: Any, value: Any, mask: Any = None, sem: Any = "release") -> None:

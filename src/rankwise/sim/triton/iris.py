@@ -8,8 +8,8 @@ knows them, and whatever is passed is not looked at.
 from collections.abc import Callable
 from typing import Any
 
+from rankwise.sim.triton import access, operations
 from rankwise.sim.triton import distributed as dl
-from rankwise.sim.triton import operations
 from rankwise.sim.triton.tensor import tensor
 
 
@@ -18,7 +18,7 @@ def load(
 ) -> tensor:
     """Load from the memory of `from_rank`."""
     del to_rank, heap_bases
-    return operations.load(dl.symm_at(pointer, from_rank), mask=mask)
+    return access.load(dl.symm_at(pointer, from_rank), mask=mask)
 
 
 def store(  # Iris's signature, as all of these
@@ -31,7 +31,7 @@ def store(  # Iris's signature, as all of these
 ) -> None:
     """Store to the memory of `to_rank`."""
     del from_rank, heap_bases
-    operations.store(dl.symm_at(pointer, to_rank), value, mask=mask)
+    access.store(dl.symm_at(pointer, to_rank), value, mask=mask)
 
 
 def get(
@@ -44,7 +44,7 @@ def get(
 ) -> None:
     """Load from the memory of `to_rank`, and store here."""
     del from_rank, heap_bases
-    operations.store(to_ptr, operations.load(dl.symm_at(from_ptr, to_rank), mask=mask), mask=mask)
+    access.store(to_ptr, access.load(dl.symm_at(from_ptr, to_rank), mask=mask), mask=mask)
 
 
 def put(
@@ -57,7 +57,7 @@ def put(
 ) -> None:
     """Load here, and store to the memory of `to_rank`."""
     del from_rank, heap_bases
-    operations.store(dl.symm_at(to_ptr, to_rank), operations.load(from_ptr, mask=mask), mask=mask)
+    access.store(dl.symm_at(to_ptr, to_rank), access.load(from_ptr, mask=mask), mask=mask)
 
 
 def _atomic(combine: Callable[..., tensor]) -> Callable[..., tensor]:

@@ -36,6 +36,7 @@ from rankwise.sim.triton.memory import LaunchMemory
 from rankwise.sim.triton.poll_limits import TRIES, TRIES_COUNTED
 from rankwise.sim.triton.races import RaceDetector
 from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.wait_addresses import LastWriters
 
 _OPTIONS = frozenset({
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "debug", "arch", "kpack",
@@ -193,6 +194,43 @@ class CompiledKernel:
         return launch
 
 
+class BoundLaunch(NamedTuple):
+    """A launch whose arguments are bound, which happens once: emulator and machines take it so.
+
+    Attributes:
+        function: the kernel, without its decorators.
+        given: its parameters by name.
+        sizes: the grid.
+        options: what was given by name, with what only a compiler would want to know.
+    """
+
+    function: "JITFunction"
+    given: Mapping[str, Any]
+    sizes: tuple[int, int, int]
+    options: Mapping[str, Any]
+
+    @property
+    def stages(self) -> int | None:
+        """Its `num_stages`, unless the kernel has a parameter of that name; at least 1."""
+        if "num_stages" in self.function.signature.parameters:
+            return None
+        stages = self.options.get("num_stages")
+        return None if stages is None else max(1, int(plain(stages)))
+
+    def compiled(self) -> CompiledKernel:
+        """What compiling would have given."""
+        return CompiledKernel(self.function, self.given, self.options)
+
+    def emulate(self, observer: Observer | None = None) -> None:
+        """Run its programs here, whatever machine there is."""
+        function = self.function
+        launch, body = function.prepared(self.given, self.sizes)
+        launch.observer = observer or launch.observer
+        if 0 not in self.sizes:
+            alone = launch.observer is not None or launch.races is not None or function.waits()
+            run_launch(launch, body, interleave=alone)
+
+
 class WrongArguments(LocalProtocolError, TypeError):
     """A launch's arguments are not those that the kernel has parameters for."""
 
@@ -221,14 +259,6 @@ class KernelInterface:
     def warmup(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> Any:
         """What compiling would have given, without running anything."""
         return self.run(*args, grid=grid, warmup=True, **kwargs)
-
-
-def launched_on_host_machine(kernel: Any, grid: Any, args: Any, kwargs: Any) -> bool:
-    """Launch a kernel where the launches of the host go, if that is a simulated machine."""
-    machine = HOST_MACHINE.get()
-    if machine is not None:
-        machine.launch(kernel, grid, *args, **kwargs)
-    return machine is not None
 
 
 class JITFunction(KernelInterface):
@@ -353,7 +383,12 @@ class JITFunction(KernelInterface):
         found = ((name, table.get(name)) for table in tables for name in names)
         return {name: each for name, each in found if isinstance(each, JITFunction)}
 
-    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Any) -> BoundLaunch:
+        """Bind the arguments of a launch; the grid may be a function of the parameters."""
+        given = self.bound(args, kwargs)
+        return BoundLaunch(self, given, grid_sizes(grid, given), kwargs)
+
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The kernel's parameters by name, without the options meant for a compiler."""
         own = {
             name: value
@@ -381,25 +416,14 @@ class JITFunction(KernelInterface):
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch the kernel; with `warmup`, only look at its arguments."""
         kwargs.pop("warmup", None)
-        given = self.bound(args, kwargs)
-        compiled = CompiledKernel(self, given, kwargs)
-        if warmup or launched_on_host_machine(self, grid, args, kwargs):
-            return compiled
-        self.emulate(given, grid_sizes(grid, given))
-        return compiled
-
-    def emulate(
-        self,
-        given: Mapping[str, Any],
-        grid: tuple[int, int, int],
-        observer: Observer | None = None,
-    ) -> None:
-        """Run the programs of a launch here, whatever machine there is; `given` is by name."""
-        launch, body = self.prepared(given, grid)
-        launch.observer = observer or launch.observer
-        if 0 not in grid:
-            alone = launch.observer is not None or launch.races is not None or self.waits()
-            run_launch(launch, body, interleave=alone)
+        if warmup:  # its grid need not fit its arguments
+            return CompiledKernel(self, self.bound(args, kwargs), kwargs)
+        machine = HOST_MACHINE.get()
+        if machine is not None:  # which binds the arguments as its devices see them
+            return machine.launch(self, grid, *args, **kwargs)
+        launch = self.bind(args, kwargs, grid)
+        launch.emulate()
+        return launch.compiled()
 
     def _seen(self, name: str, value: Any, arguments: Arguments) -> Any:
         if name in self.constants:
@@ -409,12 +433,21 @@ class JITFunction(KernelInterface):
         return arguments.adapted(name, value)
 
     def prepared(
-        self, given: Mapping[str, Any], grid: tuple[int, int, int]
+        self,
+        given: Mapping[str, Any],
+        grid: tuple[int, int, int],
+        setters: LastWriters | None = None,
     ) -> tuple[Launch, Callable[[], Any]]:
-        """A launch that is ready to run, and the kernel's body with its arguments."""
+        """A launch that is ready to run, and the kernel's body with its arguments.
+
+        Args:
+            given: the kernel's parameters by name.
+            grid: its sizes.
+            setters: who has set which word, if that goes beyond this launch.
+        """
         arguments = Arguments()
         seen = {name: self._seen(name, value, arguments) for name, value in given.items()}
-        memory = LaunchMemory(arguments.buffers, tensor_around)
+        memory = LaunchMemory(arguments.buffers, tensor_around, setters)
         races = RaceDetector().launch(grid[0] * grid[1] * grid[2]) if self.detect_races else None
         launch = Launch(self.__name__, grid, memory, observer=self.observer, races=races)
         launch.tries = self.tries() or TRIES

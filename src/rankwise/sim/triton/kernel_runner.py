@@ -16,7 +16,7 @@ from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.replicas import Image, Original
 from rankwise.sim.kernel import Steps, main_greenlet
 from rankwise.sim.triton.execution import ACTIVE
-from rankwise.sim.triton.jit import JITFunction
+from rankwise.sim.triton.jit import BoundLaunch, JITFunction
 from rankwise.sim.triton.launch_arguments import TensorDescriptor
 from rankwise.sim.triton.machine_launch import DevicePointer, MachineLaunch
 from rankwise.sim.triton.peers import LaunchRank
@@ -25,7 +25,7 @@ from rankwise.sim.triton.tuning import Autotuner, Config, Heuristics, Trial
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-__all__ = ["DevicePointer", "KernelRunner", "chosen", "tried"]
+__all__ = ["DevicePointer", "KernelRunner", "bind_on", "tried"]
 
 
 class KernelRunner:
@@ -68,21 +68,25 @@ class KernelRunner:
     def run(
         self,
         env: KernelEnvironment,
-        kernel_fn: Callable[..., Any],
+        kernel_fn: Callable[..., Any] | BoundLaunch,
         kernel_args: Sequence[Any],
         num_programs: int,
     ) -> Steps:
         """Run all programs of a launch; a process of the simulation, which ends when they all have.
 
+        `kernel_fn` may be a `BoundLaunch`, which has its arguments and its grid.
         The first step only says who the parent is: nothing of the kernel runs in the greenlet that
         happens to make it.
         """
         self._parent = main_greenlet()
         yield 0
+        if isinstance(kernel_fn, BoundLaunch):
+            launch = kernel_fn
+        else:
+            grid = self.grid or num_programs
+            launch = bind_on(env, kernel_fn, kernel_args, self.meta, grid)
         launching = MachineLaunch(env, self.ahead, self.is_representative_of, self.place, self.part)
-        grid = self.grid or num_programs
-        function, meta = chosen(env, kernel_fn, kernel_args, self.meta, grid)
-        launching.prepare(function, kernel_args, meta, grid)
+        launching.prepare(launch)
         self.ran_whole = launching.is_whole
         likeness, images = launching.likeness(), env.engine.images
         role: Original[MachineLaunch] | Image[MachineLaunch] | None = None
@@ -104,14 +108,14 @@ class KernelRunner:
             launching.take_back()
 
 
-def chosen(
+def bind_on(
     env: KernelEnvironment,
     kernel_fn: Any,
     args: Sequence[Any],
     meta: Mapping[str, Any],
     grid: Any,
-) -> tuple[JITFunction, dict[str, Any]]:
-    """The kernel under its decorators, and its arguments by name with those that they choose.
+) -> BoundLaunch:
+    """Bind a launch on a machine: the kernel's arguments, with those that its decorators choose.
 
     Configurations are tried on machines of their own. The hooks of the one that is chosen have run
     when this returns.
@@ -127,7 +131,8 @@ def chosen(
         else:
             meta |= kernel_fn.calculated(args, meta)
         kernel_fn = kernel_fn.fn
-    return kernel_fn if isinstance(kernel_fn, JITFunction) else JITFunction(kernel_fn), meta
+    function = kernel_fn if isinstance(kernel_fn, JITFunction) else JITFunction(kernel_fn)
+    return function.bind(args, meta, grid)
 
 
 def _fastest(
@@ -168,21 +173,21 @@ def _time_alone(
     return Trial(took, is_whole=runner.ran_whole)
 
 
-def tried(
-    env: KernelEnvironment, kernel: Any, args: Sequence[Any], meta: dict[str, Any], grid: Any
-) -> GraphEngine:
+def tried(env: KernelEnvironment, launch: BoundLaunch) -> GraphEngine:
     """A machine on which a launch has been tried, and nothing else: it says what that took.
 
     The machine has the same topology, and the arguments lie where they lie here. It computes
     nothing, and nothing that happens there is seen here. Its programs see the whole numbers that
     are here in memory, since those say what there is to do; all other numbers are zeros.
     """
-    return _tried_by(KernelRunner(meta, grid, is_representative_of=env), env, kernel, args)
+    runner = KernelRunner(is_representative_of=env)
+    return _tried_by(runner, env, launch, tuple(launch.given.values()))
 
 
 def _tried_by(
     runner: KernelRunner, env: KernelEnvironment, kernel: Any, args: Sequence[Any]
 ) -> GraphEngine:
+    """A machine on which a kernel has run with arguments; of a bound launch they are its own."""
     engine = GraphEngine(env.engine.topology, enable_data=False)
     machine = engine.machine
     given = (*args, *runner.meta.values())

@@ -29,8 +29,7 @@ from rankwise.sim.triton.descriptors import (
 )
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.memory import Buffer
-from rankwise.sim.triton.promotion import number_type
-from rankwise.sim.triton.tensor import scalar, tensor, why_no_block
+from rankwise.sim.triton.tensor import number_type, scalar, tensor, why_no_block
 
 
 class TypedArray(NamedTuple):
@@ -151,7 +150,7 @@ class HostMachine(Protocol):
         ...
 
     def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Any:
-        """Launch a kernel with arguments of the host."""
+        """Launch a kernel with arguments of the host; returns what compiling would have given."""
         ...
 
 

@@ -106,16 +106,6 @@ class _Recorder:
         self.steps.append(mark)
 
 
-class _NoChannels:
-    """Stands for the queues between PEs while a program is recorded."""
-
-    def send(self, *_given: object) -> NoReturn:
-        """Messages depend on others."""
-        raise _DependsOnOthers
-
-    receive = send
-
-
 def recorded(
     launch: Launch,
     body: Callable[[], Any],
@@ -130,7 +120,7 @@ def recorded(
         numbers: the programs that are recorded.
         buffers: the memory behind the kernel's parameters.
     """
-    launch.channels = _NoChannels()
+    launch.channels = _refuse_messages
     launch.prints = _refuse_to_print
     launch.memory.elsewhere = _refuse_address
     parameters = {each.name: (name, each.address) for name, each in buffers.items()}
@@ -153,6 +143,11 @@ def recorded(
     finally:
         ACTIVE.execution = outer
     return None if launch.knows_addresses or loaded & stored else tuple(recordings)
+
+
+def _refuse_messages() -> NoReturn:
+    """A program asks for the queues between PEs: messages depend on others."""
+    raise _DependsOnOthers
 
 
 def _refuse_to_print(_text: str) -> NoReturn:

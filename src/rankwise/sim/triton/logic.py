@@ -27,8 +27,7 @@ from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.debug import StaticAssertion, device_assert
 from rankwise.sim.triton.execution import KernelTypeError, place
 from rankwise.sim.triton.flow import check_flow
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.tensor import tensor, to_tensor
 
 _AND, _OR, _NOT = "__rankwise_and", "__rankwise_or", "__rankwise_not"
 _EQUAL, _VALUE, _ASSERT = "__rankwise_equal", "__rankwise_value", "__rankwise_assert"

@@ -4,9 +4,9 @@ What programs look at again and again, they wait for: the next change of memory,
 or the host. If none can come, the simulation itself finds the deadlock, and names the line.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -17,15 +17,14 @@ import numpy as np
 from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.memory import SIP_STRIDE, sip_of
-from rankwise.sim.hardware.memory import Mapping as LentMapping
+from rankwise.sim.hardware.memory import Mapping as HostMapping
 from rankwise.sim.hardware.op_log import Operand
 from rankwise.sim.hardware.seats import SeatedPrograms
 from rankwise.sim.kernel import Future, Process, Steps, park, start_fiber
 from rankwise.sim.triton.access_trace import AccessTrace, rehearsed
-from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import dtype, dtype_named
 from rankwise.sim.triton.execution import ACTIVE, Execution, Launch, Operation
-from rankwise.sim.triton.jit import JITFunction, grid_sizes
+from rankwise.sim.triton.jit import BoundLaunch, JITFunction
 from rankwise.sim.triton.launch_arguments import TensorDescriptor, storage_around, tensor_around
 from rankwise.sim.triton.launch_replay import (
     RecordedOperation,
@@ -34,7 +33,7 @@ from rankwise.sim.triton.launch_replay import (
     key_of,
     recorded,
 )
-from rankwise.sim.triton.memory import Buffer, LaunchMemory
+from rankwise.sim.triton.memory import Buffer
 from rankwise.sim.triton.peers import LaunchPeers, LaunchRank, SignalAwaited
 from rankwise.sim.triton.queues import LaunchQueues, PeQueues, ProgramQueues
 from rankwise.sim.triton.races import LaunchRaces, RaceDetector
@@ -114,7 +113,6 @@ class MachineLaunch:
         self._buffers: dict[str, Buffer] = {}
         self._behind: dict[str, Buffer] = {}
         """By parameter, where `_buffers` is by name."""
-        self._memory: LaunchMemory | None = None
         self._races: LaunchRaces | None = None
         self._function: JITFunction
         self._given: dict[str, Any] = {}
@@ -123,7 +121,7 @@ class MachineLaunch:
         self._pes: Sequence[Pe] = env.pes
         self._stages: int | None = None
         self._recordings: tuple[Recording, ...] | None = None
-        self._lent: list[LentMapping] = []
+        self._host_mappings: list[HostMapping] = []
         self.original: Original[MachineLaunch] | None = None
         """Notes what this launch does, for its images."""
         self._programs: SeatedPrograms | None = None
@@ -131,18 +129,26 @@ class MachineLaunch:
         self._skip = 0
         self._places: dict[str, str] = {}
         """Of operations of an original, by theirs: there are few places and many operations."""
-        shared = self._shared = _shared_state(env.machine)
-        self._peers = LaunchPeers(env, place, shared.setters, self._taken_in)
+        self._shared = _shared_state(env.machine)
+        self._rank = place
 
-    def prepare(
-        self, function: JITFunction, args: Sequence[Any], meta: dict[str, Any], grid: Any
-    ) -> None:
+    @cached_property
+    def _peers(self) -> LaunchPeers:
+        return LaunchPeers(self._env, self._rank, self._shared.setters, self._registered)
+
+    @cached_property
+    def _channels(self) -> ProgramQueues:
+        # A collective brings queues of its own, and a workspace that nobody else sees.
+        queues = self._env.queues or LaunchQueues(
+            self._shared.queues, self._env.machine, self._env.pe_of, prod(self._sizes)
+        )
+        return ProgramQueues(queues, self._wait_for_others)
+
+    def prepare(self, launch: BoundLaunch) -> None:
         """Take the kernel's arguments, and see whether it can be a repetition."""
-        given = function.bound(tuple(args), meta)
-        given = {name: self._argument(name, value) for name, value in given.items()}
+        function, self._sizes, self._stages = launch.function, launch.sizes, launch.stages
+        given = {name: self._argument(name, value) for name, value in launch.given.items()}
         self._function, self._given = function, given
-        self._sizes = grid_sizes(grid, given)
-        self._stages = stages_of(function, meta)
         everything = range(prod(self._sizes))
         self._numbers, self._pes = everything, self._env.pes
         # What is repeated is not looked at, so that its races would be missed.
@@ -197,16 +203,16 @@ class MachineLaunch:
         return key
 
     def rehearse(self) -> tuple[Hashable, Callable[[], None]] | None:
-        """Calculate what it stores: its course, and what takes that back; None if it has none."""
+        """Calculate what it stores: its trace, and what takes that back; None if it has none."""
         if self._env.engine.watchpoints.are_awaited():
             return None  # a program would see the numbers before their time
-        course, take_back = self.rehearsed()
+        trace, take_back = self.rehearsed()
         if take_back is None:
             return None
-        if not course.keeps_programs_apart():
+        if not trace.keeps_programs_apart():
             take_back()
             return None
-        return course.digest, take_back
+        return trace.digest, take_back
 
     def is_apart_from(self, others: "Sequence[MachineLaunch]") -> bool:
         """Whether it was given other memory of the host than launches that go on."""
@@ -222,10 +228,10 @@ class MachineLaunch:
             ACTIVE.execution = outer
 
     def rehearsed(self) -> tuple[AccessTrace, Callable[[], None] | None]:
-        """Calculate what it stores: its course, and what takes that back if it has one."""
+        """Calculate what it stores: its access trace, and what takes that back if it has one."""
         launch, body = self._function.prepared(self._given, self._sizes)
-        course = AccessTrace(self._env.sip * SIP_STRIDE)
-        return course, rehearsed(launch, body, course)
+        trace = AccessTrace(self._env.sip * SIP_STRIDE)
+        return trace, rehearsed(launch, body, trace)
 
     def runs_of_bytes(self) -> Iterator[tuple[int, int, int]]:
         """Where the host keeps the memory that it was given: first byte, end, address there."""
@@ -247,29 +253,22 @@ class MachineLaunch:
         """Have a process begin for each program: a fiber, or the repetition of a recorded one."""
         function, given, sizes, stages = self._function, self._given, self._sizes, self._stages
         if self._recordings is not None:
-            self._memory = LaunchMemory([])
             return self._seated(len(self._recordings), self._repeated(self._recordings))
-        launch, body = function.prepared(given, sizes)
+        launch, body = function.prepared(given, sizes, self._shared.setters)
         launch.computes = self._env.enable_data
         launch.may_spin_wait = function.waits()
         launch.changes = lambda: self._env.engine.watchpoints.changes
         launch.stages = stages
-        self._memory = launch.memory
-        launch.memory.setters = self._shared.setters
         launch.memory.elsewhere = self._behind_address
+        launch.peers, launch.channels = lambda: self._peers, lambda: self._channels
         # A trial of a configuration runs alone: nobody would answer.
-        launch.peers = self._peers
         if self._is_representative_of is not None:
             launch.peers, launch.prints = None, _print_nothing
         count = prod(sizes)
-        # A collective brings queues of its own, and a workspace that nobody else sees.
+        # The workspace of a collective is seen by nobody else.
         if self._shared.races is not None and self._env.queues is None:
-            launch.races = self._shared.races.launch(count, self._peers.rank, self._run_of)
+            launch.races = self._shared.races.launch(count, self._rank.rank, self._run_of)
         self._races = launch.races
-        queues = self._env.queues or LaunchQueues(
-            self._shared.queues, self._env.machine, self._env.pe_of, count
-        )
-        launch.channels = ProgramQueues(queues, self._wait_for_others)
         return self._seated(count, partial(self._fiber, launch, body))
 
     def _seated(self, count: int, begin: "Callable[[int, Pe], Process]") -> SeatedPrograms:
@@ -416,10 +415,10 @@ class MachineLaunch:
             self._races.ended()
 
     def take_back(self) -> None:
-        """Let what was lent for this launch lie on the host alone."""
-        for mapping in self._lent:
+        """Let host memory that was mapped for this launch lie on the host alone."""
+        for mapping in self._host_mappings:
             self._env.space.unmap(mapping.start)
-        self._lent.clear()
+        self._host_mappings.clear()
 
     def _behind_address(self, address: int) -> Buffer | None:
         """The buffer that a bare address lies in: symmetric memory, or a tensor of the host."""
@@ -427,20 +426,22 @@ class MachineLaunch:
         if found is None:
             found = tensor_around(address)
             if found is not None:
-                self._lend_storage(address)
+                self._map_storage(address)
                 if self._is_representative_of is not None:
                     found = _apart(found)
-                found = self._taken_in(found)
+                found = self._registered(found)
         return found
 
-    def _lend_storage(self, address: int) -> None:
+    def _map_storage(self, address: int) -> None:
         """Let all of a tensor's storage lie here: others may be views of it, and overlap."""
-        if any(mapping.start <= address < mapping.end for mapping in self._lent):
+        if any(mapping.start <= address < mapping.end for mapping in self._host_mappings):
             return
         storage = storage_around(address)
         assert storage is not None, "a tensor was found there"
         address = storage.ctypes.data
-        self._lent.append(self._env.engine.lend(self._env.sip, storage, address=address))
+        self._host_mappings.append(
+            self._env.engine.map_host(self._env.sip, storage, address=address)
+        )
 
     def _run_of(self, buffer: Buffer) -> tuple[int, int]:
         mapping = self._env.mapping_at(buffer.address)
@@ -466,7 +467,7 @@ class MachineLaunch:
         self._buffers[buffer.name] = self._behind[name] = buffer
         return buffer
 
-    def _taken_in(self, buffer: Buffer) -> Buffer:
+    def _registered(self, buffer: Buffer) -> Buffer:
         """A buffer that no argument has named."""
         whole = f"{buffer.name} at {buffer.address:#x}, {buffer.flat.size} {buffer.dtype}"
         for name in (buffer.name, whole):
@@ -558,12 +559,6 @@ def _extent_bytes(operation: Operation) -> int:
 
 def _extent(buffer: Buffer) -> tuple[int, int, dtype]:
     return buffer.address, buffer.size_bytes, buffer.dtype
-
-
-def stages_of(function: JITFunction, meta: Mapping[str, Any]) -> int | None:
-    """The launch's `num_stages`, unless the kernel has a parameter of that name; at least 1."""
-    stages = None if "num_stages" in function.signature.parameters else meta.get("num_stages")
-    return None if stages is None else max(1, int(plain(stages)))
 
 
 def _nobody_waits(_future: Future) -> None:

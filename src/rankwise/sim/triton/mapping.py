@@ -9,9 +9,7 @@ import numpy as np
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.execution import active, note_math
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.shapes import broadcast_to
-from rankwise.sim.triton.tensor import broadcast_shape, tensor
+from rankwise.sim.triton.tensor import broadcast_shape, broadcast_to, tensor, to_tensor
 
 
 def map_elementwise(scalar_fn: Callable[..., Any], *args: Any, pack: int = 1) -> Any:

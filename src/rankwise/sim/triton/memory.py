@@ -84,6 +84,7 @@ class LaunchMemory:
     Args:
         buffers: those of its arguments.
         elsewhere: finds one by an address in it.
+        setters: who has set which word last, also before this launch; nobody has if None.
 
     Attributes:
         changes: counts stores and atomics that changed something, so that who waits for a change
@@ -93,11 +94,14 @@ class LaunchMemory:
     """
 
     def __init__(
-        self, buffers: list[Buffer], elsewhere: Callable[[int], Buffer | None] | None = None
+        self,
+        buffers: list[Buffer],
+        elsewhere: Callable[[int], Buffer | None] | None = None,
+        setters: LastWriters | None = None,
     ) -> None:
         self.elsewhere = elsewhere
         self.changes = 0
-        self.setters = LastWriters()
+        self.setters = LastWriters() if setters is None else setters
         self._take(buffers)
 
     def _take(self, buffers: list[Buffer]) -> None:

@@ -1,67 +1,12 @@
-"""Functions that join the parts: loads of every kind of pointer, atomics by name."""
+"""Functions that join the parts: atomics by name, arithmetic of blocks and numbers."""
 
 from collections.abc import Callable
 from typing import Any
 
-from rankwise.sim.triton import access
 from rankwise.sim.triton.arithmetic import add, mul, sub
 from rankwise.sim.triton.atomics import atomic, compare_and_swap
 from rankwise.sim.triton.constants import plain
-from rankwise.sim.triton.descriptors import BlockPointer
-from rankwise.sim.triton.execution import KernelValueError, MustInterleave, active, place
 from rankwise.sim.triton.tensor import tensor
-
-
-def load(
-    pointer: Any,
-    mask: Any = None,
-    other: Any = None,
-    cache_modifier: str = "",
-    eviction_policy: str = "",
-    volatile: bool = False,
-    *,
-    boundary_check: Any = (),
-    padding_option: str = "",
-) -> tensor:
-    """Read from memory: one address, a block of them, or a block pointer."""
-    del cache_modifier, eviction_policy
-    if plain(volatile) and not active().interleaves:
-        # What is read anew each time is written by somebody else meanwhile.
-        raise MustInterleave
-    if isinstance(pointer, BlockPointer):
-        _refuse_mask(mask, other)
-        pointers, inside = pointer.aimed(boundary_check)
-        padding = float("nan") if plain(padding_option) == "nan" else None
-        return access.load(pointers, inside, padding)
-    if plain(other) is not None and plain(mask) is None:
-        raise KernelValueError(f"{place()}: load has `other` but no `mask`")
-    return access.load(pointer, mask, other, volatile=bool(plain(volatile)))
-
-
-def store(
-    pointer: Any,
-    value: Any,
-    mask: Any = None,
-    cache_modifier: str = "",
-    eviction_policy: str = "",
-    *,
-    boundary_check: Any = (),
-) -> None:
-    """Write to memory: one address, a block of them, or a block pointer."""
-    del cache_modifier, eviction_policy
-    if isinstance(pointer, BlockPointer):
-        _refuse_mask(mask, None)
-        pointers, inside = pointer.aimed(boundary_check)
-        access.store(pointers, value, inside)
-        return
-    access.store(pointer, value, mask)
-
-
-def _refuse_mask(mask: Any, other: Any) -> None:
-    if plain(mask) is not None or plain(other) is not None:
-        raise KernelValueError(
-            f"{place()}: a block pointer takes boundary_check and padding_option, no mask or other"
-        )
 
 
 def _named(name: str) -> Callable[..., tensor]:

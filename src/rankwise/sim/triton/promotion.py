@@ -1,4 +1,4 @@
-"""Promotion: which type two operands are combined in, and numbers as tensors.
+"""Promotion: which type two operands are combined in.
 
 A Python number takes the type of the tensor it meets unless it is of a greater kind (bool < integer
 < float). Between tensors: the wider type, fp16 before bf16, and fp32 where the two halves meet;
@@ -15,45 +15,9 @@ from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, place
 from rankwise.sim.triton.rounding import rounded_to_odd
-from rankwise.sim.triton.tensor import scalar, tensor
+from rankwise.sim.triton.tensor import number_type, scalar, tensor
 
-_FLOAT32_SMALLEST, _FLOAT32_LARGEST = (
-    float(each) for each in (np.finfo(np.float32).tiny, np.finfo(np.float32).max)
-)
 _DIVISIONS = frozenset({"/", "//", "%"})
-
-
-def number_type(value: Any) -> dtype:
-    """The type that a Python number has by itself."""
-    if isinstance(value, (bool, np.bool_)):
-        return t.int1
-    if isinstance(value, (int, np.integer)):
-        if -(2**31) <= value < 2**31:
-            return t.int32
-        if 2**31 <= value < 2**32:
-            return t.uint32
-        if -(2**63) <= value < 2**63:
-            return t.int64
-        if value < 2**64:
-            return t.uint64
-        raise KernelValueError(f"{place()}: the integer {value} does not fit into 64 bits")
-    if isinstance(value, (float, np.floating)):
-        magnitude = abs(float(value))
-        if magnitude == 0 or not np.isfinite(magnitude):
-            return t.float32
-        is_single = _FLOAT32_SMALLEST <= magnitude <= _FLOAT32_LARGEST
-        return t.float32 if is_single else t.float64
-    raise KernelTypeError(
-        f"{place()}: {value!r} ({type(value).__name__}) is not a value of the kernel language"
-    )
-
-
-def to_tensor(x: Any) -> tensor:
-    """A number as a tensor of its own type; a tensor as it is."""
-    value = plain(x)
-    if isinstance(value, tensor):
-        return value
-    return scalar(value, number_type(value))
 
 
 @cache

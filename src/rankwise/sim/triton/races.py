@@ -35,7 +35,7 @@ class _Uses(NamedTuple):
 
     who: Array
     when: Array
-    told: Array
+    text_numbers: Array
 
 
 class _Shadow(NamedTuple):
@@ -53,7 +53,7 @@ def _whole(buffer: Buffer) -> tuple[int, int]:
     return buffer.address, buffer.size_bytes
 
 
-class _Told(NamedTuple):
+class _UseText(NamedTuple):
     """How a use is told to the one that it races with, and whose it was."""
 
     text: str
@@ -72,7 +72,7 @@ class RaceDetector:
         self._of_ranks: dict[int, Array] = {}
         self._published: dict[tuple[int, int], Array] = {}
         self._shadows: dict[int, _Shadow] = {}
-        self._told: dict[_Told, int] = {}
+        self._texts: dict[_UseText, int] = {}
 
     def launch(self, program_count: int, rank: int = 0, run_of: RunOf = _whole) -> "LaunchRaces":
         """Watch a launch of a rank; it knows what that rank knows."""
@@ -142,13 +142,13 @@ class RaceDetector:
             found = self._shadows[start] = _Shadow(stores, loads)
         return found
 
-    def number_of(self, told: _Told) -> int:
+    def number_of(self, text: _UseText) -> int:
         """A number for how a use is told."""
-        return self._told.setdefault(told, len(self._told))
+        return self._texts.setdefault(text, len(self._texts))
 
-    def told(self, number: int) -> _Told:
+    def text_of(self, number: int) -> _UseText:
         """How a use is told."""
-        return list(self._told)[number]
+        return list(self._texts)[number]
 
 
 def _joined(one: Array, other: Array) -> Array:
@@ -305,8 +305,8 @@ class LaunchRaces:
             f"{'' if who is None else 'a copy begun by '}{self._program(execution)}, which"
             f" {'stored' if is_store else 'loaded'} it at {line_of_kernel()}"
         )
-        told = _Told(text, self._rank, is_of_copy=who is not None)
-        uses.told[addresses] = self._detector.number_of(told)
+        use = _UseText(text, self._rank, is_of_copy=who is not None)
+        uses.text_numbers[addresses] = self._detector.number_of(use)
 
     def _program(self, execution: Execution) -> str:
         return f"program {execution.coordinates(0)}" + (
@@ -329,14 +329,14 @@ class LaunchRaces:
             return
         at = int(np.flatnonzero(unknown)[0])
         element = int(offsets[at]) // target.element.itemsize
-        other = self._detector.told(int(uses.told[addresses[at]]))
+        other = self._detector.text_of(int(uses.text_numbers[addresses[at]]))
         raise DataRace(
             f'{place()}: {target.action} of element {element} of buffer "{target.buffer.name}" by'
             f" {self._program(execution)} races with {other.text}",
             hint=self._remedy(other, is_of_copy=me in self._copies.values()),
         )
 
-    def _remedy(self, other: _Told, *, is_of_copy: bool) -> str:
+    def _remedy(self, other: _UseText, *, is_of_copy: bool) -> str:
         if other.rank != self._rank:
             return (
                 "let one signal the other, which waits for it; between ranks an atomic orders only"

@@ -16,8 +16,7 @@ from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.execution import KernelTypeError, active, note_math, place
 from rankwise.sim.triton.functions import cos, log, maximum, sin, sqrt, upper_of_64
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.tensor import broadcast_shape, padded, tensor
+from rankwise.sim.triton.tensor import broadcast_shape, padded, tensor, to_tensor
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)

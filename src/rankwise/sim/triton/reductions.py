@@ -22,9 +22,8 @@ from rankwise.sim.triton.execution import (
     note_math,
     place,
 )
-from rankwise.sim.triton.promotion import to_tensor
-from rankwise.sim.triton.shapes import broadcast_to, reshape
-from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.shapes import reshape
+from rankwise.sim.triton.tensor import broadcast_to, tensor, to_tensor
 
 
 def _axis_of(source: tensor, axis: Any) -> int:

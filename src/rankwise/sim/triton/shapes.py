@@ -11,62 +11,17 @@ from rankwise.sim.triton.arithmetic import elementwise, in_type
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, place
-from rankwise.sim.triton.promotion import combined, to_tensor
-from rankwise.sim.triton.tensor import broadcast_shape, padded, plain_shape, shape_of_block, tensor
-
-
-def _with_data(source: tensor, data: Array) -> tensor:
-    return tensor(data, source.dtype, data.shape[1:], buffer=source.buffer, token=source.token)
-
-
-def _with_pattern(source: tensor, shape: tuple[int, ...], pattern: Affine) -> tensor:
-    return tensor(
-        None, source.dtype, shape, affine=pattern, buffer=source.buffer, token=source.token
-    )
-
-
-def broadcast_to(input: Any, *shape: Any) -> tensor:
-    """A block repeated along its axes of length one, or a number in every place."""
-    source = to_tensor(input)
-    target = shape_of_block(shape)
-    if source.shape == target:
-        return source
-    if broadcast_shape(source.shape, target) != target:
-        raise KernelTypeError(
-            f"{place()}: a block of shape {list(source.shape)} cannot be broadcast to "
-            f"{list(target)}"
-        )
-    rank = len(target)
-    pattern = source.as_affine()
-    if pattern is not None:
-        return _with_pattern(source, target, _repeated(pattern, source.shape, target))
-    if source.box is not None:
-        box = box_in(source, target)
-        if box is not None:
-            return tensor(None, t.int1, target, box=box, token=source.token)
-    data = padded(source.data, rank)
-    return _with_data(source, np.broadcast_to(data, (data.shape[0], *target)))
-
-
-def _repeated(pattern: Affine, shape: tuple[int, ...], target: tuple[int, ...]) -> Affine:
-    rank = len(target)
-    before = (1,) * (rank - len(shape)) + shape
-    strides = tuple(
-        0 if size == 1 else stride
-        for size, stride in zip(before, pattern.padded(rank).strides, strict=True)
-    )
-    return Affine(pattern.base, strides)
-
-
-def box_in(mask: tensor, shape: tuple[int, ...]) -> Box | None:
-    """A box as one of a greater shape; None if an axis that it bounds is repeated."""
-    assert mask.box is not None
-    box = mask.box.padded(len(shape))
-    before = (1,) * (len(shape) - len(mask.shape)) + mask.shape
-    for old, new, bound in zip(before, shape, box.bounds, strict=True):
-        if old != new and bound is not None:
-            return None
-    return box
+from rankwise.sim.triton.promotion import combined
+from rankwise.sim.triton.tensor import (
+    broadcast_shape,
+    broadcast_to,
+    plain_shape,
+    shape_of_block,
+    tensor,
+    to_tensor,
+    with_data,
+    with_pattern,
+)
 
 
 def broadcast(input: Any, other: Any) -> tuple[tensor, tensor]:
@@ -98,12 +53,12 @@ def _indexed(source: tensor, keys: list[Any]) -> tensor:
     pattern = source.as_affine()
     if pattern is not None:
         strides = tuple(0 if axis is None else pattern.strides[axis] for axis in origin)
-        return _with_pattern(source, shape, Affine(pattern.base, strides))
+        return with_pattern(source, shape, Affine(pattern.base, strides))
     if source.box is not None:
         bounds = tuple(None if axis is None else source.box.bounds[axis] for axis in origin)
         return tensor(None, t.int1, shape, box=Box(bounds), token=source.token)
     data = source.data
-    return _with_data(source, data.reshape(data.shape[0], *shape))
+    return with_data(source, data.reshape(data.shape[0], *shape))
 
 
 def subscript(source: tensor, keys: Any) -> tensor:
@@ -139,11 +94,11 @@ def permute(input: tensor, *dims: Any) -> tensor:
     shape = tuple(input.shape[axis] for axis in order)
     if input.affine is not None:
         strides = tuple(input.affine.strides[axis] for axis in order)
-        return _with_pattern(input, shape, Affine(input.affine.base, strides))
+        return with_pattern(input, shape, Affine(input.affine.base, strides))
     if input.box is not None:
         box = Box(tuple(input.box.bounds[axis] for axis in order))
         return tensor(None, t.int1, shape, box=box, token=input.token)
-    return _with_data(input, input.data.transpose(0, *(axis + 1 for axis in order)))
+    return with_data(input, input.data.transpose(0, *(axis + 1 for axis in order)))
 
 
 def trans(input: tensor, *dims: Any) -> tensor:
@@ -169,7 +124,7 @@ def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> tensor:
             f"to {list(target)}"
         )
     data = source.data
-    return _with_data(source, data.reshape(data.shape[0], *target))
+    return with_data(source, data.reshape(data.shape[0], *target))
 
 
 def view(input: Any, *shape: Any) -> tensor:
@@ -236,7 +191,7 @@ def split(a: tensor) -> tuple[tensor, tensor]:
         raise KernelTypeError(
             f"{place()}: split needs a last axis of length 2, not shape {list(a.shape)}"
         )
-    return _with_data(a, a.data[..., 0]), _with_data(a, a.data[..., 1])
+    return with_data(a, a.data[..., 0]), with_data(a, a.data[..., 1])
 
 
 def interleave(a: Any, b: Any) -> tensor:
@@ -256,7 +211,7 @@ def cat(input: tensor, other: tensor, can_reorder: bool = False, dim: int = 0) -
 def flip(x: tensor, dim: int | None = None) -> tensor:
     """The elements along an axis in reverse."""
     axis = len(x.shape) - 1 if dim is None else plain(dim) % len(x.shape)
-    return _with_data(x, np.flip(x.data, axis=axis + 1))
+    return with_data(x, np.flip(x.data, axis=axis + 1))
 
 
 def gather(src: tensor, index: tensor, axis: int) -> tensor:
@@ -275,7 +230,7 @@ def gather(src: tensor, index: tensor, axis: int) -> tensor:
         np.broadcast_to(picked, (rows, *index.shape)),
         axis=axis + 1,
     )
-    return _with_data(src, data)
+    return with_data(src, data)
 
 
 def where(condition: Any, x: Any, y: Any) -> tensor:

@@ -19,12 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankwise.sim.triton import dtypes as t
 from rankwise.sim.triton.affine import Affine, Box
+from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import Array, block_type, dtype
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError, active, deciding, place
 
 if TYPE_CHECKING:
     from rankwise.sim.triton.memory import Buffer
+
+_FLOAT32_SMALLEST, _FLOAT32_LARGEST = (
+    float(each) for each in (np.finfo(np.float32).tiny, np.finfo(np.float32).max)
+)
 
 
 class tensor:
@@ -156,6 +162,39 @@ def scalar(value: Any, type_: dtype) -> tensor:
     return tensor(np.array([value], dtype=type_.compute), type_, ())
 
 
+def number_type(value: Any) -> dtype:
+    """The type that a Python number has by itself."""
+    if isinstance(value, (bool, np.bool_)):
+        return t.int1
+    if isinstance(value, (int, np.integer)):
+        if -(2**31) <= value < 2**31:
+            return t.int32
+        if 2**31 <= value < 2**32:
+            return t.uint32
+        if -(2**63) <= value < 2**63:
+            return t.int64
+        if value < 2**64:
+            return t.uint64
+        raise KernelValueError(f"{place()}: the integer {value} does not fit into 64 bits")
+    if isinstance(value, (float, np.floating)):
+        magnitude = abs(float(value))
+        if magnitude == 0 or not np.isfinite(magnitude):
+            return t.float32
+        is_single = _FLOAT32_SMALLEST <= magnitude <= _FLOAT32_LARGEST
+        return t.float32 if is_single else t.float64
+    raise KernelTypeError(
+        f"{place()}: {value!r} ({type(value).__name__}) is not a value of the kernel language"
+    )
+
+
+def to_tensor(x: Any) -> tensor:
+    """A number as a tensor of its own type; a tensor as it is."""
+    value = plain(x)
+    if isinstance(value, tensor):
+        return value
+    return scalar(value, number_type(value))
+
+
 def broadcast_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that two blocks have in common when axes of length one are repeated."""
     if left == right:
@@ -216,3 +255,59 @@ def shape_of_block(shape: Sequence[Any]) -> tuple[int, ...]:
             hint="use triton.next_power_of_2 and mask the rest",
         )
     return found
+
+
+def with_data(source: tensor, data: Array) -> tensor:
+    """A block with other elements of the same memory, or other numbers of the same type."""
+    return tensor(data, source.dtype, data.shape[1:], buffer=source.buffer, token=source.token)
+
+
+def with_pattern(source: tensor, shape: tuple[int, ...], pattern: Affine) -> tensor:
+    """The same, where the elements follow a pattern."""
+    return tensor(
+        None, source.dtype, shape, affine=pattern, buffer=source.buffer, token=source.token
+    )
+
+
+def broadcast_to(input: Any, *shape: Any) -> tensor:
+    """A block repeated along its axes of length one, or a number in every place."""
+    source = to_tensor(input)
+    target = shape_of_block(shape)
+    if source.shape == target:
+        return source
+    if broadcast_shape(source.shape, target) != target:
+        raise KernelTypeError(
+            f"{place()}: a block of shape {list(source.shape)} cannot be broadcast to "
+            f"{list(target)}"
+        )
+    rank = len(target)
+    pattern = source.as_affine()
+    if pattern is not None:
+        return with_pattern(source, target, _repeated(pattern, source.shape, target))
+    if source.box is not None:
+        box = box_in(source, target)
+        if box is not None:
+            return tensor(None, t.int1, target, box=box, token=source.token)
+    data = padded(source.data, rank)
+    return with_data(source, np.broadcast_to(data, (data.shape[0], *target)))
+
+
+def _repeated(pattern: Affine, shape: tuple[int, ...], target: tuple[int, ...]) -> Affine:
+    rank = len(target)
+    before = (1,) * (rank - len(shape)) + shape
+    strides = tuple(
+        0 if size == 1 else stride
+        for size, stride in zip(before, pattern.padded(rank).strides, strict=True)
+    )
+    return Affine(pattern.base, strides)
+
+
+def box_in(mask: tensor, shape: tuple[int, ...]) -> Box | None:
+    """A box as one of a greater shape; None if an axis that it bounds is repeated."""
+    assert mask.box is not None
+    box = mask.box.padded(len(shape))
+    before = (1,) * (len(shape) - len(mask.shape)) + mask.shape
+    for old, new, bound in zip(before, shape, box.bounds, strict=True):
+        if old != new and bound is not None:
+            return None
+    return box

@@ -26,7 +26,7 @@ import numpy as np
 from rankwise.base.errors import ConfigError
 from rankwise.sim.triton.debug import StaticAssertion
 from rankwise.sim.triton.execution import KernelTypeError, KernelValueError
-from rankwise.sim.triton.jit import JITFunction, KernelInterface, launched_on_host_machine
+from rankwise.sim.triton.jit import JITFunction, KernelInterface
 from rankwise.sim.triton.launch_arguments import HOST_MACHINE
 
 _DOES_NOT_COMPILE = (StaticAssertion, KernelTypeError, KernelValueError)
@@ -169,9 +169,9 @@ class Autotuner(KernelInterface):
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Launch with the configuration chosen for these arguments; choose one if there is none."""
-        if not warmup and launched_on_host_machine(self, grid, args, kwargs):
-            assert self.best_config is not None, "the launch has chosen one"
-            return self._launch(self.best_config, args, grid, kwargs, warmup=True)
+        machine = None if warmup else HOST_MACHINE.get()
+        if machine is not None:  # which chooses a configuration by trials on its devices
+            return machine.launch(self, grid, *args, **kwargs)
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         key = self._key_of({**self.nargs, **kwargs})
         chosen = self.cache.get(key)

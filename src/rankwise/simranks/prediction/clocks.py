@@ -68,9 +68,11 @@ class Passage:
         kind: of the operation, such as `all_gather`; `messages` of messages. Not known before
             everybody has come.
         is_paid: whether what it took of the rank's own processor has been counted.
+        late: from when to when the rank's device had nothing to do but to wait for its host to
+            launch it; both 0 if it did not wait.
     """
 
-    __slots__ = ("begins_at", "came_at", "ends_at", "is_paid", "kind", "load", "size")
+    __slots__ = ("begins_at", "came_at", "ends_at", "is_paid", "kind", "late", "load", "size")
 
     def __init__(self, load: Any, size: int, came_at: int) -> None:
         self.load = load
@@ -79,6 +81,7 @@ class Passage:
         self.begins_at = self.ends_at = 0
         self.kind = ""
         self.is_paid = False
+        self.late = (0, 0)
 
 
 class Account(NamedTuple):
@@ -211,6 +214,12 @@ class RankClock:
 
     def note_subclass(self) -> None:
         """An operation goes by a tensor subclass first: that takes no time."""
+
+    def note_taken(self, size: int) -> None:
+        """A tensor takes memory: that takes no time."""
+
+    def note_freed(self, size: int) -> None:
+        """A tensor frees memory."""
 
     def synchronize(self, until: int | None = None) -> None:
         """Wait for the device, which is never behind."""
@@ -551,7 +560,7 @@ class Prediction:
 
     def rejoin(self, rank: Rank) -> None:
         """A rank that has lived on waits for where the new ones begin, and has a new number."""
-        clock: RankClock | None = rank.belongings.get(_KEY)
+        clock: RankClock | None = rank.own_state.get(_KEY)
         if clock is not None:
             clock.number = rank.number
             clock.wait_until(self._begun_at)
@@ -559,10 +568,10 @@ class Prediction:
 
     def clock_of(self, rank: Rank) -> RankClock:
         """The clock of a rank."""
-        clock: RankClock | None = rank.belongings.get(_KEY)
+        clock: RankClock | None = rank.own_state.get(_KEY)
         if clock is None:
             clock = self._make_clock(self, rank.number, self._begun_at)
-            rank.belongings[_KEY] = clock
+            rank.own_state[_KEY] = clock
             if self.equals is None or rank.number in self.equals.simulated:
                 self.clocks[rank.number] = clock
         return clock

@@ -19,7 +19,7 @@ go on meanwhile; and the waits themselves. A line says so.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -31,16 +31,15 @@ from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.runtime.context import RuntimeContext
-from rankwise.sim.runtime.host_tensors import buffers_behind, lent
+from rankwise.sim.runtime.host_tensors import buffers_behind, mapped_on_device
 from rankwise.sim.runtime.placement import DeviceSelector
 from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.dtypes import SHORT_NAMES
 from rankwise.sim.triton.execution import Operation
-from rankwise.sim.triton.jit import JITFunction, grid_sizes
-from rankwise.sim.triton.kernel_runner import chosen, tried
+from rankwise.sim.triton.jit import BoundLaunch, CompiledKernel
+from rankwise.sim.triton.kernel_runner import bind_on, tried
 from rankwise.sim.triton.launch_arguments import HOST_MACHINE, OTHERS, Arguments, TensorDescriptor
 from rankwise.sim.triton.launch_replay import key_of
-from rankwise.sim.triton.machine_launch import stages_of
 from rankwise.sim.triton.triton_shim import installed
 from rankwise.simranks.prediction.clocks import Passage, Prediction, PricedWork, RankClock
 from rankwise.simranks.prediction.costs import DeviceOperation, Engine
@@ -59,7 +58,7 @@ def find_triton(world: SimulatedWorld, say: Callable[[str], None]) -> Callable[[
     """
     prediction = world.prediction
     times = None if prediction is None else KernelTimes(prediction, say)
-    world.belongings.add(_Launchers(world, times))
+    world.own_state.add(_Launchers(world, times))
     stack = ExitStack()
     stack.enter_context(installed(models_cuda=False))
     return stack.close
@@ -78,9 +77,9 @@ class _Launchers:
 
     def move_in(self, rank: Rank) -> None:
         """Direct the launches of a thread, once."""
-        if _KEY in rank.belongings:
+        if _KEY in rank.own_state:
             return
-        rank.belongings[_KEY] = True
+        rank.own_state[_KEY] = True
         clock = meter = None
         if self._times is not None:
             clock = self._world.prediction.clock_of(rank)
@@ -202,9 +201,9 @@ class _Launcher:
         """The rank's time, in picoseconds."""
         return self._meter.clock.time
 
-    def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
+    def launch(self, kernel: Any, grid: Any, *args: Any, **meta: Any) -> Any:
         """Run a kernel, and let the rank's time go on by what it takes."""
-        self._times.run(kernel, grid, args, meta, self._meter)
+        return self._times.run(kernel, grid, args, meta, self._meter)
 
 
 class KernelTimes:
@@ -231,7 +230,7 @@ class KernelTimes:
         args: tuple[Any, ...],
         meta: Mapping[str, Any],
         meter: Meter,
-    ) -> None:
+    ) -> CompiledKernel:
         """Run a launch of a rank, and let its time go on by what it takes."""
         faults, device = self._prediction.topology.faults, meter.clock.device
         place = device if faults is not None and faults.is_inside(device) else _WELL
@@ -241,46 +240,43 @@ class KernelTimes:
             engine = GraphEngine(self._prediction.topology)
             context = RuntimeContext(engine, DeviceSelector(device), ccl={})
             self._contexts[place] = context
-        with lent(context, args, meta) as (on_device, by_name):
+        with mapped_on_device(context, args, meta) as (on_device, by_name):
             environment = _environment(context, getattr(kernel, "__name__", "kernel"))
-            function, names = chosen(environment, kernel, on_device, by_name, grid)
-            given = function.bound(tuple(on_device), names)
-            sizes = grid_sizes(grid, given)
-            if 0 in sizes:
-                function.emulate(given, sizes)
-                return
-            kind = _kind_of(function, given, sizes, stages_of(function, names))
+            launch = bind_on(environment, kernel, on_device, by_name, grid)
+            if 0 in launch.sizes:
+                launch.emulate()
+                return launch.compiled()
+            kind = _kind_of(launch)
             priced = prices.find(kind)
             if priced is None and kind.family not in self._untried:
-                trial = _tried(environment, function, on_device, names, sizes)
-                priced = self._priced(kind, function, given, trial)
+                priced = self._priced(kind, launch, _tried(environment, launch))
                 if priced is not None:
                     prices.keep(kind, priced)
             # Others are told of its stores as soon as it is over.
             meter.clock.compute(priced or self._started)
             # The emulator has the better words, if the kernel is to blame.
             if priced is not None:
-                function.emulate(given, sizes)
-                return
-            work = _work(function, given, None)
+                launch.emulate()
+                return launch.compiled()
+            work = _work(launch, None)
             meter.begin(work.name, work.dtype)
-            function.emulate(given, sizes, meter)
+            launch.emulate(meter)
             meter.charge()
+            return launch.compiled()
 
     def _priced(
         self,
         kind: "_LaunchKind",
-        function: JITFunction,
-        given: Mapping[str, Any],
+        launch: BoundLaunch,
         trial: GraphEngine | Exception,
     ) -> PricedWork | None:
         if isinstance(trial, GraphEngine):
-            work = _work(function, given, trial.op_log)
+            work = _work(launch, trial.op_log)
             priced = PricedWork(work, self._command + trial.now)
             self._prediction.note(priced)
             return priced
         self._untried.add(kind.family)
-        name = function.__name__
+        name = launch.function.__name__
         if name not in self._complained_of:
             self._complained_of.add(name)
             text = trial.message if isinstance(trial, RankwiseError) else str(trial)
@@ -299,16 +295,10 @@ def _environment(context: RuntimeContext, name: str) -> KernelEnvironment:
     return KernelEnvironment(context.engine, device.sip, DealtPes(sip, device.pes), name)
 
 
-def _tried(
-    environment: KernelEnvironment,
-    function: JITFunction,
-    args: Sequence[Any],
-    names: dict[str, Any],
-    sizes: tuple[int, int, int],
-) -> GraphEngine | Exception:
+def _tried(environment: KernelEnvironment, launch: BoundLaunch) -> GraphEngine | Exception:
     """The machine of a trial, or why there cannot be one."""
     try:
-        return tried(environment, function, args, names, sizes)
+        return tried(environment, launch)
     except (RankwiseError, ArithmeticError, LookupError, TypeError, ValueError) as problem:
         return problem
 
@@ -325,13 +315,9 @@ class _LaunchKind(NamedTuple):
     numbers: tuple[tuple[str, Hashable], ...]
 
 
-def _kind_of(
-    function: JITFunction,
-    given: Mapping[str, Any],
-    sizes: tuple[int, int, int],
-    stages: int | None,
-) -> _LaunchKind:
-    seen = {name: _seen(name, plain(value)) for name, value in given.items()}
+def _kind_of(launch: BoundLaunch) -> _LaunchKind:
+    function, sizes, stages = launch.function, launch.sizes, launch.stages
+    seen = {name: _seen(name, plain(value)) for name, value in launch.given.items()}
     numbers = {
         name: each
         for name, each in seen.items()
@@ -408,9 +394,9 @@ def _leading_bits(number: Hashable) -> Hashable:
     return number >> following, following
 
 
-def _work(function: JITFunction, given: Mapping[str, Any], op_log: OpLog | None) -> DeviceOperation:
+def _work(launch: BoundLaunch, op_log: OpLog | None) -> DeviceOperation:
     """What a launch is told as: with what has been logged of it, or else with its arguments."""
-    buffers = buffers_behind(given.values()).values()
+    buffers = buffers_behind(launch.given.values()).values()
     largest = max(buffers, key=lambda each: each.size_bytes, default=None)
     dtype = "" if largest is None else SHORT_NAMES.get(largest.dtype.name, largest.dtype.name)
     engine: Engine = "math"
@@ -422,7 +408,7 @@ def _work(function: JITFunction, given: Mapping[str, Any], op_log: OpLog | None)
             engine = "gemm"
         flops = products or sum(each.flops for each in op_log)
         size = sum(each.bytes for each in op_log if each.kind in _ACCESSES)
-    return DeviceOperation(f"triton.{function.__name__}", engine, flops, size, dtype)
+    return DeviceOperation(f"triton.{launch.function.__name__}", engine, flops, size, dtype)
 
 
 _ACCESSES = frozenset({"load", "store", "atomic"})

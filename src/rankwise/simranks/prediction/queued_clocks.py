@@ -15,7 +15,12 @@ calls that ask the device for a value, or for its end, let the host wait (`synch
 
 What is accounted is the first lane's time, that of the default stream: it computes, waits for
 communication under way (exposed) or for other ranks, or has nothing to do since its host is behind.
+If the lane waits for a collective that its own host has launched late, it waits for its host until
+the launch, and for others after that.
 Kernels on other lanes are taken to run beside it, at no cost for either.
+
+A CPU is host and device in one: its queue holds one launch. Nothing of the host goes on beside the
+device then, its streams are one lane, and a wait of the lane is one of the host.
 
 While a graph is captured the device does nothing. What it is given is kept with its lane, and so
 are the instants at which lanes are marked and the waits for them: each replay marks them anew. The
@@ -27,7 +32,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rankwise.core.matching import NO_RANK, CallSignature
-from rankwise.sim.reporting.breakdown import EXPOSED, HOST, MESSAGES, WAITING
+from rankwise.sim.reporting.breakdown import COMPUTE, EXPOSED, HOST, MESSAGES, WAITING
 from rankwise.simranks.prediction.bill import LAUNCHES
 from rankwise.simranks.prediction.clocks import (
     Account,
@@ -38,6 +43,7 @@ from rankwise.simranks.prediction.clocks import (
     RankClock,
 )
 from rankwise.simranks.prediction.costs import DeviceOperation
+from rankwise.simranks.prediction.heap import Heap
 from rankwise.simranks.prediction.machines.catalogue import MachineTopology
 from rankwise.simranks.prediction.machines.description import Figure, LaunchSpec
 from rankwise.simranks.prediction.machines.device import is_attention
@@ -55,11 +61,13 @@ class Lane:
         ends_at: when all that it has been given is done.
         waits_from: when the last transfer that it waited for began; until then it waited for ranks.
         waits_for: the kind of that transfer.
+        late: from when to when it had nothing to do until its host launched that transfer.
     """
 
-    __slots__ = ("ends_at", "waits_for", "waits_from")
+    __slots__ = ("ends_at", "late", "waits_for", "waits_from")
 
     def __init__(self, ends_at: int = 0) -> None:
+        self.late = (0, 0)
         self.ends_at = ends_at
         self.waits_from = 0
         self.waits_for = OTHER_STREAMS
@@ -68,9 +76,10 @@ class Lane:
 class Moment:
     """When a lane has done what it was given until it was marked; see `Lane`."""
 
-    __slots__ = ("ends_at", "waits_for", "waits_from")
+    __slots__ = ("ends_at", "late", "waits_for", "waits_from")
 
     def __init__(self) -> None:
+        self.late = (0, 0)
         self.ends_at = self.waits_from = 0
         self.waits_for = ""
 
@@ -89,6 +98,10 @@ class QueuedClock(RankClock):
         host = prediction.topology.real.host
         self._launches = _Launches(host.launch_us)
         self._pending: deque[int] = deque(maxlen=host.queue)
+        self._is_host = host.queue == 1
+        pages = host.new_pages
+        self._heap = None if pages is None else Heap()
+        self._page_rate = 0.0 if pages is None else pages.value / 1e3  # bytes per picosecond
         self._shared = 0.0 if host.shared is None else host.shared.value
         self.lane = self.default_lane = Lane(begun_at)
         self._lanes = [self.default_lane]
@@ -123,7 +136,9 @@ class QueuedClock(RankClock):
         return self._lanes.index(lane)
 
     def new_lane(self) -> Lane:
-        """Another stream, which has nothing to do yet."""
+        """Another stream, which has nothing to do yet; a CPU has one."""
+        if self._is_host:
+            return self.default_lane
         lane = Lane(self.time)
         self._lanes.append(lane)
         return lane
@@ -182,6 +197,8 @@ class QueuedClock(RankClock):
         lane, duration = self.lane, priced.duration
         begun = self._begin(lane)
         lane.ends_at = begun + duration
+        if self._is_host:
+            self.time = lane.ends_at
         self._pending.append(lane.ends_at)
         if lane is self.default_lane:
             self._computing += duration
@@ -199,6 +216,20 @@ class QueuedClock(RankClock):
         """An operation goes by a tensor subclass first, such as a DTensor."""
         self.time += self._launches.dtensor
 
+    def note_taken(self, size: int) -> None:
+        """A tensor takes memory: the processor maps and zeroes what of it is new."""
+        new = 0 if self._heap is None else self._heap.take(size)
+        if new:
+            lane, cost = self.lane, round(new / self._page_rate)
+            self.time = lane.ends_at = max(self.time, lane.ends_at) + cost
+            self._computing += cost
+            self.bill.add(COMPUTE, "new pages of memory", self.phase(), cost)
+
+    def note_freed(self, size: int) -> None:
+        """A tensor frees memory, which the heap may give back."""
+        if self._heap is not None:
+            self._heap.give_back(size)
+
     def come(
         self,
         load: object,
@@ -212,7 +243,9 @@ class QueuedClock(RankClock):
             self.trail.add(Communicated.of(call, size, ranks, at), self.stream_number)
         if self._replayed is None:  # the launch of a graph is that of all that it has
             self._launch(self._launches.collective)
-        return Passage(load, size, max(self.time, self.lane.ends_at))
+        passage = Passage(load, size, max(self.time, self.lane.ends_at))
+        passage.late = self.lane.ends_at, passage.came_at
+        return passage
 
     def wait(self, passage: Passage) -> None:
         """Let the present lane go on when an operation is over; the host goes on at once."""
@@ -222,7 +255,7 @@ class QueuedClock(RankClock):
             passage.is_paid = True
             hidden = min(ends_at, self.lane.ends_at) - passage.begins_at
             ends_at = max(ends_at, self.lane.ends_at) + round(self._shared * hidden)
-        self._let_wait(self.lane, ends_at, passage.begins_at, passage.kind)
+        self._let_wait(self.lane, ends_at, passage.begins_at, passage.kind, passage.late)
 
     def mark(self, lane: Lane, moment: Moment | None = None) -> Moment:
         """When a lane has done what it has been given until now."""
@@ -241,33 +274,45 @@ class QueuedClock(RankClock):
         if self.captured is not None:
             self.captured.append(partial(self._let_wait_again, lane, moment))
             return
-        self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for)
+        self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for, moment.late)
 
     def _mark(self, lane: Lane, moment: Moment) -> None:
         lane = self._in_replay(lane)
         moment.ends_at, moment.waits_from = lane.ends_at, lane.waits_from
-        moment.waits_for = lane.waits_for
+        moment.waits_for, moment.late = lane.waits_for, lane.late
 
     def _let_wait_again(self, lane: Lane, moment: Moment) -> None:
         lane = self._in_replay(lane)
-        self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for)
+        self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for, moment.late)
 
-    def _let_wait(self, lane: Lane, ends_at: int, waits_from: int, waits_for: str) -> None:
+    def _let_wait(
+        self, lane: Lane, ends_at: int, waits_from: int, waits_for: str, late: tuple[int, int]
+    ) -> None:
         begun = lane.ends_at
         if ends_at <= begun:
             return
         lane.ends_at, lane.waits_from, lane.waits_for = ends_at, waits_from, waits_for
+        lane.late = late
+        if self._is_host:
+            self.time = max(self.time, ends_at)
         if lane is not self.default_lane:
             return
         under_way = min(max(waits_from, begun), ends_at)
-        self._waiting += under_way - begun
+        late_from = min(max(begun, late[0]), under_way)
+        late_to = min(max(late_from, late[1]), under_way)
+        behind, waited = late_to - late_from, under_way - begun - (late_to - late_from)
+        self._behind += behind
+        self._waiting += waited
         if waits_for == MESSAGES:
-            self._for_peers += under_way - begun
+            self._for_peers += waited
         self._exposed += ends_at - under_way
         phase = self.phase()
-        self.bill.add(WAITING, waits_for, phase, under_way - begun)
+        self.bill.add(HOST, LAUNCHES, phase, behind)
+        self.bill.add(WAITING, waits_for, phase, waited)
         self.bill.add(EXPOSED, waits_for, phase, ends_at - under_way)
-        self._prediction.log(self, "Wait", "waits for others", begun, under_way)
+        self._prediction.log(self, "Wait", "waits for others", begun, late_from)
+        self._prediction.log(self, "Wait", "waits for its host", late_from, late_to)
+        self._prediction.log(self, "Wait", "waits for others", late_to, under_way)
         self._prediction.log(self, "Wait", "waits for the transfer", under_way, ends_at)
 
     def synchronize(self, until: int | None = None) -> None:

@@ -646,7 +646,7 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "peak_of_steps_bytes": 0 if book is None else book.peak,
         "holders": [] if book is None else [row._asdict() for row in book.at_peak],
         "memory_over_step": [] if book is None else book.curve,
-        "values": [] if prediction.values is None else prediction.values.told(),
+        "values": [] if prediction.values is None else prediction.values.described(),
         "remarks": prediction.remarks,
         "reads_of_rank": []
         if prediction.equals is None

@@ -106,7 +106,7 @@ class ValuePolicy:
             )
         return 1.0 if kind is float else False
 
-    def told(self) -> list[dict[str, object]]:
+    def described(self) -> list[dict[str, object]]:
         """What was asked for, where, and what it got, for the result."""
         return [
             {"place": asked.place, "what": asked.what, "times": count, "got": first}

@@ -111,7 +111,7 @@ def _moment(difference: Difference) -> float:
     return math.inf if difference.simulated is None else difference.simulated.moment
 
 
-def told(difference: Difference, captured: tuple[Captured | None, Captured | None]) -> str:
+def describe(difference: Difference, captured: tuple[Captured | None, Captured | None]) -> str:
     """Tell a difference: the rank, the operation, the line, and the first element that differs."""
     simulated, real = difference.simulated, difference.real
     if simulated is None or real is None:

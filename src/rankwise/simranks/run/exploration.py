@@ -16,7 +16,6 @@ import msgspec
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import Failure, Outcome, OutcomeStatus
-from rankwise.launch.run.job import program_name
 from rankwise.launch.telling.failure_report.text import first_line
 from rankwise.launch.telling.outcomes import who_stopped
 from rankwise.simranks.world.schedules import Exploration, Schedule
@@ -200,7 +199,7 @@ def _check_origin(
             f"the schedule {path} is of {schedule.program} on {schedule.ranks} ranks, and there are"
             f" {run.size} now"
         )
-    name = program_name(run.supervision.job)
+    name = run.supervision.job.program_name
     if schedule.program and os.path.basename(schedule.program) != os.path.basename(name):
         say(f"the schedule {path} is of {schedule.program}, and this is {name}")
 
@@ -208,7 +207,7 @@ def _check_origin(
 def _written(choices: list[int], run: "Rehearsal") -> str:
     """Write a schedule to a file of its own, whose name is the first that is free."""
     text = (
-        msgspec.json.encode(ScheduleFile(choices, program_name(run.supervision.job), run.size))
+        msgspec.json.encode(ScheduleFile(choices, run.supervision.job.program_name, run.size))
         + b"\n"
     )
     for number in count(1):

@@ -53,7 +53,7 @@ from rankwise.launch.run.environment import (
     VARIABLES_OF_RANKS,
     worker_environment,
 )
-from rankwise.launch.run.job import Executable, Function, Job, Module, Script, restarts_allowed
+from rankwise.launch.run.job import Executable, Function, Job, Module, Script
 from rankwise.launch.run.node_ranks import NodeRanks
 from rankwise.launch.run.search_path import search_path
 from rankwise.simranks.run.rank_records import RankRecords
@@ -161,8 +161,8 @@ class SimulatedRanks:
 
         reporter = _Reporter(note, partial(self._report, local_rank), note_exit)
         rank = self._world.spawn(number, process, lambda: self._live(rank, reporter))
-        if restarts_allowed(self._job):
-            SimulatedLine(rank, partial(self._hear, local_rank))
+        if self._job.restarts_allowed:
+            SimulatedLine(rank, partial(self._on_said, local_rank))
         self._ranks[local_rank] = rank
         self._deliver(WorkerSpawned(local_rank, attempt, os.getpid()))
 
@@ -184,7 +184,7 @@ class SimulatedRanks:
             self._records.judge(rank, patience_is_over=tells_of_time(error))
         self._deliver(WorkerReported(local_rank, self._place.round, error))
 
-    def _hear(self, local_rank: int, word: Said, recall_timeout: Duration) -> None:
+    def _on_said(self, local_rank: int, word: Said, recall_timeout: Duration) -> None:
         assert self._place is not None, "ranks speak in a world"
         self._deliver(WorkerSaid(local_rank, self._place.round, word, recall_timeout))
 
@@ -340,7 +340,9 @@ class SimulatedRanks:
             local_rank for local_rank, rank in self._ranks.items() if rank.number in blame.blamed
         )
         if ours:
-            self._deliver(RanksBlamed(ours, self._place.round, blame.text, blame.blamed))
+            self._deliver(
+                RanksBlamed(ours, self._place.round, blame.text, blame.blamed, blame.mismatch)
+            )
 
     def _environment(self, rank: int, world: World) -> Mapping[str, str]:
         job, per_node = self._job, self._job.gang.size

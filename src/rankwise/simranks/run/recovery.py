@@ -1,8 +1,8 @@
 """`rankwise.recover` in simulated ranks: the line to the agent without a process at its other end.
 
 What a rank does is that of `launch.recovery`. Where a real rank has a thread that listens to a
-socket, a simulated one is told by the conductor, and takes the recall as it takes any signal: when
-it waits next. In virtual time that is at once.
+socket, a simulated one is told by the scheduler thread, and takes the recall as it takes any
+signal: when it waits next. In virtual time that is at once.
 """
 
 from collections import deque
@@ -34,16 +34,16 @@ class SimulatedLine:
 
     Args:
         rank: whose it is.
-        hear: is told what the rank says, and how long it may take to leave its function.
+        on_said: is told what the rank says, and how long it may take to leave its function.
     """
 
-    def __init__(self, rank: Rank, hear: Callable[[Said, Duration], None]) -> None:
+    def __init__(self, rank: Rank, on_said: Callable[[Said, Duration], None]) -> None:
         self._rank = rank
-        self._hear = hear
+        self._on_said = on_said
         self._words: deque[Heard] = deque()
         self._next = _Word()
         self._note: Callable[[AgentWord], None] = _nobody_listens
-        rank.belongings[_LINE] = self
+        rank.own_state[_LINE] = self
 
     def listen(self, rank: RecoverableRank) -> None:
         """Let it know each word at once."""
@@ -52,7 +52,7 @@ class SimulatedLine:
     def say(self, word: Said, recall_timeout: Duration) -> None:
         """Say a word to the agent."""
         self._rank.is_between_worlds = word is Said.YIELDED
-        self._hear(word, recall_timeout)
+        self._on_said(word, recall_timeout)
 
     def next_word(self) -> Heard:
         """Wait for a word of the agent."""
@@ -75,7 +75,7 @@ class SimulatedLine:
 
 def line_of(rank: Rank) -> SimulatedLine | None:
     """The line of a rank; None if it has none, since no restarts are left."""
-    line: SimulatedLine | None = rank.belongings.get(_LINE)
+    line: SimulatedLine | None = rank.own_state.get(_LINE)
     return line
 
 
@@ -85,9 +85,9 @@ def recoverable_rank() -> RecoverableRank | None:
     line = None if rank is None else line_of(rank)
     if rank is None or line is None:
         return None
-    found: RecoverableRank | None = rank.belongings.get(_RECOVERABLE)
+    found: RecoverableRank | None = rank.own_state.get(_RECOVERABLE)
     if found is None:
-        found = rank.belongings[_RECOVERABLE] = RecoverableRank(line)
+        found = rank.own_state[_RECOVERABLE] = RecoverableRank(line)
     return found
 
 

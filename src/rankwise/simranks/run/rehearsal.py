@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from rankwise.base.errors import ConfigError
 from rankwise.base.failure import Outcome, OutcomeStatus
 from rankwise.core.rendezvous.configuration import RendezvousConfig
-from rankwise.launch.cluster.plan import plan_of
 from rankwise.launch.run.job import Executable, Job
 from rankwise.launch.run.session import Session
 from rankwise.launch.run.supervision import Supervision
@@ -132,7 +131,7 @@ class Rehearsal:
         self.rendezvous = rendezvous
         if rendezvous is None and any(isinstance(fault, FaultOfNode) for fault in faults):
             self.rendezvous = RendezvousConfig(
-                nodes_min=node_count, nodes_max=node_count, policy=plan_of(job).rendezvous.policy
+                nodes_min=node_count, nodes_max=node_count, policy=job.plan.rendezvous.policy
             )
         self.seed = seed
         self.schedule = schedule

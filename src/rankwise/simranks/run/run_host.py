@@ -33,9 +33,8 @@ from rankwise.base.units import SECOND, Duration, format_duration
 from rankwise.core.agent.vocabulary import Announcement
 from rankwise.drivers.real.early_signals import usual
 from rankwise.drivers.real.logs.console import Console
-from rankwise.launch.cluster.plan import plan_of
-from rankwise.launch.run.commands import ensure_open_files
 from rankwise.launch.run.job import Function, Streams
+from rankwise.launch.run.open_files import ensure_open_files
 from rankwise.launch.run.private_places import remove_abandoned
 from rankwise.launch.run.session import Session
 from rankwise.launch.telling.failure_description import RankEvidence
@@ -285,7 +284,7 @@ class SimulatedRunHost:
 
     def _make_nodes(self, stack: ExitStack, clock: WorldClock) -> SimulatedNodes:
         session, simulation = self._session, self._simulation
-        job, plan = session.job, plan_of(session.job)
+        job, plan = session.job, session.job.plan
         is_alone = simulation.rendezvous is None
         announcements = NodesAnnouncements(job, plan, session.say, is_alone=is_alone)
 

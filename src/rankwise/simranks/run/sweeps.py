@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from rankwise.base.errors import ConfigError
+from rankwise.base.failure import DEVICE_FULL_EXIT_CODE
 from rankwise.sim.reporting.files import NotWritten
 from rankwise.sim.reporting.sweep_table import BENCH, PREDICTION, TIME, SweepTable, SweptCase
 from rankwise.simranks.run.cores import deal, run_commands
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 Point = Mapping[str, str]
 Progress = Callable[[int, int], None]
 """Is told how many cases are done, and how many of these have run now."""
-_DEVICE_FULL = 77
-"""The exit code of a rank whose device is full: that is an answer, and no failure."""
 
 
 class SweepOutcome(NamedTuple):
@@ -216,9 +215,10 @@ def _predicted(point: dict[str, str], path: str, code: int, tail: str) -> SweptC
         document = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
         document = None
-    if document is None or code not in {0, _DEVICE_FULL}:
+    if document is None or code not in {0, DEVICE_FULL_EXIT_CODE}:
         return SweptCase(point=point, failure=f"exit code {code}: {reason}" if code else reason)
-    is_full = code == _DEVICE_FULL
+    # That a device is full is an answer, and no failure.
+    is_full = code == DEVICE_FULL_EXIT_CODE
     fits = not is_full and document["peak_active_bytes"] <= document["capacity_bytes"]
     times = {
         name: None if is_full else document[name]
@@ -241,7 +241,10 @@ def _predicted(point: dict[str, str], path: str, code: int, tail: str) -> SweptC
 
 
 def _reason(tail: str) -> str:
-    """The line of stderr that says why a run failed."""
+    """The line of stderr that says why a run failed.
+
+    The run is a process of its own, perhaps on another machine: its output is all that is here.
+    """
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
     for mark in ("root cause: ", "error: "):
         for line in lines:

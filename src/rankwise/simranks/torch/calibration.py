@@ -2,10 +2,11 @@
 
 `rankwise calibrate` runs it and reads the file that rank 0 writes. GPUs do not compete: rank 0
 measures operations while the others wait. Ranks of a CPU share its caches, memory and clock, as
-they do in training, so all measure the same operation at the same time. Elementwise operations get
-tensors that no cache holds, as weights and their gradients are in training. Each figure is the
-median of a few batches, within a share of the budget. The least would be what a processor does in
-its best moment: its clock and its neighbours let that of a virtual CPU vary by a factor of two.
+they do in training, so all measure the same operation at the same time. Products and elementwise
+operations get tensors that no cache holds, as weights and their gradients are in training. Each
+figure is the median of a few batches, within a share of the budget. The least would be what a
+processor does in its best moment: its clock and its neighbours let that of a virtual CPU vary by a
+factor of two.
 """
 
 import os
@@ -16,12 +17,22 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankwise.simranks.prediction.machines.calibration import (
     Attention,
@@ -33,9 +44,11 @@ from rankwise.simranks.prediction.machines.calibration import (
 
 _SHAPES = (
     (32, 512, 512), (128, 512, 1536), (256, 768, 768), (192, 1024, 640), (512, 512, 512),
-    (384, 384, 1536), (1024, 1024, 1024), (640, 1280, 896), (96, 2048, 2048), (1536, 768, 512),
+    (384, 384, 1536), (640, 1280, 896), (96, 2048, 2048), (1536, 768, 512),
+    (16, 1024, 2048), (2048, 16, 1024), (48, 2048, 1024), (1536, 64, 1536),
 )  # fmt: skip
-"""Rows, inner dimension and columns of products on a CPU."""
+"""Rows, inner dimension and columns of products on a CPU. Few rows, and few columns of what a
+gradient is the product of, tell what reading and writing matrices takes."""
 _SHAPES_OF_GPUS = (
     *(
         (rows, inner, columns)
@@ -49,9 +62,12 @@ _SIZES_OF_GPUS = tuple(4 << power for power in range(14, 30, 2))
 _COLLECTIVES = tuple(1 << power for power in range(10, 25, 2))
 _COLLECTIVES_OF_GPUS = tuple(1 << power for power in range(10, 31, 2))
 _BATCHES = 5
+_CHAIN, _LAYERS = 50, 4
+"""So many operations, and layers, tell what one takes of the host."""
 _COLD_BYTES = 96 << 20
 """So much memory lies between two uses of a tensor that no cache should hold."""
 _OVERLAPPED_BYTES = 8 << 20
+_MAPPED_BYTES = 48 << 20
 # torch 2.13 renames them, and warns of the old names.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -95,9 +111,10 @@ class _Meter:
         self.dtypes = {"bf16": torch.bfloat16, "f32": torch.float32}
         self.sizes = _SIZES_OF_GPUS if has_gpu else _SIZES
         self.collective_sizes = _COLLECTIVES_OF_GPUS if has_gpu else _COLLECTIVES
-        count = 2 * len(self.shapes) + 3 * len(self.sizes) + 3 * len(self.collective_sizes) + 18
+        count = 2 * len(self.shapes) + 3 * len(self.sizes) + 3 * len(self.collective_sizes) + 21
         self.slice = seconds / count
         self.is_together = not has_gpu
+        self._pools: dict[torch.dtype, Tensor] = {}
 
     def seconds_of(self, run: Callable[[], object]) -> float:
         """How long one call takes."""
@@ -121,6 +138,13 @@ class _Meter:
             spent.append(time.perf_counter() - begun)
         self.wait()
         return statistics.median(spent)
+
+    def cold_pool(self, dtype: torch.dtype) -> Tensor:
+        """Numbers of which no cache holds all."""
+        pool = self._pools.get(dtype)
+        if pool is None:
+            pool = self._pools[dtype] = torch.randn(_COLD_BYTES // 4).to(dtype)
+        return pool
 
     def wait(self) -> None:
         """Let the device finish."""
@@ -156,8 +180,12 @@ def _operations(meter: _Meter) -> Measurements:
     launches |= dict.fromkeys(("fsdp", "dtensor", "collective"), 8 * launches["plain"])
     if not meter.has_gpu:
         # The host carries the smallest operation out itself: what it takes is counted once.
-        launches["plain"] = max(launches["plain"] / 2, 1e-7)
         empty /= 2
+        launches["plain"] = max(_launch_in_training() - empty, 1e-7)
+        launches |= {
+            "dtensor": max(_dtensor_seconds(), 1e-7),
+            "fsdp": max(_fsdp_seconds(), 1e-7),
+        }
     return Measurements(
         device=torch.cuda.get_device_name() if meter.has_gpu else _processor(),
         software=f"torch {torch.__version__}, {dist.get_backend()}",
@@ -178,15 +206,131 @@ def _operations(meter: _Meter) -> Measurements:
         attention=_attention(meter),
         elementwise=_elementwise(meter),
         collectives=[],
+        new_pages=None if meter.has_gpu else _new_pages(meter),
+        functions=None if meter.has_gpu else _functions(meter),
     )  # fmt: skip
+
+
+def _launch_in_training() -> float:
+    """What an operation takes of its host, with autograd: most have a node, and run backward."""
+    weight = torch.ones(16, requires_grad=True)
+
+    def train() -> None:
+        value = weight
+        for _ in range(_CHAIN):
+            value = value * 1.5
+        value.backward(torch.ones(16))
+
+    return _host_seconds(train) / (2 * _CHAIN)
+
+
+def _dtensor_seconds() -> float:
+    """What an operation on a DTensor takes of its host.
+
+    It is that of tensor parallel layers, with what their hooks do, divided by the operations.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    given = torch.ones(16, 16)
+
+    def layers() -> nn.Sequential:
+        return nn.Sequential(*(nn.Linear(16, 16) for _ in range(2 * _LAYERS)))
+
+    plain, split = layers(), layers()
+    ways = [ColwiseParallel(), RowwiseParallel()] * _LAYERS
+    parallelize_module(split, mesh, {str(number): way for number, way in enumerate(ways)})
+
+    def train(network: nn.Module) -> None:
+        network(given).sum().backward()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(parameter.grad, alpha=-0.01)
+        network.zero_grad()
+
+    with _CountingMode() as counting:
+        train(split)
+    spent = _host_seconds(lambda: train(split)) - _host_seconds(lambda: train(plain))
+    return spent / max(1, int(counting.count))
+
+
+class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+    """Counts operations on DTensors, as predictions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Leave an operation to its tensors."""
+        if any(issubclass(each, DTensor) for each in types):
+            self.count += 1
+            return NotImplemented
+        return func(*args, **kwargs or {})
+
+
+def _fsdp_seconds() -> float:
+    """What the hooks of FSDP take of the host, by operation of its own.
+
+    Of these it has two per all-gather and one per reduce-scatter.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def seconds_of(*, is_sharded: bool) -> float:
+        layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(_LAYERS)))
+        if is_sharded:
+            for layer in layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(layers, mesh=mesh)
+        given = torch.ones(16, 16)
+        return _host_seconds(lambda: layers(given).sum().backward())
+
+    return (seconds_of(is_sharded=True) - seconds_of(is_sharded=False)) / (5 * _LAYERS)
+
+
+def _new_pages(meter: _Meter) -> float:
+    """Bytes per second of memory that a process has not had yet.
+
+    The C library maps so large a tensor anew each time.
+    """
+    kept = torch.ones(_MAPPED_BYTES // 4)
+    again = meter.seconds_of(lambda: kept.fill_(1.0))
+    anew = meter.seconds_of(lambda: torch.empty(_MAPPED_BYTES // 4).fill_(1.0))
+    return _MAPPED_BYTES / max(anew - again, 1e-9)
+
+
+def _functions(meter: _Meter) -> float:
+    """Values per second of a function that is more than an addition."""
+    given = torch.randn(1 << 16)
+    return float(given.numel() / meter.seconds_of(lambda: functional.gelu(given)))
+
+
+def _host_seconds(run: Callable[[], object]) -> float:
+    """What a call takes of the thread that makes it: its CPU time, without what it waits for."""
+    run()
+    spent = []
+    for _ in range(_BATCHES):
+        begun = time.thread_time()
+        run()
+        spent.append(time.thread_time() - begun)
+    return statistics.median(spent)
 
 
 def _product(
     meter: _Meter, dtype: torch.dtype, rows: int, inner: int, columns: int
 ) -> Callable[[], Tensor]:
-    left = torch.randn(rows, inner, device=meter.device).to(dtype)
-    right = torch.randn(inner, columns, device=meter.device).to(dtype)
-    return lambda: left @ right
+    if meter.has_gpu:
+        left = torch.randn(rows, inner, device=meter.device).to(dtype)
+        right = torch.randn(inner, columns, device=meter.device).to(dtype)
+        return lambda: left @ right
+    pool, size = meter.cold_pool(dtype), rows * inner + inner * columns
+    begins = range(0, pool.numel() - size, size)
+    parts = (pool[begin : begin + size].split([rows * inner, inner * columns]) for begin in begins)
+    pairs = cycle([(left.view(rows, inner), right.view(inner, columns)) for left, right in parts])
+
+    def multiply() -> Tensor:
+        left, right = next(pairs)
+        return left @ right
+
+    return multiply
 
 
 def _attention(meter: _Meter) -> list[Attention]:

@@ -185,7 +185,7 @@ def _on_device(find: Callable[[], LaneStream]) -> Callable[..., Stream]:
 def present_device() -> int:
     """The number of the device that the calling rank has chosen on its node."""
     rank = running_rank()
-    return 0 if rank is None else rank.belongings.get(_KEY, 0)
+    return 0 if rank is None else rank.own_state.get(_KEY, 0)
 
 
 def _index(device: Any) -> int:
@@ -203,7 +203,7 @@ def _set_device(device: Any) -> None:
         raise RuntimeError(f"CUDA error: invalid device ordinal: {index} of {count}")
     rank = running_rank()
     if rank is not None:
-        rank.belongings[_KEY] = index
+        rank.own_state[_KEY] = index
 
 
 def _count() -> int:

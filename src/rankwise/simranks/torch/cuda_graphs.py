@@ -176,7 +176,7 @@ class _Pools(dict[tuple[int, int], _GraphPool]):
 
 def _pools() -> _Pools:
     rank = running_rank()
-    pools: _Pools = _Pools() if rank is None else rank.belongings.setdefault(_POOLS, _Pools())
+    pools: _Pools = _Pools() if rank is None else rank.own_state.setdefault(_POOLS, _Pools())
     return pools
 
 
@@ -196,7 +196,7 @@ class Graph:
         assert rank is not None, "only ranks find modelled devices"
         if rank in _captures:
             raise RuntimeError("a CUDA graph is captured already")
-        mode = rank.belongings.get(WITHOUT_DATA)
+        mode = rank.own_state.get(WITHOUT_DATA)
         if mode is not None:
             _captures[rank] = TimedCapture(mode.clock)
             return
@@ -236,7 +236,7 @@ class Graph:
         return self._pool
 
     def _end_timed(self, rank: Any, capture: TimedCapture) -> None:
-        mode = rank.belongings[WITHOUT_DATA]
+        mode = rank.own_state[WITHOUT_DATA]
         pool = _pools().setdefault(self._pool, _GraphPool(mode.clock))
         replay, freed = capture.close()
         try:

@@ -166,13 +166,13 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         replace("Event", lambda _: Event, torch.cuda)  # a class: torch asks for instances
         replace("synchronize", _synchronized, torch.cuda)
     stack.callback(watch_methods())
-    operators = CustomOperators(world.belongings.is_of_ranks)
+    operators = CustomOperators(world.own_state.is_of_ranks)
     stack.callback(operators.close)
     replace("_dispatch_library", lambda _: operators.make_library, torch._C)  # noqa: SLF001  # see the module's text
     for name in TABLES:
         replace(name, TableByRank, import_module("torch._library.custom_ops"))
     state = TorchState(world, device, is_gpu_in_use=is_gpu_in_use)
-    world.belongings.add(state)
+    world.own_state.add(state)
     stack.callback(state.close)
     stack.callback(PerRankSettings(world).close)
     world.at_end_of_ranks(_forget_groups)
@@ -236,9 +236,9 @@ class TorchState:
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its random state and its default dtype."""
-        mine: _TorchStateOfRank | None = rank.belongings.get(_KEY)
+        mine: _TorchStateOfRank | None = rank.own_state.get(_KEY)
         if mine is None:
-            mine = rank.belongings[_KEY] = self._first(rank)
+            mine = rank.own_state[_KEY] = self._first(rank)
         _become(self._present, mine.world)
         self._generator.set_state(mine.random)
         if mine.dtype is not torch.get_default_dtype():
@@ -246,7 +246,7 @@ class TorchState:
 
     def move_out(self, rank: Rank) -> None:
         """Keep them."""
-        mine: _TorchStateOfRank = rank.belongings[_KEY]
+        mine: _TorchStateOfRank = rank.own_state[_KEY]
         mine.random = self._generator.get_state()
         mine.dtype = torch.get_default_dtype()
 
@@ -402,7 +402,7 @@ def _made_by_ranks(kind: Any, make: Callable[..., Any], original: Any) -> type:
                 store = make(world.scheduler, world.shared, *args, **kwargs)
             if rank is None or store is None:
                 return original(*args, **kwargs)
-            rank.belongings[_KEY].stores.append(store)  # C++ keeps no Python object alive
+            rank.own_state[_KEY].stores.append(store)  # C++ keeps no Python object alive
             return store
 
         def __instancecheck__(cls, value: Any) -> bool:
@@ -444,7 +444,7 @@ def _unique_per_rank(original: Callable[..., str]) -> Callable[..., str]:
         if rank is None:
             return name
         unique = f"{name}{OF_RANK}{rank.number}.{present_world().serial}"
-        rank.belongings[_KEY].names.append(unique)
+        rank.own_state[_KEY].names.append(unique)
         return unique
 
     return process_group_name
@@ -466,7 +466,7 @@ def _numbered(original: Callable[..., None]) -> Callable[..., None]:
     def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
         original(mesh, *args, **kwargs)
         if (rank := running_rank()) is not None:
-            mesh._thread_id = rank.belongings[_KEY].number  # noqa: SLF001  # see the module's text
+            mesh._thread_id = rank.own_state[_KEY].number  # noqa: SLF001  # see the module's text
 
     return init
 
@@ -476,7 +476,7 @@ def _renumbered(original: Callable[..., None]) -> Callable[..., None]:
 
     def set_state(mesh: Any, state: dict[str, Any]) -> None:
         rank = running_rank()
-        number = None if rank is None else rank.belongings[_KEY].number
+        number = None if rank is None else rank.own_state[_KEY].number
         original(mesh, {**state, "_thread_id": number, "_hash": None})
 
     return set_state
@@ -495,8 +495,8 @@ def _unregister_those_of_rank(original: Callable[[], None]) -> Callable[[], None
 
 def _forget_groups(rank: Rank) -> None:
     """Take a rank's groups out of the registry in C++, and what they share."""
-    rank.belongings.pop(SYMMETRIC_MEMORY, None)
-    names, rank.belongings[_KEY].names = rank.belongings[_KEY].names, []
+    rank.own_state.pop(SYMMETRIC_MEMORY, None)
+    names, rank.own_state[_KEY].names = rank.own_state[_KEY].names, []
     shared = sys.modules.get("torch.distributed._symmetric_memory")
     for name in names:
         with suppress(RuntimeError):  # the program has destroyed it
@@ -550,7 +550,7 @@ def _rendezvous(original: Callable[..., Any]) -> Callable[..., Any]:
         world = present_world()
         entries = world.shared.setdefault(f"store {url}", StoreEntries())
         store = RehearsedStore(world.scheduler, entries)
-        running.belongings[_KEY].stores.append(store)  # C++ keeps no Python object alive
+        running.own_state[_KEY].stores.append(store)  # C++ keeps no Python object alive
         yield (
             store,
             int(environment["RANK"]) if rank < 0 else rank,
@@ -597,7 +597,7 @@ def _end_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         from rankwise.simranks.torch.storages import keep_counters_on_host  # noqa: PLC0415  # for machines
 
         keep_counters_on_host(optimizer, clock)
-    if rank.belongings[_KEY].is_stepped_by(optimizer):
+    if rank.own_state[_KEY].is_stepped_by(optimizer):
         clock.end_step()
         if present_world().timing_only is not None:
             from rankwise.simranks.torch.without_data import end_step  # noqa: PLC0415  # rare

@@ -80,12 +80,13 @@ def _any(_tensor: Tensor) -> str:
     return ""
 
 
+_BROADCAST_OF_ROOT = "broadcast, of the root"
 _GLOO: dict[str, tuple[Rule, Rule]] = {
     "all_reduce": (_without_gaps, _any),
     "all_reduce_coalesced": (_without_gaps, _any),
     "reduce": (_without_gaps, _any),
     "broadcast": (_without_gaps, _any),
-    "broadcast from here": (_without_gaps, _any),
+    _BROADCAST_OF_ROOT: (_without_gaps, _any),
     "send": (_contiguous, _any),
     "recv": (_contiguous, _any),
     "all_gather": (_writable, _any),
@@ -102,7 +103,7 @@ _NCCL: dict[str, tuple[Rule, Rule]] = {
     "all_reduce": (_of_format, _any),
     "reduce": (_of_format, _any),
     "broadcast": (_of_format, _any),
-    "broadcast from here": (_of_format, _any),
+    _BROADCAST_OF_ROOT: (_of_format, _any),
     "all_gather": (_any, _of_format),
     "all_gather_single": (_of_format, _of_format),
     "reduce_scatter": (_of_format, _any),
@@ -138,8 +139,9 @@ class LayoutRules:
             RuntimeError, ValueError: as gloo, and as torch before NCCL.
         """
         if is_root and name == "broadcast":
-            name = "broadcast from here"
-        rules = self._rules.get(name)
+            rules = self._rules.get(_BROADCAST_OF_ROOT)
+        else:
+            rules = self._rules.get(name)
         if rules is None:
             return
         if not isinstance(load, tuple):
@@ -177,11 +179,10 @@ class LayoutRules:
             for each in tensor:
                 self._check(name, side, each, rule)
         elif tensor.layout is torch.strided and (wrong := rule(tensor)):
-            operation = name.removesuffix(" from here")
             takes = "takes it for dense memory, and its neighbours are sent and overwritten"
             refuses = "takes no such tensor" if "gaps" not in wrong else takes
             raise self._error(
-                f"{operation}: the {side} of rank {self._member} {wrong}"
+                f"{name}: the {side} of rank {self._member} {wrong}"
                 f" ({told_shapes([tensor])}, strides {tensor.stride()}); {self._backend}"
                 f" {refuses if self._backend == 'gloo' else 'wants: Tensors must be contiguous'}."
                 " Hand over a copy (`x.contiguous()`, `x.detach()`)"

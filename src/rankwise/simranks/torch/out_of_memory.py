@@ -1,11 +1,9 @@
 """A rank whose device is full: torch's own error, with who wanted how much, and who holds it."""
 
+from rankwise.base.failure import DEVICE_FULL_EXIT_CODE
 from rankwise.simranks.prediction.clocks import RankClock
 from rankwise.simranks.prediction.device_memory import DeviceFull
 from rankwise.simranks.prediction.summary import gibibytes, held_in_words
-
-EXIT_CODE = 77
-"""Of a run on which the device of a rank is full; `exit_codes` has it as well."""
 
 
 def out_of_memory(full: DeviceFull, clock: RankClock, kind: type[Exception]) -> Exception:
@@ -23,5 +21,5 @@ def out_of_memory(full: DeviceFull, clock: RankClock, kind: type[Exception]) -> 
     if book is not None:
         lines += [f"  {row}" for row in held_in_words(book.present())]
     error = kind("\n".join(lines))
-    error.rankwise_exit_code = EXIT_CODE  # type: ignore[attr-defined]  # what the bottom of the process looks for
+    error.rankwise_exit_code = DEVICE_FULL_EXIT_CODE  # type: ignore[attr-defined]  # what the bottom of the process looks for
     return error

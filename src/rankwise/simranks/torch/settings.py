@@ -179,7 +179,7 @@ _HOOKS = (
 
 
 class PerRankSettings:
-    """Moves what ranks have set; `Belongings` of a world from the first time that one does."""
+    """Moves what ranks have set, from the first time that one sets something."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
@@ -207,7 +207,7 @@ class PerRankSettings:
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find what it has set, and otherwise what the process had."""
-        mine = rank.belongings.get(_KEY, self._home)
+        mine = rank.own_state.get(_KEY, self._home)
         for setting, home in self._home.items():
             wanted = mine.get(setting, home)
             if wanted != self._present[setting]:
@@ -228,9 +228,9 @@ class PerRankSettings:
             is_first = not self._home
             self._home[setting] = self._present[setting] = setting.get()
             if is_first:
-                self._world.belongings.add(self)
+                self._world.own_state.add(self)
         yield
-        mine = rank.belongings.setdefault(_KEY, {})
+        mine = rank.own_state.setdefault(_KEY, {})
         mine[setting] = self._present[setting] = setting.get()
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:

@@ -34,9 +34,9 @@ def streams_of_rank() -> RankStreams:
     rank = running_rank()
     if rank is None:
         return RankStreams()
-    streams: RankStreams | None = rank.belongings.get(_KEY)
+    streams: RankStreams | None = rank.own_state.get(_KEY)
     if streams is None:
-        streams = rank.belongings[_KEY] = RankStreams()
+        streams = rank.own_state[_KEY] = RankStreams()
         clock = queued_clock()
         if clock is not None:
             streams.default.begin_on(clock)

@@ -439,9 +439,9 @@ def _running() -> Rank:
 def handles_of_rank() -> _Handles:
     """What the rank that runs knows of symmetric memory."""
     rank = _running()
-    mine: _Handles | None = rank.belongings.get(SYMMETRIC_MEMORY)
+    mine: _Handles | None = rank.own_state.get(SYMMETRIC_MEMORY)
     if mine is None:
-        mine = rank.belongings[SYMMETRIC_MEMORY] = _Handles()
+        mine = rank.own_state[SYMMETRIC_MEMORY] = _Handles()
     return mine
 
 

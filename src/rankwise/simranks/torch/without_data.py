@@ -59,7 +59,7 @@ def begin_rank(world: SimulatedWorld, rank: Rank) -> None:
     clock.memory.be_limited(world.prediction.memory_limit, lambda: settings_of(os.environ))
     clock.memory.book = HolderBook()
     mode = TimingMode(clock, world.timing_only, follow_modules())
-    rank.belongings[WITHOUT_DATA] = mode
+    rank.own_state[WITHOUT_DATA] = mode
     charge_thread(mode)
     cuda.enter_for_good(lambda: Placing(mode))
     torch._C._push_on_torch_dispatch_stack(mode)  # noqa: SLF001  # see `hooks`
@@ -86,7 +86,7 @@ def shard_on_device() -> Callable[[], None]:
 
 def _mode() -> TimingMode | None:
     rank = running_rank()
-    return None if rank is None else rank.belongings.get(WITHOUT_DATA)
+    return None if rank is None else rank.own_state.get(WITHOUT_DATA)
 
 
 def _with_target(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,7 +235,7 @@ def _be(value: Any, kind: str) -> None:
 
 def end_step(rank: Rank) -> None:
     """A step of a rank is over."""
-    mode: TimingMode | None = rank.belongings.get(WITHOUT_DATA)
+    mode: TimingMode | None = rank.own_state.get(WITHOUT_DATA)
     if mode is not None and mode.clock.memory.book is not None:
         mode.paths.end_step()
         mode.clock.memory.book.end_step()

@@ -11,7 +11,7 @@ from errno import EBADF
 from fcntl import F_GETFL, fcntl
 from typing import Any
 
-from rankwise.simranks.world.per_rank_state import ProcessBelongings
+from rankwise.simranks.world.per_rank_state import ProcessState
 from rankwise.simranks.world.ranks import Rank
 
 STANDARD = frozenset((0, 1, 2))
@@ -19,15 +19,15 @@ _close, _dup2 = os.close, os.dup2  # ranks call others
 
 
 class RankDescriptors:
-    """Which standard descriptors ranks have for themselves; a `Belongings`.
+    """Which standard descriptors ranks have for themselves; a the per-rank states.
 
     Args:
-        belongings: moves them, too, once there are any.
+        own_state: moves them, too, once there are any.
         standard: the numbers of those that ranks share until then.
     """
 
-    def __init__(self, belongings: ProcessBelongings, standard: frozenset[int]) -> None:
-        self._belongings = belongings
+    def __init__(self, own_state: ProcessState, standard: frozenset[int]) -> None:
+        self._own_state = own_state
         self._standard = standard
         self._home: dict[int, int] = {}
         """What the process has, by number: a copy of each one that a rank has replaced."""
@@ -48,13 +48,13 @@ class RankDescriptors:
         present = self._present
         if rank is None or present is None or rank.number != present.number:
             return False
-        return number in present.belongings.get(self, ())
+        return number in present.own_state.get(self, ())
 
     def move_in(self, rank: Rank) -> None:
         """Put a rank's descriptors in their places."""
         if self._present is not None:  # a rank that was given up
             self.give_back(self._present)
-        own: dict[int, int] | None = rank.belongings.get(self)
+        own: dict[int, int] | None = rank.own_state.get(self)
         if own:
             for number, kept in own.items():
                 _dup2(kept, number)
@@ -64,7 +64,7 @@ class RankDescriptors:
     def move_out(self, rank: Rank) -> None:
         """Keep a rank's descriptors, and put those of the process in their places."""
         if self._present is rank:
-            own = rank.belongings[self]
+            own = rank.own_state[self]
             for number in own:
                 own[number] = _copy(number)
             self._put_home(own)
@@ -72,8 +72,8 @@ class RankDescriptors:
     def give_back(self, rank: Rank) -> None:
         """A rank has none of its own any more."""
         if self._present is rank:
-            self._put_home(rank.belongings[self])
-        rank.belongings.pop(self, None)
+            self._put_home(rank.own_state[self])
+        rank.own_state.pop(self, None)
 
     def end(self) -> None:
         """Keep nothing of the process."""
@@ -89,10 +89,10 @@ class RankDescriptors:
 
     def _make_own(self, rank: Rank, number: int) -> None:
         if not self._home:
-            self._belongings.add(self)
+            self._own_state.add(self)
         if number not in self._home:
             self._home[number] = _copy(number)
-        rank.belongings.setdefault(self, {})[number] = number
+        rank.own_state.setdefault(self, {})[number] = number
         self._present = rank
 
     def _close(self, rank: Rank, original: Callable[[int], None], fd: int) -> None:
@@ -126,7 +126,7 @@ class RankDescriptors:
         self._make_own(rank, fd2)
         original(fd, fd2, inheritable)
         if os.path.sameopenfile(fd2, self._home[fd2]):  # it has taken back what was there before
-            own = rank.belongings[self]
+            own = rank.own_state[self]
             del own[fd2]
             if not own:
                 self._present = None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from threading import get_ident
 
-from rankwise.simranks.world.per_rank_state import ProcessBelongings
+from rankwise.simranks.world.per_rank_state import ProcessState
 from rankwise.simranks.world.places import CallSite, place_of_caller
 from rankwise.simranks.world.scheduler import Scheduler
 
@@ -16,7 +16,7 @@ _plain: type = type(os.environ)
 _environs = (os.environ, os.environb)
 
 
-def begin(scheduler: Scheduler, belongings: ProcessBelongings) -> None:
+def begin(scheduler: Scheduler, own_state: ProcessState) -> None:
     """A rank starts a thread."""
     if type(os.environ) is not _plain:
         return
@@ -26,7 +26,7 @@ def begin(scheduler: Scheduler, belongings: ProcessBelongings) -> None:
         if strand is None:
             present: dict[bytes, bytes] = vars(environ)["_data"]
             return present
-        return belongings.environment_of(strand.rank)
+        return own_state.environment_of(strand.rank)
 
     kind = type(_plain.__name__, (_plain,), {"_data": property(data)})
     for environ in _environs:

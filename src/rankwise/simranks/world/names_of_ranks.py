@@ -139,7 +139,7 @@ class _NamesOfRank:
 
 
 class NamesOfRanks:
-    """Moves the values of names in and out, in one world; a `Belongings`.
+    """Moves the values of names in and out, in one world; a the per-rank states.
 
     Almost no program changes one of them, so those that may be equal on all ranks are compared,
     and put in their places only where two ranks differ.
@@ -175,12 +175,12 @@ class NamesOfRanks:
         self._modules += 1
         if self._modules > 1:
             return _nothing
-        world.belongings.add(self)
+        world.own_state.add(self)
         return self.close
 
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its values, or what all begin with."""
-        mine: _NamesOfRank | None = rank.belongings.get(_KEY)
+        mine: _NamesOfRank | None = rank.own_state.get(_KEY)
         if mine is None or mine.modules != self._modules:
             mine = self._extended(rank)
         self._own.write(mine.own)
@@ -191,7 +191,7 @@ class NamesOfRanks:
 
     def _extended(self, rank: Rank) -> _NamesOfRank:
         """The values of a rank, with those of modules that have been imported since."""
-        mine: _NamesOfRank = rank.belongings.setdefault(_KEY, _NamesOfRank())
+        mine: _NamesOfRank = rank.own_state.setdefault(_KEY, _NamesOfRank())
         own, alike = mine.own[:-1], mine.alike[:-1]
         mine.own = (*own, *[first() for first in self._firsts[len(own) :]], None)
         whole = alike + self._first[len(alike) :]
@@ -201,7 +201,7 @@ class NamesOfRanks:
 
     def move_out(self, rank: Rank) -> None:
         """Keep them."""
-        mine: _NamesOfRank = rank.belongings[_KEY]
+        mine: _NamesOfRank = rank.own_state[_KEY]
         mine.own, alike = self._own.read(), self._alike.read()
         if not self._is_comparable or alike != self._present:
             self._is_comparable &= all(map(_is_itself_alone, alike))

@@ -1,4 +1,4 @@
-"""How long the conductor lets a rank hold the run token, in real time, before it acts."""
+"""How long the scheduler thread lets a rank hold the run token, in real time, before it acts."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class TokenPatience:
 
     def look(self, rank: Rank, glance_s: float, hand_overs: int) -> bool:
         """Add the time since the last look; False if the token has changed hands meanwhile."""
-        gets_on = self.limit_s is not None and self.has_progress(rank)
+        makes_progress = self.limit_s is not None and self.has_progress(rank)
         is_held = hand_overs == self._hand_overs
         is_same = is_held and self.limit_s == self._limit_before_s
         held_s, still_s = (self._held_s, self._still_s) if is_same else (0.0, 0.0)
         self.begin(hand_overs)
         if is_held:
             self._held_s = glance_s + held_s
-            self._still_s = 0.0 if gets_on else glance_s + still_s
+            self._still_s = 0.0 if makes_progress else glance_s + still_s
         return is_held
 
     def has_progress(self, rank: Rank) -> bool:

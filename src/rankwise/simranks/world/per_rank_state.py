@@ -1,7 +1,7 @@
 """What a process has once and each simulated rank must have for itself.
 
 Two kinds. What hangs on a name (`sys.argv`, `os.environ`, `sys.modules["__main__"]`, the working
-directory) is moved in and out when the run token changes hands, by `ProcessBelongings`. What costs
+directory) is moved in and out when the run token changes hands, by `ProcessState`. What costs
 more to move, such as the state of a random generator, stays with each rank, and the process's
 functions are replaced by ones that look for the rank that runs (`substitutes`).
 """
@@ -108,7 +108,7 @@ def _alike_values() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-class ProcessBelongings:
+class ProcessState:
     """Moves a rank's process state in and out; a `PerRankState`.
 
     Args:
@@ -137,11 +137,11 @@ class ProcessBelongings:
         self._home_collects = True
         self._rank: Rank | None = None
 
-    def add(self, belongings: PerRankState) -> None:
+    def add(self, own_state: PerRankState) -> None:
         """Move more things of the ranks; called by the rank that runs."""
-        self._more.append(belongings)
+        self._more.append(own_state)
         if self._rank is not None:
-            belongings.move_in(self._rank)
+            own_state.move_in(self._rank)
 
     def is_of_ranks(self, module: str) -> bool:
         """Whether each rank imports this module for itself, though it is installed."""
@@ -171,9 +171,9 @@ class ProcessBelongings:
     def move_in(self, rank: Rank) -> None:
         """Let a rank find its own things."""
         self._rank = rank
-        mine = rank.belongings.get(self)
+        mine = rank.own_state.get(self)
         if mine is None:
-            mine = rank.belongings[self] = self._first(rank)
+            mine = rank.own_state[self] = self._first(rank)
         _put_own(mine.values)
         sys.modules.update(mine.modules)
         if mine.directory != self._directory:
@@ -187,7 +187,7 @@ class ProcessBelongings:
 
     def move_out(self, rank: Rank) -> None:
         """Keep what a rank has, and take its modules from the table."""
-        mine: _StateOfRank = rank.belongings[self]
+        mine: _StateOfRank = rank.own_state[self]
         for more in self._more:
             more.move_out(rank)
         try:
@@ -208,13 +208,13 @@ class ProcessBelongings:
 
     def environment_of(self, rank: Rank) -> dict[bytes, bytes]:
         """The variables of a rank that has run, whether it runs now or not."""
-        environment: dict[bytes, bytes] = rank.belongings[self].values[0]
+        environment: dict[bytes, bytes] = rank.own_state[self].values[0]
         return environment
 
     def settle(self, rank: Rank) -> None:
         """A child that a thread of this rank has forked finds what the rank has."""
         if self._rank is not rank:
-            mine: _StateOfRank = rank.belongings[self]
+            mine: _StateOfRank = rank.own_state[self]
             _put_own(mine.values)
             self._change_directory(mine.directory)
 
@@ -222,11 +222,11 @@ class ProcessBelongings:
         """The rank that runs has changed its working directory."""
         self._directory = os.getcwd()  # noqa: PTH109  # the same
         if self._rank is not None:
-            self._rank.belongings[self].directory = self._directory
+            self._rank.own_state[self].directory = self._directory
 
     def module_names(self, rank: Rank) -> "dict[str, None]":
         """The names of the user's modules that a rank has imported."""
-        names: dict[str, None] = rank.belongings[self].module_names
+        names: dict[str, None] = rank.own_state[self].module_names
         return names
 
     def _first(self, rank: Rank) -> "_StateOfRank":

@@ -34,7 +34,7 @@ from typing import Any
 
 from rankwise.base.units import SECOND
 from rankwise.simranks.world import environments, rank_time, signal_calls, turn_takers
-from rankwise.simranks.world.per_rank_state import ProcessBelongings
+from rankwise.simranks.world.per_rank_state import ProcessState
 from rankwise.simranks.world.places import OUR_PACKAGE
 from rankwise.simranks.world.rank_time import PICOSECONDS, RankTime
 from rankwise.simranks.world.ranks import Rank, RankEnded
@@ -65,7 +65,7 @@ class ProcessPatches:
 
     Args:
         scheduler: knows the rank that runs.
-        belongings: are told of a new working directory.
+        own_state: are told of a new working directory.
         seed: what random states begin from.
         cpus: where threads and processes that ranks start may run.
         time: that of the ranks.
@@ -79,7 +79,7 @@ class ProcessPatches:
     def __init__(
         self,
         scheduler: Scheduler,
-        belongings: ProcessBelongings,
+        own_state: ProcessState,
         seed: int,
         cpus: set[int],
         time: RankTime,
@@ -87,7 +87,7 @@ class ProcessPatches:
         self._time = time
         self._policy = os.sched_getscheduler(0)
         self._scheduler = scheduler
-        self._belongings = belongings
+        self._own_state = own_state
         self._seed = seed
         self._cpus = cpus
         self._replaced: list[Replaced] = []
@@ -186,7 +186,7 @@ class ProcessPatches:
 
         One that raises is told as Python tells of it, and changes no exit code.
         """
-        functions = rank.belongings.pop(_EXITS, [])
+        functions = rank.own_state.pop(_EXITS, [])
         while functions:
             function, args, kwargs = functions.pop()
             try:
@@ -248,9 +248,9 @@ class ProcessPatches:
                 rank = self.running()
                 if rank is None:
                     return method(*args, **kwargs)
-                state = rank.belongings.get(key)
+                state = rank.own_state.get(key)
                 if state is None:
-                    state = rank.belongings[key] = make(f"{self._seed}/{key}/{rank.number}")
+                    state = rank.own_state[key] = make(f"{self._seed}/{key}/{rank.number}")
                 return getattr(state, name)(*args, **kwargs)
 
             call.__name__, call.__doc__ = name, method.__doc__
@@ -300,13 +300,13 @@ class ProcessPatches:
 
     def _chdir(self, _rank: Rank, original: Callable[[Any], None], path: Any) -> None:
         original(path)
-        self._belongings.directory_changed()
+        self._own_state.directory_changed()
 
     def _affinity(self, rank: Rank, original: Callable[[int], set[int]], pid: int) -> set[int]:
         return set(self._wanted_by(rank)) if pid in {0, os.getpid()} else original(pid)
 
     def _wanted_by(self, rank: Rank) -> set[int]:
-        cpus: set[int] = rank.belongings.get(_AFFINITY, self._cpus)
+        cpus: set[int] = rank.own_state.get(_AFFINITY, self._cpus)
         return cpus
 
     def _set_affinity(
@@ -319,10 +319,10 @@ class ProcessPatches:
         wanted = self._cpus.intersection(mask)
         if not wanted:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        rank.belongings[_AFFINITY] = wanted
+        rank.own_state[_AFFINITY] = wanted
 
     def _recursion_limit(self, rank: Rank, _original: Any) -> int:
-        limit: int = rank.belongings.get(_RECURSION, self._first_recursion_limit)
+        limit: int = rank.own_state.get(_RECURSION, self._first_recursion_limit)
         return limit
 
     def _set_recursion_limit(self, rank: Rank, original: Callable[[int], None], limit: int) -> None:
@@ -331,7 +331,7 @@ class ProcessPatches:
             original(limit)  # which refuses it
         original(max(limit, self._highest_recursion_limit))
         self._highest_recursion_limit = max(limit, self._highest_recursion_limit)
-        rank.belongings[_RECURSION] = limit
+        rank.own_state[_RECURSION] = limit
 
     def follow_pdb(self) -> None:
         """Have `pdb.set_trace` do the same as `breakpoint`."""
@@ -351,9 +351,9 @@ class ProcessPatches:
         self, rank: Rank, original: Callable[..., Any], function: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         caller = sys._getframe(2).f_globals.get("__name__")  # noqa: SLF001  # whose process it is
-        if caller not in self._belongings.module_names(rank):
+        if caller not in self._own_state.module_names(rank):
             return original(function, *args, **kwargs)
-        rank.belongings.setdefault(_EXITS, []).append((function, args, kwargs))
+        rank.own_state.setdefault(_EXITS, []).append((function, args, kwargs))
         return function
 
     def _unpinned(
@@ -391,7 +391,7 @@ class ProcessPatches:
                     self._threads.end(strand)
 
             turn_takers.begin(self._scheduler.turns)
-            environments.begin(self._scheduler, self._belongings)
+            environments.begin(self._scheduler, self._own_state)
             with self._scheduler.turns.starting_thread():
                 return start(live, *more, **how)
 

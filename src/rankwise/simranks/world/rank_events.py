@@ -99,7 +99,7 @@ _own: EventRecorder | None = None
 def present_recorder() -> EventRecorder | None:
     """The recorder of the rank, simulated or real, that calls this; None if nothing is recorded."""
     rank = running_rank()
-    recorder: EventRecorder | None = _own if rank is None else rank.belongings.get(_KEY)
+    recorder: EventRecorder | None = _own if rank is None else rank.own_state.get(_KEY)
     return recorder
 
 
@@ -115,7 +115,7 @@ def begin_recording() -> EventRecorder:
     if simulated is None:
         _own = recorder
     else:
-        simulated.belongings[_KEY] = recorder
+        simulated.own_state[_KEY] = recorder
     return recorder
 
 

@@ -153,8 +153,8 @@ class Rank:
         has_signals: whether `take_signals` may have anything to do.
         blocked: the signals that it blocks.
         wakeup_fd: where the number of each signal with a handler is written; -1 for nowhere.
-        belongings: what `Belongings` keep for it, by keeper.
-        process: the state it begins with, for `belongings`.
+        own_state: what the per-rank states keep for it, by keeper.
+        process: the state it begins with, for `own_state`.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Rank:
         self.has_signals = False
         self.blocked: frozenset[int] = frozenset()
         self.wakeup_fd = -1
-        self.belongings: dict[object, Any] = {}
+        self.own_state: dict[object, Any] = {}
         self.process = process
         self._program = program
         self._fate: int | None = None
@@ -295,7 +295,7 @@ class Rank:
             code = end.code
         except KeyboardInterrupt:  # before the first line of the program, or after its last one
             code = -SIGINT
-        except BaseException as problem:  # noqa: BLE001  # ours: the conductor raises it
+        except BaseException as problem:  # noqa: BLE001  # ours: the scheduler thread raises it
             scheduler.broken_by = problem
         finally:
             scheduler.leave_for_good(self, code)

@@ -10,8 +10,8 @@ something simulated: a collective, a message, virtual time. Then it chooses the 
 hands the token over directly, which is one switch of threads, 5 us where all of them are pinned to
 one core. Nothing here is locked: the thread with the token may change everything.
 
-The thread that made the world is its *conductor*. It hands the token to the ranks with `run`, and
-gets it back when
+The thread that made the world is its *scheduler thread*. It hands the token to the ranks with
+`run`, and gets it back when
 
 - a rank has ended,
 - no rank can go on: none is ready and nothing is on the agenda,
@@ -64,13 +64,13 @@ class Scheduler:
 
     Args:
         choose: says which of the ready ranks runs next, as an index; None takes the first.
-        belongings: what is moved in and out at each hand-over.
+        own_state: what is moved in and out at each hand-over.
         cpu: the core that rank threads are pinned to; None leaves them alone.
 
     Attributes:
-        now: virtual time, in nanoseconds; it may be set forward by the conductor.
+        now: virtual time, in nanoseconds; it may be set forward by the scheduler thread.
         ranks: those of the present attempt, by number.
-        holder: the strand that has the token; None means the conductor.
+        holder: the strand that has the token; None means the scheduler thread.
         current: its rank.
         turns: of the threads that ranks have started; `helpers` are their strands.
         patience: with a rank that holds the token.
@@ -86,7 +86,7 @@ class Scheduler:
         self,
         *,
         choose: Callable[[int], int] | None = None,
-        belongings: PerRankState,
+        own_state: PerRankState,
         cpu: int | None = None,
     ) -> None:
         self.now = Instant(0)
@@ -101,7 +101,7 @@ class Scheduler:
         self.on_idle: Callable[[], bool] | None = None
         self.on_given_up: Callable[[Rank], None] | None = None
         self._choose = choose
-        self._belongings = belongings
+        self._own_state = own_state
         self._cpu = cpu
         self._ready: deque[Strand] = deque()
         self._asks = self.turns.asks
@@ -283,14 +283,14 @@ class Scheduler:
     def arrive(self, rank: Rank) -> None:
         """A rank's thread has the token for the first time."""
         rank.has_begun = True
-        self._belongings.move_in(rank)
+        self._own_state.move_in(rank)
         rank.take_signals()
 
     def leave_for_good(self, rank: Rank, code: int) -> None:
-        """A rank is over: the conductor is told."""
+        """A rank is over: the scheduler thread is told."""
         if self.holder is not rank.main:
             return  # it was given up as stuck: no rank waits for it
-        self._belongings.move_out(rank)
+        self._own_state.move_out(rank)
         rank.exit_code = code
         self.turns.dismiss(rank)
         self._give_back()
@@ -330,7 +330,7 @@ class Scheduler:
         return self._agenda[0][0] if self._agenda else None
 
     def _pick(self) -> Strand | None:
-        """Take the next one from the queue, letting time pass; None gives the conductor a turn."""
+        """Take the next one from the queue, and let time pass; None: the scheduler thread."""
         if self.is_interrupted or self._is_called:
             return None
         if self._asks:
@@ -372,9 +372,9 @@ class Scheduler:
             return
         strand.displaced = None  # from now on others run, so it has to ask
         # As `leave_to_next` and `wait_for_turn`, without their calls: this is most of a collective.
-        rank, belongings = strand.rank, self._belongings
+        rank, own_state = strand.rank, self._own_state
         self._hand_overs += 1
-        belongings.move_out(rank)
+        own_state.move_out(rank)
         if chosen is None:
             self._give_back()
         else:
@@ -384,13 +384,13 @@ class Scheduler:
         strand.run_token.acquire()
         if strand.is_dismissed:
             raise end_of(strand)
-        belongings.move_in(rank)
+        own_state.move_in(rank)
 
     def leave_to_next(self, rank: Rank) -> None:
-        """The strand of this rank that has the token passes it on, or gives it to the conductor."""
+        """The strand that has the token passes it on, or back to the scheduler thread."""
         chosen = self._pick()
         self._hand_overs += 1
-        self._belongings.move_out(rank)
+        self._own_state.move_out(rank)
         if chosen is None:
             self._give_back()
         else:
@@ -406,19 +406,19 @@ class Scheduler:
         strand.run_token.acquire()
         if strand.is_dismissed:
             raise end_of(strand)
-        self._belongings.move_in(strand.rank)
+        self._own_state.move_in(strand.rank)
 
     def take_back(self, strand: Strand) -> None:
-        """The conductor has taken the token from a strand that naps."""
+        """The scheduler thread has taken the token from a strand that naps."""
         self.current = self.holder = None
-        self._belongings.move_out(strand.rank)
+        self._own_state.move_out(strand.rank)
 
     def ring(self) -> None:
-        """Wake the conductor."""
+        """Wake the scheduler thread."""
         self._bell.ring()
 
     def wait_for_ring(self, glance_after: Callable[[], float]) -> bool:
-        """The conductor waits to be woken; False if it has not been for so long."""
+        """The scheduler thread waits to be woken; False if it has not been for so long."""
         return self._bell.wait(glance_after)
 
     @property
@@ -482,7 +482,7 @@ class Scheduler:
                 continue
             elif patience.is_over:
                 self.current = self.holder = None
-                self._belongings.move_out(rank)  # what it has must not stay for the next one
+                self._own_state.move_out(rank)  # what it has must not stay for the next one
                 self.give_up(rank, -self._ended_by)
                 return rank
             elif patience.is_notice_due(is_interrupted=self.is_interrupted):

@@ -46,7 +46,7 @@ class _Alarm(VirtualTimer):
         self.is_cancelled = True
         self._rank.signal(int(signal.SIGALRM))
         if self._interval and not self._rank.is_over:
-            self._rank.belongings[_ALARM] = _Alarm(self._rank, self._interval, self._interval)
+            self._rank.own_state[_ALARM] = _Alarm(self._rank, self._interval, self._interval)
 
 
 def _exit(rank: Rank, _original: Any, status: int) -> None:
@@ -176,15 +176,15 @@ def _timer(rank: Rank, original: Callable[[int], Any], which: int) -> Any:
 
 def _set_alarm(rank: Rank, seconds: float, interval: float = 0.0) -> tuple[float, float]:
     """Set a rank's timer; returns what it was."""
-    state, before = _state_of_alarm(rank), rank.belongings.get(_ALARM)
+    state, before = _state_of_alarm(rank), rank.own_state.get(_ALARM)
     if before is not None:
         before.is_cancelled = True
-    rank.belongings[_ALARM] = _Alarm(rank, round(seconds * SECOND), round(interval * SECOND))
+    rank.own_state[_ALARM] = _Alarm(rank, round(seconds * SECOND), round(interval * SECOND))
     return state
 
 
 def _state_of_alarm(rank: Rank) -> tuple[float, float]:
-    alarm: _Alarm | None = rank.belongings.get(_ALARM)
+    alarm: _Alarm | None = rank.own_state.get(_ALARM)
     return (0.0, 0.0) if alarm is None else alarm.state
 
 

@@ -15,9 +15,9 @@ gate it is *parked*: its rank keeps the token, so that the order of ranks does n
 time, and the first sibling that asks takes the token directly. Otherwise it goes *away*: others
 run, and it asks for the token when its wait is over.
 
-When no rank is ready, a thread without the token may still ask. The conductor waits for it in real
-time before `Scheduler.run` returns, unless each such thread waits for another one of them, which is
-a deadlock, or none has made progress for the patience, or `NOTICE_S`.
+When no rank is ready, a thread without the token may still ask. The scheduler thread waits for it
+in real time before `Scheduler.run` returns, unless each such thread waits for another one of them,
+which is a deadlock, or none has made progress for the patience, or `NOTICE_S`.
 
 `_door` guards what threads without the token touch: which strand is parked, and which takes over.
 """
@@ -267,15 +267,15 @@ class Turns:
                 if scheduler.wait_for_ring(lambda: patience.rest_glance_s):
                     continue
                 first = [strand.rank for strand in [*self.helpers.values()][:1]]
-                gets_on = any(map(patience.has_progress, first))
-                still_s = 0.0 if gets_on else still_s + patience.rest_glance_s
+                makes_progress = any(map(patience.has_progress, first))
+                still_s = 0.0 if makes_progress else still_s + patience.rest_glance_s
                 if still_s >= patience.of_resting_s:
                     self.is_rest_certain = True
         finally:
             self._is_resting = False
 
     def has_taken_from_parked(self) -> bool:
-        """Whether the conductor has taken the token from a strand that naps, to end or signal it.
+        """Whether the scheduler thread has taken the token of a strand that naps, to end it or so.
 
         Nothing runs with the token while it naps, so its rank's state can be moved out from here.
         """

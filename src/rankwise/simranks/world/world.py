@@ -24,7 +24,7 @@ from rankwise.simranks.world.descriptors import STANDARD, RankDescriptors
 from rankwise.simranks.world.equals import Equals, NotEqual
 from rankwise.simranks.world.faults import FaultInjector
 from rankwise.simranks.world.meetings import Conditions, MeetingGroup
-from rankwise.simranks.world.per_rank_state import ProcessBelongings, RankProcess
+from rankwise.simranks.world.per_rank_state import ProcessState, RankProcess
 from rankwise.simranks.world.process_patches import ProcessPatches
 from rankwise.simranks.world.rank_time import RankTime
 from rankwise.simranks.world.ranks import Rank, not_for_threads
@@ -63,7 +63,7 @@ class SimulatedWorld:
 
     Attributes:
         scheduler: runs the ranks.
-        belongings: what each rank has for itself.
+        own_state: what each rank has for itself.
         substitutes: what the process's functions do meanwhile.
         descriptors: which standard ones ranks have replaced.
         size: how many ranks the present attempt has.
@@ -96,7 +96,7 @@ class SimulatedWorld:
         self._extensions = {
             "numpy.random": _follow_numpy, "pdb": _follow_pdb, **(extensions or {}),
         }  # fmt: skip
-        self.belongings = ProcessBelongings(
+        self.own_state = ProcessState(
             stdout,
             stderr,
             after={name: partial(self._extend, name) for name in self._extensions},
@@ -104,15 +104,15 @@ class SimulatedWorld:
         )
         self.scheduler = Scheduler(
             choose=None if schedule is None else schedule.choose,
-            belongings=self.belongings,
+            own_state=self.own_state,
             cpu=_present_cpu(cpus),
         )
         self.prediction = prediction
         self.has_virtual_clock = has_virtual_clock
         self.timing_only = timing_only
         time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
-        self.descriptors = RankDescriptors(self.belongings, standard)
-        self.substitutes = ProcessPatches(self.scheduler, self.belongings, seed, cpus, time)
+        self.descriptors = RankDescriptors(self.own_state, standard)
+        self.substitutes = ProcessPatches(self.scheduler, self.own_state, seed, cpus, time)
         self.substitutes.is_own = self.descriptors.is_own
         self._conditions = Conditions(schedule, faults)
         self.equals = self._conditions.equals = equals
@@ -142,8 +142,8 @@ class SimulatedWorld:
         self._stack.callback(_forget)
         self._stack.callback(gc.set_threshold, *self._collection)
         self._stack.enter_context(self.scheduler)
-        self.belongings.begin()
-        self._stack.callback(self.belongings.end)
+        self.own_state.begin()
+        self._stack.callback(self.own_state.end)
         self.substitutes.install(*self.descriptors.functions)
         self._stack.callback(self.substitutes.uninstall)
         self._stack.callback(turn_takers.end)
@@ -361,7 +361,7 @@ def _leave_in_child() -> None:
         return
     rank = rank_of_thread()
     if rank is not None:
-        _world.belongings.settle(rank)
+        _world.own_state.settle(rank)
     if (pipes := vars(_held).pop("pipes", None)) is not None:
         for number, pipe in zip((1, 2), pipes, strict=True):
             if not _world.descriptors.is_own(rank, number):

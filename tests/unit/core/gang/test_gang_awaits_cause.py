@@ -156,6 +156,16 @@ def test_stop_that_comes_meanwhile_is_not_what_came_first(
     assert gang.outcome.status is OutcomeStatus.FAILED
 
 
+def test_rank_that_the_stop_signal_reached_before_its_agent_explains_no_lost_peer() -> None:
+    gang = gang_with_lost_peer()  # seed 5207: the scheduler signals ranks and agent
+
+    gang.handle(StopRequested(SIGTERM), at(1))
+    gang.handle(exited(1, -SIGTERM, at=at(0.96)), at(1.1))
+
+    assert root_of(gang) == (0, FailureCause.RAISED)
+    assert gang.failures_so_far[1].cause is FailureCause.STOPPED
+
+
 def test_exception_of_its_own_stops_the_others_at_once() -> None:
     gang = running_gang(size=2)
     gang.handle(reported(0, "loss is NaN", raised_at=0), Instant(0))

@@ -23,6 +23,7 @@ from rankwise.core.gang.vocabulary import (
     SpawnWorker,
     Started,
     StopRequested,
+    Suspended,
     Sweep,
     Swept,
     WorkerRefused,
@@ -194,6 +195,38 @@ def test_start_that_makes_progress_goes_on_until_its_own_limit() -> None:
     assert gang.next_deadline == Instant(limit)
     assert gang.tick(Instant(limit)) == [Sweep(0)]
     assert gang.failures_so_far[0].detail == "it did not start within 10 s"
+
+
+def test_start_limit_counts_while_the_answer_about_progress_is_out() -> None:
+    limit = Duration(2 * PATIENCE)
+    gang = starting_gang(size=2, hang_timeout=PATIENCE, spawn_timeout=limit)
+
+    assert gang.tick(Instant(PATIENCE)) == [LookForProgress(0)]
+    assert gang.next_deadline == Instant(limit)
+    assert gang.tick(Instant(limit)) == [Sweep(0)]
+    assert gang.failures_so_far[0].detail == "it did not start within 10 s"
+
+
+def test_answer_about_progress_that_comes_after_the_start_limit_ends_the_start() -> None:
+    limit = Duration(2 * PATIENCE)
+    gang = starting_gang(size=2, hang_timeout=PATIENCE, spawn_timeout=limit)
+    gang.tick(Instant(PATIENCE))
+
+    answer = ProgressLooked(0, Instant(limit - 1))  # seed 10881: it came 11 ms after the limit
+
+    assert gang.handle(answer, Instant(limit + 1)) == [Sweep(0)]
+    assert gang.failures_so_far[0].detail == "it did not start within 10 s"
+
+
+def test_start_limit_counts_no_time_in_which_the_run_was_suspended() -> None:
+    limit = Duration(2 * PATIENCE)
+    gang = starting_gang(size=2, hang_timeout=PATIENCE, spawn_timeout=limit)
+    gang.handle(Suspended(limit), Instant(limit + 1))
+
+    assert gang.tick(Instant(limit + PATIENCE)) == [LookForProgress(0)]
+    answer = ProgressLooked(0, Instant(limit + PATIENCE))
+    assert gang.handle(answer, Instant(limit + PATIENCE)) == []
+    assert gang.next_deadline == Instant(2 * limit)
 
 
 def test_a_worker_that_comes_up_after_it_was_given_up_is_killed() -> None:

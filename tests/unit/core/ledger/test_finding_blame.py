@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankwise.base.failure import Mismatch, MismatchKind
 from rankwise.base.units import Instant
 from rankwise.core.ledger import (
     Book,
@@ -20,8 +21,7 @@ from rankwise.core.ledger import (
     find_past_disagreement,
     waits_of,
 )
-from rankwise.core.ledger.blame import Wait
-from rankwise.core.ledger.sentences import circle_in_words, wait_in_words
+from rankwise.core.ledger.sentences import wait_in_words
 from rankwise.core.matching import NO_RANK, CallSignature, TensorForm
 
 WORLD = "world"
@@ -66,6 +66,7 @@ def test_a_rank_that_lives_is_to_blame_only_when_patience_is_over() -> None:
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting, verdict.is_certain) == ((1,), (0, 2), False)
+    assert verdict.mismatch == Mismatch(MismatchKind.ABSENCE)
     assert verdict.text == (
         "rank 1 has not come to all_reduce #201 (sum) of (4,) float32 (train.py:88), "
         "in which ranks 0, 2 wait"
@@ -133,6 +134,7 @@ def test_a_rank_that_has_left_can_never_come() -> None:
 
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((1,), True)
+    assert verdict.mismatch == Mismatch(MismatchKind.DEPARTURE)
     assert verdict.text == (
         "rank 1 was done after all_reduce #200 (sum) of (4,) float32 (train.py:88), while rank 0 "
         "waits in all_reduce #201 (sum) of (4,) float32 (train.py:88)"
@@ -226,6 +228,7 @@ def test_without_a_majority_nobody_is_called_the_culprit(matches: list[int], tol
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting) == (tuple(range(len(matches))), ())
     assert verdict.text == f"call #2: {told}"
+    assert verdict.mismatch == Mismatch(MismatchKind.DISAGREEMENT)
 
 
 def test_a_disagreement_that_stops_nobody_is_none() -> None:
@@ -528,7 +531,11 @@ def test_message_of_another_size_is_told_instead_of_a_circle(
 ) -> None:
     send = Call(group="", number=1, signature=of("send", shape=(4,), root=1), peer=1)
     receive = Call(group="", number=1, signature=taken, peer=0)
-    circle = [Wait(0, send, (1,)), Wait(1, receive, (0,))]
-    books = {rank: Book(rank=rank) for rank in range(2)}
+    books = [Book(rank=0, calls=(send,)), Book(rank=1, calls=(receive,))]
+    kind = MismatchKind.MISFIT if text.startswith("rank 0") else MismatchKind.CIRCLE
 
-    assert circle_in_words(circle, books).startswith(text)
+    blame = find_blame(books, patience_is_over=False)
+
+    assert blame is not None
+    assert blame.text.startswith(text)
+    assert blame.mismatch == Mismatch(kind, ("send", "recv"))

@@ -175,3 +175,45 @@ def test_calibrate_refuses_what_it_cannot_use(words: list[str], told: str) -> No
 
     assert isinstance(error, ConfigError)
     assert told in str(error)
+
+
+def test_a_calibrated_processor_reads_factors_at_the_rate_that_flat_products_tell() -> None:
+    rate = 4e9
+    shapes = [(512, 512, 512), (1024, 1024, 1024), (16, 2048, 2048), (2048, 16, 2048)]
+    measured = [
+        MeasuredProduct(
+            dtype="f32", rows=m, inner=k, columns=n,
+            seconds=2 * m * k * n / RATE + 4 * k * (m + n) / rate + 4 * m * n / BANDWIDTH,
+        )
+        for m, k, n in shapes
+    ]  # fmt: skip
+
+    real = machine_of(replace(ideal(), products=measured), "mine")
+
+    assert real.device.operands is not None
+    assert real.device.operands.value == pytest.approx(4, rel=0.1)
+    assert real.residuals["matrix"] < 0.05
+    assert machine_of(replace(ideal(), is_queueing=True), "mine").device.operands is None
+
+
+def test_the_collectives_of_a_calibrated_processor_are_those_of_gloo() -> None:
+    assert machine_of(ideal(), "mine").collectives == "gloo"
+    assert machine_of(replace(ideal(), is_queueing=True), "mine").collectives == "nccl"
+
+
+def test_small_operations_do_not_tell_the_rate_of_the_memory() -> None:
+    small = [Elementwise(name="copy", size=4096, seconds=1e-3)]
+
+    real = machine_of(replace(ideal(), elementwise=[*ideal().elementwise, *small]), "mine")
+
+    assert real.residuals["memory"] < 0.05
+
+
+def test_a_calibrated_processor_keeps_the_rates_of_new_memory_and_functions() -> None:
+    real = machine_of(replace(ideal(), new_pages=2.5e9, functions=1.5e9), "mine")
+
+    again = parse_machine(machine_text(real), "mine.yaml")
+    assert again.host.new_pages is not None
+    assert again.host.new_pages.value == pytest.approx(2.5)
+    assert again.device.functions is not None
+    assert again.device.functions.value == pytest.approx(1.5)

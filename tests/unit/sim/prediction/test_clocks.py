@@ -26,7 +26,7 @@ class NoBelongings:
 def predicted(count: int) -> tuple[Prediction, MeetingGroup, list[RankClock]]:
     prediction = Prediction(load_topology("switch8"), count)
     prediction.clocks = {number: RankClock(prediction, number, 0) for number in range(count)}
-    group = MeetingGroup(Scheduler(belongings=NoBelongings()), "all", tuple(range(count)))
+    group = MeetingGroup(Scheduler(own_state=NoBelongings()), "all", tuple(range(count)))
     return prediction, group, list(prediction.clocks.values())
 
 

@@ -1,6 +1,7 @@
 """Machines that exist: their files, and what operations and collectives cost on them."""
 
 import pytest
+from msgspec.structs import replace
 
 from rankwise.base.errors import ConfigError
 from rankwise.launch.options import MACHINES as SHOWN
@@ -13,11 +14,12 @@ from rankwise.simranks.prediction.machines import (
     open_machine,
 )
 from rankwise.simranks.prediction.machines.catalogue import named_machine, parse_machine
-from rankwise.simranks.prediction.machines.description import FITTED_MAX, figures_of
+from rankwise.simranks.prediction.machines.description import FITTED_MAX, Figure, figures_of
 from rankwise.simranks.prediction.machines.device import DevicePrices
 from rankwise.simranks.prediction.machines.fabric import FabricPrices
 
 H100 = named_machine("h100-sxm")
+GLOO = replace(H100, collectives="gloo")
 MIB = 1 << 20
 
 
@@ -182,3 +184,54 @@ def test_a_collective_takes_longer_with_more_bytes() -> None:
         times = [fabric.time(kind, 1 << power, tuple(range(32))) for power in range(4, 34)]
 
         assert times == sorted(times)
+
+
+def test_a_processor_reads_the_factors_of_a_product_before_it_computes() -> None:
+    operands = Figure(10.0, 0.1, next(iter(H100.sources)))
+    processor = replace(H100.device, operands=operands)
+    large, flat = product(4096, 4096, 4096), product(16, 4096, 4096)
+
+    added = DevicePrices(processor).time(large) - DevicePrices(H100.device).time(large)
+
+    rate = H100.device.bandwidth.value * H100.device.fitted.memory.value * 1e9
+    matrix = 2 * 4096 * 4096
+    assert added == pytest.approx((2 * matrix / 10e9 + matrix / rate) * 1e12, rel=1e-6)
+    assert DevicePrices(processor).time(flat) > matrix / 10e9 * 1e12
+
+
+def test_gloo_reduces_and_scatters_by_an_all_reduce_of_a_copy() -> None:
+    pair = (0, 1)
+    gloo = FabricPrices(GLOO, 2)
+
+    reduced = gloo.time("all_reduce", 64 * MIB, pair)
+    scattered = gloo.time("reduce_scatter", 64 * MIB, pair)
+
+    copied = 64 * MIB * 1.5 * 2
+    rate = H100.device.bandwidth.value * H100.device.fitted.memory.value * 1e9
+    assert scattered - reduced == pytest.approx(copied / rate * 1e12, rel=1e-6)
+
+
+def test_gloo_gathers_by_a_ring_and_copies_to_and_from_a_buffer() -> None:
+    pair, part = (0, 1), 32 * MIB
+    gloo = FabricPrices(GLOO, 2)
+    larger, smaller = (gloo.time("all_gather", size, pair) for size in (part, part // 2))
+
+    level = H100.levels[0]
+    link = level.bandwidth.value * level.reached.value * 1e9
+    copying = H100.device.bandwidth.value * H100.device.fitted.memory.value * 1e9 / 2
+    seconds = part / 2 / link + 3 * part / 2 / copying
+
+    assert larger - smaller == pytest.approx(seconds * 1e12, rel=1e-6)
+
+
+def test_functions_take_their_own_rate_on_a_processor() -> None:
+    functions = Figure(1.0, 0.3, next(iter(H100.sources)))
+    processor = DevicePrices(replace(H100.device, functions=functions))
+    kernel = H100.device.fitted.kernel_us.value * 1e6
+
+    def of(name: str) -> DeviceOperation:
+        return DeviceOperation(f"aten.{name}", "math", 10**6, 8 * 10**6, "f32")
+
+    assert processor.time(of("gelu")) == pytest.approx(1e9 + kernel, rel=1e-6)
+    assert processor.time(of("exp_")) == pytest.approx(1e9 + kernel, rel=1e-6)
+    assert processor.time(of("add")) == DevicePrices(H100.device).time(of("add"))

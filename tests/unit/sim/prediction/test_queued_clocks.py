@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from rankwise.sim.reporting.breakdown import COMPUTE
 from rankwise.simranks.prediction.clocks import Passage, Prediction, PricedWork
 from rankwise.simranks.prediction.costs import DeviceOperation
 from rankwise.simranks.prediction.machines import MachineTopology, open_machine
@@ -214,3 +215,95 @@ def test_host_launches_a_graph_once_and_none_of_its_collectives() -> None:
     assert whole == clock.time - before
     clock.come(None, 1)
     assert clock.time > before + whole
+
+
+def clock_of_processor() -> tuple[Prediction, QueuedClock]:
+    topology = open_machine("h100-sxm", per_node=1)
+    assert isinstance(topology, MachineTopology)
+    pages = Figure(2.0, 0.3, next(iter(topology.real.sources)))
+    real = replace(topology.real, host=replace(topology.real.host, queue=1, new_pages=pages))
+    prediction = Prediction(MachineTopology(real, nodes=1, per_node=1, source="mine"), 1)
+    return prediction, QueuedClock(prediction, 0, 0)
+
+
+def test_a_processor_launches_nothing_while_it_computes() -> None:
+    prediction, clock = clock_of_processor()
+    host = plain_launch(prediction)
+
+    clock.compute(work_of(100))
+    clock.note_free()
+    computed = clock.time
+    clock.compute(work_of(100))
+
+    assert computed > host + 100 * US
+    assert clock.latest == computed + host + 100 * US
+
+
+def test_a_processor_has_one_stream() -> None:
+    _, clock = clock_of_processor()
+
+    assert clock.new_lane() is clock.default_lane
+    assert len(clock.stream_ends()) == 1
+
+
+def test_a_processor_launches_nothing_while_it_waits_for_a_transfer() -> None:
+    prediction, clock = clock_of_processor()
+
+    clock.wait(passage_of(0, 100 * US))
+    clock.compute(work_of(100))
+
+    assert clock.latest == 200 * US + plain_launch(prediction)
+
+
+def test_a_processor_maps_new_memory_and_uses_freed_memory_again() -> None:
+    _, clock = clock_of_processor()
+
+    clock.note_taken(2_000_000)
+    first = clock.latest
+    clock.note_freed(2_000_000)
+    clock.note_taken(2_000_000)
+
+    assert first == 1_000 * US
+    assert clock.latest == first
+    assert clock.account.computing == first
+    assert clock.bill.others == {(COMPUTE, "new pages of memory", ""): first}
+
+
+def test_the_memory_of_a_gpu_costs_its_allocator_nothing() -> None:
+    _, clock = clock_of()
+
+    clock.note_taken(2_000_000)
+
+    assert clock.latest == 0
+
+
+def test_a_collective_that_its_own_host_launches_late_is_no_imbalance() -> None:
+    _, clock = clock_of()
+    comm = clock.new_lane()
+    clock.compute(work_of(1))
+    idle_from, behind = clock.default_lane.ends_at, clock.account.behind
+    clock.time += 50 * US
+    clock.lane = comm
+    passage = clock.come(None, 1)
+    passage.begins_at, passage.ends_at = passage.came_at + 30 * US, passage.came_at + 100 * US
+
+    clock.wait(passage)
+    clock.lane = clock.default_lane
+    clock.wait_for_lane(comm)
+
+    assert clock.account.behind - behind == passage.came_at - idle_from
+    assert clock.account.waiting == 30 * US
+    assert clock.account.exposed == 70 * US
+
+
+def test_a_collective_that_another_rank_comes_to_late_is_imbalance() -> None:
+    _, clock = clock_of()
+    clock.compute(work_of(500))
+    passage = clock.come(None, 1)
+    passage.begins_at, passage.ends_at = passage.came_at + 30 * US, passage.came_at + 100 * US
+    behind = clock.account.behind
+
+    clock.wait(passage)
+
+    assert clock.account.waiting == 30 * US
+    assert clock.account.behind == behind

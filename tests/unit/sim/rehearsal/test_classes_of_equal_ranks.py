@@ -156,7 +156,7 @@ def test_line_of_a_read_is_told_from_a_folder_with_the_word_in() -> None:
 def test_end_of_a_rank_that_does_not_run_fails_no_operation() -> None:
     conditions = Conditions()
     conditions.equals = Equals(RankChoice(frozenset({0, 3})), 4)
-    scheduler = Scheduler(belongings=SimpleNamespace())
+    scheduler = Scheduler(own_state=SimpleNamespace())
     group = MeetingGroup(scheduler, "all", (0, 1, 2, 3), conditions)
 
     group.lose(1, PeerDied("rank 1 has ended"))

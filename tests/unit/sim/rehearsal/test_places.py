@@ -16,7 +16,7 @@ from rankwise.simranks.world.places import is_in_import, place_here
 from rankwise.simranks.world.scheduler import Scheduler
 
 BARRIER = CallSignature("barrier")
-WITHOUT_RANKS = Scheduler(belongings=SimpleNamespace())  # they are not asked
+WITHOUT_RANKS = Scheduler(own_state=SimpleNamespace())  # they are not asked
 
 
 def test_a_place_has_the_line_of_its_call() -> None:

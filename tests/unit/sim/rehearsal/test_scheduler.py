@@ -44,7 +44,7 @@ def scheduler_of(*programs: Callable[[], object], **options: Any) -> Scheduler:
 
         return run
 
-    scheduler = ENTERED.enter_context(Scheduler(belongings=Nothing(), **options))
+    scheduler = ENTERED.enter_context(Scheduler(own_state=Nothing(), **options))
     for number, program in enumerate(programs):
         scheduler.spawn(number, None, ending(program))
     return scheduler
@@ -280,7 +280,7 @@ def test_a_rank_that_a_signal_ends_counts_as_ended_by_it_when_it_is_given_up() -
     rank.thread.join(PATIENCE_S)
 
 
-def test_the_conductor_gets_the_run_token_at_its_horizon() -> None:
+def test_the_scheduler_thread_gets_the_run_token_at_its_horizon() -> None:
     scheduler = scheduler_of(lambda: scheduler.sleep(100))
 
     scheduler.run(Instant(50), PATIENCE_S)
@@ -309,7 +309,7 @@ def test_what_comes_up_while_ranks_run_brings_their_horizon_forward() -> None:
     assert woken == [10, 20, 30]
 
 
-def test_a_signal_at_any_moment_of_the_wait_brings_the_conductor_back() -> None:
+def test_a_signal_at_any_moment_of_the_wait_brings_the_scheduler_thread_back() -> None:
     is_told = False
 
     def turn() -> None:

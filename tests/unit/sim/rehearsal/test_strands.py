@@ -71,7 +71,7 @@ def test_thread_that_was_woken_is_known_to_go_on_before_it_says_so(
 
 def test_thread_that_is_being_started_may_still_ask() -> None:
     begins = threading.Event()
-    with Scheduler(belongings=Nothing()) as scheduler:
+    with Scheduler(own_state=Nothing()) as scheduler:
         rank = scheduler.spawn(0, None, lambda: 0)
         while rank.exit_code is None:
             assert scheduler.run(patience_s=PATIENCE_S) is None
@@ -94,7 +94,7 @@ def test_thread_that_is_being_started_may_still_ask() -> None:
 
 def test_thread_that_cannot_be_started_is_not_waited_for() -> None:
     with (
-        Scheduler(belongings=Nothing()) as scheduler,
+        Scheduler(own_state=Nothing()) as scheduler,
         pytest.raises(RuntimeError),
         scheduler.turns.starting_thread(),
     ):
@@ -132,7 +132,7 @@ def test_thread_takes_the_turn_of_a_sibling_that_waits_for_it_within_its_own_tur
         return 0
 
     with ExitStack() as stack:
-        scheduler = stack.enter_context(Scheduler(belongings=Nothing()))
+        scheduler = stack.enter_context(Scheduler(own_state=Nothing()))
         scheduler.spawn(0, None, program)
         stack.callback(done.set)  # a thread that is stuck does not keep the tests
         while scheduler.next_instant is not None:

@@ -142,7 +142,7 @@ def test_names_tell_which_operators_multiply_matrices(
 def charged(compute: Callable[[], Any]) -> Prediction:
     prediction = Prediction(load_topology("switch8"), 1)
     rank = Rank.__new__(Rank)
-    rank.number, rank.belongings = 0, {}
+    rank.number, rank.own_state = 0, {}
     with ChargingMode(prediction.clock_of(rank)):
         compute()
     return prediction

@@ -29,7 +29,7 @@ def charged(compute: Any) -> tuple[Any, Prediction]:
     """What it gives in a thread that is charged, as those of ranks are."""
     prediction = Prediction(load_topology("switch8"), 1)
     rank = Rank.__new__(Rank)
-    rank.number, rank.belongings = 0, {}
+    rank.number, rank.own_state = 0, {}
 
     def live() -> Any:
         with charge_thread(ChargingMode(prediction.clock_of(rank))):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import rankwise.sim.triton.language as tl
 from rankwise.sim.hardware.commands import KernelLaunch, MmuMap
 from rankwise.sim.hardware.engine import GraphEngine
+from rankwise.sim.triton.access import footprint_of
 from rankwise.sim.triton.affine import Affine
 from rankwise.sim.triton.dtypes import dtype_named
-from rankwise.sim.triton.footprints import footprint_of
 from rankwise.sim.triton.kernel_runner import DevicePointer, KernelRunner
 from rankwise.sim.triton.memory import (
     Access,

@@ -110,6 +110,9 @@ class Connection:
     def __init__(self, name: str, ours: socket.socket) -> None:
         self.name = name
         self.listener: HostingListener | None = None
+        """Is told of the other side, of sweeps, and of processes that are no workers."""
+        self.workers: HostingListener | None = None
+        """Is told of workers, whose numbers are those of `next_number`."""
         self.loss = ""
         """Why the other side is gone; empty while it is there."""
         self._socket = ours
@@ -305,21 +308,26 @@ class Connection:
             if self.listener is not None:
                 self.listener.on_lost(reason)
 
+    def _listener_to(self, worker: int) -> HostingListener | None:
+        return self.workers if worker > 0 else self.listener
+
     def _tell(self, message: tuple[Any, ...]) -> None:
-        listener = self.listener
-        if listener is None:
+        if self.listener is None:
             return
         match message:
             case ("spawned", int(worker), int(pid)):
                 self.unanswered.discard(worker)
-                listener.on_spawned(worker, pid)
+                if (listener := self._listener_to(worker)) is not None:
+                    listener.on_spawned(worker, pid)
             case ("refused", int(worker), str(reason)):
                 self.unanswered.discard(worker)
-                listener.on_refused(worker, reason)
+                if (listener := self._listener_to(worker)) is not None:
+                    listener.on_refused(worker, reason)
             case ("exited", int(worker), int(code), int(at)):
-                listener.on_exited(worker, code, Instant(at))
+                if (listener := self._listener_to(worker)) is not None:
+                    listener.on_exited(worker, code, Instant(at))
             case ("swept", int(token), survivors, killed):
-                listener.on_swept(token, tuple(survivors), dict(killed))
+                self.listener.on_swept(token, tuple(survivors), dict(killed))
             case ("importing", str(name)):
                 self.importing = name
             case ("unfit", str(reason)):
@@ -327,7 +335,7 @@ class Connection:
             case ("ready", int(), dict() as details):
                 self._is_ready = True
                 self._expect_answer()
-                listener.on_ready(details)
+                self.listener.on_ready(details)
             case _:
                 raise RemoteProtocolError(
                     f"the {self.name} sent {message!r}, which is not expected here"

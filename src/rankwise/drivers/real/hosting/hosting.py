@@ -147,6 +147,7 @@ class Hosting:
         self._gang = gang
         self._reactor = reactor
         for connection in self._connections:
+            connection.workers = gang
             if not connection.loss:
                 connection.watch(reactor)
 
@@ -154,6 +155,8 @@ class Hosting:
         """Stop serving the gang, whose workers are all dead, or will be."""
         self._unwatch()
         self._gang = None
+        for connection in self._connections:
+            connection.workers = None
 
     def detach_broken(self) -> None:
         """Stop serving a gang that something has broken, and wait until its workers are dead.
@@ -318,7 +321,7 @@ class Hosting:
 
 
 class _Listener:
-    """Hears what becomes of workers and of the fork server, from the guardian or the fork server.
+    """Hears what becomes of the fork server and of sweeps; workers are the gang's affair.
 
     Args:
         hosting: whose gang is told.
@@ -339,20 +342,15 @@ class _Listener:
     def on_spawned(self, worker: int, pid: int) -> None:
         if worker == self._hosting.server_number:
             self._hosting.note_server(pid)
-        if worker > SERVER_NUMBER and self._hosting.gang is not None:
-            self._hosting.gang.on_spawned(worker, pid)
 
     def on_refused(self, worker: int, reason: str) -> None:
         if worker == self._hosting.server_number:
             self._hosting.lose_server(f"the fork server cannot be started: {reason}")
-        elif worker > SERVER_NUMBER and self._hosting.gang is not None:
-            self._hosting.gang.on_refused(worker, reason)
 
     def on_exited(self, worker: int, code: int, at: Instant) -> None:
+        del at
         if worker == self._hosting.server_number:
             self._hosting.on_server_ended(code)
-        elif worker > SERVER_NUMBER and self._hosting.gang is not None:
-            self._hosting.gang.on_exited(worker, code, at)
 
     def on_swept(self, token: int, survivors: tuple[int, ...], killed: Mapping[int, str]) -> None:
         self._hosting.note_sweep(token)

@@ -386,14 +386,16 @@ class EmbeddedWatch:
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
         """Wait for the next changes; empty when there were none for `patience`."""
-        return self._connection.next_changes(patience, self._connect, self._hear)
+        return self._connection.next_changes(patience, self._connect, self._receive_changes)
 
     def close(self) -> None:
         """End the watch and wake a thread that waits in `next`."""
         self._connection.close()
 
-    def _hear(self, conversation: "_Conversation", ends_at: float) -> tuple[Change, ...] | None:
-        answer = conversation.hear(ends_at)
+    def _receive_changes(
+        self, conversation: "_Conversation", ends_at: float
+    ) -> tuple[Change, ...] | None:
+        answer = conversation.receive(ends_at)
         return None if answer is None else self._changes_of(answer)
 
     def _changes_of(self, answer: protocol.Answer) -> tuple[Change, ...]:
@@ -503,12 +505,12 @@ class _Conversation:
         """
         self._sock.settimeout(patience_s)
         self.say(request)
-        answer = self.hear(monotonic() + patience_s)
+        answer = self.receive(monotonic() + patience_s)
         if answer is None:
             raise TimeoutError(errno.ETIMEDOUT, f"no answer for {patience_s:.3g} s")
         return answer
 
-    def hear(self, ends_at: float) -> protocol.Answer | None:
+    def receive(self, ends_at: float) -> protocol.Answer | None:
         """The next thing the server says; None when it says nothing until then.
 
         Raises:

@@ -171,7 +171,7 @@ class EtcdWatch:
         While no connection stands it takes as long as making one takes, at most the request
         timeout.
         """
-        return self._connection.next_changes(patience, self._connect, self._hear)
+        return self._connection.next_changes(patience, self._connect, self._receive)
 
     def begin(self) -> None:
         """Wait until etcd has confirmed the watch.
@@ -190,7 +190,7 @@ class EtcdWatch:
         """End the watch and wake a thread that waits in `next`."""
         self._connection.close()
 
-    def _hear(self, stream: "_Stream", ends_at: float) -> tuple[Change, ...] | None:
+    def _receive(self, stream: "_Stream", ends_at: float) -> tuple[Change, ...] | None:
         reply = stream.next(ends_at)
         return None if reply is None else self._changes_of(reply)
 

@@ -59,20 +59,20 @@ class WatchConnection(Generic[C]):
         self,
         patience: Duration,
         connect: Callable[[], C],
-        hear: Callable[[C, float], tuple[Change, ...] | None],
+        receive: Callable[[C, float], tuple[Change, ...] | None],
     ) -> tuple[Change, ...]:
         """Wait for changes, on one connection after the other; empty if there are none in time.
 
         Args:
             patience: how long to wait.
             connect: makes a connection, and hands it to `take`.
-            hear: waits for the next message until an instant; None if there is none by then.
+            receive: waits for the next message until an instant; None if there is none by then.
         """
         ends_at = monotonic() + patience / SECOND
         with self.waiting():
             while not self.is_over:
                 try:
-                    changes = hear(self.current or connect(), ends_at)
+                    changes = receive(self.current or connect(), ends_at)
                     if changes is None or changes:
                         return changes or ()
                 except self._losses:

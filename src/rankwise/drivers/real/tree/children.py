@@ -338,7 +338,7 @@ class Children:
         return taken.tolist()
 
     def read(self, deadline: Instant | None) -> list[int]:
-        """Wait for words: ends of tasks and answers, and what `hear` understands.
+        """Wait for words: ends of tasks and answers, and what `on_word` understands.
 
         None come when the deadline passes first, when a signal handler is due, which the caller
         runs, and at the death of the fork server, which the listener is told.
@@ -386,7 +386,7 @@ class Children:
         with suppress(ProcessLookupError):
             os.kill(self._fork_server, signal.SIGCONT)
 
-    def hear(self, word: int) -> bool:
+    def on_word(self, word: int) -> bool:
         """Tell the group what a word says of a child; whether it was about one."""
         kind, child = word >> KIND_SHIFT & _KIND_MASK, word & FIELD_MASK
         if kind == ENDED:
@@ -415,7 +415,7 @@ class Children:
 
     def _hear_all(self, words: list[int]) -> None:
         for word in words:
-            self.hear(word)
+            self.on_word(word)
 
     def _carry_out(self, effects: Sequence[ChildGroupEffect]) -> None:
         for effect in effects:

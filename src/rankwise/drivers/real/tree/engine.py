@@ -175,7 +175,7 @@ class TreeEngine:
         """What children have told in report files that was no task's."""
         self._deaths: dict[int, str] = {}
         """Children that have ended since somebody began to wait for them."""
-        self._programs = ProgramRuns(self.children, self._deaths, self._hear, self._check_alive)
+        self._programs = ProgramRuns(self.children, self._deaths, self._on_words, self._check_alive)
 
     def start(self) -> None:
         """Start all children; see `Children.start` for what is raised."""
@@ -342,7 +342,7 @@ class TreeEngine:
         self._since_poll = 0
         words = self.children.read_now()
         if words:
-            self._hear(words)
+            self._on_words(words)
         deadline = self._graph.next_deadline
         if deadline is not None and _now() >= deadline:
             self._carry_out(self._wake_graph(_now()))
@@ -534,14 +534,14 @@ class TreeEngine:
             deadline = self._deadline if held is None else min(held, self._deadline)
         words = self.children.read(deadline)
         if words:
-            self._hear(words)
+            self._on_words(words)
         elif held is not None:
             self._carry_out(self._wake_graph(_now()))
         gate = self.children.gate
         if gate.due:
             gate.run_due()
 
-    def _hear(self, words: list[int]) -> None:
+    def _on_words(self, words: list[int]) -> None:
         highest = max(words) if words else 0
         if highest < _ENDS:
             if words:
@@ -617,7 +617,7 @@ class TreeEngine:
             self._read_reports(child)
             self._programs.on_ended(child, self._answers.pop(child, UNTOLD))
         else:
-            self.children.hear(word)
+            self.children.on_word(word)
 
     def child_lost(self, child: int, how: str, *, successor: bool) -> None:
         """A child has ended: what it had counted decides what becomes of its queue."""

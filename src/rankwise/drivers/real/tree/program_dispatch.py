@@ -22,7 +22,7 @@ class ProgramRuns:
     Args:
         children: the processes.
         deaths: who of them has ended, and how, since the run began.
-        hear: takes in the words that they send.
+        on_words: takes in the words that they send.
         check_alive: raises `WorkerDied` if a child has ended.
     """
 
@@ -30,12 +30,12 @@ class ProgramRuns:
         self,
         children: Children,
         deaths: Mapping[int, str],
-        hear: Callable[[list[int]], None],
+        on_words: Callable[[list[int]], None],
         check_alive: Callable[[int], None],
     ) -> None:
         self._children = children
         self._deaths = deaths
-        self._hear = hear
+        self._on_words = on_words
         self._check_alive = check_alive
         self._ends: dict[int, Report | None] = {}
 
@@ -73,13 +73,13 @@ class ProgramRuns:
         patience = LATE_KILL_PATIENCE if is_late else KILL_PATIENCE
         deadline = Instant(time.monotonic_ns() + patience)
         while not self._deaths.keys() >= set(killed) and time.monotonic_ns() < deadline:
-            self._hear(self._children.read(deadline))
+            self._on_words(self._children.read(deadline))
 
     def _wait(self, programs: Mapping[int, int], deadline: Instant | None) -> None:
         while self._unfinished(programs):
             if deadline is not None and time.monotonic_ns() >= deadline:
                 raise TreeTimeout("a recorded graph has not ended in time")
-            self._hear(self._children.read(deadline))
+            self._on_words(self._children.read(deadline))
             self._children.gate.run_due()
 
     def _unfinished(self, programs: Mapping[int, int]) -> list[int]:

@@ -190,9 +190,10 @@ class Reporter:
         error.__traceback__ = without_our_frames(error.__traceback__)
         _end_at_the_call(error)
         _leave_out_entering(error)
+        tensors = ""
         if type(error).__name__ == "OutOfMemoryError":
             try:
-                _worker_module("gpu_tensors").note_on_memory(error)
+                tensors = _worker_module("gpu_tensors").note_on_memory(error)
             except Exception as problem:  # noqa: BLE001 - a torch that we do not know: the error counts
                 if hasattr(error, "add_note"):
                     error.add_note(f"rankwise cannot tell what holds the memory: {problem!r}")
@@ -203,7 +204,7 @@ class Reporter:
             self._write(
                 f'{{"kind": "error", "type": {quoted(_name_of(type(error)))}, '
                 f'"message": {quoted(message)}, "traceback": {quoted(traceback)}, '
-                f'"raised_at": {raised_at}, "wall_ns": {wall_ns}}}'
+                f'"raised_at": {raised_at}, "wall_ns": {wall_ns}, "tensors": {quoted(tensors)}}}'
             )
         error_file = os.environ.get(ERROR_FILE_VARIABLE)
         if error_file and isinstance(error, Exception):

@@ -12,17 +12,21 @@ from typing import Any
 _TENSORS_SHOWN = 3
 
 
-def note_on_memory(error: BaseException, device_type: str = "cuda") -> None:
-    """Add what the tensors of this rank hold to an error of torch that memory is short."""
+def note_on_memory(error: BaseException, device_type: str = "cuda") -> str:
+    """Add what the tensors of this rank hold to an error of torch that memory is short.
+
+    Return it, too: the report shows it without a look at the traceback. Empty for other errors.
+    """
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(error, "add_note"):
-        return
+    if torch is None or type(error) is not getattr(torch, "OutOfMemoryError", None):
+        return ""
     if "RANKWISE_SIMULATED" in os.environ:
-        return  # the tensors of all ranks are in this process, and the prediction tells more
-    if type(error) is getattr(torch, "OutOfMemoryError", None):
-        text = held_in_words(torch, device_type)
-        if text and text not in getattr(error, "__notes__", ()):
-            error.add_note(text)
+        return ""  # the tensors of all ranks are in this process, and the prediction tells more
+    held = held_in_words(torch, device_type)
+    note = f"this rank's tensors: {held}"
+    if held and hasattr(error, "add_note") and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return held
 
 
 def held_in_words(torch: ModuleType, device_type: str) -> str:
@@ -67,7 +71,7 @@ def held_in_words(torch: ModuleType, device_type: str) -> str:
         return ""
     largest = sorted(others.items(), key=lambda item: -item[1][0])[:_TENSORS_SHOWN]
     shown = ", ".join(f"{count} of {kind} {_size(size)}" for kind, (size, count) in largest)
-    return f"this rank's tensors: {', '.join(told)}" + (f" ({shown})" if shown else "")
+    return ", ".join(told) + (f" ({shown})" if shown else "")
 
 
 def _plain(torch: ModuleType, tensors: "list[Any]") -> "list[Any]":

@@ -107,6 +107,8 @@ class AttemptBook:
     dump_ordered_at: Instant | None = None
     ending_since: Instant | None = None
     """When it became known that the attempt must end."""
+    ended_by_stop: bool = False
+    """Whether that was a request to stop."""
     kill_allowed_at: Instant | None = None
     sweep_ordered_at: Instant | None = None
     swept: Swept | None = None
@@ -145,7 +147,7 @@ class GangChecker:
             return
         if isinstance(stimulus, StopRequested) and self._held:
             self._held_until = after(now, self._spec.grace)
-        self._hear(stimulus, now)
+        self._note_fact(stimulus, now)
 
     def _is_held(self, fact: Any, now: Instant) -> bool:
         """Whether the gang hears a fact later, since it may be a stop's doing."""
@@ -170,9 +172,9 @@ class GangChecker:
         exits = {fact.local_rank for fact in held if isinstance(fact, WorkerExited)}
         self._released = now, exits
         for fact in held:
-            self._hear(fact, now)
+            self._note_fact(fact, now)
 
-    def _hear(self, stimulus: Any, now: Instant) -> None:
+    def _note_fact(self, stimulus: Any, now: Instant) -> None:
         match stimulus:
             case WorkerSpawned(local_rank, attempt):
                 self._note_birth(self._attempts[attempt], local_rank, now)
@@ -322,6 +324,7 @@ class GangChecker:
             return
         book = self._attempts[-1]
         was_ending = book.ending_since is not None
+        book.ended_by_stop = book.ended_by_stop or not was_ending
         self._must_end(book, now)
         if self._stops_heard > 1 and was_ending:
             book.kill_allowed_at = min(book.kill_allowed_at or now, now)
@@ -483,6 +486,7 @@ class GangChecker:
             [self._host.workers[root.attempt, rank] for rank in sorted(book.started)],
             clock=self._host.clock,
             heard_until=book.ending_since,
+            ended_by_stop=book.ended_by_stop,
         )
         if problem:
             self._broken(problem)

@@ -24,6 +24,7 @@ def root_cause_is_true(
     *,
     clock: SkewedClock,
     heard_until: Instant | None,
+    ended_by_stop: bool,
 ) -> str:
     """What is wrong with the root cause that a gang tells; empty if it is the truth.
 
@@ -32,10 +33,14 @@ def root_cause_is_true(
         workers: the workers of its attempt.
         clock: the node's.
         heard_until: when the attempt began to end; what failed later explains nothing.
+        ended_by_stop: whether a request to stop ended it.
     """
+    # The request came to the ranks, too. Their exits were held back until it was heard, so that
+    # they are its consequences, and explain no earlier failure.
+    strangers = [] if ended_by_stop else deaths_by_others(workers)
     culprits = [
         worker
-        for worker in (*workers, *deaths_by_others(workers))
+        for worker in (*workers, *strangers)
         if worker.failed_at is not None
         and (heard_until is None or clock.shown_at(worker.failed_at) <= heard_until)
     ]
@@ -50,7 +55,7 @@ def root_cause_is_true(
         case FailureCause.RAISED | FailureCause.EXITED | FailureCause.SIGNALED:
             told = [worker for worker in culprits if worker.local_rank == root.local_rank]
             if not told or not may_be_root(told[0], culprits, 0):
-                return f"the root cause is told to be {root}, and the truth is {culprits}"
+                return f"the root cause is told to be {root}, and the truth is {_shown(culprits)}"
             return ""
         case FailureCause.STOPPED | FailureCause.GUARDIAN_LOST | FailureCause.STORE_LOST:
             return f"the root cause is told to be {root}, which explains nothing"
@@ -159,8 +164,18 @@ def _root_is_true(root: Failure, last: RoundBook, plan: ClusterPlan) -> str:
     told = [worker for worker in culprits if worker.rank == root.rank]
     slack = _slack(plan)
     if not told or (slack is not None and not may_be_root(told[0], culprits, slack)):
-        return f"the root cause is told to be {root}, and the truth is {culprits}"
+        return f"the root cause is told to be {root}, and the truth is {_shown(culprits)}"
     return ""
+
+
+def _shown(culprits: Iterable[SimulatedWorker]) -> str:
+    """The failures as they happened, in order: a worker's whole state would fill a screen."""
+    return "; ".join(
+        f"rank {worker.rank} failed at {worker.failed_at}"
+        + (f" by signal {worker.died_by}" if worker.died_by is not None else "")
+        + (", for a lost peer" if worker.lost_peer else "")
+        for worker in sorted(culprits, key=_order)
+    )
 
 
 def _blame_is_true(root: Failure, last: RoundBook) -> str:

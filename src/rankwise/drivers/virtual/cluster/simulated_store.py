@@ -58,7 +58,7 @@ class SimulatedStoreClient:
         self.is_alive = True
         self._deliver = deliver
 
-    def hear(self, answer: Answer) -> None:
+    def on_answer(self, answer: Answer) -> None:
         """Pass an answer on, if there is somebody to hear it."""
         if self.is_alive:
             self._deliver(answer)
@@ -82,7 +82,7 @@ class SimulatedWatch:
     client: SimulatedStoreClient
     token: int
     prefix: str
-    told: Revision
+    told_until: Revision
     """If it is behind: up to which revision its client has been told."""
     is_behind: bool = True
     arrives_at: Instant = FIRST_INSTANT
@@ -223,7 +223,7 @@ class SimulatedStore:
         pending.is_answered = True
         if is_first and isinstance(pending.order, ReadKeys) and isinstance(answer, KeysRead):
             self._begin_watch(pending.client, pending.order, answer.snapshot.revision)
-        pending.client.hear(answer)
+        pending.client.on_answer(answer)
 
     def _fail(self, pending: Pending) -> None:
         """No answer will come: the client finds out when its patience is over."""
@@ -234,7 +234,7 @@ class SimulatedStore:
         if pending.is_answered:
             return
         pending.is_answered = True
-        pending.client.hear(RequestFailed(pending.token, "the simulated store did not answer"))
+        pending.client.on_answer(RequestFailed(pending.token, "the simulated store did not answer"))
 
     def _answer_to(self, order: Order) -> Answer:
         now = self._clock.now()
@@ -315,7 +315,7 @@ class SimulatedStore:
                 elif self._reaches(watcher):
                     self._send_changes(watcher, changes, size)
                 else:
-                    watcher.is_behind, watcher.told = True, before
+                    watcher.is_behind, watcher.told_until = True, before
 
     def _reaches(self, watcher: SimulatedWatch) -> bool:
         return self._is_up and watcher.client.node not in self.cut_off
@@ -325,7 +325,7 @@ class SimulatedStore:
         if not watcher.is_behind or not self._reaches(watcher) or not self._is_watching(watcher):
             return
         try:
-            changes = self.keyspace.changes_after(watcher.told, watcher.prefix)
+            changes = self.keyspace.changes_after(watcher.told_until, watcher.prefix)
         except Compacted as error:
             self._end_watch(watcher.client, watcher.token)
             self._lose(watcher, str(error))
@@ -351,7 +351,7 @@ class SimulatedStore:
     def _deliver_changes(self, watcher: SimulatedWatch, changes: list[Change]) -> None:
         told = tuple(changes)
         changes.clear()  # what comes from now on is told by itself
-        watcher.client.hear(KeysChanged(watcher.token, told))
+        watcher.client.on_answer(KeysChanged(watcher.token, told))
 
     def _is_watching(self, watcher: SimulatedWatch) -> bool:
         number = self._client_numbers[watcher.client]
@@ -361,7 +361,7 @@ class SimulatedStore:
     def _lose(self, watcher: SimulatedWatch, reason: str) -> None:
         lost = WatchLost(watcher.token, reason)
         arrival = max(watcher.arrives_at, after(self._clock.now(), self._latency()))
-        self._agenda.at(arrival, lambda: watcher.client.hear(lost))
+        self._agenda.at(arrival, lambda: watcher.client.on_answer(lost))
 
     # Leases
 

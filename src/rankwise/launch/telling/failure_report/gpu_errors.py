@@ -1,4 +1,7 @@
-"""What torch says when a GPU has no more memory, in a field of a report."""
+"""What torch says when a GPU has no more memory, in a field of a report.
+
+torch tells it in a sentence alone, so the sentence is read (ADR 0089).
+"""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +15,6 @@ _OWN = re.compile(rf"this process has {_SIZE} memory in use")
 _OTHERS = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
 _ALLOCATED = re.compile(rf"allocated memory {_SIZE} is allocated by PyTorch")
 _UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
-_TENSORS = re.compile(r"^this rank's tensors: (.+)$", re.MULTILINE)
 
 
 def memory_lines(error: ErrorRecord, ranks: Mapping[int, int]) -> tuple[str, ...]:
@@ -36,8 +38,8 @@ def memory_lines(error: ErrorRecord, ranks: Mapping[int, int]) -> tuple[str, ...
         if (unused := _UNUSED.search(error.message)) is not None:
             details.append(f"{unused[1]} reserved and unused")
         lines.append(f"{line}: {', '.join(details)}" if details else line)
-    if (tensors := _TENSORS.search(error.traceback)) is not None:
-        lines.append(tensors[1])
+    if error.tensors:
+        lines.append(error.tensors)
     for pid, size in _OTHERS.findall(error.message):
         rank = ranks.get(int(pid))
         lines.append(f"{f'process {pid}' if rank is None else f'rank {rank}'} holds {size}")

@@ -1,8 +1,12 @@
 """What to do next, for causes that are common and not obvious.
 
 A hint is worth its line only when it is nearly always right and says more than the error itself
-does. The catalogue is therefore short; where nothing fits, nothing is said. Errors of the system
-are known by their numbers too: their words are the C library's, and the user's language's.
+does. The catalogue is therefore short; where nothing fits, nothing is said.
+
+What rankwise knows is a value of the failure: its cause, its exit, how ranks are out of step, the
+class of an exception. Texts are read only where they come from others (torch, gloo, the C library,
+a program's stderr): there is nothing else to go by (ADR 0089). Errors of the system are known by
+their numbers too: their words are in the user's language.
 """
 
 import errno
@@ -12,16 +16,19 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rankwise.base.failure import Failure, FailureCause
-from rankwise.launch.telling.failure_report.loaders import is_cut_off_from_loader
+from rankwise.base.failure import DEVICE_FULL_EXIT_CODE, Failure, FailureCause, MismatchKind
+from rankwise.launch.telling.failure_report.tracebacks import is_cut_off_from_loader
 
 _SIGKILL, _SIGBUS, _SIGILL, _SIGTERM, _SIGXCPU = 9, 7, 4, 15, 24
 _PEER_GONE = re.compile(
     r"connection (?:was )?(?:closed|reset) by (?:the )?(?:remote )?peer|broken pipe"
-    r"|connection refused|socket (?:timeout|closed)|PeerDied|ncclRemoteError"
+    r"|connection refused|socket (?:timeout|closed)|ncclRemoteError"
     rf"|\[Errno (?:{errno.EPIPE}|{errno.ECONNRESET}|{errno.ECONNREFUSED})\]",
     re.IGNORECASE,
 )
+"""What gloo, NCCL and the C library say of a connection whose other end has gone."""
+_DEVICE_FULL = "torch.OutOfMemoryError"
+_PEER_DIED = "rankwise.base.errors.PeerDied"
 _FORK = re.compile(r"\bfork|posix_spawn|\bPopen\b|_execute_child")
 _TEXT_MAX = 20_000
 
@@ -41,7 +48,7 @@ def is_peer_gone(failure: Failure) -> bool:
     error = failure.error
     if error is None or is_cut_off_from_loader(error):
         return False
-    return bool(_PEER_GONE.search(_last_words(error.message)))
+    return error.type == _PEER_DIED or bool(_PEER_GONE.search(_last_words(error.message)))
 
 
 def _says(*words: str, number: int | None = None) -> Callable[[Failure], bool]:
@@ -96,20 +103,21 @@ _SAME_CALLS = (
     "all ranks must call the same collectives in the same order: look for a branch, or a loop, "
     "that {} takes differently"
 )
-_STANDS = re.compile(r"rank \d+ in (\w+)")
 
 
-def _calls_of_circle(failure: Failure) -> list[str]:
-    """What each of those calls that wait for each other: `send`, `recv`, or an operation."""
-    return _STANDS.findall(failure.detail) if failure.is_shared else []
+def _is_mismatch(kind: MismatchKind) -> Callable[[Failure], bool]:
+    return lambda failure: failure.mismatch is not None and failure.mismatch.kind is kind
 
 
-_MISSES = re.compile(r"rank \d+ has not come to ")
-_MISFIT = re.compile(r"rank \d+ sends \d+ elements?\b.*, rank \d+ takes \d+")
+def _calls_of_circle(failure: Failure) -> tuple[str, ...]:
+    """In what each of those stands that wait for each other: `send`, `recv`, or an operation."""
+    is_circle = _is_mismatch(MismatchKind.CIRCLE)(failure)
+    return failure.mismatch.operations if is_circle and failure.mismatch is not None else ()
+
 
 _CATALOGUE: Sequence[_Hint] = (
     _Hint(
-        lambda failure: failure.is_shared and _MISFIT.match(failure.detail) is not None,
+        _is_mismatch(MismatchKind.MISFIT),
         "a receive needs as many elements as its send, of the same dtype",
     ),
     _Hint(
@@ -134,9 +142,7 @@ _CATALOGUE: Sequence[_Hint] = (
         _SAME_CALLS.format("one of these ranks"),
     ),
     _Hint(
-        lambda failure: (
-            failure.cause is FailureCause.OUT_OF_STEP and bool(_MISSES.match(failure.detail))
-        ),
+        _is_mismatch(MismatchKind.ABSENCE),
         "if this rank is only slow, give a longer limit; else look for a branch, or a loop, that"
         " it takes differently",
     ),
@@ -169,7 +175,12 @@ _CATALOGUE: Sequence[_Hint] = (
         "rankwise did not send this SIGTERM: look for a scheduler, or a kill in the program",
     ),
     _Hint(
-        _says(r"out of memory on rank \d+: "),  # a modelled device is full
+        # The error is of torch's own type, as on a real device: the exit code tells them apart.
+        lambda failure: (
+            _exited_with(DEVICE_FULL_EXIT_CODE)(failure)
+            and failure.error is not None
+            and failure.error.type == _DEVICE_FULL
+        ),
         "use a smaller batch, shard or recompute more, or choose a machine with more memory",
     ),
     _Hint(

@@ -11,9 +11,9 @@ from rankwise.base.failure import (
     signal_name,
 )
 from rankwise.base.wording import BY_SIGNAL
-from rankwise.launch.telling.failure_report.loaders import is_cut_off_from_loader
 from rankwise.launch.telling.failure_report.stacks import place_in_program
 from rankwise.launch.telling.failure_report.text import LINE_LENGTH_MAX, first_line, printable
+from rankwise.launch.telling.failure_report.tracebacks import is_cut_off_from_loader
 
 _MEANINGS = {
     1: "hang-up: its terminal or session went away",

@@ -7,6 +7,10 @@ Two failures count as *the same* when their tracebacks are equal once that is ta
 differs from rank to rank without meaning anything: addresses (`0x7f…`), and the number after a
 word that counts processes or devices (`rank 3`, `cuda:3`, `pid 4711`, `port 29500`). Every other
 number stays, since `shape 3` against `shape 4` may be the very clue.
+
+A rank may fail since a worker process of its own data loader has died. torch says so where it
+notices first. Where it does not, a rank that fetches what such a worker had sent cannot reach it
+any more, and raises that a connection was reset, as if another rank were gone: its traceback tells.
 """
 
 import functools
@@ -14,12 +18,19 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
-from rankwise.base.failure import Failure
+from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.launch.telling.failure_report.text import printable_lines, shorten_lines
 
 BOOT_DIRECTORY = "rankwise/drivers/real/worker/"
 """Frames of files below this are ours: they run the user's program."""
 
+_KILLED = re.compile(r"DataLoader worker \(pid.{0,40}\) is killed by signal: Killed")
+_FETCHING = re.compile(
+    r'File "[^"]*torch/utils/data/dataloader\.py".*'
+    r'File "[^"]*multiprocessing/resource_sharer\.py", line \d+, in detach',
+    re.DOTALL,
+)
+_CUT_OFF = ("ConnectionResetError", "ConnectionRefusedError", "FileNotFoundError", "EOFError")
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "(?P<path>[^"]*)", line \d+, in ')
 _WHOLE_FRAME = re.compile(r'^  File "[^"]*", line \d+, in .*$', re.MULTILINE)
@@ -226,3 +237,20 @@ def _cut_out(tail: list[str], block: list[str]) -> list[str] | None:
             is_new = printed[end - 1] not in (found[end - 1], block[-1].rstrip())
             return tail[:starts_at] + tail[end - is_new :]
     return None
+
+
+def lost_loader(failure: Failure) -> bool:
+    """Whether it raised since a data loader's worker of its own was killed, as by lack of memory.
+
+    torch says so in an exception, or in the one from which that was raised.
+    """
+    error = failure.error
+    if failure.cause is not FailureCause.RAISED or error is None:
+        return False
+    is_told = _KILLED.search(error.message) or _KILLED.search(error.traceback)
+    return bool(is_told) or is_cut_off_from_loader(error)
+
+
+def is_cut_off_from_loader(error: ErrorRecord) -> bool:
+    """Whether it was raised since what a data loader's worker had sent was gone with it."""
+    return error.type in _CUT_OFF and bool(_FETCHING.search(error.traceback))

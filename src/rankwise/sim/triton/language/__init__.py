@@ -16,6 +16,7 @@ from rankwise.sim.triton import functions as _functions
 from rankwise.sim.triton import random_numbers as _random_numbers
 from rankwise.sim.triton import reductions as _reductions
 from rankwise.sim.triton import shapes as _shapes
+from rankwise.sim.triton.access import load, store
 from rankwise.sim.triton.casting import cast
 from rankwise.sim.triton.constants import const, constexpr
 from rankwise.sim.triton.creation import arange, num_programs, program_id, range, static_range
@@ -43,8 +44,6 @@ from rankwise.sim.triton.operations import (
     atomic_xchg,
     atomic_xor,
     condition,
-    load,
-    store,
 )
 from rankwise.sim.triton.operations import (
     mul_numbers as mul,
@@ -52,12 +51,11 @@ from rankwise.sim.triton.operations import (
 from rankwise.sim.triton.operations import (
     sub_numbers as sub,
 )
-from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.random_numbers import *  # noqa: F403
 from rankwise.sim.triton.reductions import *  # noqa: F403
 from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.shapes import *  # noqa: F403
-from rankwise.sim.triton.tensor import BLOCK_ELEMENTS_MAX, tensor
+from rankwise.sim.triton.tensor import BLOCK_ELEMENTS_MAX, tensor, to_tensor
 
 slice: Any = builtins.slice
 tuple: Any = builtins.tuple

@@ -32,8 +32,8 @@ _SOURCES = {
 }
 _STEPS = 61
 """How many values of a figure are tried, from a third to three times the first guess."""
-_LARGE = 0.5
-"""Products with at least this share of the best rate tell the efficiency."""
+_MOVING_BYTES = 1 << 19
+"""Elementwise operations that move at least so many bytes tell the rate of the memory."""
 
 
 class MeasuredProduct(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +108,9 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         launches: seconds of the host by class of launch.
         shared: how much of a collective's time computing loses that goes on meanwhile; None: a
             device has engines of their own for both.
+        new_pages: bytes per second of memory that a process has not had yet; None: a device's
+            allocator keeps its memory.
+        functions: values per second of a function such as `gelu`; None: as other operations.
     """
 
     device: str
@@ -123,6 +126,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     elementwise: list[Elementwise]
     collectives: list[MeasuredCollective]
     shared: float | None = None
+    new_pages: float | None = None
+    functions: float | None = None
 
 
 def machine_of(measured: Measurements, name: str) -> RealMachine:
@@ -141,14 +146,21 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
         return DevicePrices(msgspec.convert(tree, RealMachine).device)
 
     residuals = {}
+    # What small ones take is their launch and their start.
+    large = [each for each in measured.elementwise if each.size >= _MOVING_BYTES]
     for field, works in (
-        ("memory", measured.elementwise),
+        ("memory", large or measured.elementwise),
         ("matrix", measured.products),
         ("attention", [each for each in measured.attention if not each.is_backward]),
         ("attention_backward", [each for each in measured.attention if each.is_backward]),
     ):
         if works:
-            residuals[field] = _fit(fitted, field, _error_of_works(prices, works))
+            error = _error_of_works(prices, works)
+            residuals[field] = _fit(fitted, field, error)
+            if field == "matrix" and "operands_GBps" in tree["device"]:
+                for _ in range(3):  # each changes what is best for the other
+                    _fit(tree["device"], "operands_GBps", error)
+                    residuals[field] = _fit(fitted, field, error)
     if measured.collectives:
         residuals["collectives"] = _fit_level(tree, measured.collectives)
         inside, between = tree["levels"]
@@ -254,6 +266,14 @@ def _tree(
             "vector_tflops": figure(max(peaks.values()) / 1e12),
             "memory_GiB": figure(measured.memory_bytes / 2**30, 0.01),
             "bandwidth_GBps": figure(bandwidth / 1e9),
+        }
+        | ({} if measured.is_queueing else {"operands_GBps": figure(bandwidth / 4e9)})
+        | (
+            {}
+            if measured.functions is None
+            else {"functions_G_per_s": figure(measured.functions / 1e9, 0.3)}
+        )
+        | {
             "fitted": {
                 "matrix": figure(0.8), "attention": figure(0.4), "attention_backward": figure(0.3),
                 "memory": figure(0.8), "kernel_us": figure(kernel * 1e6, 0.3),
@@ -261,8 +281,14 @@ def _tree(
         },
         # A device that is its host's own processor takes no operation before the last is done.
         "host": {"launch_us": launches, "queue": 1_024 if measured.is_queueing else 1}
-        | ({} if measured.shared is None else {"shared": figure(measured.shared, 0.2)}),
+        | ({} if measured.shared is None else {"shared": figure(measured.shared, 0.2)})
+        | (
+            {}
+            if measured.new_pages is None
+            else {"new_pages_GBps": figure(measured.new_pages / 1e9, 0.3)}
+        ),
         "levels": levels,
+        "collectives": "nccl" if measured.is_queueing else "gloo",
     }  # fmt: skip
 
 

@@ -68,9 +68,14 @@ class DeviceSpec(_Section, frozen=True, kw_only=True):
     """Dense, by type, of the matrix engine; `f32` is what torch's default gives, without TF32."""
     vector_tflops: Figure
     """Of elementwise operations in f32."""
+    functions: Figure | None = msgspec.field(default=None, name="functions_G_per_s")
+    """How many values of a function such as `gelu` or `exp`; none: as fast as other operations."""
     memory_gib: Figure = msgspec.field(name="memory_GiB")
     """What torch finds free on an idle device."""
     bandwidth: Figure = msgspec.field(name="bandwidth_GBps")
+    operands: Figure | None = msgspec.field(default=None, name="operands_GBps")
+    """The rate at which a matrix product reads its factors before it computes, as CPUs do; none: it
+    does so meanwhile."""
     fitted: FittedSpec
 
     def __post_init__(self) -> None:
@@ -102,6 +107,9 @@ class HostSpecOfMachine(_Section, frozen=True, kw_only=True):
     shared: Figure | None = None
     """How much of a collective's time computing loses that goes on meanwhile, as a share; none: a
     device has engines of their own for both."""
+    new_pages: Figure | None = msgspec.field(default=None, name="new_pages_GBps")
+    """The rate at which a process gets memory that it has not had yet; none: a device's allocator
+    keeps its memory."""
 
 
 class LevelSpec(_Section, frozen=True, kw_only=True):
@@ -160,6 +168,8 @@ class RealMachine(_Section, frozen=True, kw_only=True):
     cost_model: str | None = None
     """The plug-in that prices operations which have no formula, or that it knows better."""
     validated: ValidatedSpec | None = None
+    collectives: Literal["nccl", "gloo"] = "nccl"
+    """The library whose algorithms the fabric carries out."""
     residuals: dict[str, float] = msgspec.field(default_factory=dict)
     """How far the measurements of a calibration lie from what the figures give, by kind."""
 

@@ -4,6 +4,8 @@
   that is not full takes as long as a full one. Several sizes of tiles are tried, and the inner
   dimension may be split, as libraries do; the best counts. A tile takes what the fitted share of
   the peak gives; smaller tiles reach less of it, since they read more per operation.
+  A CPU first copies the factors into the order in which it computes: their bytes, at a rate of
+  their own, and those of the result are added.
 - **Attention**: the products of the kernel at a fitted share of the peak, forward and backward.
   A causal mask halves them; blocks on the diagonal are computed whole.
 - **All else** takes its bytes at a fitted share of the memory's bandwidth. Operations that read
@@ -41,6 +43,11 @@ _PASSES = {
     "nll_loss_forward": 0.0, "nll_loss_backward": 0.5,
 }  # fmt: skip
 """A softmax over rows that no cache holds reads them twice; a loss looks at one element per row."""
+_FUNCTIONS = frozenset({
+    "gelu", "gelu_backward", "silu", "silu_backward", "exp", "log", "tanh", "sigmoid", "erf", "sin",
+    "cos", "pow", "_softmax", "_log_softmax", "_softmax_backward_data",
+    "_log_softmax_backward_data",
+})  # fmt: skip
 _ATTENTION = ("attention", "scaled_dot_product", "sdpa")
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "_scaled_mm": (0, 1)}
 """Which of the shapes of an operation are the factors."""
@@ -62,6 +69,8 @@ class DevicePrices:
             name: figure.value * _PER_SECOND for name, figure in device.peak_tflops.items()
         }
         self._bandwidth = device.bandwidth.value * 1e9 * fitted.memory.value
+        self._operands = None if device.operands is None else device.operands.value * 1e9
+        self._functions = 0.0 if device.functions is None else device.functions.value * 1e9
         self._vector = device.vector_tflops.value * _PER_SECOND / 2
         self._least = fitted.kernel_us.value * 1e6
         self._matrix, self._attention = fitted.matrix.value, fitted.attention.value
@@ -116,7 +125,8 @@ class DevicePrices:
     def _seconds(self, work: DeviceOperation) -> float:
         moved = bytes_moved(work) / self._bandwidth
         if work.engine == "math":
-            return max(moved, work.flops / self._vector)
+            slow = self._functions and operation_of(work.name) in _FUNCTIONS
+            return max(moved, work.flops / (self._functions if slow else self._vector))
         if not work.flops:
             return moved
         if is_attention(work.name):
@@ -124,7 +134,13 @@ class DevicePrices:
         product = product_of(work)
         if product is None:
             return max(moved, work.flops / (self._peak_of(work.dtype) * self._matrix))
-        return max(moved, self._tile_seconds(*product, work.dtype))
+        computing = self._tile_seconds(*product, work.dtype)
+        if self._operands is not None:
+            batch, rows, columns, inner = product
+            read = batch * inner * (rows + columns) * WIDTH_BYTES.get(work.dtype, 4)
+            written = max(0, work.size - read)
+            return computing + read / self._operands + written / self._bandwidth
+        return max(moved, computing)
 
     def _attention_seconds(self, work: DeviceOperation) -> float:
         is_backward = "backward" in work.name

@@ -8,6 +8,10 @@ The choice is NCCL's: of the algorithms that can do a collective, the one that t
 - **multicast** (all-reduce inside of one node): the switch reduces (NVLS).
 - **direct** (all-to-all): each rank sends to each other.
 
+**gloo** has rings alone, and copies. All-gather copies what a rank puts in, and the whole out of
+one buffer. Reduce-scatter is an all-reduce of a copy, of which a part is copied out. The copies
+take their bytes at the rate of elementwise operations.
+
 A collective takes the start of the outermost level that it crosses, its steps at their levels'
 latency, and its bytes at the rate of the slowest level. Small messages use a protocol with flags,
 whose rate is a part of that of large ones: the sum of both terms is smooth, as measured curves are.
@@ -22,6 +26,9 @@ from rankwise.simranks.prediction.machines.description import LevelSpec, RealMac
 _PER_SECOND = 1e12
 _RAMP = 5.0
 """How many starts of a collective its pipelines take to fill, if the message is large."""
+_COPYING = frozenset({"all_gather", "reduce_scatter"})
+"""The collectives that gloo copies for."""
+_BARE = "all_gather without copies"
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "barrier"})
 
 
@@ -36,6 +43,9 @@ class FabricPrices:
     def __init__(self, machine: RealMachine, per_node: int) -> None:
         self._levels = machine.levels
         self._per_node = per_node
+        self._is_gloo = machine.collectives == "gloo"
+        device = machine.device
+        self._copied = device.bandwidth.value * 1e9 * device.fitted.memory.value / 2
         self._known = lru_cache(maxsize=None)(self._time)
 
     def time(self, kind: str, size: int, ranks: tuple[int, ...], begin: int = 0) -> int:
@@ -68,6 +78,8 @@ class FabricPrices:
         return round(min(ways.values()) * _PER_SECOND)
 
     def _ways(self, kind: str, size: int, nodes: int, local: int, count: int) -> dict[str, float]:
+        if self._is_gloo and kind in _COPYING:
+            return {"ring": self._copying(kind, size, nodes, local, count)}
         inner, outer = self._levels[0], self._levels[-1]
         crossed = inner if nodes == 1 else outer
         start = _start(crossed)
@@ -82,18 +94,20 @@ class FabricPrices:
         rate = _rate(inner) if nodes == 1 else min(_rate(inner), local * _rate(outer))
         if local == 1 and nodes > 1:
             rate = _rate(outer)
-        if kind in {"all_gather", "reduce_scatter"}:
+        if kind in {"all_gather", "reduce_scatter", _BARE}:
             whole = size * count if kind == "all_gather" else size
             moving = whole * (count - 1) / count / rate
-            return {"ring": start + steps + moving + _ramp(start, moving)}
+            return {"ring": start + steps + moving + self._ramp(start, moving)}
         if kind in _ROOTED:
             depth = _tree_latency(inner, outer, nodes, local)
             return {"ring": start + depth + size / rate}
         moving = 2 * size * (count - 1) / count / rate
-        ways = {"ring": start + 2 * steps + moving + _ramp(start, moving)}
+        ways = {"ring": start + 2 * steps + moving + self._ramp(start, moving)}
+        if self._is_gloo:
+            return ways
         if nodes == 1 and inner.multicast is not None:
             seconds = 2 * size * (count - 1) / count / _multicast(inner)
-            ways["multicast"] = start + 2 * _latency(inner) + seconds + _ramp(start, seconds)
+            ways["multicast"] = start + 2 * _latency(inner) + seconds + self._ramp(start, seconds)
         if nodes > 1:
             crossings = 1 if nodes == 2 else 2
             across = crossings * size / (local * _rate(outer))
@@ -101,8 +115,23 @@ class FabricPrices:
             inside = 2 * size * (count - 1) / count / chain if local > 1 else 0.0
             seconds = max(across, inside)
             depth = 2 * _tree_latency(inner, outer, nodes, local)
-            ways["tree"] = start + depth + seconds + _ramp(start, seconds)
+            ways["tree"] = start + depth + seconds + self._ramp(start, seconds)
         return ways
+
+    def _copying(self, kind: str, size: int, nodes: int, local: int, count: int) -> float:
+        """Seconds of a collective that gloo makes of another one and of copies."""
+        is_gather = kind == "all_gather"
+        copied = size + size * count if is_gather else size + size / count
+        bare = _BARE if is_gather else "all_reduce"
+        ways = self._ways(bare, size * count if is_gather else size, nodes, local, count)
+        return min(ways.values()) + copied / self._copied
+
+    def _ramp(self, start: float, seconds: float) -> float:
+        """What pipelines take to fill: messages of middle size have too few chunks for it."""
+        if self._is_gloo:
+            return 0.0
+        filling = _RAMP * start
+        return 2 * filling * seconds / (filling + 2 * seconds)
 
 
 def _start(level: LevelSpec) -> float:
@@ -126,9 +155,3 @@ def _tree_latency(inner: LevelSpec, outer: LevelSpec, nodes: int, local: int) ->
     """Down a tree of nodes, and through a node."""
     inside = 0.0 if local == 1 else (1 if inner.multicast else local - 1) * _latency(inner)
     return math.ceil(math.log2(nodes)) * _latency(outer) + inside if nodes > 1 else inside
-
-
-def _ramp(start: float, seconds: float) -> float:
-    """What pipelines take to fill: the chunks of a message of middle size are too few for it."""
-    filling = _RAMP * start
-    return 2 * filling * seconds / (filling + 2 * seconds)

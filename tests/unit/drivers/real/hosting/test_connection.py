@@ -160,7 +160,7 @@ def test_an_answer_that_came_with_another_message_is_heard_by_who_waits_there() 
     ours, theirs = socket.socketpair()
     with theirs:
         connection = Connection("fork server", ours)
-        connection.listener = listener = WaitsForTheOther(connection)
+        connection.workers = connection.listener = listener = WaitsForTheOther(connection)
         connection.spawn(2, {"argv": [], "env": {}, "fds": []}, [])
         theirs.sendall(encode(("exited", 1, 0, 0)) + encode(("spawned", 2, 77)))
 
@@ -192,7 +192,7 @@ def test_who_was_stopped_itself_gives_the_other_side_time_anew(
     ours, theirs = socket.socketpair()
     with theirs, ReactorWithTimers() as reactor:
         connection = Connection("fork server", ours)
-        connection.listener = WaitsForTheOther(connection)
+        connection.workers = connection.listener = WaitsForTheOther(connection)
         connection.on_silent = told.append
         connection.watch(reactor)
         connection.spawn(2, {"argv": [], "env": {}, "fds": []}, [])

@@ -104,12 +104,12 @@ def test_signals_are_heard_while_the_full_name_is_looked_up(
         assert may_answer.wait(PATIENCE_S)
         return f"{host}.test"
 
-    def hear(*_: object) -> None:
+    def receive(*_: object) -> None:
         assert not may_answer.is_set()
         may_answer.set()
 
     monkeypatch.setattr(socket, "getfqdn", look_up)
-    before = signal.signal(signal.SIGUSR1, hear)
+    before = signal.signal(signal.SIGUSR1, receive)
     try:
         assert full_name_of("here") == "here.test"
     finally:

@@ -18,11 +18,10 @@ from rankwise.sim.triton.arithmetic import elementwise, in_type
 from rankwise.sim.triton.dtypes import Array, dtype
 from rankwise.sim.triton.execution import KernelTypeError, place
 from rankwise.sim.triton.functions import upper_of_64
-from rankwise.sim.triton.promotion import to_tensor
 from rankwise.sim.triton.refusals import refusing
 from rankwise.sim.triton.rounding import MODES, calculated, from_number, to_integer
 from rankwise.sim.triton.special_functions import by_element
-from rankwise.sim.triton.tensor import tensor
+from rankwise.sim.triton.tensor import tensor, to_tensor
 
 _TYPES = {
     "i32": t.int32, "i64": t.int64, "u32": t.uint32, "u64": t.uint64, "f32": t.float32,

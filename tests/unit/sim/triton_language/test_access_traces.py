@@ -346,8 +346,8 @@ def launched_on_lent_memory(
     if awaits:
         engine.watchpoints.watch_everything(Future(engine.simulator, "a signal"))
     for sip, array in enumerate(arrays):
-        lent = [engine.lend(sip, array.view(np.uint8)) for _ in range(1 + twice)]
-        pointers = [DevicePointer(memory.start, "float32", 256) for memory in lent]
+        mapped = [engine.map_host(sip, array.view(np.uint8)) for _ in range(1 + twice)]
+        pointers = [DevicePointer(memory.start, "float32", 256) for memory in mapped]
         numbers = pointers[0], pointers[0], pointers[-1], 256, 2.0
         meta = {"SCALES": True, "ADDS": False, "BLOCK": 64, "BLOCKS": 1}
         engine.submit(
