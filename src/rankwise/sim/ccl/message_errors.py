@@ -1,7 +1,7 @@
 """How far messages were from queues on the machines on which both were run.
 
-`message_errors.csv` holds simulated times of algorithms on three machines, by both levels, from the
-benchmark of errors (`sim_errors`). Rings have conditions of their own (`fidelity`). Of any other
+`message_errors.csv` holds simulated times of algorithms on three machines, by both levels; the
+benchmark `sim_errors` writes it. Rings have conditions of their own (`fidelity`). Of any other
 algorithm, a case is known if it lies between recorded ones: on a machine with the devices and links
 of a recorded one, with ranks and lanes between two recorded numbers, and from a recorded size on.
 Its error is then the largest of these.
