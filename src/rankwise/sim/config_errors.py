@@ -25,12 +25,14 @@ class Mistake(NamedTuple):
 
     Attributes:
         keys: the way to it from the outermost field; of a list the number.
-        problem: one phrase.
+        expected: one phrase, or all of it where there is no value to show.
+        found: the value, where it is shown.
         name: of a field or a choice that there is not, that one; else empty.
     """
 
     keys: list[str]
-    problem: str
+    expected: str
+    found: str = ""
     name: str = ""
 
     @property
@@ -42,10 +44,16 @@ class Mistake(NamedTuple):
     @property
     def describe(self) -> str:
         """All in one phrase: `rank is 'x', expected a whole number`."""
-        expected, found, value = self.problem.partition(", found ")
         if not self.keys:
             return self.problem
-        return f"{self.field} is {value}, {expected}" if found else f"{self.field}: {self.problem}"
+        if self.found:
+            return f"{self.field} is {self.found}, {self.expected}"
+        return f"{self.field}: {self.problem}"
+
+    @property
+    def problem(self) -> str:
+        """The same in one phrase without the place."""
+        return f"{self.expected}, found {self.found}" if self.found else self.expected
 
 
 def mistake_in(error: msgspec.ValidationError, kind: Any, tree: Any) -> Mistake:
@@ -63,10 +71,10 @@ def mistake_in(error: msgspec.ValidationError, kind: Any, tree: Any) -> Mistake:
     if unknown := _UNKNOWN.fullmatch(problem):
         name = unknown[1]
         hint = hint_behind(name, (field for each in types for field in _fields(each)))
-        return Mistake([*keys, name], f"there is no such field{hint}", name)
+        return Mistake([*keys, name], f"there is no such field{hint}", name=name)
     if no_choice := _NO_CHOICE.fullmatch(problem):
         name = no_choice[1]
-        return Mistake(keys, f"there is no {name!r}{hint_behind(name, _choices(types))}", name)
+        return Mistake(keys, f"there is no {name!r}{hint_behind(name, _choices(types))}", name=name)
     if is_key and problem.startswith("Expected `str`"):
         return Mistake(keys, "a name in it is not text: put quotes around it")
     if problem.startswith("Object missing"):
@@ -74,7 +82,8 @@ def mistake_in(error: msgspec.ValidationError, kind: Any, tree: Any) -> Mistake:
     elif problem.startswith("Expected "):
         problem = problem[:1].lower() + problem[1:]
         if not isinstance(value, Mapping | list | None) and not is_key:
-            problem = f"{problem.partition(', got ')[0]}, found {value!r}"
+            # What msgspec got is a type; the value tells more.
+            return Mistake(keys, kinds_in_words(problem.partition(", got ")[0]), repr(value))
         problem = kinds_in_words(problem)
     return Mistake(keys, problem)
 

@@ -26,6 +26,7 @@ class TimelineEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         place: which chip: `chip 0`, `chip 1 of worker 0`.
+        part: which part of its device, such as `sip1.cube0.pe2`; empty for the whole.
         name: what it did.
         start_ps, end_ps: from when to when, in picoseconds of simulated time.
         task: the number of the task in its run; -1 for a part of a task.
@@ -38,6 +39,7 @@ class TimelineEntry(msgspec.Struct, frozen=True):
     end_ps: int
     task: int = -1
     tensors: tuple[TensorSummary, ...] = ()
+    part: str = ""
 
 
 class Timeline(msgspec.Struct):
@@ -57,8 +59,7 @@ class Timeline(msgspec.Struct):
         """
         chips: dict[str, dict[str, list[TimelineEntry]]] = {}
         for entry in self.entries:
-            chip, part = _chip_and_part(entry.place)
-            chips.setdefault(chip, {}).setdefault(part, []).append(entry)
+            chips.setdefault(entry.place, {}).setdefault(entry.part, []).append(entry)
         events: list[TraceEvent] = []
         step = number_step(len(self.entries))
         for number, chip in enumerate(sorted(chips, key=_in_the_tree)):
@@ -93,12 +94,7 @@ def _part_events(
     return events
 
 
-def _chip_and_part(place: str) -> tuple[str, str]:
-    """`chip 1 of worker 0 sip1.cube0.pe2` is the chip and `sip1.cube0.pe2`."""
-    chip, space, part = place.rpartition(" ")
-    return (chip, part) if space and not part.isdecimal() else (place, "")
-
-
 def _in_the_tree(chip: str) -> list[list[tuple[int, str]]]:
     """What keeps chips of a worker together."""
+    # The path in a tree is a chip's name, from itself to the root, and has no other form.
     return [by_numbers(part) for part in reversed(chip.split(" of "))]

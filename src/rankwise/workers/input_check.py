@@ -101,6 +101,7 @@ def inputs_checked(args: TaskArgs) -> Iterator[None]:
             each.protect(_READ)
         yield
     except ValueError as error:
+        # NumPy has no class for it: the sentence is NumPy's.
         if not str(error).endswith("is read-only"):
             _note(inputs, error)
             raise

@@ -199,7 +199,7 @@ class ChipRole(_Role):
             )
         ]
         entries += [
-            TimelineEntry(f"{self.child.path} {span.place}", span.name, span.start_ps, span.end_ps)
+            TimelineEntry(self.child.path, span.name, span.start_ps, span.end_ps, part=span.place)
             for span in report.spans
         ]
         return encode_left(Timeline(entries))

@@ -22,9 +22,9 @@ def names(events: list[dict[str, Any]], kind: str) -> list[str]:
 def test_each_chip_is_a_process_with_its_tasks_first_and_then_its_parts(tmp_path: Path) -> None:
     entries = [
         TimelineEntry("chip 0", "step", 0, 5_000, task=0),
-        TimelineEntry("chip 0 sip0.cube0.pe10", "dot", 0, 1_000),
-        TimelineEntry("chip 0 sip0.cube0.pe2", "dot", 0, 1_000),
-        TimelineEntry("chip 0 sip0", "kernel", 0, 5_000),
+        TimelineEntry("chip 0", "dot", 0, 1_000, part="sip0.cube0.pe10"),
+        TimelineEntry("chip 0", "dot", 0, 1_000, part="sip0.cube0.pe2"),
+        TimelineEntry("chip 0", "kernel", 0, 5_000, part="sip0"),
     ]
 
     events = written(entries, tmp_path)
@@ -47,9 +47,9 @@ def test_chips_are_in_the_order_of_the_tree(tmp_path: Path) -> None:
 
 def test_what_a_part_does_at_the_same_time_is_on_tracks_of_its_own(tmp_path: Path) -> None:
     entries = [
-        TimelineEntry("chip 0 sip0.cube0.pe0", "load", 0, 9_000),
-        TimelineEntry("chip 0 sip0.cube0.pe0", "dot", 4_000, 7_000),
-        TimelineEntry("chip 0 sip0.cube0.pe0", "dot", 9_000, 12_000),
+        TimelineEntry("chip 0", "load", 0, 9_000, part="sip0.cube0.pe0"),
+        TimelineEntry("chip 0", "dot", 4_000, 7_000, part="sip0.cube0.pe0"),
+        TimelineEntry("chip 0", "dot", 9_000, 12_000, part="sip0.cube0.pe0"),
     ]
 
     events = written(entries, tmp_path)

@@ -23,7 +23,7 @@ A collective begins when the last of its ranks begins it. Predictions divide tim
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ from rankwise.sim.benches.link_contention import (
 )
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.hardware_machine import HardwareMachine
-from rankwise.sim.hardware.op_log import LoggedOperation
+from rankwise.sim.hardware.op_log import LoggedCall, LoggedOperation
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.reporting.breakdown import (
     COMPUTE,
@@ -164,7 +164,9 @@ def breakdown_of(engine: GraphEngine, program: str) -> Breakdown | None:
 def _devices(engine: GraphEngine, begun: int) -> _Devices | None:
     log = list(engine.op_log)[begun:]
     commands = [each for each in log if "." not in each.place and each.place.startswith("sip")]
-    spans = _spans(commands, picoseconds(engine.topology.machine.system.host.command_ns))
+    spans = _spans(
+        commands, engine.op_log.calls, picoseconds(engine.topology.machine.system.host.command_ns)
+    )
     used = [each for of_one in spans.values() for each in of_one if each.what in {_KERNEL, _LINKS}]
     if not used:
         return None
@@ -190,12 +192,14 @@ def held_back_by(run: Any) -> tuple[str, float]:
     return spending_of(run).held_back_by
 
 
-def _spans(commands: Sequence[LoggedOperation], command: int) -> dict[str, list[_Span]]:
+def _spans(
+    commands: Sequence[LoggedOperation], calls: Mapping[int, LoggedCall], command: int
+) -> dict[str, list[_Span]]:
     """By device, what went on and when; a device that only has memory has an empty list."""
-    began: dict[tuple[str, str], int] = {}
+    began: dict[tuple[str, str | int], int] = {}
     for each in commands:
         if _is_collective(each):
-            key = _meeting(each)
+            key = _meeting(each, calls)
             began[key] = max(began.get(key, 0), each.start)
     spans: dict[str, list[_Span]] = {}
     carried_out = {(each.place, each.end) for each in commands if _is_collective(each)}
@@ -206,8 +210,8 @@ def _spans(commands: Sequence[LoggedOperation], command: int) -> dict[str, list[
         elif each.kind in _COPIES:
             own.append(_Span(each.start, each.end, _COPYING, ""))
         elif _is_collective(each):
-            begin = min(each.end, began[_meeting(each)])
-            cause = BUBBLE if each.kind.startswith("message ") else IMBALANCE
+            begin = min(each.end, began[_meeting(each, calls)])
+            cause = BUBBLE if _is_message(each, calls) else IMBALANCE
             # The host needs its time for the command after all have come.
             own.append(_Span(each.start - command, begin - command, _WAITING, cause))
             own.append(_Span(begin, each.end, _LINKS, cause))
@@ -220,10 +224,15 @@ def _is_collective(each: LoggedOperation) -> bool:
     return each.kind not in {"KernelLaunch", "Run", *_MAPPINGS, *_COPIES}
 
 
-def _meeting(each: LoggedOperation) -> tuple[str, str]:
+def _is_message(each: LoggedOperation, calls: Mapping[int, LoggedCall]) -> bool:
+    call = calls.get(each.number)
+    return call is not None and call.way is not None
+
+
+def _meeting(each: LoggedOperation, calls: Mapping[int, LoggedCall]) -> tuple[str, str | int]:
     """Equal for the parts of all ranks in one collective or message."""
-    if each.kind.startswith("message "):
-        return each.kind, each.name.split()[1]  # its number
+    if _is_message(each, calls):
+        return each.kind, calls[each.number].number  # its ends have different names
     return each.kind, each.name
 
 

@@ -4,8 +4,11 @@ It is the account of a run, byte-identical for equal runs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
+
+from rankwise.core.matching import CallSignature
 
 
 class Operand(msgspec.Struct, frozen=True):
@@ -38,6 +41,27 @@ class LoggedOperation(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[Operand, ...] = ()
 
 
+class LoggedCall(NamedTuple):
+    """The call of a rank whose part of a collective or message an entry is.
+
+    Attributes:
+        rank: the rank.
+        number: of the call in its group.
+        signature: what was called.
+        way: who sends to whom, of a message; None of a collective.
+    """
+
+    rank: int
+    number: int
+    signature: CallSignature
+    way: tuple[int, int] | None
+
+
+def name_of_command(call: str, rank: int) -> str:
+    """The name of the command that carries out a rank's part of a call, by the call's own."""
+    return f"{call} of rank {rank}"
+
+
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
@@ -46,6 +70,9 @@ class OpLog:
 
     def __init__(self) -> None:
         self._operations: list[LoggedOperation] = []
+        # Beside the entries, whose bytes are the account of a run: reports need values, not names.
+        self.calls: dict[int, LoggedCall] = {}
+        """By the number of an entry, the call that it is a part of."""
         self.on_append: Callable[[], None] | None = None
         """Called after each operation, if somebody takes samples."""
 
@@ -61,6 +88,7 @@ class OpLog:
         flops: int = 0,
         reads: Iterable[Operand] = (),
         writes: Iterable[Operand] = (),
+        call: LoggedCall | None = None,
     ) -> LoggedOperation:
         """Record an operation that has just had its effect."""
         operation = LoggedOperation(
@@ -76,6 +104,8 @@ class OpLog:
             writes=tuple(writes),
         )
         self._operations.append(operation)
+        if call is not None:
+            self.calls[operation.number] = call
         if self.on_append is not None:
             self.on_append()
         return operation

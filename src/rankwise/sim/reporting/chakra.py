@@ -13,23 +13,19 @@ Durations of the format are whole microseconds, which many kernels do not take. 
 `duration_ps` is ours; who does not know it leaves it out.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.trace_events import PICOSECONDS_PER_MICROSECOND
+from rankwise.core.matching import NO_RANK
 from rankwise.sim.hardware.memory import sip_of
-from rankwise.sim.hardware.op_log import LoggedOperation
+from rankwise.sim.hardware.op_log import LoggedCall, LoggedOperation, OpLog, name_of_command
 from rankwise.sim.reporting.chakra_files import COLLECTIVES, ChakraNode, NodeKind, write_traces
 from rankwise.sim.reporting.timeline import ReportedRun
 
 _LONGEST_NAME = 200
-_ROOT = re.compile(r" (?:from|to) rank (\d+)")
-_ALGORITHM = re.compile(r" by (\w+)")
-"""What a call says that has asked for an algorithm."""
-_MESSAGE = re.compile(r"message from rank (\d+) to rank (\d+)")
 
 
 class _Did(NamedTuple):
@@ -94,7 +90,7 @@ class _Groups:
         return {name: members for members, name in self._names.items()}
 
 
-def _by_sip(operations: Iterable[LoggedOperation], count: int, groups: _Groups) -> list[list[_Did]]:
+def _by_sip(operations: OpLog, count: int, groups: _Groups) -> list[list[_Did]]:
     found: list[list[_Did]] = [[] for _ in range(count)]
     inside: dict[tuple[int, str], list[LoggedOperation]] = defaultdict(list)
     ended: set[tuple[str, int, str]] = set()
@@ -104,22 +100,23 @@ def _by_sip(operations: Iterable[LoggedOperation], count: int, groups: _Groups) 
         if not place.startswith("sip"):
             continue
         sip = int(place.removeprefix("sip"))
+        call = operations.calls.get(each.number)
         if part:
             inside[sip, each.name.rpartition(".")[0]].append(each)
         elif each.kind == "KernelLaunch":
             found[sip].append(_launch(each, inside.pop((sip, each.name), [])))
-        elif each.kind in COLLECTIVES:
-            found[sip].append(_collective(each, groups))
-            ended.add((each.place, each.end, each.name))
-        elif message := _MESSAGE.fullmatch(each.kind):
-            found[sip].append(_message(each, *map(int, message.groups())))
-            ended.add((each.place, each.end, each.name))
+        elif call is not None:
+            found[sip].append(
+                _collective(each, call, groups) if call.way is None else _message(each, *call.way)
+            )
+            # The command that has carried the call out is logged after it, under this name.
+            ended.add((each.place, each.end, name_of_command(each.name, call.rank)))
         elif each.kind == "Copy" and _target(each) != sip:
             attributes = {"comm_size": each.bytes, "comm_src": sip, "comm_dst": _target(each)}
             attributes["comm_tag"] = messages = messages + 1
             for kind, at in ((NodeKind.SEND, sip), (NodeKind.RECEIVE, _target(each))):
                 found[at].append(_Did(kind, each.name, each.start, each.end, attributes))
-        elif (each.place, each.end, each.name.rpartition(" of rank ")[0]) not in ended:
+        elif (each.place, each.end, each.name) not in ended:
             found[sip].append(_timed(each, is_cpu_op=each.kind != "Run"))
     return found
 
@@ -152,7 +149,7 @@ def _launch(launch: LoggedOperation, programs: Iterable[LoggedOperation]) -> _Di
     return _timed(launch, is_cpu_op=False, num_ops=flops, tensor_size=moved)
 
 
-def _collective(call: LoggedOperation, groups: _Groups) -> _Did:
+def _collective(call: LoggedOperation, called: LoggedCall, groups: _Groups) -> _Did:
     size = max(sum(each.bytes for each in operands) for operands in (call.reads, call.writes))
     sips = groups.sips(call.name)
     if call.kind in {"all_gather", "reduce_scatter", "gather"}:
@@ -167,10 +164,10 @@ def _collective(call: LoggedOperation, groups: _Groups) -> _Did:
     }
     if group := groups.of(call.name):
         attributes["pg_name"] = group
-    if root := _ROOT.search(call.name):
-        attributes["root"] = sips[int(root[1])]
-    if algorithm := _ALGORITHM.search(call.name):
-        attributes["algorithm"] = algorithm[1]
+    if called.signature.root != NO_RANK:
+        attributes["root"] = sips[called.signature.root]
+    if called.signature.algorithm:
+        attributes["algorithm"] = called.signature.algorithm
     return _Did(NodeKind.COLLECTIVE, call.name, call.start, call.end, attributes)
 
 

@@ -103,6 +103,7 @@ def page(
 
 def _by_rank(topology: Topology, section: str) -> str:
     """Devices that are no chips have the names of their ranks."""
+    # A section is finished HTML, in which only names of devices have this form.
     return re.sub(r"\bsip(\d+)", r"rank \1", section) if topology.own_facts else section
 
 

@@ -1,6 +1,6 @@
 """Collectives of the simulated machine: what ranks call, and what the engine runs for it.
 
-Which calls meet, `core.matching` decides (see `gatherings`). When all ranks have come, the
+Which calls meet, `core.matching` decides (see `pending_collectives`). When all ranks have come, the
 collective is planned and given to the engine: one process per rank, which reads its operand when it
 starts, plays its part in time, and writes its result when it is done with it.
 """
@@ -41,6 +41,7 @@ from rankwise.sim.ccl.plan import Plan, plan, requested
 from rankwise.sim.hardware.commands import CommandHandle, Run
 from rankwise.sim.hardware.environment import KernelEnvironment
 from rankwise.sim.hardware.hardware_machine import Pe
+from rankwise.sim.hardware.op_log import LoggedCall, name_of_command
 from rankwise.sim.kernel import Future, Steps, users_line
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, short_name
@@ -288,7 +289,7 @@ class Collective:
                     sip=own.device.sip,
                     stream=own.number,
                     after=call.after,
-                    name=f"{call} of rank {call.rank}",
+                    name=name_of_command(str(call), call.rank),
                     start=partial(self._run_rank, index),
                     is_confined=True,
                 ),
@@ -378,6 +379,7 @@ class Collective:
             size=sent,
             reads=[tensor.operand() for tensor in call.operands],
             writes=[tensor.operand() for tensor in results],
+            call=LoggedCall(call.rank, call.number, call.called, call.way),
         )
 
 

@@ -13,7 +13,8 @@ Both are orders in which an accelerator could have run the programs, and the sam
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 from greenlet import greenlet
@@ -170,11 +171,11 @@ def _run_interleaved(launch: Launch, body: Callable[[], object], numbers: Array)
             idle_rounds = idle_rounds + 1 if idle else 0
             if others is not None and idle_rounds > _IDLE_ROUNDS_BEFORE_OTHERS:
                 ACTIVE.execution = None
-                # Who is told without need would tell us the same, without end.
+                # Needless wake-ups would ping-pong for ever.
                 if told != launch.memory.changes:
                     told = launch.memory.changes
                     others.notify()
-                others.wait(f'kernel "{launch.name}": memory to change: {_shown(_waiting(live))}')
+                others.wait(f'kernel "{launch.name}": memory to change: {_shown(live)}')
                 idle_rounds = 0
             if idle_rounds > _IDLE_ROUNDS:
                 raise _deadlock(launch, live)
@@ -184,12 +185,12 @@ def _run_interleaved(launch: Launch, body: Callable[[], object], numbers: Array)
                 program.greenlet.throw()
 
 
-def _deadlock(launch: Launch, live: Iterable[_Program]) -> Deadlock:
+def _deadlock(launch: Launch, live: Sequence[_Program]) -> Deadlock:
     waiting = _waiting(live)
     count = np.prod(launch.grid)
     return Deadlock(
         f'kernel "{launch.name}": {len(waiting)} of {count} programs wait for memory '
-        f"to change, and no program is left that could change it: {_shown(waiting)}",
+        f"to change, and no program is left that could change it: {_shown(live)}",
         waiting,
         hint="a lock is never released, or a flag is never set",
     )
@@ -207,9 +208,14 @@ def _waiting(live: Iterable[_Program]) -> tuple[Waiting, ...]:
     )
 
 
-def _shown(waiting: tuple[Waiting, ...]) -> str:
+def _shown(live: Sequence[_Program]) -> str:
     shown = "; ".join(
-        f"{each.who} at {each.where}: {each.what.removeprefix('memory to change: ')}"
-        for each in waiting[:8]
+        f"{program.execution.name_of(0)} at {program.where()}: {_change(program.awaited)}"
+        for program in islice(live, 8)
     )
-    return shown + (f"; and {len(waiting) - 8} more" if len(waiting) > 8 else "")
+    return shown + (f"; and {len(live) - 8} more" if len(live) > 8 else "")
+
+
+def _change(awaited: object) -> str:
+    # That memory has to change is said once, before all programs.
+    return awaited.change if isinstance(awaited, AwaitedChange) else str(awaited)

@@ -88,5 +88,10 @@ class AwaitedChange(NamedTuple):
     setters: LastWriters
     is_certain: bool = True
 
+    @property
+    def change(self) -> str:
+        """Which word, what it holds, and who has set it."""
+        return f"{self.word}{self.setters.of(self.word)}"
+
     def __str__(self) -> str:
-        return f"memory to change: {self.word}{self.setters.of(self.word)}"
+        return f"memory to change: {self.change}"

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 PICOSECONDS_PER_NANOSECOND = 1_000
 CONTEXT_BYTES = 600 << 20
 """What CUDA's context, its libraries and NCCL take of a device before a program takes any."""
-UPPER_BOUND = "upper bound"
-"""Begins a remark on a part that is predicted as slower code than the program has."""
 _KEY = "prediction"
 
 
@@ -421,6 +419,7 @@ class Prediction:
         pipelines: the groups whose members send messages, and the places of these in them.
         record: keeps the numbers that programs ask for, if that is wanted.
         remarks: what the run has left out.
+        is_upper_bound: whether a part is predicted as slower code than the program has.
         carried_out: the kinds of operations that there were, and the numbers of their members.
         has_synthetic_data: whether data loaders repeat their first batch instead of running.
         tokens_per_step: of all ranks together, if the user says so; None counts them.
@@ -451,6 +450,7 @@ class Prediction:
         self.pipelines: dict[tuple[int, ...], dict[int, int]] = {}
         self.record: ValueRecord | None = None
         self.remarks: list[str] = []
+        self.is_upper_bound = False
         self.carried_out: set[tuple[str, int]] = set()
         self.tokens_per_step: int | None = None
         self.has_synthetic_data = False

@@ -25,7 +25,6 @@ from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.reporting.trace import write_trace
 from rankwise.simranks.prediction.bill import Key, difference
 from rankwise.simranks.prediction.clocks import (
-    UPPER_BOUND,
     Account,
     Prediction,
     PricedWork,
@@ -655,7 +654,7 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "memory_over_step": [] if book is None else book.curve,
         "values": [] if prediction.values is None else prediction.values.described(),
         "remarks": prediction.remarks,
-        "is_upper_bound": any(each.startswith(UPPER_BOUND) for each in prediction.remarks),
+        "is_upper_bound": prediction.is_upper_bound,
         "reads_of_rank": []
         if prediction.equals is None
         else [

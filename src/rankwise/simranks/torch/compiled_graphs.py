@@ -29,7 +29,6 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.fx.node import map_aggregate
 
-from rankwise.simranks.prediction.clocks import UPPER_BOUND
 from rankwise.simranks.prediction.costs import INDUCTOR, DeviceOperation
 from rankwise.simranks.torch.operations import DTYPE_NAMES
 from rankwise.simranks.torch.storages import PLACEMENT, mark_hollow
@@ -114,7 +113,7 @@ class GraphPrices:
 
     Args:
         mode_here: the mode that charges the calling rank; None for what is no rank.
-        remark: has the user told of something, once.
+        remark: has the user told, once, which part is predicted as slower code than it is.
     """
 
     def __init__(self, mode_here: Callable[[], Any], remark: Remark) -> None:
@@ -135,8 +134,7 @@ class GraphPrices:
                 return model
             if backend != "inductor":
                 self._remark(
-                    f"{UPPER_BOUND}: torch.compile with a backend other than inductor is predicted"
-                    " as eager code"
+                    "torch.compile with a backend other than inductor is predicted as eager code"
                 )
                 return model
             self._prepare()
@@ -169,7 +167,7 @@ class GraphPrices:
                 return compile_fx(graph, inputs, inner_compile=self._compile_inner)
         except Exception as error:  # noqa: BLE001  # whatever inductor lacks: the graph runs as it is
             what = str(error).strip().partition("\n")[0][:160] or type(error).__name__
-            self._remark(f"{UPPER_BOUND}: a compiled graph is predicted as eager code: {what}")
+            self._remark(f"a compiled graph is predicted as eager code: {what}")
             return graph.forward
 
     def _compile_inner(self, graph: Any, inputs: Sequence[Any], **options: Any) -> Any:
@@ -188,10 +186,7 @@ class GraphPrices:
         return call
 
 
-_BREAKS = (
-    f"{UPPER_BOUND}: torch.compile breaks graphs at some lines; what lies between is predicted as"
-    " eager code"
-)
+_BREAKS = "torch.compile breaks graphs at some lines; what lies between is predicted as eager code"
 
 
 @contextmanager

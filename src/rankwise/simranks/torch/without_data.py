@@ -42,7 +42,7 @@ def compute_nothing() -> Callable[[], None]:
     stack.callback(cuda_choices.choose_as_cuda())
     replace(torch.nn.Module, "__call__", with_paths)
     replace(torch.nn.Module, "to", _with_target)
-    graphs = GraphPrices(_mode, remark)
+    graphs = GraphPrices(_mode, remark_upper_bound)
     stack.callback(graphs.close)
     replace(torch, "compile", graphs.compile)
     replace(torch, "save", _unwritten)
@@ -174,6 +174,12 @@ def remark(text: str) -> None:
     remarks = present_world().prediction.remarks
     if text not in remarks:
         remarks.append(text)
+
+
+def remark_upper_bound(text: str) -> None:
+    """Have the user told once of a part that is predicted as slower code than the program has."""
+    present_world().prediction.is_upper_bound = True
+    remark(f"upper bound: {text}")
 
 
 def _default(original: Callable[..., None]) -> Callable[..., None]:
