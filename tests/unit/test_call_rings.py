@@ -1,4 +1,4 @@
-"""What a rank enters in its book is what its agent reads, at any moment."""
+"""What a rank enters in its call record is what its agent reads, at any moment."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from rankwise.drivers.real import section_ring, segments
 from rankwise.drivers.real.call_rings import (
     ArrivalReader,
     calls_begun,
-    read_book,
+    read_call_record,
     signature_in,
 )
 from rankwise.drivers.real.segments import Segment
@@ -55,7 +55,7 @@ def attached() -> CallRing:
     return ring
 
 
-def test_the_agent_knows_how_long_a_book_is() -> None:
+def test_the_agent_knows_how_long_a_call_record_is() -> None:
     assert segments.CALLS_BYTES == call_ring.AREA_BYTES
     assert segments.SECTIONS_AT == call_ring.SECTIONS_AT
     assert section_ring.BYTES <= call_ring.SECTIONS_BYTES
@@ -74,12 +74,12 @@ def test_a_call_of_another_thread_does_not_hold_the_main_thread(segment: Segment
         thread.join()
 
     begin_in_a_thread()
-    before = read_book(segment, 1, 8)
+    before = read_call_record(segment, 1, 8)
     ring.begin(group, stamp)
     begin_in_a_thread()
-    after = read_book(segment, 1, 8)
+    after = read_call_record(segment, 1, 8)
     ring.end(entries[0], DONE)
-    at_last = read_book(segment, 1, 8)
+    at_last = read_call_record(segment, 1, 8)
 
     assert before is not None
     assert before.call_of_main_thread is None
@@ -100,10 +100,10 @@ def test_a_wait_has_the_words_of_its_call_and_a_line_of_its_own(segment: Segment
     ring.end(ring.begin(group, stamp), ISSUED)
 
     ring.begin_wait(1, stamp_of_wait(stamp, ("/home/me/train.py", 90)))
-    book = read_book(segment, 1, 8)
+    record = read_call_record(segment, 1, 8)
 
-    assert book is not None
-    issued, wait = book.calls
+    assert record is not None
+    issued, wait = record.calls
     assert (issued.of_handle, wait.of_handle) == (False, True)
     assert (wait.group, wait.number, wait.match) == ("torch 0 0", 1, 77)
     assert (wait.signature, issued.place, wait.place) == (SIGNATURE, "train.py:88", "train.py:90")
@@ -116,27 +116,27 @@ def test_a_call_is_read_as_it_was_entered(segment: Segment) -> None:
     first = ring.begin(group, stamp_of(group, 77, TEXT, LINE))
     ring.end(first, DONE)
     ring.begin(group, stamp_of(group, 78, TEXT, LINE))
-    book = read_book(segment, 1, 8)
+    record = read_call_record(segment, 1, 8)
 
-    assert book is not None
-    assert (book.rank, book.fate, book.counts) == (9, Fate.LIVES, {"torch 0 0": 2})
-    assert book.groups["torch 0 0"].label == "dp"
-    assert book.groups["torch 0 0"].size == 16
-    assert book.groups["torch 0 0"].members == (8, 9, 10, 11)
-    assert [call.stage for call in book.calls] == [Stage.DONE, Stage.WAITING]
-    assert [call.number for call in book.calls] == [1, 2]
-    assert [call.match for call in book.calls] == [77, 78]
-    assert (book.calls[1].signature, book.calls[1].place) == (SIGNATURE, "train.py:88")
-    assert book.standing == (book.calls[1],)
+    assert record is not None
+    assert (record.rank, record.fate, record.counts) == (9, Fate.LIVES, {"torch 0 0": 2})
+    assert record.groups["torch 0 0"].label == "dp"
+    assert record.groups["torch 0 0"].size == 16
+    assert record.groups["torch 0 0"].members == (8, 9, 10, 11)
+    assert [call.stage for call in record.calls] == [Stage.DONE, Stage.WAITING]
+    assert [call.number for call in record.calls] == [1, 2]
+    assert [call.match for call in record.calls] == [77, 78]
+    assert (record.calls[1].signature, record.calls[1].place) == (SIGNATURE, "train.py:88")
+    assert record.standing == (record.calls[1],)
 
 
 def test_a_message_belongs_to_no_group(segment: Segment) -> None:
     attached().begin(None, stamp_of(None, 0, TEXT, LINE, 10))
 
-    book = read_book(segment, 1, 8)
+    record = read_call_record(segment, 1, 8)
 
-    assert book is not None
-    assert (book.calls[0].group, book.calls[0].peer) == ("", 10)
+    assert record is not None
+    assert (record.calls[0].group, record.calls[0].peer) == ("", 10)
 
 
 def test_the_latest_calls_are_kept_and_all_are_counted(segment: Segment) -> None:
@@ -146,13 +146,13 @@ def test_the_latest_calls_are_kept_and_all_are_counted(segment: Segment) -> None
 
     for _ in range(3 * ENTRIES):
         ring.end(ring.begin(group, stamp), ISSUED)
-    book = read_book(segment, 1, 8)
+    record = read_call_record(segment, 1, 8)
 
-    assert book is not None
-    assert book.counts == {"g": 3 * ENTRIES}
+    assert record is not None
+    assert record.counts == {"g": 3 * ENTRIES}
     assert calls_begun(segment, 1) == 3 * ENTRIES
     # The oldest is left out, since it could be about to be written over.
-    assert [call.number for call in book.calls] == [*range(2 * ENTRIES + 2, 3 * ENTRIES + 1)]
+    assert [call.number for call in record.calls] == [*range(2 * ENTRIES + 2, 3 * ENTRIES + 1)]
 
 
 def test_an_entry_that_is_used_again_has_the_signature_of_its_new_call(segment: Segment) -> None:
@@ -178,9 +178,9 @@ def test_an_entry_that_is_used_again_has_the_signature_of_its_new_call(segment: 
 
 
 def latest_signatures(segment: Segment) -> set[CallSignature]:
-    book = read_book(segment, 1, 8)
-    assert book is not None
-    return {call.signature for call in book.calls}
+    record = read_call_record(segment, 1, 8)
+    assert record is not None
+    return {call.signature for call in record.calls}
 
 
 def test_arrivals_are_read_once_and_as_far_as_calls_have_ended(segment: Segment) -> None:
@@ -206,9 +206,9 @@ def test_arrivals_are_read_once_and_as_far_as_calls_have_ended(segment: Segment)
     assert [arrival.number for arrival in second] == [2, 3, 4], "messages belong to no group"
     assert reader.read(100) == []
     assert reader.groups["g"].members == (8, 9, 10, 11)
-    book = read_book(segment, 1, 8)
-    assert book is not None
-    of_group = [call for call in book.calls if call.group]
+    record = read_call_record(segment, 1, 8)
+    assert record is not None
+    of_group = [call for call in record.calls if call.group]
     told = [Arrival(c.group, c.number, c.begun_at, c.ended_at) for c in of_group]
     assert told == [*first, *second]
     assert all(arrival.begun_at <= arrival.ended_at for arrival in told)
@@ -242,10 +242,10 @@ def test_what_is_read_while_a_rank_writes_is_whole(segment: Segment) -> None:
     writer.start()
     looks = 0
     while not is_over.is_set() or not looks:
-        book = read_book(segment, 1, 8)
-        assert book is not None
-        assert all(call.signature.operation == f"n{call.match}" for call in book.calls)
-        assert all(call.number == call.match for call in book.calls)
+        record = read_call_record(segment, 1, 8)
+        assert record is not None
+        assert all(call.signature.operation == f"n{call.match}" for call in record.calls)
+        assert all(call.number == call.match for call in record.calls)
         looks += 1
     writer.join()
 
@@ -264,10 +264,10 @@ def test_threads_enter_each_call_once(segment: Segment) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    book = read_book(segment, 1, 8)
+    record = read_call_record(segment, 1, 8)
 
-    assert book is not None
-    assert sorted(call.number for call in book.calls) == list(range(1, 241))
+    assert record is not None
+    assert sorted(call.number for call in record.calls) == list(range(1, 241))
 
 
 def test_who_is_done_says_so_until_the_next_call(segment: Segment) -> None:
@@ -277,9 +277,9 @@ def test_who_is_done_says_so_until_the_next_call(segment: Segment) -> None:
     ring.end(ring.begin(group, stamp), DONE)
 
     ring.be_done(is_over=False)
-    done = read_book(segment, 1, 8)
+    done = read_call_record(segment, 1, 8)
     ring.begin(group, stamp)
-    again = read_book(segment, 1, 8)
+    again = read_call_record(segment, 1, 8)
 
     assert done is not None
     assert again is not None
@@ -287,14 +287,14 @@ def test_who_is_done_says_so_until_the_next_call(segment: Segment) -> None:
     assert again.fate is Fate.LIVES
 
 
-def test_a_rank_without_a_call_has_a_book_once_it_could_make_one(segment: Segment) -> None:
-    assert read_book(segment, 1, 8) is None
+def test_a_rank_without_a_call_has_a_call_record_once_it_could_make_one(segment: Segment) -> None:
+    assert read_call_record(segment, 1, 8) is None
 
     attached()
-    book = read_book(segment, 1, 8)
+    record = read_call_record(segment, 1, 8)
 
-    assert book is not None
-    assert book.calls == ()
+    assert record is not None
+    assert record.calls == ()
 
 
 def test_groups_that_have_no_room_are_refused(segment: Segment) -> None:
@@ -334,7 +334,7 @@ def test_without_a_segment_or_when_it_is_not_wanted_nothing_is_entered(
     monkeypatch.setenv(name, value)
 
     assert call_ring.ring_of_process() is None
-    assert read_book(segment, 1, 8) is None
+    assert read_call_record(segment, 1, 8) is None
 
 
 def test_the_writer_needs_nothing_of_rankwise() -> None:
@@ -401,7 +401,7 @@ def test_what_is_raised_after_groups_were_destroyed_counts_from_then_until_there
 
     assert left_at is not None
     assert reporter.left_at is None
-    assert read_book(segment, 1, 8) is not None
+    assert read_call_record(segment, 1, 8) is not None
 
 
 def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None:
@@ -415,9 +415,9 @@ def test_the_tag_of_a_message_is_told_where_it_has_one(segment: Segment) -> None
         module.send(tensor, 8, tag=tag)
     module.send(tensor, 8, None, 5)
 
-    book = read_book(segment, 1, 8)
-    assert book is not None
-    assert [str(call.signature) for call in book.calls] == [
+    record = read_call_record(segment, 1, 8)
+    assert record is not None
+    assert [str(call.signature) for call in record.calls] == [
         f"send of (4,) float32 to rank 8{told}"
         for told in ("", ", tag 3", ", tag 4", ", tag 3", ", tag 5")
     ]
@@ -433,10 +433,10 @@ def test_call_too_long_for_its_entry_keeps_all_but_its_last_tensors(segment: Seg
     tensors = [((1024,) * 20, "float32"), ((1024,) * 20, "float32")]
     ring.begin(group, stamp_of(group, 1, signature_text("all_gather", tensors=tensors), LINE))
 
-    book = read_book(segment, 1, 8)
+    record = read_call_record(segment, 1, 8)
 
-    assert book is not None
-    (call,) = book.calls
+    assert record is not None
+    (call,) = record.calls
     assert call.signature.tensors[0].shape == (1024,) * 20
     assert str(call.signature).endswith(" float32, ...")
 

@@ -1,4 +1,4 @@
-"""The last call of each rank, and who is awaited: read while ranks write their books."""
+"""The last call of each rank, and who is awaited: read while ranks write their call records."""
 
 import time
 from collections.abc import Iterator

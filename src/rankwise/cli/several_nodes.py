@@ -262,6 +262,6 @@ def _policy(options: "RunOptions", policy: RestartPolicy) -> RestartPolicy:
         final_exceptions=tuple(names),
         final_exit_codes=tuple(codes),
         retries_startup_errors=options.retry_startup_errors,
-        fruitless_max=options.max_no_progress,
+        rounds_without_progress_max=options.max_no_progress,
         strikes_max=options.max_node_failures,
     )

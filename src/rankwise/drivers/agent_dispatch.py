@@ -39,7 +39,7 @@ from rankwise.core.gang.vocabulary import (
 )
 from rankwise.core.rendezvous.vocabulary import (
     AnnounceWaiting,
-    BooksWanted,
+    CallRecordsWanted,
     InquiryAnswered,
     MadeSpare,
     Order,
@@ -87,8 +87,8 @@ class NodeHost(ProcessHost, Protocol):
         """Find out what only the world knows about them: `FailuresDescribed`."""
         ...
 
-    def tell_books(self, wanted: BooksWanted) -> None:
-        """Look what the ranks' calls are, and ask the ranks themselves if so told: `BooksTold`."""
+    def tell_call_records(self, wanted: CallRecordsWanted) -> None:
+        """Read the ranks' calls, and ask the ranks themselves if so told: `CallRecordsTold`."""
         ...
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
@@ -197,8 +197,8 @@ class AgentDispatch:
                 host.stop_ranks_at(effect.round, effect.step)
             case DescribeFailures():
                 host.describe_failures(effect.round, effect.failures)
-            case BooksWanted():
-                host.tell_books(effect)
+            case CallRecordsWanted():
+                host.tell_call_records(effect)
             case InquiryAnswered():
                 host.on_inquiry_answered(effect)
             case LookAtEnd() | AskRanks() | JudgeCalls() | LookAtPast() | FindAwaited():

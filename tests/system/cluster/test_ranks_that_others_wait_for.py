@@ -1,6 +1,6 @@
 """A rank of one node keeps ranks of another one waiting: it is the root cause on every node.
 
-The culprit is alone on its node, so no node's own books tell who is missing.
+The culprit is alone on its node, so no node's own call records tell who is missing.
 """
 
 import re

@@ -488,7 +488,7 @@ def test_without_the_ledger_the_report_is_that_of_those_who_failed(run_program: 
     assert "was done after" not in done.stderr
 
 
-def test_a_restart_follows_with_books_of_its_own(run_program: RunProgram) -> None:
+def test_a_restart_follows_with_call_records_of_its_own(run_program: RunProgram) -> None:
     program = """
 import os
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -718,17 +718,17 @@ y = torch.compile(reduced, backend="eager", fullgraph=True)(torch.ones(2))
 assert y.tolist() == [size + 1.0] * 2, y
 
 segment = Segment.attach(int(os.environ["RANKWISE_SEGMENT_FD"]))
-book = read_book(segment, rank, 0)
-assert all(call.stage.name == "DONE" for call in book.calls), book.calls
-elsewhere = [call for call in book.calls if not call.place.startswith("train.py:")]
+call record = read_book(segment, rank, 0)
+assert all(call.stage.name == "DONE" for call in call record.calls), call record.calls
+elsewhere = [call for call in call record.calls if not call.place.startswith("train.py:")]
 assert not elsewhere, elsewhere
 told = [None] * size
-own = [(str(call.signature), call.match) for call in book.calls if call.group]
+own = [(str(call.signature), call.match) for call in call record.calls if call.group]
 dist.all_gather_object(told, own)
 assert told[0] == told[1], told
 if rank == 0:
-    for call in book.calls:
-        group = book.groups[call.group] if call.group else None
+    for call in call record.calls:
+        group = call record.groups[call.group] if call.group else None
         print(describe_call(call.signature, call.shown_number), "|", group and group.label)
 """
 
@@ -757,7 +757,7 @@ def test_every_call_of_a_healthy_program_is_entered_with_its_line(run_program: R
     ], done.stdout
 
 
-def test_ranks_that_import_torch_themselves_have_books_too(run_program: RunProgram) -> None:
+def test_ranks_that_import_torch_themselves_have_call_records_too(run_program: RunProgram) -> None:
     done = run_program(BREATHING, EARLY)
 
     assert root_cause_in(done).startswith("rank 1 was done after all_reduce #200 "), done.stderr

@@ -215,7 +215,11 @@ def test_one_node_has_the_policy_and_the_checks_that_several_have(folder: Path) 
     assert plan.is_alone
     assert (plan.checks, plan.health_port) == (("true",), 8080)
     policy = plan.rendezvous.policy
-    assert (policy.restarts_max, policy.fruitless_max, policy.strikes_max) == (3, 2, 4)
+    assert (policy.restarts_max, policy.rounds_without_progress_max, policy.strikes_max) == (
+        3,
+        2,
+        4,
+    )
     assert (policy.final_exceptions, policy.final_exit_codes) == (("ValueError",), (3,))
 
 

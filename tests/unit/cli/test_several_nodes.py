@@ -91,7 +91,7 @@ def test_which_failures_are_final() -> None:
 
     assert policy.final_exceptions == ("ValueError", "my.Error")
     assert policy.final_exit_codes == (3, -9)
-    assert (policy.fruitless_max, policy.strikes_max) == (4, 2)
+    assert (policy.rounds_without_progress_max, policy.strikes_max) == (4, 2)
     assert policy.retries_startup_errors
 
 

@@ -17,7 +17,7 @@ from rankwise.core.agent.vocabulary import (
 )
 from rankwise.core.gang.vocabulary import AnnounceKill, GangSpec, Swept, WorkerRefused
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
+from rankwise.core.rendezvous.vocabulary import CallRecordsWanted, InquiryAnswered, World
 from rankwise.core.watch.vocabulary import LookOrder
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.drivers.virtual.agenda import VirtualClock
@@ -77,7 +77,7 @@ class EagerHost:
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         self.deliver(FailuresDescribed(number, failures))
 
-    def tell_books(self, wanted: BooksWanted) -> None:
+    def tell_call_records(self, wanted: CallRecordsWanted) -> None:
         raise AssertionError(f"a node that is alone was asked {wanted}")
 
     def look_at_ranks(self, order: LookOrder) -> None:

@@ -1,4 +1,4 @@
-"""Looks into the books of ranks, in virtual time: who is asked when, and who is accused."""
+"""Looks into the call records of ranks, in virtual time: who is asked when, and who is accused."""
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
@@ -27,7 +27,7 @@ from rankwise.core.watch.vocabulary import (
     WatchSpec,
     WatchStimulus,
 )
-from rankwise.drivers.real.call_rings import read_book
+from rankwise.drivers.real.call_rings import read_call_record
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.reactor import ReactorTimer
 from rankwise.drivers.real.report_pipe import Exiting, Recorded, ReportedGroup
@@ -72,7 +72,7 @@ class Timers:
 
 
 class World:
-    """Ranks that enter calls in their books, and the watch that looks into these."""
+    """Ranks that enter calls in their call records, and the watch that looks into these."""
 
     def __init__(self, segment: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = VirtualClock()
@@ -189,10 +189,10 @@ class World:
     def end_well(self, rank: int) -> None:
         """A rank tells its last words, what the recorder had, and ends with exit code 0."""
         segment, ring = self._segment, self.rings[rank]
-        book = read_book(segment, rank, 0)
-        assert book is not None
-        sample = tuple((call.number, call.begun_at, call.number - 1) for call in book.calls)
-        called = (call.signature for call in book.calls)
+        record = read_call_record(segment, rank, 0)
+        assert record is not None
+        sample = tuple((call.number, call.begun_at, call.number - 1) for call in record.calls)
+        called = (call.signature for call in record.calls)
         signatures = tuple((each.operation, each.reduction, -1, ()) for each in called)
         told = ReportedGroup("all", "", tuple(self.links), (), sample, signatures)
         self.watch.on_recorded(rank, Recorded(-1, (told,)))

@@ -33,7 +33,7 @@ class Nodes:
         self._store = stack.enter_context(shared.connect())
         self.peers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         self.places = [peer.getsockname() for peer in self.peers]
-        self.write(KEYS.done_note("a"), KEYS.books_note("a"))
+        self.write(KEYS.done_note("a"), KEYS.call_records_note("a"))
         self._registered = RegisteredNodes(shared.connect(), KEYS)
         self._pool = stack.enter_context(ThreadPoolExecutor(1))
         self._stack = stack

@@ -1,4 +1,4 @@
-"""Who is to blame that ranks of the job wait, by the books of all nodes that have told."""
+"""Who is to blame that ranks of the job wait, by the call records of all nodes that have told."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,8 +29,8 @@ def judged(gathered: SheetsGathered, size: int | None, own_id: str, now: Instant
         with suppress(RemoteProtocolError):
             sheets.append(ledger.unpack(sheet, now))
     verdict = ledger.judge(
-        ledger.with_all_members((book for each in sheets for book in each.seen), size),
-        ledger.with_all_members((book for each in sheets for book in each.recorded), size),
+        ledger.with_all_members((record for each in sheets for record in each.seen), size),
+        ledger.with_all_members((record for each in sheets for record in each.recorded), size),
         patience_is_over=gathered.trouble in (Trouble.TIMED_OUT, Trouble.WHY),
     )
     if verdict is None:

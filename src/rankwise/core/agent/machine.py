@@ -88,7 +88,7 @@ from rankwise.core.rendezvous import vocabulary as rendezvous_words
 from rankwise.core.rendezvous.records import Departure, Trouble, Verdict
 from rankwise.core.rendezvous.vocabulary import (
     Answer,
-    BooksTold,
+    CallRecordsTold,
     Closed,
     DepartureRequested,
     Dissolved,
@@ -260,7 +260,7 @@ class Agent:
             case TroubleTold():
                 if self.has_workers and self.world is not None:
                     self._tell_rendezvous(stimulus, now)
-            case BooksTold():
+            case CallRecordsTold():
                 self._tell_rendezvous(stimulus, now)
 
     def tick(self, now: Instant) -> list[Effect]:

@@ -148,7 +148,7 @@ NodeStimulus = (
     | RanksStood
     | LeaveRequested
     | rendezvous.TroubleTold
-    | rendezvous.BooksTold
+    | rendezvous.CallRecordsTold
     | HostAnswer
 )
 """What does not come from the store."""
@@ -347,7 +347,7 @@ NodeEffect = (
     | AskRanksToStop
     | StopRanksAt
     | DescribeFailures
-    | rendezvous.BooksWanted
+    | rendezvous.CallRecordsWanted
     | rendezvous.InquiryAnswered
     | LookOrder
     | NoteHold

@@ -46,9 +46,9 @@ finished: a stray of this one could hold the port or the device of the next.
 - A hang is the absence of progress of *any* worker. `progress.py` decides what progress is, from
   looks at the workers. When the timeout could have passed, the gang asks (`LookForProgress`) and
   sets its next deadline from the answer.
-- Who keeps others waiting in a collective is found out by those who can read the ranks' books
-  (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before anybody is
-  told to stop, all show where they stand, as after a hang.
+- Who keeps others waiting in a collective is found out by those who can read the ranks' call
+  records (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before
+  anybody is told to stop, all show where they stand, as after a hang.
 - Ctrl-Z stops the workers and their agent. No deadline counts the time in which they stood still.
 - A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
   death later: only when it has taken its connections down, and written its core. So nobody is

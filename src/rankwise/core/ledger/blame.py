@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, told from the books of all ranks.
+"""Who keeps the others waiting, told from the call records of all ranks.
 
 Theory of operation
 ===================
@@ -27,9 +27,9 @@ A rank may make calls that it does not enter, as a function under `torch.compile
 ranks run it as it is: then the n-th entry of one rank is not the n-th of another. Where the library
 has told its own numbers, calls of different numbers do not meet, whatever is entered.
 
-What is not known accuses nobody. A member without a book, on another node perhaps, is not awaited;
-a way that ends at a rank which stands in a call that all have come to (its data is on its way, or
-somebody elsewhere is late) blames nobody.
+What is not known accuses nobody. A member without a call record, on another node perhaps, is not
+awaited; a way that ends at a rank which stands in a call that all have come to (its data is on its
+way, or somebody elsewhere is late) blames nobody.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ import msgspec
 
 from rankwise.base.failure import Mismatch, MismatchKind
 from rankwise.core.ledger import sentences
-from rankwise.core.ledger.call_records import INIT_GROUP, NO_PEER, Book, Call, Fate, Stage
+from rankwise.core.ledger.call_records import INIT_GROUP, NO_PEER, Call, CallRecord, Fate, Stage
 from rankwise.core.matching import behind, parties
 
 
@@ -72,29 +72,29 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[int, ...] = ()
 
 
-def waits_of(books: Iterable[Book]) -> dict[int, Wait]:
+def waits_of(records: Iterable[CallRecord]) -> dict[int, Wait]:
     """What each rank waits for that stands in a call."""
-    by_rank = {book.rank: book for book in books}
+    by_rank = {record.rank: record for record in records}
     waits: dict[int, Wait] = {}
-    for rank, book in sorted(by_rank.items()):
-        standing = [Wait(rank, call, _awaited(book, call, by_rank)) for call in book.standing]
+    for rank, record in sorted(by_rank.items()):
+        standing = [Wait(rank, call, _awaited(record, call, by_rank)) for call in record.standing]
         if standing:
             waits[rank] = next((wait for wait in standing if wait.awaited), standing[0])
     return waits
 
 
 def find_blame(
-    books: Iterable[Book], *, patience_is_over: bool, issued_is_waiting: bool = False
+    records: Iterable[CallRecord], *, patience_is_over: bool, issued_is_waiting: bool = False
 ) -> Blame | None:
     """Tell who is to blame that ranks wait; None where nobody can be told, or nobody is.
 
     Args:
-        books: those of all ranks that are known, read at one moment.
+        records: those of all ranks that are known, read at one moment.
         patience_is_over: whether ranks have waited for so long that who is merely late is to blame.
         issued_is_waiting: whether a rank that stands in a call may yet do something else, since
             somebody else carries the call out. A circle is none then.
     """
-    by_rank = {book.rank: book for book in books}
+    by_rank = {record.rank: record for record in records}
     waits = waits_of(by_rank.values())
     for wait in _oldest_first(waits.values()):
         if (blame := _disagreement(wait, by_rank)) is not None:
@@ -136,63 +136,65 @@ def find_blame(
 
 
 def judge(
-    seen: Iterable[Book], recorded: Iterable[Book], *, patience_is_over: bool
+    seen: Iterable[CallRecord], recorded: Iterable[CallRecord], *, patience_is_over: bool
 ) -> Blame | None:
-    """Tell who is to blame: surely by the books; else by recorders; else perhaps by the books.
+    """Tell who is to blame: by what is sure of call records, by recorders, by the rest.
 
     Args:
-        seen: the books that ranks keep themselves.
+        seen: the call records that ranks keep themselves.
         recorded: those of what C++ has called, of ranks that were asked and told.
         patience_is_over: see `find_blame`.
     """
     recorded = list(recorded)
-    by_books = find_blame(seen, patience_is_over=patience_is_over)
-    if by_books is not None and by_books.is_certain:
-        return by_books
+    by_call_records = find_blame(seen, patience_is_over=patience_is_over)
+    if by_call_records is not None and by_call_records.is_certain:
+        return by_call_records
     blame = find_blame(recorded, patience_is_over=patience_is_over, issued_is_waiting=True)
     if (
         blame is None
-        and by_books is not None
-        and not (waits_of(recorded).keys() & {*by_books.blamed})
+        and by_call_records is not None
+        and not (waits_of(recorded).keys() & {*by_call_records.blamed})
     ):
-        return by_books
+        return by_call_records
     # A rank that has ended told nothing of its recorder, and is no less among those who waited.
     if (
         blame is not None
-        and by_books is not None
-        and by_books.blamed == blame.blamed
-        and {*by_books.waiting} > {*blame.waiting}
+        and by_call_records is not None
+        and by_call_records.blamed == blame.blamed
+        and {*by_call_records.waiting} > {*blame.waiting}
     ):
-        return by_books
-    return blame  # none, if those that are absent by the books wait in what C++ has called
+        return by_call_records
+    return blame  # none, if those that are absent by the call records wait in what C++ has called
 
 
-def find_disagreement(books: Iterable[Book], rank: int, at: Call | None = None) -> Blame | None:
+def find_disagreement(
+    records: Iterable[CallRecord], rank: int, at: Call | None = None
+) -> Blame | None:
     """Tell who has come to a call of a rank with something else; None if nobody has.
 
     By default it is the last call: for a rank that its library has ended, which a backend does in
     C++ and also after the call.
     """
-    by_rank = {book.rank: book for book in books}
+    by_rank = {record.rank: record for record in records}
     calls = by_rank[rank].calls[-1:] if rank in by_rank else ()
     calls = calls if at is None else (at,)
     return _disagreement(Wait(rank, calls[0], ()), by_rank) if calls else None
 
 
-def find_past_disagreement(books: Iterable[Book]) -> Blame | None:
+def find_past_disagreement(records: Iterable[CallRecord]) -> Blame | None:
     """Tell who has called something else in a call that is over: another operation or reduction.
 
     gloo adds for one rank what it takes the largest of for another, and tells nobody. Compared are
     calls to which all known members have come at one time, under a number that the library has
     told. Sizes and types are not: an operation that only moves bytes may be right all the same.
     """
-    by_rank: dict[int, Book] = {}
+    by_rank: dict[int, CallRecord] = {}
     together: dict[tuple[str, int], dict[int, Call]] = {}
-    for book in books:
-        over = [_by_operation(call) for call in book.calls if _is_known_to_be_over(call)]
-        by_rank[book.rank] = msgspec.structs.replace(book, calls=tuple(over))
+    for record in records:
+        over = [_by_operation(call) for call in record.calls if _is_known_to_be_over(call)]
+        by_rank[record.rank] = msgspec.structs.replace(record, calls=tuple(over))
         for call in over:
-            together.setdefault((call.group, call.library_number), {})[book.rank] = call
+            together.setdefault((call.group, call.library_number), {})[record.rank] = call
     for (group, _), calls in together.items():
         rank, call = next(iter(calls.items()))
         members = [each for each in by_rank[rank].groups[group].members if each in by_rank]
@@ -218,22 +220,23 @@ def _by_operation(call: Call) -> Call:
     return msgspec.structs.replace(call, match=call.signature.in_kind().checksum)
 
 
-def _awaited(book: Book, call: Call, books: Mapping[int, Book]) -> tuple[int, ...]:
+def _awaited(record: CallRecord, call: Call, records: Mapping[int, CallRecord]) -> tuple[int, ...]:
     if not call.group:
-        return (call.peer,) if call.peer != NO_PEER and call.peer in books else ()
-    group = book.groups.get(call.group)
+        return (call.peer,) if call.peer != NO_PEER and call.peer in records else ()
+    group = record.groups.get(call.group)
     members = () if group is None else group.members
-    counts = {rank: books[rank].counts.get(call.group, 0) for rank in members if rank in books}
+    counts = {rank: records[rank].counts.get(call.group, 0) for rank in members if rank in records}
     return tuple(
         rank
         for rank in behind(members, counts, call.number)
-        if not (call.library_number and _has_come_by_library(books[rank], call))
+        if not (call.library_number and _has_come_by_library(records[rank], call))
     )
 
 
-def _has_come_by_library(book: Book, call: Call) -> bool:
+def _has_come_by_library(record: CallRecord, call: Call) -> bool:
     return any(
-        own.group == call.group and own.library_number >= call.library_number for own in book.calls
+        own.group == call.group and own.library_number >= call.library_number
+        for own in record.calls
     )
 
 
@@ -241,15 +244,15 @@ def _oldest_first(waits: Iterable[Wait]) -> list[Wait]:
     return sorted(waits, key=lambda wait: (wait.call.begun_at, wait.rank))
 
 
-def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Blame | None:
+def _disagreement(wait: Wait, records: Mapping[int, CallRecord]) -> Blame | None:
     """Members that have come to the call of a rank with something else, if there are any."""
     if not wait.call.group:
         return None
-    group = books[wait.rank].groups[wait.call.group]
+    group = records[wait.rank].groups[wait.call.group]
     calls = {
         rank: call
         for rank in group.members
-        if rank in books and (call := books[rank].call_that_meets(wait.call)) is not None
+        if rank in records and (call := records[rank].call_that_meets(wait.call)) is not None
     }
     by_match = parties((rank, call.match) for rank, call in calls.items())
     if len(by_match) < 2:
@@ -264,10 +267,10 @@ def _disagreement(wait: Wait, books: Mapping[int, Book]) -> Blame | None:
     else:
         waiting = ()
         text = sentences.disagreement_in_words(all_parties, group)
-        awaited = _awaited(books[wait.rank], wait.call, books)
-        late = tuple(rank for rank in awaited if books[rank].fate is Fate.LIVES)
+        awaited = _awaited(records[wait.rank], wait.call, records)
+        late = tuple(rank for rank in awaited if records[rank].fate is Fate.LIVES)
     blamed = tuple(sorted(rank for rank in come if rank not in waiting))
-    known = sum(rank in books for rank in group.members)
+    known = sum(rank in records for rank in group.members)
     is_of_a_part = known < group.size and 2 * len(largest) <= group.size
     return Blame(
         blamed=blamed,
@@ -286,7 +289,7 @@ def _ends(waits: Mapping[int, Wait]) -> set[int]:
 
 
 def _wait_for(
-    ranks: Sequence[int], waits: Mapping[int, Wait], books: Mapping[int, Book]
+    ranks: Sequence[int], waits: Mapping[int, Wait], records: Mapping[int, CallRecord]
 ) -> tuple[Wait, tuple[int, ...]]:
     """The oldest call in which one of these is awaited, and who stands in it, or did."""
     wait = _oldest_first(
@@ -295,9 +298,9 @@ def _wait_for(
     if not wait.call.group:
         return wait, (wait.rank,)
     latest = {rank: wait.call for rank, wait in waits.items()}
-    for rank, book in books.items():  # who has failed in it may not have told yet why
-        if book.calls and book.calls[-1].stage is Stage.FAILED:
-            latest.setdefault(rank, book.calls[-1])
+    for rank, record in records.items():  # who has failed in it may not have told yet why
+        if record.calls and record.calls[-1].stage is Stage.FAILED:
+            latest.setdefault(rank, record.calls[-1])
     return wait, tuple(rank for rank, call in sorted(latest.items()) if call.meets(wait.call))
 
 

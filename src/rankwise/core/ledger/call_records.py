@@ -1,6 +1,6 @@
-"""What is known of one rank's calls: its book. All books together are the ledger.
+"""What is known of one rank's calls: its call record. All call records together are the ledger.
 
-A book is a value, read at one moment. Its maker answers for it: a real rank writes its own
+A call record is a value, read at one moment. Its maker answers for it: a real rank writes its own
 into memory that its agent reads (`rankwise.drivers.real.call_rings`).
 """
 
@@ -49,7 +49,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         label: how people call it; empty for the group of all ranks.
         size: how many members it has.
-        members: those whose books can be had, perhaps not all.
+        members: those whose call records can be had, perhaps not all.
     """
 
     label: str = ""
@@ -103,11 +103,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return self.number == other.number
 
 
-class Book(msgspec.Struct, frozen=True, kw_only=True):
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one rank.
 
     Attributes:
-        rank: whose book it is.
+        rank: whose call record it is.
         groups: its groups, by key.
         counts: how many calls of each group it has begun.
         calls: its latest calls, the oldest first; earlier ones may have been forgotten.

@@ -223,7 +223,7 @@ class _Arrivals:
                 if number > arrival.number
             }
         elif len(self._pending) > _PENDING_MAX:
-            # The oldest: a call that was missed in one rank's book never becomes complete.
+            # The oldest: a call that was missed in one rank's call record never becomes complete.
             del self._pending[min(self._pending)]
 
     def _see_wait(self, rank: int, wait: Arrival) -> None:

@@ -3,11 +3,11 @@
 Theory of operation
 ===================
 
-What C++ begins by itself, as DDP's reducer does in each backward pass, is in no book: torch's
-recorder tells of the latest calls when it is asked, and when a rank ends. Nobody waits in such a
-call: the ranks wait later, for several of them together. So calls are taken together that come in
-a *volley*, up to a pause that is more than half of the long ones. What the last rank comes later
-than the second last to the last call of a volley is what the ranks lose by it until the next.
+What C++ begins by itself, as DDP's reducer does in each backward pass, is in no call record:
+torch's recorder tells of the latest calls when it is asked, and when a rank ends. Nobody waits in
+such a call: the ranks wait later, for several of them together. So calls are taken together that
+come in a *volley*, up to a pause that is more than half of the long ones. A rank's delay is the gap
+between the last and the second-last arrival at the final call of a volley.
 Both times are medians: a pause of one rank is no straggler, and part of the calls may be unknown.
 
 A machine that is busy makes now this rank late and now that one. So the last of most volleys is a

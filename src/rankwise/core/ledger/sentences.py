@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.units import Duration
 from rankwise.base.wording import ranks_in_words
-from rankwise.core.ledger.call_records import INIT_GROUP, Book, Call, Group
+from rankwise.core.ledger.call_records import INIT_GROUP, Call, CallRecord, Group
 from rankwise.core.matching import describe_call
 
 if TYPE_CHECKING:
@@ -32,19 +32,19 @@ def call_in_words(call: Call, group: Group | None) -> str:
     return f"{text} ({call.place})" if call.place else text
 
 
-def wait_in_words(wait: "Wait", book: Book) -> str:
+def wait_in_words(wait: "Wait", record: CallRecord) -> str:
     """What a rank waits in, and for whom: `barrier #1 (train.py:9): rank 2 has not come`."""
-    text = call_in_words(wait.call, book.groups.get(wait.call.group))
+    text = call_in_words(wait.call, record.groups.get(wait.call.group))
     if not wait.awaited or not wait.call.group:
         return text
     return f"{text}: {ranks_in_words(wait.awaited)} {_have(wait.awaited)} not come"
 
 
 def absence_in_words(
-    absent: Sequence[int], wait: "Wait", waiting: Iterable[int], book: Book
+    absent: Sequence[int], wait: "Wait", waiting: Iterable[int], record: CallRecord
 ) -> str:
     """Ranks that live and keep others waiting."""
-    where = call_in_words(wait.call, book.groups.get(wait.call.group))
+    where = call_in_words(wait.call, record.groups.get(wait.call.group))
     who, others = ranks_in_words(absent), sorted(waiting)
     if not wait.call.group:
         return f"{who} {_have(absent)} not answered rank {others[0]} in {where}"
@@ -53,16 +53,16 @@ def absence_in_words(
 
 
 def departure_in_words(
-    gone: Sequence[int], wait: "Wait", waiting: Iterable[int], books: Mapping[int, Book]
+    gone: Sequence[int], wait: "Wait", waiting: Iterable[int], records: Mapping[int, CallRecord]
 ) -> str:
     """Ranks that have ended while others wait for them; the first one's last call is told."""
-    book = books[gone[0]]
-    last = book.latest(wait.call.group)
-    group = book.groups.get(wait.call.group)
+    record = records[gone[0]]
+    last = record.latest(wait.call.group)
+    group = record.groups.get(wait.call.group)
     after = " without a call of that group" if wait.call.group else ""
     if last:
         after = f" after {call_in_words(last, group)}"
-    where = call_in_words(wait.call, books[wait.rank].groups.get(wait.call.group))
+    where = call_in_words(wait.call, records[wait.rank].groups.get(wait.call.group))
     others = sorted(waiting)
     verb = "waits" if len(others) == 1 else "wait"
     if wait.call.group == INIT_GROUP and not last:
@@ -98,11 +98,11 @@ def _calls_in_words(parties: Iterable[Party]) -> str:
     )
 
 
-def circle_in_words(circle: Sequence["Wait"], books: Mapping[int, Book]) -> str:
+def circle_in_words(circle: Sequence["Wait"], records: Mapping[int, CallRecord]) -> str:
     """Ranks that wait for each other, one after the other."""
     told = []
     # A rank knows a group from its first call there.
-    groups = {key: group for wait in circle for key, group in books[wait.rank].groups.items()}
+    groups = {key: group for wait in circle for key, group in records[wait.rank].groups.items()}
     for wait in circle:
         where = call_in_words(wait.call, groups.get(wait.call.group))
         where += _among_alike(wait.call.group, groups)

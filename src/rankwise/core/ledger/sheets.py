@@ -1,4 +1,4 @@
-"""Books of one node's ranks, packed for the others, and the books of all put together.
+"""Call records of one node's ranks, packed for the others, and those of all put together.
 
 A *sheet* holds what it takes to blame ranks, and no more: the calls that a rank stands in, and of
 each group the latest few. Ranks of one node do alike, so sheets are compressed; one that is still
@@ -17,7 +17,7 @@ import msgspec
 
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.units import Instant
-from rankwise.core.ledger.call_records import Book, Call, Group, Stage
+from rankwise.core.ledger.call_records import Call, CallRecord, Group, Stage
 
 SHEET_BYTES_MAX = 32 * 1024
 _UNPACKED_BYTES_MAX = 16 * 1024 * 1024
@@ -28,12 +28,12 @@ class Sheet(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one node knows of its ranks.
 
     Attributes:
-        seen: the books that they keep.
+        seen: the call records that they keep.
         recorded: what torch's flight recorder has, of those that were asked and told.
     """
 
-    seen: tuple[Book, ...] = ()
-    recorded: tuple[Book, ...] = ()
+    seen: tuple[CallRecord, ...] = ()
+    recorded: tuple[CallRecord, ...] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -72,13 +72,13 @@ def opened(data: bytes) -> bytes:
     return zlib.decompressobj().decompress(data, _UNPACKED_BYTES_MAX)
 
 
-def with_all_members(books: Iterable[Book], world_size: int) -> list[Book]:
-    """The same books, with the members of their groups on all nodes."""
-    books = list(books)
-    whole = union_of_members((book.groups for book in books), world_size)
+def with_all_members(records: Iterable[CallRecord], world_size: int) -> list[CallRecord]:
+    """The same call records, with the members of their groups on all nodes."""
+    records = list(records)
+    whole = union_of_members((record.groups for record in records), world_size)
     return [
-        msgspec.structs.replace(book, groups={key: whole[key] for key in book.groups})
-        for book in books
+        msgspec.structs.replace(record, groups={key: whole[key] for key in record.groups})
+        for record in records
     ]
 
 
@@ -97,33 +97,35 @@ def union_of_members(groups: Iterable[Mapping[str, Group]], world_size: int) -> 
     }
 
 
-def _mapped(sheet: Sheet, change: Callable[[Book], Book]) -> Sheet:
+def _mapped(sheet: Sheet, change: Callable[[CallRecord], CallRecord]) -> Sheet:
     return Sheet(tuple(map(change, sheet.seen)), tuple(map(change, sheet.recorded)))
 
 
-def _without_old(book: Book, calls_of_group: int) -> Book:
-    return msgspec.structs.replace(book, calls=tuple(reversed([*_latest(book, calls_of_group)])))
+def _without_old(record: CallRecord, calls_of_group: int) -> CallRecord:
+    return msgspec.structs.replace(
+        record, calls=tuple(reversed([*_latest(record, calls_of_group)]))
+    )
 
 
-def _latest(book: Book, calls_of_group: int) -> Iterator[Call]:
-    left = dict.fromkeys(book.groups, calls_of_group)
-    for place, call in enumerate(reversed(book.calls)):
+def _latest(record: CallRecord, calls_of_group: int) -> Iterator[Call]:
+    left = dict.fromkeys(record.groups, calls_of_group)
+    for place, call in enumerate(reversed(record.calls)):
         count = left.get(call.group, 0)
         left[call.group] = count - 1
         if count > 0 or place == 0 or call.stage is Stage.WAITING:
             yield call
 
 
-def _aged(book: Book, now: Instant) -> Book:
+def _aged(record: CallRecord, now: Instant) -> CallRecord:
     """Ages for instants, or instants for ages."""
     return msgspec.structs.replace(
-        book,
+        record,
         calls=tuple(
             msgspec.structs.replace(
                 call,
                 begun_at=Instant(now - call.begun_at),
                 ended_at=Instant(now - call.ended_at if call.ended_at else 0),
             )
-            for call in book.calls
+            for call in record.calls
         ),
     )

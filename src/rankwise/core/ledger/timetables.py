@@ -29,7 +29,7 @@ from rankwise.core.ledger.sentences import delay_in_words, straggler_in_words, w
 from rankwise.core.ledger.sheets import SHEET_BYTES_MAX, opened, union_of_members
 
 CALLS_MAX = 128
-"""How many calls of a rank are told, of those that are in its book."""
+"""How many calls of a rank are told, of those that are in its call record."""
 _CALLS_MIN = 8
 
 
@@ -39,7 +39,7 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: which one.
         groups: those of the calls, with the members that are on its node.
-        arrivals: calls of its book that have ended.
+        arrivals: calls of its call record that have ended.
         begun: what C++ has begun by itself.
         cpu_wait: how long it had to wait for a CPU.
     """

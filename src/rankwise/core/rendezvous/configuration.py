@@ -22,9 +22,9 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             writes it (`ValueError`, `mypackage.ConfigError`).
         final_exit_codes: the same by exit code; minus the number for a signal.
         retries_startup_errors: whether workers that could not even be started are tried again.
-        fruitless_max: after so many failed rounds in a row without progress the job is over; None
-            for never. Progress is a step farther than any before; where no worker tells its
-            steps, a round that ran for `progress_after` counts as progress.
+        rounds_without_progress_max: after so many failed rounds in a row without progress the job
+            is over; None for never. Progress is a step farther than any before; where no worker
+            tells its steps, a round that ran for `progress_after` counts as progress.
         progress_after: see there.
         strikes_max: a host on which so many root causes happened is left out, provided that enough
             nodes remain without it; None for never.
@@ -35,14 +35,14 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     final_exceptions: tuple[str, ...] = ()
     final_exit_codes: tuple[int, ...] = ()
     retries_startup_errors: bool = False
-    fruitless_max: int | None = None
+    rounds_without_progress_max: int | None = msgspec.field(default=None, name="fruitless_max")
     progress_after: Duration = Duration(300 * SECOND)
     strikes_max: int | None = None
 
     def __post_init__(self) -> None:
         if self.restarts_max < 0:
             raise ValueError(f"restarts_max is {self.restarts_max}, expected 0 or more")
-        for name in ("fruitless_max", "strikes_max"):
+        for name in ("rounds_without_progress_max", "strikes_max"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, expected 1 or more")
@@ -211,7 +211,8 @@ def obstacle_to_another(
         final = _why_final(root, policy)
         if final is not None:
             return final
-    if policy.fruitless_max is not None and rounds_without_progress >= policy.fruitless_max:
+    rounds_max = policy.rounds_without_progress_max
+    if rounds_max is not None and rounds_without_progress >= rounds_max:
         times = "attempt" if rounds_without_progress == 1 else "attempts in a row"
         return (
             f"not restarted: {rounds_without_progress} {times} without progress (--max-no-progress)"

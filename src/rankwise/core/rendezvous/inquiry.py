@@ -4,12 +4,12 @@ Theory of operation
 ===================
 
 A node sees the calls of its own ranks only. What it makes of them is told in two records: a node's
-*note* says what its trouble is, and later holds its ranks' books; the leader's *inquiry* asks all
-members for theirs, and says what was found. A healthy run whose calls move writes neither.
+*note* says what its trouble is, and later holds its ranks' call records; the leader's *inquiry*
+asks all members for theirs, and says what was found. A healthy run whose calls move writes neither.
 
 ```
  a rank stands, or has failed           every member has answered, or `ANSWERS_BY` is over
- node: note with a trouble ──→ leader: inquiry ──→ node: note with its books ──→ leader: finding
+ node: note with a trouble ─→ leader: inquiry ─→ node: note with call records ─→ leader: finding
                                   ↑   nothing found: again, after pauses that double   │
                                   └────────────────────────────────────────────────────┘
 ```
@@ -27,12 +27,12 @@ members for theirs, and says what was found. A healthy run whose calls move writ
 - *Who is heard first.* A node whose rank has failed for another's sake holds that back until the
   round is over for the culprit: so the round ends, on all nodes, because of that one.
 - *Who dies.* A node: it is silent, or its record is gone, so that nobody waits for it; the others'
-  books are judged without it. The leader: its
+  call records are judged without it. The leader: its
   record goes with its lease. Who waits for an answer waits for `ANSWER_WITHIN` and no longer.
 - *Lost requests.* Notes are bound to nothing but the node's lease, and inquiries to the lead. One
   that overtakes another costs an answer, and so at most that patience.
 
-What the books mean is judged elsewhere: this is the carriage.
+What the call records mean is judged elsewhere: this is the carriage.
 """
 
 from collections.abc import Collection
@@ -42,7 +42,7 @@ import msgspec
 from rankwise.base.keys import LeaseId, Put, Transaction, Unchanged
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.rendezvous.records import (
-    BooksNote,
+    CallRecordsNote,
     Finding,
     Inquiry,
     Round,
@@ -53,7 +53,7 @@ from rankwise.core.rendezvous.records import (
 )
 from rankwise.core.rendezvous.requests import Purpose, SharedKey, StoreRequests
 from rankwise.core.rendezvous.vocabulary import (
-    BooksWanted,
+    CallRecordsWanted,
     Commit,
     InquiryAnswered,
     InquiryJudged,
@@ -64,7 +64,7 @@ from rankwise.core.rendezvous.vocabulary import (
 )
 
 ANSWERS_BY = Duration(1 * SECOND)
-"""How long the leader waits for books. A node whose ranks have recorders waits half of that."""
+"""How long the leader waits for call records. A node with recorders waits half of that."""
 ANSWER_WITHIN = Duration(2 * SECOND)
 """How long a node holds back what it would do without an answer."""
 CONFIRM = Duration(250 * MILLISECOND)
@@ -86,10 +86,10 @@ class NodeInquiry:
         """When who waits for an answer is told that there is none."""
         self._key = key
         self._requests = requests
-        self._note = BooksNote()
+        self._note = CallRecordsNote()
         self._lasting = Trouble.NONE
         """What is told when nothing is awaited: whether ranks stand."""
-        self._written: tuple[BooksNote, LeaseId | None] = (self._note, None)
+        self._written: tuple[CallRecordsNote, LeaseId | None] = (self._note, None)
         self._asked = self._heard = ""
         self._read: bytes | None = None
         """The leader's inquiry as it was last taken in."""
@@ -106,7 +106,7 @@ class NodeInquiry:
         if self.due is not None and trouble not in (Trouble.FAILED, Trouble.TIMED_OUT):
             return  # what is awaited already answers it too
         if trouble is Trouble.DONE and self._late is not None:
-            # Nodes end one after the other: each would have all books read once more.
+            # Nodes end one after the other: each would have all call records read once more.
             late, until = self._late
             if late.round == number and now < until:
                 self.due, self._answer = now, late
@@ -127,7 +127,7 @@ class NodeInquiry:
             self._note, trouble=trouble, number=self._note.number + 1
         )
 
-    def on_books(self, inquiry: str, sheet: bytes) -> None:
+    def on_call_records(self, inquiry: str, sheet: bytes) -> None:
         """The node's ranks have told."""
         if inquiry == self._asked:
             self._note = msgspec.structs.replace(self._note, inquiry=inquiry, sheet=sheet)
@@ -172,7 +172,9 @@ class NodeInquiry:
             # Once per inquiry: its key is written again with the finding.
             self._asked = inquiry.id
             self._turn_to(inquiry.round)
-            wanted = BooksWanted(inquiry.round, inquiry.id, inquiry.trouble, inquiry.with_recorders)
+            wanted = CallRecordsWanted(
+                inquiry.round, inquiry.id, inquiry.trouble, inquiry.with_recorders
+            )
             told.append(wanted)
         return told
 
@@ -198,13 +200,13 @@ class NodeInquiry:
         """Ask the store to take the note, if it says something new."""
         if self._note.round < 0 or self._written == (self._note, lease):
             return []
-        if not self._requests.may_begin(Purpose.BOOKS, now):
+        if not self._requests.may_begin(Purpose.CALL_RECORDS, now):
             return []
-        token = self._requests.begin(Purpose.BOOKS, now, (self._note, lease))
+        token = self._requests.begin(Purpose.CALL_RECORDS, now, (self._note, lease))
         value = encode(msgspec.structs.replace(self._note, founder=founder))
         return [Commit(token, Transaction(puts=(Put(self._key, value, lease),)))]
 
-    def committed(self, written: tuple[BooksNote, LeaseId]) -> None:
+    def committed(self, written: tuple[CallRecordsNote, LeaseId]) -> None:
         """The store has taken that one."""
         self._written = written
 
@@ -224,7 +226,7 @@ class LeaderInquiry:
         self._keys = keys
         self._leader = leader
         self._requests = requests
-        self._notes: dict[str, BooksNote] = {}
+        self._notes: dict[str, CallRecordsNote] = {}
         self._begun = 0
         self.begin_again()
 
@@ -249,7 +251,7 @@ class LeaderInquiry:
         """All notes are read anew, or never again."""
         self._notes = {}
 
-    def on_note(self, node: str, note: BooksNote | None, now: Instant) -> None:
+    def on_note(self, node: str, note: CallRecordsNote | None, now: Instant) -> None:
         """A node has written its note, or it has vanished."""
         if note is None:
             self._notes.pop(node, None)
@@ -300,7 +302,7 @@ class LeaderInquiry:
             self._open_if_wanted(round_, now)
         return [*self._write(lease, founder, now), *self._gather(round_, present, now)]
 
-    def _awaited(self, round_: Round) -> dict[str, BooksNote]:
+    def _awaited(self, round_: Round) -> dict[str, CallRecordsNote]:
         """The notes that somebody waits to have answered."""
         return {
             node: note
@@ -381,7 +383,7 @@ class LeaderInquiry:
         return [SheetsGathered(inquiry.id, inquiry.trouble, sheets, self._asked_at, heard_at)]
 
     def on_judged(self, judged: InquiryJudged, round_: Round, now: Instant) -> None:
-        """The books have been read: close the inquiry with what was found."""
+        """The call records have been read: close the inquiry with what was found."""
         inquiry = self._open
         if inquiry is None or inquiry.id != judged.inquiry:
             return

@@ -23,7 +23,13 @@ from rankwise.base.units import MILLISECOND, Duration, Instant, after
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.inquiry import LeaderInquiry
 from rankwise.core.rendezvous.leader import Decision, decide
-from rankwise.core.rendezvous.records import Round, RunKeys, decode_books_note, decode_node, encode
+from rankwise.core.rendezvous.records import (
+    Round,
+    RunKeys,
+    decode_call_records_note,
+    decode_node,
+    encode,
+)
 from rankwise.core.rendezvous.requests import Purpose, SharedKeys, StoreRequests
 from rankwise.core.rendezvous.view import HeardRecord, View
 from rankwise.core.rendezvous.vocabulary import (
@@ -259,7 +265,7 @@ class Lead:
             for change in changes:
                 self._on_change(self.view, change.key, change.value, founder, now)
             # What concerns calls changes nothing about rounds.
-            if not all(change.key.startswith(self._keys.books_notes) for change in changes):
+            if not all(change.key.startswith(self._keys.call_records_notes) for change in changes):
                 self.look_soon(now)
 
     def turn_to(self, round_: Round, now: Instant) -> None:
@@ -348,8 +354,8 @@ class Lead:
         if key.startswith(self._keys.done_notes):
             self._on_done_note(view, node, key, value, founder)
             return
-        if key.startswith(self._keys.books_notes):
-            self._on_books_note(node, key, value, founder, now)
+        if key.startswith(self._keys.call_records_notes):
+            self._on_call_records_note(node, key, value, founder, now)
             return
         if value is None:
             view.delete(node, now)
@@ -365,14 +371,14 @@ class Lead:
             heard = HeardRecord(None, now, str(error))
         view.put(node, heard)
 
-    def _on_books_note(
+    def _on_call_records_note(
         self, node: str, key: str, value: bytes | None, founder: str, now: Instant
     ) -> None:
         if value is None:
             self.inquiry.on_note(node, None, now)
             return
         with suppress(RemoteProtocolError):  # told of its node's record
-            note = decode_books_note(value, key, node)
+            note = decode_call_records_note(value, key, node)
             if note.founder == founder:
                 self.inquiry.on_note(node, note, now)
 

@@ -48,7 +48,7 @@ from rankwise.core.rendezvous.node_state import RendezvousState
 from rankwise.core.rendezvous.records import Departure, Round, RoundPhase
 from rankwise.core.rendezvous.requests import Purpose
 from rankwise.core.rendezvous.vocabulary import (
-    BooksTold,
+    CallRecordsTold,
     DeadlinePassed,
     DepartureRequested,
     Effect,
@@ -153,8 +153,8 @@ class Rendezvous:
                 self._node.own.rewrite(arrived_at=stimulus.step)
             case TroubleTold():
                 self._node.inquiry.on_trouble(stimulus.round, stimulus.trouble, now)
-            case BooksTold():
-                self._node.inquiry.on_books(stimulus.inquiry, stimulus.sheet)
+            case CallRecordsTold():
+                self._node.inquiry.on_call_records(stimulus.inquiry, stimulus.sheet)
             case InquiryJudged():
                 if self._node.is_leading and self.round is not None:
                     self._node.lead.inquiry.on_judged(stimulus, self.round, now)

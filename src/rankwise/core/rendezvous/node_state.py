@@ -65,7 +65,7 @@ class RendezvousState:
         )
         self.membership = Membership(self.me, self.own, is_static=config.is_static)
         self.lead = Lead(config, self.name, self.keys, self.shared, self.requests)
-        self.inquiry = NodeInquiry(self.keys.books_note(self.me), self.requests)
+        self.inquiry = NodeInquiry(self.keys.call_records_note(self.me), self.requests)
         self.succession = Succession(config, self.keys, self.shared)
         self.waiting = RoundWait(config, self.membership, self.lead, self.shared, self.succession)
         self.effects: list[Effect] = []
@@ -127,7 +127,7 @@ class RendezvousState:
         self.waiting.cut_off_since = now
         for purpose in (
             Purpose.LEASE, Purpose.OWN, Purpose.LEAD, Purpose.CHARTER, Purpose.ROUND,
-            Purpose.BOOKS, Purpose.INQUIRY,
+            Purpose.CALL_RECORDS, Purpose.INQUIRY,
         ):  # fmt: skip
             # An answer that comes later is of the lost lease: it would be taken for one of the
             # next.
@@ -348,7 +348,7 @@ class RendezvousState:
             return
         if request.purpose is Purpose.DONE_NOTE:
             return
-        if request.purpose is Purpose.BOOKS:
+        if request.purpose is Purpose.CALL_RECORDS:
             self.inquiry.committed(request.context)
             return
         match request.purpose:

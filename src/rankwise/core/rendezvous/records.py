@@ -135,7 +135,7 @@ class Trouble(StrEnum):
         return self not in (Trouble.NONE, Trouble.STANDS)
 
 
-class BooksNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CallRecordsNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a node tells the leader about its ranks' calls. Lies beside its record (ADR 0024).
 
     Attributes:
@@ -145,7 +145,7 @@ class BooksNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         trouble: what moves it, last.
         number: counts its troubles.
         inquiry: the inquiry that `sheet` answers.
-        sheet: its ranks' books, packed (`core/ledger/sheets.py`), or timetable (DONE).
+        sheet: its ranks' call records, packed (`core/ledger/sheets.py`), or timetable (DONE).
     """
 
     version: int = PROTOCOL_VERSION
@@ -390,21 +390,21 @@ class RunKeys(NamedTuple):
         return f"{self.done_notes}{node_id}"
 
     @property
-    def books_notes(self) -> str:
+    def call_records_notes(self) -> str:
         """The prefix of what nodes tell of their ranks' calls."""
         return f"{self.nodes}books/"
 
-    def books_note(self, node_id: str) -> str:
+    def call_records_note(self, node_id: str) -> str:
         """What one node tells of its ranks' calls."""
-        return f"{self.books_notes}{node_id}"
+        return f"{self.call_records_notes}{node_id}"
 
     def node_id(self, key: str) -> str:
         """The node whose record, or note, lies at `key`."""
         return key.rpartition("/")[2]
 
 
-Record = Charter | NodeRecord | Round | BooksNote | Inquiry
-RecordT = TypeVar("RecordT", Charter, NodeRecord, Round, BooksNote, Inquiry)
+Record = Charter | NodeRecord | Round | CallRecordsNote | Inquiry
+RecordT = TypeVar("RecordT", Charter, NodeRecord, Round, CallRecordsNote, Inquiry)
 
 SHOWN_MAX = 60
 _ENCODER = msgspec.json.Encoder()
@@ -419,7 +419,8 @@ class _Versioned(msgspec.Struct):
 _VERSION = msgspec.json.Decoder(_Versioned)
 # Made here, since two threads that meet a type for the first time at once crash msgspec (0.22).
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Charter, NodeRecord, Round, BooksNote, Inquiry)
+    kind: msgspec.json.Decoder(kind)
+    for kind in (Charter, NodeRecord, Round, CallRecordsNote, Inquiry)
 }
 
 
@@ -446,13 +447,13 @@ def decode_node(value: bytes, key: str, node_id: str) -> NodeRecord:
     return _decode(value, NodeRecord, key, f"node {node_id}")
 
 
-def decode_books_note(value: bytes, key: str, node_id: str) -> BooksNote:
+def decode_call_records_note(value: bytes, key: str, node_id: str) -> CallRecordsNote:
     """Read what a node tells of its ranks' calls.
 
     Raises:
         RemoteProtocolError: it is of another version, or no such note.
     """
-    return _decode(value, BooksNote, key, f"node {node_id}")
+    return _decode(value, CallRecordsNote, key, f"node {node_id}")
 
 
 def decode_inquiry(value: bytes, key: str) -> Inquiry:

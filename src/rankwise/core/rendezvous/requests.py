@@ -29,7 +29,7 @@ class Purpose(StrEnum):
     ROUND = "round"
     RUN_LEASE = "run lease"
     GOODBYE = "goodbye"
-    BOOKS = "books"
+    CALL_RECORDS = "books"
     INQUIRY = "inquiry"
 
 

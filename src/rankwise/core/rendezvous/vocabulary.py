@@ -266,8 +266,8 @@ class TroubleTold(msgspec.Struct, frozen=True, tag=True):
     trouble: Trouble
 
 
-class BooksTold(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `BooksWanted`: the ranks' books, packed (`core/ledger/sheets.py`).
+class CallRecordsTold(msgspec.Struct, frozen=True, tag="BooksTold"):
+    """The ranks' call records, which the leader has asked for, packed (`core/ledger/sheets.py`).
 
     If all ranks of a node are done, it is their timetable (`core/ledger/timetables.py`).
     """
@@ -306,7 +306,7 @@ FromAgent = (
     | DepartureRequested
     | RanksArrived
     | TroubleTold
-    | BooksTold
+    | CallRecordsTold
     | InquiryJudged
     | Left
     | DeadlinePassed
@@ -355,8 +355,8 @@ class StopStepAgreed(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
-class BooksWanted(msgspec.Struct, frozen=True, tag=True):
-    """The leader asks for the books of this node's ranks; answer `BooksTold`, or never."""
+class CallRecordsWanted(msgspec.Struct, frozen=True, tag="BooksWanted"):
+    """The leader asks for this node's call records; the answer may never come."""
 
     round: int
     inquiry: str
@@ -365,7 +365,7 @@ class BooksWanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class SheetsGathered(msgspec.Struct, frozen=True, tag=True):
-    """This node leads, and has the books of all that have answered; answer `InquiryJudged`."""
+    """This node leads, and has the call records of all who answered; answer `InquiryJudged`."""
 
     inquiry: str
     trouble: Trouble
@@ -455,7 +455,7 @@ Notification = (
     | Dissolved
     | StopAgreed
     | StopStepAgreed
-    | BooksWanted
+    | CallRecordsWanted
     | SheetsGathered
     | RanksFound
     | InquiryAnswered

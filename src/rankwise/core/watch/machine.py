@@ -5,8 +5,8 @@ Theory of operation
 
 All facts that the host tells about a gang pass here before the gang hears them. The first failure
 that a gang hears of ends it, so what may be another rank's doing waits until that is known; facts
-that come later wait behind it, in their order. The watch knows no books and asks no rank: it orders
-looks and questions, and decides by the answers.
+that come later wait behind it, in their order. The watch knows no call records and asks no rank: it
+orders looks and questions, and decides by the answers.
 
 ```
                                   others may come          have come, or are late
@@ -23,7 +23,7 @@ looks and questions, and decides by the answers.
 - *An exit by a limit* (`LIMIT`): the rank waited for another one. As after any time-out, ranks that
   are merely late are to blame.
 - *An exit by SIGABRT* (`ABORT`) in a call in which ranks disagree: gloo ends a rank whose data does
-  not fit. The books tell who is to blame once all have come.
+  not fit. The call records tell who is to blame once all have come.
 - *The last success of a node* (`LATENESS`): the other nodes are asked which rank has made others
   wait.
 - *An exit by a signal to the whole run* (`STOP`) may have been heard of before the signal. If the
@@ -90,11 +90,11 @@ if TYPE_CHECKING:
 
 SIGABRT = 6
 LOOK_PATIENCE = Duration(1 * SECOND)
-"""How long the host may take to read the books."""
+"""How long the host may take to read the call records."""
 STRAGGLE, STRAGGLE_MAX = Duration(200 * MILLISECOND), Duration(2 * SECOND)
 """How often ranks are looked at that may yet come to a call, and for how long at most."""
 ENDING_MAX = Duration(1 * SECOND)
-"""How long a rank that is done by its book may take to tell how it ends."""
+"""How long a rank that is done by its call record may take to tell how it ends."""
 ANSWER_PATIENCE = Duration(500 * MILLISECOND)
 """How long ranks may take to answer: one that holds the interpreter in C never does."""
 NODES_PATIENCE = Duration(3 * SECOND)
@@ -246,8 +246,8 @@ class ExitWatch:
             by_abort = exited.exit.signal_number == SIGABRT
             self._begin(HoldReason.ABORT if by_abort else HoldReason.LIMIT, exited, now)
         elif self._calls_are_watched and not self._has_looked_back and self._is_last(rank):
-            # Once per attempt: by then the ranks' books are complete, and each look reads all of
-            # them.
+            # Once per attempt: by then the ranks' call records are complete, and each look reads
+            # all of them.
             self._has_looked_back = True
             self._begin(HoldReason.LATENESS, exited, now)
         else:
@@ -272,7 +272,7 @@ class ExitWatch:
 
     @property
     def _calls_are_watched(self) -> bool:
-        """Whether books can tell, and the gang has no reason to end yet."""
+        """Whether call records can tell, and the gang has no reason to end yet."""
         gang = self.gang
         return self._calls_of >= 0 and gang is not None and gang.phase is GangPhase.RUNNING
 
@@ -288,7 +288,7 @@ class ExitWatch:
     # A hold
 
     def _begin(self, reason: HoldReason, fact: WorkerExited | WorkerReported, now: Instant) -> None:
-        """Read what the books show of a rank that has ended, or will."""
+        """Read what the call records show of a rank that has ended, or will."""
         hold = self.hold = self._new_hold(reason, fact, now)
         self._await(HoldStep.LOOKING, LOOK_PATIENCE, now)
         if reason is HoldReason.LATENESS:
@@ -511,8 +511,8 @@ class ExitWatch:
     def _let_exits_follow_stop(self, now: Instant) -> None:
         """The stop may have been ordered at this very instant: let exits be later than it."""
         at = after(now, Duration(1))
-        # Births first: a gang that stops waits only for the processes that it knows of, and would
-        # sweep a rank, without its grace, of whose birth it hears after the other ranks' ends.
+        # Starts first: a gang that stops waits only for the processes that it knows of. It would
+        # sweep a rank, without its grace, if it heard of its start after the other ranks' ends.
         self._facts = deque(
             sorted(self._facts, key=lambda waiting: not isinstance(waiting.fact, WorkerSpawned))
         )

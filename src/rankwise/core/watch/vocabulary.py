@@ -1,8 +1,8 @@
 """What the exit watch is told (stimuli) and what it orders (effects).
 
 It is told the facts of the gang (`core/gang/vocabulary.py`), and orders that they are passed on.
-The words here are what it asks the host about the calls of ranks, and the answers. The books of
-calls stay with the host: an answer has what follows from them.
+The words here are what it asks the host about the calls of ranks, and the answers. The call records
+stay with the host: an answer has what follows from them.
 """
 
 from enum import StrEnum
@@ -45,15 +45,15 @@ class HoldStep(StrEnum):
     """What is awaited during a hold."""
 
     LOOKING = "looking"
-    """The host reads the books after the end of a rank."""
+    """The host reads the call records after the end of a rank."""
     STRAGGLING = "straggling"
     """Ranks may yet come to the call, and show by that which rank is to blame."""
     LOOKING_AGAIN = "looking-again"
-    """The host reads the books of those."""
+    """The host reads the call records of those."""
     ASKING_RANKS = "asking-ranks"
     """The ranks tell what torch has recorded."""
     JUDGING = "judging"
-    """The host compares the books."""
+    """The host compares the call records."""
     ASKING_NODES = "asking-nodes"
     """The other nodes tell what their ranks do."""
     AWAITING_STOP = "awaiting-stop"
@@ -64,13 +64,13 @@ class HoldStep(StrEnum):
 
 
 class CallsBegan(msgspec.Struct, frozen=True, tag=True):
-    """Ranks of that attempt enter their collective calls in books from now on."""
+    """Ranks of that attempt enter their collective calls in call records from now on."""
 
     attempt: int
 
 
 class EndLooked(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `LookAtEnd`: what the books show of a worker that has ended, or will."""
+    """The answer to `LookAtEnd`: what the call records show of a worker that has ended, or will."""
 
     attempt: int
     local_rank: int
@@ -79,7 +79,7 @@ class EndLooked(msgspec.Struct, frozen=True, tag=True):
     may_come: bool = False
     """Whether others that it waits for may yet come to the call."""
     is_ending: bool = False
-    """Whether one of those is done by its book, and has not told how it ends."""
+    """Whether one of those is done by its call record, and has not told how it ends."""
     blamed: RanksBlamed | None = None
     """Ranks that called something else than the others in its last call."""
     is_undecided: bool = False
@@ -139,7 +139,7 @@ WatchStimulus = Stimulus | HostAnswer | NodesAnswered | Passed
 
 
 class LookAtEnd(msgspec.Struct, frozen=True, tag=True):
-    """Read the books of calls after a worker's exit or exception; answer `EndLooked`."""
+    """Read the call records after a worker's exit or exception; answer `EndLooked`."""
 
     attempt: int
     local_rank: int

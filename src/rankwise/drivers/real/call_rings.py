@@ -1,4 +1,4 @@
-"""The agent's side of the books that ranks write: areas of the node's segment, read as values.
+"""The agent's side of ranks' call records: areas of the node's segment, read as values.
 
 A rank may write while we read. Its count of a group only grows, so one that was read a moment too
 early accuses a rank that is late by that moment; who acts on it looks at those that have waited for
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rankwise.base.units import Instant
-from rankwise.core.ledger import Arrival, Book, Call, Fate, Group, Stage
+from rankwise.core.ledger import Arrival, Call, CallRecord, Fate, Group, Stage
 from rankwise.core.matching import NO_RANK, CallSignature, TensorForm
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker.call_ring import (
@@ -66,8 +66,8 @@ def polls_in_vain(segment: Segment, local_rank: int) -> int:
     return head_of(segment, local_rank)[HEAD_POLLS]
 
 
-def read_book(segment: Segment, local_rank: int, first_rank: int) -> Book | None:
-    """What a worker has entered, as a book of a rank that lives or is done.
+def read_call_record(segment: Segment, local_rank: int, first_rank: int) -> CallRecord | None:
+    """What a worker has entered, as a call record of a rank that lives or is done.
 
     None for one that enters nothing: who has made no call may yet be one that will.
     """
@@ -78,7 +78,7 @@ def read_book(segment: Segment, local_rank: int, first_rank: int) -> Book | None
     table = os.pread(segment.fd, HEAD_BYTES + group_count * GROUP_BYTES, at)
     ring = os.pread(segment.fd, ENTRIES * ENTRY_BYTES, at + RING_AT)
     keys, groups, counts = _read_groups(table, group_count, first_rank)
-    return Book(
+    return CallRecord(
         rank=first_rank + local_rank,
         groups=groups,
         counts=counts,
@@ -108,8 +108,8 @@ class CallReader:
     """Reads all calls of one worker with their words, each once, for the record of the run.
 
     Args:
-        segment: where its book is.
-        local_rank: whose book it is.
+        segment: where its call record is.
+        local_rank: whose call record it is.
         first_rank: the rank of the node's first worker.
     """
 
@@ -239,7 +239,7 @@ def _numbers_in(field: str) -> tuple[int, ...]:
 
 
 def head_of(segment: Segment, local_rank: int) -> tuple[int, ...]:
-    """The counts at the beginning of a worker's book."""
+    """The counts at the beginning of a worker's call record."""
     return _HEAD.unpack(os.pread(segment.fd, HEAD_BYTES, segment.area_of_calls(local_rank)))
 
 

@@ -40,7 +40,7 @@ open and shut the gate.
 Refused: blocking signals in the kernel (a thread of a library takes the signal, and the main thread
 runs the handler all the same; two system calls each time); raising at waits only (the user's own
 loop could not be interrupted any more); a helper thread for the bookkeeping (10 us per task);
-mending what was torn by asking the children (words about births and deaths come once).
+mending what was torn by asking the children (each start and each end is told once).
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` makes an enum each time: 2 us

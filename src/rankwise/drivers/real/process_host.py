@@ -95,7 +95,7 @@ class RealProcessHost:
         deliver: takes the stimuli.
         last_progress: tells when any worker last made progress.
         on_hang: is shown where every rank stands, before the gang hears that it was looked at.
-        on_calls: is told that a rank enters its calls in its book from now on.
+        on_calls: is told that a rank enters its calls in its call record from now on.
         on_ledger_off: is told why a rank cannot enter its calls, or not all.
         on_recorded: is told what the recorder of torch has in a worker, by its local rank.
         on_preload_failure: is told of a module that a fork server could not import, and why.

@@ -29,7 +29,7 @@ class Ready(msgspec.Struct, frozen=True, tag_field="kind", tag="ready"):
 
 
 class CallsBegin(msgspec.Struct, frozen=True, tag_field="kind", tag="calls"):
-    """The worker enters its calls in its book from now on."""
+    """The worker enters its calls in its call record from now on."""
 
 
 class LedgerOff(msgspec.Struct, frozen=True, tag_field="kind", tag="no-ledger"):

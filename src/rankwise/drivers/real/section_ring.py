@@ -1,6 +1,6 @@
 """The sections of a rank (`rankwise.section`), in memory that its agent reads for the run's record.
 
-They lie in a worker's area of the segment, behind its book of calls:
+They lie in a worker's area of the segment, behind its call record:
 
     head    how many sections have ended, and how many are open
     open    OPEN_MAX slots, the outermost first: when each began, the longest run of its name

@@ -19,7 +19,7 @@ Layout (native byte order, offsets from `SegmentLayout`):
     last words   text per worker, written by that worker before it withdraws
     headers      BUFFER_COUNT texts per worker, written by that worker: what it is doing
     slots        BUFFER_COUNT buffers per worker, page-aligned: its data
-    calls        behind all that, an area per worker: its book of collective calls (`call_ring`)
+    calls        behind all that, an area per worker: its call record (`call_ring`)
                  and its sections (`section_ring`)
 
 Every word but `arrivals` has one writer, is aligned, and only ever grows, so a reader sees an old
@@ -60,7 +60,7 @@ ABORT_REASON_BYTES = 256
 WITHDRAWN, WITHDRAWN_FOR_PEER = 1, 2
 WORKERS_MAX = 4096
 CALLS_BYTES, SECTIONS_AT = 282_624, 275_520
-"""A worker's book of calls, and where its sections begin there: `call_ring.AREA_BYTES` and
+"""A worker's call record, and where its sections begin there: `call_ring.AREA_BYTES` and
 `SECTIONS_AT`, told here so that agents need not load that."""
 DEFAULT_BUFFER_BYTES = 1 << 20
 """Large enough that barriers are rare, small enough that the buffers of a few ranks stay in the
@@ -268,7 +268,7 @@ class Segment:
         return self.layout.worker_count
 
     def area_of_calls(self, local_rank: int) -> int:
-        """Where in the descriptor's file a worker's book of calls begins."""
+        """Where in the descriptor's file a worker's call record begins."""
         return self.layout.total_bytes + local_rank * CALLS_BYTES
 
     @property

@@ -25,7 +25,12 @@ from rankwise.core.agent.vocabulary import (
     Stimulus,
 )
 from rankwise.core.gang.vocabulary import WordToWorker, WorkerExited
-from rankwise.core.rendezvous.vocabulary import BooksTold, BooksWanted, InquiryAnswered, World
+from rankwise.core.rendezvous.vocabulary import (
+    CallRecordsTold,
+    CallRecordsWanted,
+    InquiryAnswered,
+    World,
+)
 from rankwise.core.watch.vocabulary import LookOrder
 from rankwise.launch.cluster.plan import MeetingPlan
 from rankwise.launch.run.master_port import ReservedPort, listen_next_to
@@ -174,21 +179,21 @@ class RealNodeHost:
             self._parts.history.on_failures(described)
         self._deliver(FailuresDescribed(number, described))
 
-    def tell_books(self, wanted: BooksWanted) -> None:
+    def tell_call_records(self, wanted: CallRecordsWanted) -> None:
         """Look what the ranks' calls are."""
         on_sheet = partial(self._tell_sheet, wanted.inquiry)
-        self._parts.watches.tell_books(wanted, on_sheet)
+        self._parts.watches.tell_call_records(wanted, on_sheet)
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
         """Tell whoever waits for that."""
         self._parts.watches.on_inquiry_answered(answered)
 
     def look_at_ranks(self, order: LookOrder) -> None:
-        """Read the books of the ranks, or ask the ranks themselves."""
+        """Read the call records of the ranks, or ask the ranks themselves."""
         self._parts.watches.look(order, self._deliver)
 
     def _tell_sheet(self, inquiry: str, sheet: bytes) -> None:
-        self._deliver(BooksTold(inquiry, sheet))
+        self._deliver(CallRecordsTold(inquiry, sheet))
 
     def note_exit(self, exited: WorkerExited) -> None:
         """Tell what has to be told before a rank's exit."""

@@ -114,7 +114,7 @@ class RegisteredNodes:
                     registered.add(change.key)
 
     def _is_of_node(self, key: str) -> bool:
-        return not key.startswith((self._keys.done_notes, self._keys.books_notes))
+        return not key.startswith((self._keys.done_notes, self._keys.call_records_notes))
 
     def _tell(self) -> None:
         with suppress(BlockingIOError):  # nobody has read yet what was told before

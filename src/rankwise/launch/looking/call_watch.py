@@ -1,28 +1,29 @@
-"""Looks into the books of this node's ranks: when one fails, when all hang, and twice a second.
+"""Reads the call records of this node's ranks: if one fails, if all hang, and twice a second.
 
-A rank writes its book into shared memory, which tells nobody, so what shows in books alone is
-looked for in intervals, while ranks make calls that do not watch their peers themselves (torch's).
-A look reads a word of each book. Only where a rank has begun no call since the last look all books
-are read, and blame counts when two looks running have come to it: no healthy run is ended by
-what was read while it moved. In between the ranks are asked under which numbers torch has the calls
-that they entered, since some of them may have made others under `torch.compile`.
+A rank writes its call record into shared memory, which tells nobody, so what shows in call records
+alone is looked for in intervals, while ranks make calls that do not watch their peers themselves
+(torch's). A look reads a word of each call record. Only where a rank has begun no call since the
+last look all call records are read, and blame counts when two looks running have come to it: no
+healthy run is ended by what was read while it moved. In between the ranks are asked under which
+numbers torch has the calls that they entered, since some of them may have made others under
+`torch.compile`.
 
-What C++ calls by itself is in no book, but in torch's flight recorder, which costs a rank 20 ms to
-read. So ranks are *asked* only where there may be trouble: a rank has stood in a call for a second,
-none has begun one for `QUIET`, or one has told of an exception that may be another's doing. Pauses
-between questions double, but blame by the answers is followed by another question at the next
-look, and counts when that finds the same. The exit watch (`core/watch`) decides what waits for
-answers after an exception or an exit, and for how long; it has ranks asked and books read here.
-Where ranks have answered, their recorders tell who is absent before the books do: by those alone,
-ranks that wait in C++ for another seem to be missing.
+What C++ calls by itself is in no call record, but in torch's flight recorder, which costs a rank 20
+ms to read. So ranks are *asked* only where there may be trouble: a rank has stood in a call for a
+second, none has begun one for `QUIET`, or one has told of an exception that may be another's doing.
+Pauses between questions double, but blame by the answers is followed by another question at the
+next look, and counts when that finds the same. The exit watch (`core/watch`) decides what waits for
+answers after an exception or an exit, and for how long; it has ranks asked and call records read
+here. Where ranks have answered, their recorders tell who is absent before the call records do: by
+those alone, ranks that wait in C++ for another seem to be missing.
 
 Ranks that have come to one call with different things are told apart by what most have called, and
 when a backend ends one of them, others may be on their way to it: `EndLooked` says so. A rank that
 has destroyed its groups may be about to die of something, which it tells only then.
 
 In a run over nodes the other nodes are asked too (`core/rendezvous/inquiry.py`): when a rank stands
-in a call from one look to the next, and when one has failed and this node's books do not tell by
-whose fault, or only some of those who disagree are here.
+in a call from one look to the next, and when one has failed and this node's call records do not
+tell by whose fault, or only some of those who disagree are here.
 
 Who is merely late is accused only when an exception tells that patience is over. What lateness has
 cost is summed up by the way (`lateness_watch.py`).
@@ -39,7 +40,7 @@ from rankwise.core.gang.vocabulary import RanksBlamed
 from rankwise.core.ledger import (
     INIT_GROUP,
     Blame,
-    Book,
+    CallRecord,
     Fate,
     Sheet,
     find_blame,
@@ -60,10 +61,10 @@ from rankwise.core.watch.vocabulary import (
     LookAtPast,
     PastLooked,
 )
-from rankwise.drivers.real.call_rings import calls_begun, has_ended_well, read_book
+from rankwise.drivers.real.call_rings import calls_begun, has_ended_well, read_call_record
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.reactor import Reactor
-from rankwise.drivers.real.recorded_books import recorded_book, with_library_numbers
+from rankwise.drivers.real.recorded_calls import recorded_call_record, with_library_numbers
 from rankwise.drivers.real.report_pipe import Recorded
 from rankwise.drivers.real.worker.call_ring import SWITCH_VARIABLE
 from rankwise.launch.looking.lateness_watch import LatenessWatch, OnCppCalls
@@ -78,7 +79,7 @@ QUIET = Duration(10 * SECOND)
 SAMPLE_PAUSE = Duration(60 * SECOND)
 """How often ranks are asked where what C++ begins is recorded: a thousandth of their time."""
 CHECK_PATIENCE = Duration(3 * SECOND)
-"""How long blame by the books waits for torch's numbers; a rank may hold the interpreter."""
+"""How long blame by the call records waits for torch's numbers; a rank may hold the interpreter."""
 _PAUSE_MAX = Duration(60 * SECOND)
 _SIGABRT = 6
 _WATCHDOG, _WATCHDOG_LINES = "Watchdog caught collective operation timeout", 60
@@ -86,11 +87,11 @@ _WATCHDOG, _WATCHDOG_LINES = "Watchdog caught collective operation timeout", 60
 
 
 class CallWatch:
-    """Looks into the books of one run.
+    """Looks into the call records of one run.
 
     Args:
         host: knows what has become of each rank.
-        planner: knows the memory that holds the books.
+        planner: knows the memory that holds the call records.
         reactor: wakes for the next look.
         clock: tells for how long a rank has stood in a call.
         blame: is told who is to blame.
@@ -167,23 +168,23 @@ class CallWatch:
     def _is_somebody_behind(self, trouble: Trouble) -> bool:
         """Whether ranks stand in a call, or have failed in it, and others may yet come to it."""
         return trouble is Trouble.FAILED and any(
-            book.fate is Fate.LIVES or self._is_ending(book) for book in self._awaited()
+            record.fate is Fate.LIVES or self._is_ending(record) for record in self._awaited()
         )
 
-    def _awaited(self) -> list[Book]:
-        """The books of ranks that others wait for in calls."""
-        books = {book.rank: book for book in self._books()}
-        awaited = {rank for wait in waits_of(books.values()).values() for rank in wait.awaited}
-        return [books[rank] for rank in sorted(awaited)]
+    def _awaited(self) -> list[CallRecord]:
+        """The call records of ranks that others wait for in calls."""
+        records = {record.rank: record for record in self._call_records()}
+        awaited = {rank for wait in waits_of(records.values()).values() for rank in wait.awaited}
+        return [records[rank] for rank in sorted(awaited)]
 
-    def _is_ending(self, book: Book) -> bool:
-        """Whether a rank is done by its book, and has not told yet how it ends."""
-        segment, local_rank = self._planner.segment, self._planner.ranks.local_rank(book.rank)
+    def _is_ending(self, record: CallRecord) -> bool:
+        """Whether a rank is done by its call record, and has not told yet how it ends."""
+        segment, local_rank = self._planner.segment, self._planner.ranks.local_rank(record.rank)
         is_over = segment is None or has_ended_well(segment, local_rank)
         has_ended = is_over or self._host.links[local_rank].exit_code is not None
-        return book.fate is Fate.LEFT and not has_ended
+        return record.fate is Fate.LEFT and not has_ended
 
-    def tell_books(
+    def tell_call_records(
         self, trouble: Trouble, on_sheet: Callable[[bytes], None], *, with_recorders: bool
     ) -> None:
         """Tell the other nodes what this node's ranks do."""
@@ -192,11 +193,11 @@ class CallWatch:
             return
 
         def tell() -> None:
-            books = self._books(with_empty=trouble in (Trouble.TIMED_OUT, Trouble.WHY))
+            records = self._call_records(with_empty=trouble in (Trouble.TIMED_OUT, Trouble.WHY))
             if trouble in (Trouble.STANDS, Trouble.WHY):
-                books = [self._without_haste(book) for book in books]
-            recorded = self._recorded_books(books, range(self._planner.ranks.size))
-            sheet = Sheet(tuple(books), tuple(recorded) if with_recorders else ())
+                records = [self._without_haste(record) for record in records]
+            recorded = self._recorded_call_records(records, range(self._planner.ranks.size))
+            sheet = Sheet(tuple(records), tuple(recorded) if with_recorders else ())
             on_sheet(pack(sheet, self._clock.now()))
 
         look = partial(self.ask, tell) if with_recorders else tell
@@ -206,7 +207,7 @@ class CallWatch:
             look()
 
     def look_at_end(self, order: LookAtEnd) -> EndLooked:
-        """Tell what the books show of a rank that has ended, or has told of its exception.
+        """Tell what the call records show of a rank that has ended, or has told of its exception.
 
         gloo ends a rank whose data did not fit; a section, and the watchdog of NCCL, one that has
         waited for too long.
@@ -219,7 +220,7 @@ class CallWatch:
             by_abort = self._host.links[local_rank].exit_code == -_SIGABRT
             if is_over or not by_abort:
                 return EndLooked(attempt, local_rank, is_over_limit=is_over)
-        blame = find_disagreement(self._books(), self._planner.ranks.rank(local_rank))
+        blame = find_disagreement(self._call_records(), self._planner.ranks.rank(local_rank))
         return EndLooked(
             attempt,
             local_rank,
@@ -236,7 +237,7 @@ class CallWatch:
         blame = None
         if self.lateness.differ or self._is_doubting:
             self._is_doubting = False
-            blame = find_past_disagreement(self._books())
+            blame = find_past_disagreement(self._call_records())
         has_succeeded = all(link.exit_code == 0 for link in self._host.links.values())
         has_other_nodes = self._planner.ranks.node_count > 1
         return PastLooked(
@@ -246,7 +247,7 @@ class CallWatch:
         )
 
     def judge(self, order: JudgeCalls) -> CallsJudged:
-        """Find who is to blame for the end of a rank, by books and by what ranks have answered."""
+        """Find who is to blame for the end of a rank, by call records and by ranks' answers."""
         is_over = order.trouble is Trouble.TIMED_OUT
         find = self._judge_section if order.has_exited else self._judge_error
         blame, is_open = find(order.local_rank, patience_is_over=is_over)
@@ -262,24 +263,26 @@ class CallWatch:
             That, and whether only other nodes can tell who has not come to the call.
         """
         ranks = self._planner.ranks
-        books = self._books(with_empty=True)
-        recorded = self._recorded_books(books)
+        records = self._call_records(with_empty=True)
+        recorded = self._recorded_call_records(records)
         rank = ranks.rank(local_rank)
-        if rank not in waits_of(books) | waits_of(recorded):
+        if rank not in waits_of(records) | waits_of(recorded):
             return None, False
-        blame = judge(books, recorded, patience_is_over=patience_is_over)
+        blame = judge(records, recorded, patience_is_over=patience_is_over)
         if blame is None:
             return None, ranks.node_count > 1
         return (None if rank in blame.blamed else blame), False
 
     def _judge_error(self, local_rank: int, *, patience_is_over: bool) -> tuple[Blame | None, bool]:
         """Who is to blame for an exception; and whether other nodes may know better."""
-        books = self._books(with_empty=patience_is_over)
+        records = self._call_records(with_empty=patience_is_over)
         rank = self._planner.ranks.rank(local_rank)
-        known = [*books, *self._recorded_books(books)]
-        if not any(book.standing for book in known if book.rank == rank):
+        known = [*records, *self._recorded_call_records(records)]
+        if not any(record.standing for record in known if record.rank == rank):
             return None, False
-        blame = judge(books, self._recorded_books(books), patience_is_over=patience_is_over)
+        blame = judge(
+            records, self._recorded_call_records(records), patience_is_over=patience_is_over
+        )
         has_other_nodes = self._planner.ranks.node_count > 1
         return blame, has_other_nodes and (blame is None or blame.is_of_a_part)
 
@@ -300,11 +303,11 @@ class CallWatch:
         ranks = self._planner.ranks
         rank = ranks.rank(local_rank)
         stuck = {*map(ranks.rank, filter(self._is_stuck_in_section, self._host.links))}
-        books = [book for book in self._books() if stuck and book.rank == rank]
+        records = [record for record in self._call_records() if stuck and record.rank == rank]
         return any(
-            stuck.intersection(book.groups[call.group].members if call.group else (call.peer,))
-            for book in (*books, *self._recorded_books(books))
-            for call in book.standing
+            stuck.intersection(record.groups[call.group].members if call.group else (call.peer,))
+            for record in (*records, *self._recorded_call_records(records))
+            for call in record.standing
         )
 
     def on_recorded(self, local_rank: int, recorded: Recorded) -> None:
@@ -325,20 +328,20 @@ class CallWatch:
 
     def awaited(self) -> tuple[int, ...]:
         """The ranks of this node that keep all others waiting, if that can be told."""
-        seen = self._books(with_empty=True)
-        blame = judge(seen, self._recorded_books(seen), patience_is_over=True)
+        seen = self._call_records(with_empty=True)
+        blame = judge(seen, self._recorded_call_records(seen), patience_is_over=True)
         blamed = () if blame is None else blame.blamed
         return tuple(self._planner.ranks.local_rank(rank) for rank in blamed)
 
     def explain_hang(self) -> tuple[str, Mapping[int, str]]:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
-        seen = {book.rank: book for book in self._books(with_empty=True)}
-        recorded = {book.rank: book for book in self._recorded_books(seen.values())}
+        seen = {record.rank: record for record in self._call_records(with_empty=True)}
+        recorded = {record.rank: record for record in self._recorded_call_records(seen.values())}
         blame = judge(seen.values(), recorded.values(), patience_is_over=True)
         told = {
-            self._planner.ranks.local_rank(rank): wait_in_words(wait, books[rank])
-            for books in (recorded, seen)
-            for rank, wait in waits_of(books.values()).items()
+            self._planner.ranks.local_rank(rank): wait_in_words(wait, records[rank])
+            for records in (recorded, seen)
+            for rank, wait in waits_of(records.values()).items()
         }
         return "" if blame is None else blame.text, told
 
@@ -388,7 +391,7 @@ class CallWatch:
             # While ranks start, some wait for others on every healthy node.
             if self.lateness.readers[rank].standing_in not in (None, INIT_GROUP)
         }
-        # What C++ calls is in no book.
+        # What C++ calls is in no call record.
         if not standing and between(self._still_since, self._clock.now()) >= self._quiet:
             standing = self._stood
         if standing != self._standing:
@@ -413,15 +416,15 @@ class CallWatch:
 
     def _certain_blame(self) -> Blame | None:
         """Who is to blame of those who have stood for the time between two looks."""
-        books = [self._without_haste(book) for book in self._books()]
-        return find_blame(books, patience_is_over=False)
+        records = [self._without_haste(record) for record in self._call_records()]
+        return find_blame(records, patience_is_over=False)
 
-    def _without_haste(self, book: Book) -> Book:
-        """A book of a rank that is not known to have ended: it may yet call something."""
-        local_rank = self._planner.ranks.local_rank(book.rank)
-        if book.fate is Fate.LEFT and self._host.links[local_rank].exit_code != 0:
-            return msgspec.structs.replace(book, fate=Fate.LIVES)
-        return book
+    def _without_haste(self, record: CallRecord) -> CallRecord:
+        """A call record of a rank that is not known to have ended: it may yet call something."""
+        local_rank = self._planner.ranks.local_rank(record.rank)
+        if record.fate is Fate.LEFT and self._host.links[local_rank].exit_code != 0:
+            return msgspec.structs.replace(record, fate=Fate.LIVES)
+        return record
 
     def _suspect(self) -> None:
         """Ask the ranks what C++ has called, if they may be in trouble, and judge their answers."""
@@ -453,8 +456,8 @@ class CallWatch:
 
     def _judge_answers(self) -> None:
         """Accuse whom the answers to two questions running have told of."""
-        books = [self._without_haste(book) for book in self._books()]
-        recorded = self._recorded_books(books)
+        records = [self._without_haste(record) for record in self._call_records()]
+        recorded = self._recorded_call_records(records)
         blame = find_blame(recorded, patience_is_over=False, issued_is_waiting=True)
         last, self._told = self._told, ""
         if blame is None or not blame.is_certain:
@@ -476,30 +479,34 @@ class CallWatch:
     def _judge_past(self) -> None:
         """Accuse who has called something else in a call that was carried out all the same."""
         self._is_doubting = False
-        blame = None if self._is_holding() else find_past_disagreement(self._books())
+        blame = None if self._is_holding() else find_past_disagreement(self._call_records())
         if blame is not None:
             self._accuse(blame)
 
-    def _recorded_books(
-        self, seen: Iterable[Book], members: Collection[int] | None = None
-    ) -> list[Book]:
+    def _recorded_call_records(
+        self, seen: Iterable[CallRecord], members: Collection[int] | None = None
+    ) -> list[CallRecord]:
         """What ranks have told of their recorders since the present trouble began.
 
         Args:
-            seen: the books that they keep.
+            seen: the call records that they keep.
             members: the ranks that count as members of groups, if not those of this node.
         """
         local_rank_of = self._planner.ranks.local_rank
         ranks = frozenset(self.lateness.ranks) if members is None else members
         told = (
             (
-                book,
-                self._questions.told_by(local_rank_of(book.rank), is_alive=book.fate is Fate.LIVES),
+                record,
+                self._questions.told_by(
+                    local_rank_of(record.rank), is_alive=record.fate is Fate.LIVES
+                ),
             )
-            for book in seen
+            for record in seen
         )
         return [
-            recorded_book(recorded, book, ranks) for book, recorded in told if recorded is not None
+            recorded_call_record(recorded, record, ranks)
+            for record, recorded in told
+            if recorded is not None
         ]
 
     def _accuse(self, blame: Blame) -> None:
@@ -510,52 +517,53 @@ class CallWatch:
         blamed = tuple(ranks.local_rank(rank) for rank in blame.blamed)
         return RanksBlamed(blamed, self._attempt, blame.text, blame.blamed, blame.mismatch)
 
-    def _books(self, *, with_empty: bool = False) -> list[Book]:
+    def _call_records(self, *, with_empty: bool = False) -> list[CallRecord]:
         """What the ranks have entered.
 
         Args:
-            with_empty: also books of ranks that have entered nothing yet. They may never do, so
-                they are accused only where patience is over: one that is still starting, say.
+            with_empty: also call records of ranks that have entered nothing yet. They may never do,
+                so they are accused only where patience is over: one that is still starting, say.
         """
         segment = self._planner.segment
         if segment is None or self._planner.variable(SWITCH_VARIABLE) == "0":
             return []
         first_rank = self._planner.ranks.rank(0)
-        books = []
+        records = []
         for local_rank in sorted(self._host.links):
-            book = read_book(segment, local_rank, first_rank)
-            if book is None and with_empty:
-                book = Book(rank=first_rank + local_rank)
-            if book is None:
+            record = read_call_record(segment, local_rank, first_rank)
+            if record is None and with_empty:
+                record = CallRecord(rank=first_rank + local_rank)
+            if record is None:
                 continue
-            fate = self._fate_of(local_rank, book)
+            fate = self._fate_of(local_rank, record)
             told = self._questions.told_by(local_rank, is_alive=fate is Fate.LIVES)
             if told is not None:
-                book = with_library_numbers(book, told)
-            books.append(msgspec.structs.replace(book, fate=fate))
-        return books
+                record = with_library_numbers(record, told)
+            records.append(msgspec.structs.replace(record, fate=fate))
+        return records
 
-    def _fate_of(self, local_rank: int, book: Book) -> Fate:
+    def _fate_of(self, local_rank: int, record: CallRecord) -> Fate:
         link = self._host.links[local_rank]
         if link.error is not None:
             return Fate.RAISED if may_be_of_others(link.error) else Fate.DIED
         if link.exit_code == 0:
             return Fate.LEFT
-        if book.fate is Fate.LEFT:  # how it has died, if it has told, or was killed, tells more
+        if record.fate is Fate.LEFT:  # how it has died, if it has told, or was killed, tells more
             has_died = link.exiting is not None or (link.exit_code or 0) < 0
             return Fate.DIED if has_died else Fate.LEFT
         has_ended = link.process is not None and link.process.has_ended
         if link.exit_code is None and not has_ended:
-            return book.fate
+            return record.fate
         # The limit of a section, or NCCL's, is a time-out: the rank waits in its call for ever.
         is_timed_out = self._is_stuck_in_section(local_rank) or self._is_ended_by_watchdog(
             local_rank
         )
-        waited = is_timed_out and self._stands(local_rank, book)
+        waited = is_timed_out and self._stands(local_rank, record)
         return Fate.LIVES if waited else Fate.DIED
 
-    def _stands(self, local_rank: int, book: Book) -> bool:
+    def _stands(self, local_rank: int, record: CallRecord) -> bool:
         told = self._questions.told_by(local_rank, is_alive=True)
         return bool(
-            book.standing or (told and recorded_book(told, book, self.lateness.ranks).standing)
+            record.standing
+            or (told and recorded_call_record(told, record, self.lateness.ranks).standing)
         )

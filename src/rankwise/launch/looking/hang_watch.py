@@ -2,7 +2,7 @@
 
 What counts as progress is decided in `rankwise.core.gang.progress`, and when to look next; here is
 what a look reads: the kernel's counts of the ranks' processes, the words that ranks write
-into their segment, and their books of collective calls.
+into their segment, and their call records.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ import msgspec
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after, between
 from rankwise.base.wording import ranks_in_words
 from rankwise.core.gang.progress import Activity, Doing, ProgressWatch
-from rankwise.drivers.real.call_rings import calls_begun, polls_in_vain, read_book
+from rankwise.drivers.real.call_rings import calls_begun, polls_in_vain, read_call_record
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import is_stopped, works_of
 from rankwise.drivers.real.reactor import Reactor, ReactorTimer
@@ -258,9 +258,9 @@ class HangWatch:
         if segment is None:
             return (), None
         marks = segment.marks(local_rank)
-        book = read_book(segment, local_rank, self._planner.ranks.rank(0))
-        if book is None:
+        record = read_call_record(segment, local_rank, self._planner.ranks.rank(0))
+        if record is None:
             return marks, None
-        call = book.call_of_main_thread
+        call = record.call_of_main_thread
         since = None if call is None else call.begun_at
         return (*marks, calls_begun(segment, local_rank), since or 0), since

@@ -1,4 +1,4 @@
-"""Sums up what late ranks have cost the others, from the books of one attempt after the other.
+"""Sums up what late ranks have cost the others, from the call records of all attempts.
 
 Each look takes in the calls that are new, of many the latest, so that a look costs a millisecond
 whatever the ranks do. Who is late in what C++ calls is estimated from what recorders tell anyway,
@@ -25,10 +25,10 @@ from rankwise.core.ledger import (
     who_is_late,
 )
 from rankwise.core.ledger.lateness import NOTABLE_TIME
-from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_book
+from rankwise.drivers.real.call_rings import ArrivalReader, calls_begun, read_call_record
 from rankwise.drivers.real.process_host import RealProcessHost
 from rankwise.drivers.real.process_work import cpu_wait_of
-from rankwise.drivers.real.recorded_books import begun_by_cpp, groups_of
+from rankwise.drivers.real.recorded_calls import begun_by_cpp, groups_of
 from rankwise.drivers.real.report_pipe import Recorded
 from rankwise.launch.run.planning import JobPlanner
 from rankwise.ports.clock import Clock
@@ -48,7 +48,7 @@ class LatenessWatch:
 
     Args:
         host: knows what has become of each rank.
-        planner: knows the memory that holds the books.
+        planner: knows the memory that holds the call records.
         clock: tells how long ranks have been watched.
         on_cpp_calls: is told what C++ has begun in a rank, by its local rank, where that is
             recorded.
@@ -56,7 +56,7 @@ class LatenessWatch:
     Attributes:
         has_cpp_calls: whether that was so.
         differ: whether ranks have entered different things under one number; set back by who asks.
-        readers: of the ranks' books, by local rank.
+        readers: of the ranks' call records, by local rank.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LatenessWatch:
         return self._lateness.ranks
 
     def begin(self) -> None:
-        """Read the books of this attempt; sums go on where the ranks are those of the last one."""
+        """Read the call records of this attempt; sums go on where the ranks stay the same."""
         first_rank, segment = self._planner.ranks.rank(0), self._planner.segment
         if segment is None:
             return
@@ -161,7 +161,7 @@ class LatenessWatch:
     def see_recorded(self, local_rank: int, recorded: Recorded) -> None:
         """Take in what torch's recorder has of a rank."""
         segment, first_rank = self._planner.segment, self._planner.ranks.rank(0)
-        seen = None if segment is None else read_book(segment, local_rank, first_rank)
+        seen = None if segment is None else read_call_record(segment, local_rank, first_rank)
         if seen is not None:
             ranks = frozenset(self._lateness.ranks)
             calls, groups = begun_by_cpp(recorded, seen), groups_of(recorded, ranks)

@@ -60,7 +60,7 @@ class ProcessEvidence:
         self._importing = module
 
     def remember_waits(self, verdict: str, waits: Mapping[int, str]) -> None:
-        """Keep what the ranks' books told then: who is to blame, and what each rank waits for."""
+        """Keep what the call records told then: who is to blame, and what each rank waits for."""
         self._verdict, self._waits = verdict, waits
 
     def gather(self, failure: Failure) -> "RankEvidence":

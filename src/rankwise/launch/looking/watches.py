@@ -28,7 +28,7 @@ from rankwise.core.watch.vocabulary import (
 
 if TYPE_CHECKING:
     from rankwise.core.ledger import Delay
-    from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered
+    from rankwise.core.rendezvous.vocabulary import CallRecordsWanted, InquiryAnswered
     from rankwise.drivers.real.process_host import RealProcessHost
     from rankwise.drivers.real.reactor import Reactor
     from rankwise.drivers.real.report_pipe import Recorded
@@ -48,7 +48,7 @@ class Watches:
 
     Args:
         hang_timeout: how long ranks may make no progress; None for any time.
-        planner: knows the memory that holds the ranks' books.
+        planner: knows the memory that holds the ranks' call records.
         reactor: wakes the watches.
         clock: tells the time to them.
         say: tells the user something.
@@ -109,7 +109,7 @@ class Watches:
                 deliver(self._find_awaited(order))
 
     def _find_awaited(self, order: FindAwaited) -> AwaitedFound:
-        # One that is stopped is what the others wait for, whatever their books say.
+        # One that is stopped is what the others wait for, whatever their call records say.
         stopped = self._host.stopped()
         is_all = len(stopped) == len(self._host.living())
         awaited = self._call_watch.awaited() if is_all or not stopped else stopped
@@ -124,9 +124,13 @@ class Watches:
         for on_answer in curious:
             on_answer(answered)
 
-    def tell_books(self, wanted: "BooksWanted", on_sheet: Callable[[bytes], None]) -> None:
-        """Make a sheet of the ranks' books for the other nodes."""
-        self._call_watch.tell_books(wanted.trouble, on_sheet, with_recorders=wanted.with_recorders)
+    def tell_call_records(
+        self, wanted: "CallRecordsWanted", on_sheet: Callable[[bytes], None]
+    ) -> None:
+        """Make a sheet of the ranks' call records for the other nodes."""
+        self._call_watch.tell_call_records(
+            wanted.trouble, on_sheet, with_recorders=wanted.with_recorders
+        )
 
     def take_last_look(self) -> "tuple[Delay, str] | None":
         """Who made the others wait in collectives, where that is notable, and in a sentence."""
@@ -195,7 +199,7 @@ class Watches:
         """Who is to blame for a hang, if that can be told; and what each rank waits for."""
         verdict, waits = self._call_watch.explain_hang()
         if not verdict and "_hang_watch" in vars(self):
-            # No books tell of waits by polling a file, a queue or a store of the program's own.
+            # Call records do not show a program that polls a file, a queue or a store of its own.
             verdict = self._hang_watch.tell_pollers()
         if stopped := [self._planner.ranks.rank(each) for each in self._host.stopped()]:
             are = "is" if len(stopped) == 1 else "are"
@@ -212,7 +216,7 @@ class Watches:
 
     @property
     def _has_watch(self) -> bool:
-        """Whether ranks have made calls, so that there is a book to look into."""
+        """Whether ranks have made calls, so that there is a call record to look into."""
         return "_call_watch" in vars(self)
 
     def _ask_nodes(

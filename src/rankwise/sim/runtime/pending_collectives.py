@@ -15,7 +15,15 @@ from greenlet import getcurrent
 from rankwise.base.errors import LocalProtocolError
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.collectives.workspace import BLOCKS_IN, REDUCING
-from rankwise.core.ledger import Blame, Book, Fate, Group, Stage, find_blame, find_disagreement
+from rankwise.core.ledger import (
+    Blame,
+    CallRecord,
+    Fate,
+    Group,
+    Stage,
+    find_blame,
+    find_disagreement,
+)
 from rankwise.core.ledger import Call as Entry
 from rankwise.core.matching import Match, Matcher
 from rankwise.sim.ccl.rounded_reductions import check_reduction
@@ -72,9 +80,9 @@ class PendingCollectives:
         matches = self._matcher.open.values()
         broken = next((match for match in matches if not match.is_agreed), None)
         if broken is not None:
-            books = self._books(alive)
+            records = self._call_records(alive)
             rank, call = next(iter(broken.entries.items()))
-            blame = find_disagreement(books, rank, self._entered(call, broken))
+            blame = find_disagreement(records, rank, self._entered(call, broken))
             assert blame is not None, "its calls disagree"
             return blame
         if is_stuck and not self._are_all_waiting(alive):
@@ -83,15 +91,15 @@ class PendingCollectives:
             return None
         if not is_stuck and all(alive.issuperset(match.missing()) for match in matches):
             return None
-        blame = find_blame(self._books(alive), patience_is_over=is_stuck)
+        blame = find_blame(self._call_records(alive), patience_is_over=is_stuck)
         if blame is None and is_stuck:
             return Blame(blamed=(), text="every rank waits for another one", is_certain=True)
         return blame
 
-    def _books(self, alive: set[int]) -> list[Book]:
-        return [self._book(rank, alive) for rank in range(self._context.world_size)]
+    def _call_records(self, alive: set[int]) -> list[CallRecord]:
+        return [self._call_record(rank, alive) for rank in range(self._context.world_size)]
 
-    def _book(self, rank: int, alive: set[int]) -> Book:
+    def _call_record(self, rank: int, alive: set[int]) -> CallRecord:
         """What a rank has called: what has not taken place, and the latest."""
         matches = self._matcher.open.values()
         entered: list[tuple[RankContribution, Match[RankContribution] | None]] = [
@@ -110,7 +118,7 @@ class PendingCollectives:
             if rank in match.members
             for call in list(match.entries.values())[:1]
         }
-        return Book(
+        return CallRecord(
             rank=rank,
             groups=groups,
             counts={series: self._matcher.groups[series].begun_by(rank) for series in groups},

@@ -1,4 +1,4 @@
-"""The books of simulated ranks, made from where they stand: the ledger tells who is to blame.
+"""The call records of simulated ranks, from where they stand: the ledger tells who is to blame.
 
 A real rank enters its calls as it makes them. A simulated one has come to them in the groups of its
 world, which remember the latest call of each member, and each that is not over.
@@ -9,27 +9,30 @@ from collections.abc import Iterator, Mapping
 from rankwise.base.failure import ErrorRecord
 from rankwise.base.root_cause import may_be_of_others
 from rankwise.base.units import Instant
-from rankwise.core.ledger import NO_PEER, Book, Call, Fate, Group, Stage
+from rankwise.core.ledger import NO_PEER, Call, CallRecord, Fate, Group, Stage
 from rankwise.simranks.world import meetings
 from rankwise.simranks.world.ranks import Rank
 from rankwise.simranks.world.world import SimulatedWorld
 
 
-def books_of(world: SimulatedWorld, errors: Mapping[int, ErrorRecord]) -> list[Book]:
-    """The books of all ranks of the present attempt.
+def call_records_of(world: SimulatedWorld, errors: Mapping[int, ErrorRecord]) -> list[CallRecord]:
+    """The call records of all ranks of the present attempt.
 
     Args:
         world: where they live.
         errors: what ranks have told to die of, by number.
     """
-    return [_book(rank, world, errors.get(rank.number)) for rank in world.scheduler.ranks.values()]
+    return [
+        _call_record(rank, world, errors.get(rank.number))
+        for rank in world.scheduler.ranks.values()
+    ]
 
 
-def _book(rank: Rank, world: SimulatedWorld, error: ErrorRecord | None) -> Book:
+def _call_record(rank: Rank, world: SimulatedWorld, error: ErrorRecord | None) -> CallRecord:
     groups = {name: group for name, group in world.groups.items() if rank.number in group.ranks}
     fate = _fate(rank, error)
     calls = [call for name, group in groups.items() for call in _calls(rank, name, group, fate)]
-    return Book(
+    return CallRecord(
         rank=rank.number,
         groups={
             name: Group(label=group.label, size=len(group.ranks), members=group.ranks)

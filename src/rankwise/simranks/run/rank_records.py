@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 from rankwise.base.failure import ErrorRecord, Stood
 from rankwise.base.units import Duration, Instant
-from rankwise.core.ledger import Blame, Book, find_blame
+from rankwise.core.ledger import Blame, CallRecord, find_blame
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.launch.run.job import Job
 from rankwise.launch.run.log_layout import Destinations, LogPlaces
 from rankwise.simranks.run.output import Output
-from rankwise.simranks.run.rank_call_records import books_of
+from rankwise.simranks.run.rank_call_records import call_records_of
 from rankwise.simranks.run.time_watch import TimeWatch
 from rankwise.simranks.world.meetings import lost
 from rankwise.simranks.world.places import CallSite, owner_of, place_of, places_of
@@ -98,19 +98,21 @@ class RankRecords:
             rank: who has raised what may be another's doing; None if no rank can ever go on.
             patience_is_over: whether who may yet come is to blame too.
         """
-        books = books_of(self._world, self.errors)
-        if rank is not None and not any(book.standing for book in books if book.rank == rank):
+        records = call_records_of(self._world, self.errors)
+        if rank is not None and not any(
+            record.standing for record in records if record.rank == rank
+        ):
             return None
-        blame = self._find_blame(books, patience_is_over=patience_is_over)
+        blame = self._find_blame(records, patience_is_over=patience_is_over)
         if blame is not None:
             for accuse in self.accused:
                 accuse(blame)
         return blame
 
-    def _find_blame(self, books: Sequence[Book], *, patience_is_over: bool) -> Blame | None:
-        blame = find_blame(books, patience_is_over=patience_is_over)
+    def _find_blame(self, records: Sequence[CallRecord], *, patience_is_over: bool) -> Blame | None:
+        blame = find_blame(records, patience_is_over=patience_is_over)
         if blame is not None and any(map(self._waits_for_peers, blame.blamed)):
-            return None  # books have no signals: where each rank stands tells more
+            return None  # call records have no signals: where each rank stands tells more
         return blame
 
     def _waits_for_peers(self, number: int) -> bool:
@@ -145,7 +147,7 @@ class RankRecords:
             )
             for rank in ranks
         )
-        blame = self._find_blame(books_of(self._world, self.errors), patience_is_over=False)
+        blame = self._find_blame(call_records_of(self._world, self.errors), patience_is_over=False)
         return "" if blame is None else blame.text, stood
 
     def note_place(self, rank: Rank) -> None:

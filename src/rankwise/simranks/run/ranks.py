@@ -42,7 +42,7 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 from rankwise.core.ledger import Blame
-from rankwise.core.rendezvous.vocabulary import BooksWanted, InquiryAnswered, World
+from rankwise.core.rendezvous.vocabulary import CallRecordsWanted, InquiryAnswered, World
 from rankwise.core.watch.vocabulary import LookOrder
 from rankwise.drivers.real.hosting.environments import inherited_environment
 from rankwise.drivers.real.recall_line import AgentWord
@@ -250,7 +250,7 @@ class SimulatedRanks:
         self._note_failures(described)
         self._deliver(FailuresDescribed(number, described))
 
-    def tell_books(self, wanted: BooksWanted) -> None:
+    def tell_call_records(self, wanted: CallRecordsWanted) -> None:
         """Not asked: who waits for whom is known here without any exchange."""
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:

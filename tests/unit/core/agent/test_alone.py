@@ -259,7 +259,7 @@ def test_what_cannot_be_started_is_not_tried_again_unless_it_is_asked_for() -> N
 
 
 def test_rounds_without_progress_end_the_run() -> None:
-    node = Node(RestartPolicy(restarts_max=9, fruitless_max=2))
+    node = Node(RestartPolicy(restarts_max=9, rounds_without_progress_max=2))
     node.tell(StepTold(0, 5))
     node.exits(0, 1, -15)  # a first step is progress
     node.tell(StepTold(1, 5))

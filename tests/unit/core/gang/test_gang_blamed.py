@@ -1,4 +1,4 @@
-"""Workers for which others wait in vain: found out by those who can read their books."""
+"""Workers for which others wait in vain: found out by those who can read their call records."""
 
 from gangs import error_record, exited, running_gang
 

@@ -1,4 +1,4 @@
-"""Who is to blame, told from the books of ranks: by examples, and for programs of all kinds."""
+"""Who is to blame, by the call records of ranks: examples, and programs of all kinds."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rankwise.base.failure import Mismatch, MismatchKind
 from rankwise.base.units import Instant
 from rankwise.core.ledger import (
-    Book,
     Call,
+    CallRecord,
     Fate,
     Group,
     Stage,
@@ -52,17 +52,17 @@ def call(number: int, stage: Stage = Stage.WAITING, **changes: object) -> Call:
     return msgspec.structs.replace(made, **changes)
 
 
-def book(rank: int, *calls: Call, fate: Fate = Fate.LIVES, size: int = 3) -> Book:
+def record(rank: int, *calls: Call, fate: Fate = Fate.LIVES, size: int = 3) -> CallRecord:
     groups = {WORLD: Group(size=size, members=tuple(range(size)))}
     counts = {WORLD: max((each.number for each in calls), default=0)}
-    return Book(rank=rank, groups=groups, counts=counts, calls=calls, fate=fate)
+    return CallRecord(rank=rank, groups=groups, counts=counts, calls=calls, fate=fate)
 
 
 def test_a_rank_that_lives_is_to_blame_only_when_patience_is_over() -> None:
-    books = [book(0, call(201)), book(1, call(200, Stage.DONE)), book(2, call(201))]
+    records = [record(0, call(201)), record(1, call(200, Stage.DONE)), record(2, call(201))]
 
-    assert find_blame(books, patience_is_over=False) is None
-    verdict = find_blame(books, patience_is_over=True)
+    assert find_blame(records, patience_is_over=False) is None
+    verdict = find_blame(records, patience_is_over=True)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting, verdict.is_certain) == ((1,), (0, 2), False)
@@ -77,13 +77,13 @@ def test_calls_of_which_the_library_has_different_numbers_do_not_meet() -> None:
     """Rank 0 has made its first call where it is not entered, and stands in its second one."""
     barrier = call(1, match=2, signature=CallSignature("barrier"))
     eager = (call(1, Stage.DONE), msgspec.structs.replace(barrier, number=2))
-    unknown = [book(0, barrier), book(1, *eager), book(2, call(1, Stage.DONE))]
+    unknown = [record(0, barrier), record(1, *eager), record(2, call(1, Stage.DONE))]
     calls = [(eager[0], 1), (eager[1], 2)]
     numbered = [msgspec.structs.replace(each, library_number=number) for each, number in calls]
     told = [
-        book(0, msgspec.structs.replace(barrier, library_number=2)),
-        book(1, *numbered),
-        book(2, numbered[0]),
+        record(0, msgspec.structs.replace(barrier, library_number=2)),
+        record(1, *numbered),
+        record(2, numbered[0]),
     ]
 
     assert find_blame(unknown, patience_is_over=False) is not None
@@ -96,13 +96,13 @@ def test_calls_of_which_the_library_has_different_numbers_do_not_meet() -> None:
 
 
 def test_calls_of_which_the_library_has_one_number_meet() -> None:
-    books = [
-        book(0, call(1, match=2, library_number=7)),
-        book(1, call(1, library_number=7)),
-        book(2, call(1)),
+    records = [
+        record(0, call(1, match=2, library_number=7)),
+        record(1, call(1, library_number=7)),
+        record(2, call(1)),
     ]
 
-    verdict = find_blame(books, patience_is_over=False)
+    verdict = find_blame(records, patience_is_over=False)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((0,), True)
@@ -110,27 +110,27 @@ def test_calls_of_which_the_library_has_one_number_meet() -> None:
 
 def test_a_rank_that_is_aborted_after_its_call_was_given_data_that_did_not_fit() -> None:
     other = call(1, match=2, signature=of("all_reduce", "sum", (9,)))
-    aborted = book(0, call(1, Stage.DONE), fate=Fate.DIED)
-    books = [aborted, book(1, other), book(2)]
+    aborted = record(0, call(1, Stage.DONE), fate=Fate.DIED)
+    records = [aborted, record(1, other), record(2)]
 
-    verdict = find_disagreement(books, 0)
+    verdict = find_disagreement(records, 0)
 
-    assert find_blame(books, patience_is_over=False) is not None  # rank 1 stands in it
+    assert find_blame(records, patience_is_over=False) is not None  # rank 1 stands in it
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((0, 1), True)
-    assert find_disagreement([aborted, book(1, call(1)), book(2)], 0) is None
-    decided = find_disagreement([aborted, book(1, other), book(2, call(1))], 0)
+    assert find_disagreement([aborted, record(1, call(1)), record(2)], 0) is None
+    decided = find_disagreement([aborted, record(1, other), record(2, call(1))], 0)
     assert decided is not None
     assert (decided.blamed, decided.waiting) == ((1,), (0, 2))
     assert find_disagreement([aborted], 2) is None
-    assert find_disagreement([book(0, fate=Fate.DIED), book(1, other)], 0) is None
+    assert find_disagreement([record(0, fate=Fate.DIED), record(1, other)], 0) is None
 
 
 def test_a_rank_that_has_left_can_never_come() -> None:
-    gone = book(1, call(200, Stage.DONE), fate=Fate.LEFT)
-    late = book(2, call(200, Stage.DONE))
+    gone = record(1, call(200, Stage.DONE), fate=Fate.LEFT)
+    late = record(2, call(200, Stage.DONE))
 
-    verdict = find_blame([book(0, call(201)), gone, late], patience_is_over=False)
+    verdict = find_blame([record(0, call(201)), gone, late], patience_is_over=False)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((1,), True)
@@ -142,10 +142,10 @@ def test_a_rank_that_has_left_can_never_come() -> None:
 
 
 def test_who_has_failed_in_a_call_and_not_told_yet_why_has_waited_in_it_too() -> None:
-    gone = book(1, call(200, Stage.DONE), fate=Fate.LEFT)
-    books = [book(0, call(201)), gone, book(2, call(201, Stage.FAILED))]
+    gone = record(1, call(200, Stage.DONE), fate=Fate.LEFT)
+    records = [record(0, call(201)), gone, record(2, call(201, Stage.FAILED))]
 
-    verdict = find_blame(books, patience_is_over=False)
+    verdict = find_blame(records, patience_is_over=False)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting) == ((1,), (0, 2))
@@ -153,33 +153,33 @@ def test_who_has_failed_in_a_call_and_not_told_yet_why_has_waited_in_it_too() ->
 
 @pytest.mark.parametrize("fate", [Fate.RAISED, Fate.DIED])
 def test_a_rank_that_has_failed_by_itself_needs_no_verdict(fate: Fate) -> None:
-    books = [book(0, call(3)), book(1, call(2, Stage.DONE), fate=fate), book(2, call(3))]
+    records = [record(0, call(3)), record(1, call(2, Stage.DONE), fate=fate), record(2, call(3))]
 
-    assert find_blame(books, patience_is_over=True) is None
+    assert find_blame(records, patience_is_over=True) is None
 
 
 def test_the_rank_on_which_the_call_has_failed_is_one_that_waits() -> None:
-    failed = book(2, call(3, Stage.FAILED), fate=Fate.RAISED)
-    books = [book(0, call(3)), book(1, call(2, Stage.DONE)), failed]
+    failed = record(2, call(3, Stage.FAILED), fate=Fate.RAISED)
+    records = [record(0, call(3)), record(1, call(2, Stage.DONE)), failed]
 
-    verdict = find_blame(books, patience_is_over=True)
+    verdict = find_blame(records, patience_is_over=True)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting) == ((1,), (0, 2))
 
 
 def test_an_exception_that_the_program_has_caught_is_no_wait() -> None:
-    books = [book(0, call(3, Stage.FAILED)), book(1, fate=Fate.LEFT), book(2)]
+    records = [record(0, call(3, Stage.FAILED)), record(1, fate=Fate.LEFT), record(2)]
 
-    assert waits_of(books) == {}
-    assert find_blame(books, patience_is_over=True) is None
+    assert waits_of(records) == {}
+    assert find_blame(records, patience_is_over=True) is None
 
 
 def test_the_fewest_are_to_blame_for_a_disagreement() -> None:
     other = call(17, match=2, signature=of("broadcast", shape=(4,), root=0), place="model.py:40")
-    books = [book(rank, other if rank == 3 else call(17), size=5) for rank in range(5)]
+    records = [record(rank, other if rank == 3 else call(17), size=5) for rank in range(5)]
 
-    verdict = find_blame(books, patience_is_over=False)
+    verdict = find_blame(records, patience_is_over=False)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting, verdict.is_certain) == ((3,), (0, 1, 2, 4), True)
@@ -193,13 +193,17 @@ def test_a_disagreement_is_not_certain_while_others_may_tell_who_is_right() -> N
     """As where the other ranks of a group are on nodes that have not been asked yet."""
     broadcast = call(1, match=2, signature=CallSignature("broadcast"))
 
-    for size, books, is_of_a_part in (
-        (2, [book(0, call(1), size=2), book(1, broadcast, size=2)], False),
-        (3, [book(0, call(1)), book(1, broadcast)], True),
-        (3, [book(0, call(1)), book(1, broadcast), book(2, broadcast)], False),
-        (6, [book(0, call(1), size=6), *(book(rank, broadcast, size=6) for rank in (1, 2))], True),
+    for size, records, is_of_a_part in (
+        (2, [record(0, call(1), size=2), record(1, broadcast, size=2)], False),
+        (3, [record(0, call(1)), record(1, broadcast)], True),
+        (3, [record(0, call(1)), record(1, broadcast), record(2, broadcast)], False),
+        (
+            6,
+            [record(0, call(1), size=6), *(record(rank, broadcast, size=6) for rank in (1, 2))],
+            True,
+        ),
     ):
-        verdict = find_blame(books, patience_is_over=False)
+        verdict = find_blame(records, patience_is_over=False)
 
         assert verdict is not None, size
         assert (verdict.is_of_a_part, verdict.is_certain) == (is_of_a_part, not is_of_a_part)
@@ -214,8 +218,8 @@ def test_a_disagreement_is_not_certain_while_others_may_tell_who_is_right() -> N
     ],
 )
 def test_without_a_majority_nobody_is_called_the_culprit(matches: list[int], told: str) -> None:
-    books = [
-        book(
+    records = [
+        record(
             rank,
             call(2, match=match, signature=CallSignature(" ABC"[match]), place=""),
             size=len(matches),
@@ -223,7 +227,7 @@ def test_without_a_majority_nobody_is_called_the_culprit(matches: list[int], tol
         for rank, match in enumerate(matches)
     ]
 
-    verdict = find_blame(books, patience_is_over=False)
+    verdict = find_blame(records, patience_is_over=False)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.waiting) == (tuple(range(len(matches))), ())
@@ -232,18 +236,18 @@ def test_without_a_majority_nobody_is_called_the_culprit(matches: list[int], tol
 
 
 def test_a_disagreement_that_stops_nobody_is_none() -> None:
-    books = [book(0, call(1, Stage.DONE)), book(1, call(1, Stage.DONE, match=2)), book(2)]
+    records = [record(0, call(1, Stage.DONE)), record(1, call(1, Stage.DONE, match=2)), record(2)]
 
-    assert find_blame(books, patience_is_over=True) is None
+    assert find_blame(records, patience_is_over=True) is None
 
 
 def test_a_message_is_awaited_from_its_sender() -> None:
     receive = Call(
         group="", number=0, signature=of("recv", shape=(4,), root=1), place="p.py:3", peer=1
     )
-    books = [book(0, receive), book(1), book(2)]
+    records = [record(0, receive), record(1), record(2)]
 
-    verdict = find_blame(books, patience_is_over=True)
+    verdict = find_blame(records, patience_is_over=True)
 
     assert verdict is not None
     assert verdict.blamed == (1,)
@@ -257,14 +261,14 @@ def test_the_culprit_is_at_the_end_of_the_way() -> None:
     """Rank 0 waits for rank 1, which waits for rank 2 elsewhere: rank 2 it is."""
     pair = {"pair": Group(label="tp", size=2, members=(1, 2))}
     waiting = Call(group="pair", number=1, signature=CallSignature("barrier"), place="m.py:1")
-    second = book(1)
+    second = record(1)
     second = msgspec.structs.replace(
         second, groups={**second.groups, **pair}, counts={WORLD: 0, "pair": 1}, calls=(waiting,)
     )
-    third = msgspec.structs.replace(book(2, call(1)), groups={**book(2).groups, **pair})
+    third = msgspec.structs.replace(record(2, call(1)), groups={**record(2).groups, **pair})
     third = msgspec.structs.replace(third, calls=(call(1, Stage.ISSUED),))
 
-    verdict = find_blame([book(0, call(1)), second, third], patience_is_over=True)
+    verdict = find_blame([record(0, call(1)), second, third], patience_is_over=True)
 
     assert verdict is not None
     assert verdict.blamed == (2,)
@@ -276,30 +280,30 @@ def test_the_culprit_is_at_the_end_of_the_way() -> None:
 
 def test_groups_that_are_called_alike_are_told_apart_though_no_rank_has_come_to_both() -> None:
     pair = Group(label="[0, 1]", size=2, members=(0, 1))
-    books = [
-        Book(rank=rank, groups={key: pair}, counts={key: 1}, calls=(call(1, group=key),))
+    records = [
+        CallRecord(rank=rank, groups={key: pair}, counts={key: 1}, calls=(call(1, group=key),))
         for rank, key in ((0, "torch 0 10"), (1, "torch 0 9"))
     ]
 
-    verdict = find_blame(books, patience_is_over=False)
+    verdict = find_blame(records, patience_is_over=False)
 
     assert verdict is not None
     assert "in group [0, 1] (train.py:88), number 2 of 2 such groups, for rank 1" in verdict.text
     assert "in group [0, 1] (train.py:88), number 1 of 2 such groups, for rank 0" in verdict.text
 
 
-def test_members_without_a_book_are_never_to_blame() -> None:
-    books = [book(0, call(1), size=8), book(1, call(1), size=8)]
+def test_members_without_a_call_record_are_never_to_blame() -> None:
+    records = [record(0, call(1), size=8), record(1, call(1), size=8)]
 
-    assert find_blame(books, patience_is_over=True) is None
+    assert find_blame(records, patience_is_over=True) is None
 
 
 def test_a_wait_tells_who_has_not_come() -> None:
-    books = [book(0, call(1)), book(1), book(2, call(1))]
+    records = [record(0, call(1)), record(1), record(2, call(1))]
 
-    waits = waits_of(books)
+    waits = waits_of(records)
 
-    assert wait_in_words(waits[0], books[0]) == (
+    assert wait_in_words(waits[0], records[0]) == (
         "all_reduce #1 (sum) of (4,) float32 (train.py:88): rank 1 has not come"
     )
 
@@ -354,9 +358,9 @@ class World:
             not calls or calls[-1].stage is Stage.DONE
         )
 
-    def books(self) -> list[Book]:
+    def records(self) -> list[CallRecord]:
         return [
-            Book(
+            CallRecord(
                 rank=rank,
                 groups={
                     key: Group(label=key, size=len(members), members=members)
@@ -408,11 +412,11 @@ def test_a_healthy_program_is_never_accused_with_certainty(
 
     for _ in range(200):
         world.step(chance.randrange(size))
-        assert find_blame(world.books(), patience_is_over=False) is None
+        assert find_blame(world.records(), patience_is_over=False) is None
     world.run(chance)
 
     assert all(world.is_over(rank) for rank in range(size))
-    assert find_blame(world.books(), patience_is_over=True) is None
+    assert find_blame(world.records(), patience_is_over=True) is None
 
 
 @settings(max_examples=300)
@@ -433,7 +437,7 @@ def test_a_rank_that_leaves_out_a_call_or_calls_another_is_the_one_to_blame(
 
     world.run(chance)
     stuck = [rank for rank in range(size) if not world.is_over(rank)]
-    verdict = find_blame(world.books(), patience_is_over=False)
+    verdict = find_blame(world.records(), patience_is_over=False)
 
     assert (verdict is None) == (not stuck)
     if verdict is not None:
@@ -460,7 +464,7 @@ def test_whoever_swaps_two_calls_of_overlapping_groups_is_found_out(
 
     world.run(chance)
     stuck = [rank for rank in range(size) if not world.is_over(rank)]
-    verdict = find_blame(world.books(), patience_is_over=False)
+    verdict = find_blame(world.records(), patience_is_over=False)
 
     assert (verdict is None) == (not stuck)
     if verdict is not None:
@@ -477,10 +481,10 @@ def carried_out(number: int, **changes: object) -> Call:
 
 
 def test_a_call_that_is_over_is_compared_where_the_library_has_told_its_number() -> None:
-    books = [book(rank, carried_out(1), carried_out(2)) for rank in range(2)]
-    books.append(book(2, carried_out(1), carried_out(2, **LARGEST)))
+    records = [record(rank, carried_out(1), carried_out(2)) for rank in range(2)]
+    records.append(record(2, carried_out(1), carried_out(2, **LARGEST)))
 
-    blame = find_past_disagreement(books)
+    blame = find_past_disagreement(records)
 
     assert blame is not None
     assert blame.blamed == (2,)
@@ -488,9 +492,9 @@ def test_a_call_that_is_over_is_compared_where_the_library_has_told_its_number()
 
 
 def test_calls_that_are_over_are_not_compared_by_the_numbers_of_ranks_alone() -> None:
-    shifted = [book(0, carried_out(1), carried_out(2, library_number=3, **LARGEST), size=2)]
-    shifted += [book(1, carried_out(1), carried_out(2), carried_out(3, **LARGEST), size=2)]
-    unknown = [book(0, carried_out(1, library_number=0)), book(1, carried_out(1, **LARGEST))]
+    shifted = [record(0, carried_out(1), carried_out(2, library_number=3, **LARGEST), size=2)]
+    shifted += [record(1, carried_out(1), carried_out(2), carried_out(3, **LARGEST), size=2)]
+    unknown = [record(0, carried_out(1, library_number=0)), record(1, carried_out(1, **LARGEST))]
 
     assert find_past_disagreement(shifted) is None
     assert find_past_disagreement(unknown) is None
@@ -498,20 +502,22 @@ def test_calls_that_are_over_are_not_compared_by_the_numbers_of_ranks_alone() ->
 
 def test_what_only_moves_bytes_may_have_another_type_on_each_member() -> None:
     moved = {"signature": of("broadcast", shape=(4,), root=0, dtype="uint8"), "match": 2}
-    books = [
-        book(0, carried_out(1, signature=of("broadcast", shape=(4,), root=0, dtype="bool")), size=2)
+    records = [
+        record(
+            0, carried_out(1, signature=of("broadcast", shape=(4,), root=0, dtype="bool")), size=2
+        )
     ]
-    books.append(book(1, carried_out(1, **moved), size=2))
+    records.append(record(1, carried_out(1, **moved), size=2))
 
-    assert find_past_disagreement(books) is None
+    assert find_past_disagreement(records) is None
 
 
 def test_what_did_not_happen_at_one_time_or_not_on_all_known_members_is_not_one_call() -> None:
-    before = book(0, carried_out(1))
-    after = book(1, carried_out(1, begun_at=Instant(2), ended_at=Instant(3), **LARGEST))
+    before = record(0, carried_out(1))
+    after = record(1, carried_out(1, begun_at=Instant(2), ended_at=Instant(3), **LARGEST))
 
     assert find_past_disagreement([before, after]) is None
-    assert find_past_disagreement([before, book(1, carried_out(1, **LARGEST)), book(2)]) is None
+    assert find_past_disagreement([before, record(1, carried_out(1, **LARGEST)), record(2)]) is None
 
 
 @pytest.mark.parametrize(
@@ -531,10 +537,10 @@ def test_message_of_another_size_is_told_instead_of_a_circle(
 ) -> None:
     send = Call(group="", number=1, signature=of("send", shape=(4,), root=1), peer=1)
     receive = Call(group="", number=1, signature=taken, peer=0)
-    books = [Book(rank=0, calls=(send,)), Book(rank=1, calls=(receive,))]
+    records = [CallRecord(rank=0, calls=(send,)), CallRecord(rank=1, calls=(receive,))]
     kind = MismatchKind.MISFIT if text.startswith("rank 0") else MismatchKind.CIRCLE
 
-    blame = find_blame(books, patience_is_over=False)
+    blame = find_blame(records, patience_is_over=False)
 
     assert blame is not None
     assert blame.text.startswith(text)

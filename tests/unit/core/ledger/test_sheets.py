@@ -1,4 +1,4 @@
-"""Books that travel between nodes, and verdicts on those of several."""
+"""Call records that travel between nodes, and verdicts on those of several."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 
 from rankwise.base.errors import RemoteProtocolError
 from rankwise.base.units import SECOND, Instant
-from rankwise.core.ledger import Book, Call, Fate, Group, Sheet, Stage, judge
+from rankwise.core.ledger import Call, CallRecord, Fate, Group, Sheet, Stage, judge
 from rankwise.core.ledger.sheets import SHEET_BYTES_MAX, pack, unpack, with_all_members
 from rankwise.core.matching import CallSignature, TensorForm
 
@@ -31,7 +31,7 @@ def test_a_sheet_arrives_as_it_was_with_the_instants_of_another_clock() -> None:
     standing = Call(
         group="g", number=4, signature=CallSignature("barrier"), begun_at=Instant(NOW - SECOND)
     )
-    book = Book(
+    record = CallRecord(
         rank=5,
         groups={"g": Group(label="dp", size=4, members=(5,))},
         counts={"g": 4},
@@ -39,15 +39,15 @@ def test_a_sheet_arrives_as_it_was_with_the_instants_of_another_clock() -> None:
         fate=Fate.RAISED,
     )
 
-    arrived = unpack(pack(Sheet((book,), (book,)), NOW), ELSEWHERE)
+    arrived = unpack(pack(Sheet((record,), (record,)), NOW), ELSEWHERE)
 
     (seen,) = arrived.seen
     assert arrived.recorded == arrived.seen
     assert (seen.rank, seen.groups, seen.counts, seen.fate) == (
-        book.rank,
-        book.groups,
-        book.counts,
-        book.fate,
+        record.rank,
+        record.groups,
+        record.counts,
+        record.fate,
     )
     assert [each.begun_at for each in seen.calls] == [5 * SECOND, 6 * SECOND]
     assert [each.ended_at for each in seen.calls] == [6 * SECOND, 0]
@@ -65,9 +65,11 @@ def test_a_sheet_keeps_the_latest_calls_of_each_group_and_the_one_that_is_stood_
         for number in range(1, 257)
     ]
     calls = (Call(group="a", number=0, signature=CallSignature("stood in")), *begun)
-    book = Book(rank=0, groups={key: Group(size=2, members=(0,)) for key in "ab"}, calls=calls)
+    record = CallRecord(
+        rank=0, groups={key: Group(size=2, members=(0,)) for key in "ab"}, calls=calls
+    )
 
-    (seen,) = unpack(pack(Sheet((book,)), NOW), NOW).seen
+    (seen,) = unpack(pack(Sheet((record,)), NOW), NOW).seen
 
     assert [call.number for call in seen.calls if call.group == "a"] == [0, *range(242, 250)]
     assert [call.number for call in seen.calls if call.group == "b"] == list(range(250, 257))
@@ -78,9 +80,9 @@ def test_a_sheet_of_many_ranks_that_do_alike_is_small() -> None:
     calls = tuple(
         Call(group=f"torch 0 {number % 3}", number=number, signature=LONG) for number in range(256)
     )
-    books = tuple(Book(rank=rank, groups=groups, calls=calls) for rank in range(64))
+    records = tuple(CallRecord(rank=rank, groups=groups, calls=calls) for rank in range(64))
 
-    assert len(pack(Sheet(books), NOW)) < SHEET_BYTES_MAX // 2
+    assert len(pack(Sheet(records), NOW)) < SHEET_BYTES_MAX // 2
 
 
 def test_a_sheet_is_never_larger_than_it_may_be() -> None:
@@ -94,9 +96,9 @@ def test_a_sheet_is_never_larger_than_it_may_be() -> None:
         for number in range(256)
     )
     groups = {f"g{number}": Group(size=2, members=(0,)) for number in range(64)}
-    books = tuple(Book(rank=rank, groups=groups, calls=calls) for rank in range(64))
+    records = tuple(CallRecord(rank=rank, groups=groups, calls=calls) for rank in range(64))
 
-    sheet = pack(Sheet(books), NOW, 4096)
+    sheet = pack(Sheet(records), NOW, 4096)
 
     assert len(sheet) <= 4096
     assert unpack(sheet, NOW) == Sheet()
@@ -108,21 +110,23 @@ def test_a_sheet_that_is_none_is_refused() -> None:
 
 
 def test_the_members_of_a_group_are_those_that_all_nodes_know_of() -> None:
-    books = [
-        Book(rank=0, groups={"tp": Group(size=2, members=(0,)), "": Group(size=4, members=(0, 1))}),
-        Book(rank=2, groups={"tp": Group(size=2, members=(2,))}),
+    records = [
+        CallRecord(
+            rank=0, groups={"tp": Group(size=2, members=(0,)), "": Group(size=4, members=(0, 1))}
+        ),
+        CallRecord(rank=2, groups={"tp": Group(size=2, members=(2,))}),
     ]
 
-    first, second = with_all_members(books, 4)
+    first, second = with_all_members(records, 4)
 
     assert first.groups["tp"].members == second.groups["tp"].members == (0, 2)
     assert first.groups[""].members == (0, 1, 2, 3)
 
 
 def test_ranks_of_two_nodes_that_call_different_things_disagree() -> None:
-    books = with_all_members([standing(0, "all_reduce"), standing(1, "broadcast")], 2)
+    records = with_all_members([standing(0, "all_reduce"), standing(1, "broadcast")], 2)
 
-    verdict = judge(books, [], patience_is_over=False)
+    verdict = judge(records, [], patience_is_over=False)
 
     assert verdict is not None
     assert verdict.is_certain
@@ -133,14 +137,14 @@ def test_ranks_of_two_nodes_that_call_different_things_disagree() -> None:
 
 
 def test_a_rank_of_a_silent_node_is_not_accused() -> None:
-    books = with_all_members([standing(0, "all_reduce")], 2)
+    records = with_all_members([standing(0, "all_reduce")], 2)
 
-    assert judge(books, [], patience_is_over=True) is None
+    assert judge(records, [], patience_is_over=True) is None
 
 
-def standing(rank: int, operation: str) -> Book:
+def standing(rank: int, operation: str) -> CallRecord:
     call = Call(group="all", number=1, signature=CallSignature(operation), match=len(operation))
-    return Book(
+    return CallRecord(
         rank=rank,
         groups={"all": Group(size=2, members=(rank,))},
         counts={"all": 1},

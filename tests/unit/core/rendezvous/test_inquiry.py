@@ -10,8 +10,8 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.records import LateRank, Trouble
 from rankwise.core.rendezvous.vocabulary import (
-    BooksTold,
-    BooksWanted,
+    CallRecordsTold,
+    CallRecordsWanted,
     Commit,
     GangEnded,
     GangFailing,
@@ -40,7 +40,7 @@ def test_a_run_whose_calls_move_asks_nothing() -> None:
     assert writes_of_inquiries(table) == []
 
 
-def test_who_waits_after_a_time_out_is_told_what_the_books_of_all_nodes_say() -> None:
+def test_who_waits_after_a_time_out_is_told_what_the_call_records_of_all_nodes_say() -> None:
     table = running()
 
     table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
@@ -95,17 +95,17 @@ def test_a_node_that_is_done_while_another_is_told_who_was_late_is_told_it_too()
 
     for node in ("a", "b"):
         assert told(table, node, InquiryAnswered) == [InquiryAnswered(0, late=LATE)]
-        assert len(told(table, node, BooksWanted)) == 1
+        assert len(told(table, node, CallRecordsWanted)) == 1
 
 
-def test_nobody_waits_for_the_books_of_a_node_that_was_done_and_has_gone() -> None:
+def test_nobody_waits_for_the_call_records_of_a_node_that_was_done_and_has_gone() -> None:
     table = running()
     table.tell("b", GangEnded(round=0, is_done=True))
     table.tell("b", Left())
 
     table.tell("a", TroubleTold(0, Trouble.DONE))
-    inquiry = told(table, "a", BooksWanted)[-1].inquiry
-    table.tell("a", BooksTold(inquiry, b"sheet of a"))
+    inquiry = told(table, "a", CallRecordsWanted)[-1].inquiry
+    table.tell("a", CallRecordsTold(inquiry, b"sheet of a"))
     table.tell("a", InquiryJudged(inquiry, late=LATE))
 
     assert told(table, "a", SheetsGathered)[0].sheets == {"a": b"sheet of a"}
@@ -138,8 +138,8 @@ def test_who_keeps_its_own_node_waiting_is_told_at_once() -> None:
 def test_a_silent_node_is_waited_for_no_longer_than_a_second() -> None:
     table = running()
     table.tell("b", TroubleTold(0, Trouble.FAILED))
-    inquiry = told(table, "a", BooksWanted)[-1].inquiry
-    table.tell("b", BooksTold(inquiry, b"sheet of b"))
+    inquiry = told(table, "a", CallRecordsWanted)[-1].inquiry
+    table.tell("b", CallRecordsTold(inquiry, b"sheet of b"))
 
     table.pass_time(SECOND)
     table.tell("a", InquiryJudged(inquiry))
@@ -150,7 +150,7 @@ def test_a_silent_node_is_waited_for_no_longer_than_a_second() -> None:
 
 def test_who_hears_nothing_from_the_leader_goes_on_by_itself() -> None:
     table = running()
-    table.is_reached = lambda order: not _is_about_books(order)
+    table.is_reached = lambda order: not _is_about_call_records(order)
 
     table.tell("b", TroubleTold(0, Trouble.FAILED))
     table.pass_time(2 * SECOND)
@@ -172,7 +172,7 @@ def test_ranks_that_only_stand_are_accused_when_two_inquiries_agree() -> None:
     assert after_one == []
     assert second != first
     assert told(table, "a", RanksFound) == [RanksFound(0, (1,), TEXT)]
-    wanted = [each.with_recorders for each in told(table, "a", BooksWanted)]
+    wanted = [each.with_recorders for each in told(table, "a", CallRecordsWanted)]
     assert wanted == [False, True], "the library may know that they have made the same calls"
 
 
@@ -195,10 +195,10 @@ def test_pauses_between_inquiries_double_while_the_same_ranks_stand() -> None:
     for _ in range(5):
         asked_at.append(table.now // SECOND)
         table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS)))
-        while told(table, "a", BooksWanted)[-1].inquiry == table_inquiry(table):
+        while told(table, "a", CallRecordsWanted)[-1].inquiry == table_inquiry(table):
             table.pass_time(SECOND)
 
-    wanted = told(table, "a", BooksWanted)
+    wanted = told(table, "a", CallRecordsWanted)
     pauses = [later - sooner for sooner, later in itertools.pairwise(asked_at)]
     assert pauses == [1, 2, 4, 8]
     assert [each.with_recorders for each in wanted] == [False] + 5 * [True]
@@ -212,7 +212,7 @@ def test_ranks_that_move_again_are_asked_no_more() -> None:
     table.tell("b", TroubleTold(0, Trouble.NONE))
     table.pass_time(120 * SECOND)
 
-    assert len(told(table, "a", BooksWanted)) == 1
+    assert len(told(table, "a", CallRecordsWanted)) == 1
 
 
 def test_a_question_accuses_nobody() -> None:
@@ -258,7 +258,7 @@ def test_a_time_out_of_an_earlier_round_accuses_nobody_who_is_late_in_this_one()
     table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS)))
     table.pass_time(120 * SECOND)
 
-    in_round_1 = [each for each in told(table, "a", BooksWanted) if each.round == 1]
+    in_round_1 = [each for each in told(table, "a", CallRecordsWanted) if each.round == 1]
     assert {each.trouble for each in in_round_1} == {Trouble.STANDS}
 
 
@@ -302,10 +302,10 @@ def begin_another_round(table: Table) -> None:
 
 def answer_all(table: Table, trouble: Trouble) -> str:
     """Both nodes answer the last inquiry."""
-    wanted = told(table, "a", BooksWanted)[-1]
+    wanted = told(table, "a", CallRecordsWanted)[-1]
     assert wanted.trouble is trouble
     for node in ("a", "b"):
-        table.tell(node, BooksTold(wanted.inquiry, f"sheet of {node}".encode()))
+        table.tell(node, CallRecordsTold(wanted.inquiry, f"sheet of {node}".encode()))
     return wanted.inquiry
 
 
@@ -319,11 +319,11 @@ def told(table: Table, node: str, kind: type[Kind]) -> list[Kind]:
 
 
 def writes_of_inquiries(table: Table) -> list[Order]:
-    return [order for order in table.orders if _is_about_books(order)]
+    return [order for order in table.orders if _is_about_call_records(order)]
 
 
-def _is_about_books(order: Order) -> bool:
+def _is_about_call_records(order: Order) -> bool:
     return isinstance(order, Commit) and any(
-        put.key == KEYS.inquiry or put.key.startswith(KEYS.books_notes)
+        put.key == KEYS.inquiry or put.key.startswith(KEYS.call_records_notes)
         for put in order.transaction.puts
     )

@@ -254,7 +254,8 @@ def test_a_member_that_said_that_it_had_ended_needs_no_fence() -> None:
          failure(raises="ValueError"), "--no-retry names ValueError"),
         (RestartPolicy(restarts_max=5, final_exit_codes=(17,)),
          failure(code=17), "--no-retry names exit code 17"),
-        (RestartPolicy(restarts_max=5, fruitless_max=1), failure(), "1 attempt without progress"),
+        (RestartPolicy(restarts_max=5, rounds_without_progress_max=1),
+         failure(), "1 attempt without progress"),
     ],
 )  # fmt: skip
 def test_a_failure_after_which_no_restart_is_due_closes_with_its_root_cause(
@@ -279,7 +280,9 @@ def test_a_lost_node_ends_an_attempt_without_progress_and_one_that_leaves_does_n
     leaves: bool,
 ) -> None:
     """The next leader misses one that has led and left, and does not know how it went."""
-    view = running("a", "b", settings=config(1, 2, policy=RestartPolicy(fruitless_max=1)))
+    view = running(
+        "a", "b", settings=config(1, 2, policy=RestartPolicy(rounds_without_progress_max=1))
+    )
     if leaves:
         hear(view, BEGIN, b=record("b", ready=3, ended=2, departure=Departure.LEAVES))
         follow(view, BEGIN)

@@ -103,7 +103,7 @@ def test_without_calls_and_signals_facts_pass_at_once(fact: Stimulus) -> None:
     assert not watch.awaits_gang
 
 
-def test_exit_that_tells_of_itself_passes_when_the_books_were_read() -> None:
+def test_exit_that_tells_of_itself_passes_when_the_call_records_were_read() -> None:
     watch = watch_of()
 
     assert watch.handle(exited(0, 3), Instant(0)) == [LookAtEnd(0, 0, has_exited=True)]
@@ -148,7 +148,7 @@ def test_ranks_that_may_yet_come_to_the_call_are_waited_for_before_any_rank_is_a
     assert watch.handle(EndLooked(0, 0, may_come=True, is_ending=True), Instant(0)) == []
     assert watch.next_deadline == Instant(STRAGGLE)
     assert watch.tick(Instant(STRAGGLE)) == [LookAtEnd(0, 0, has_exited=False)]
-    # One that is done by its book may tell how it ends; it has a second for that.
+    # One that is done by its call record may tell how it ends; it has a second for that.
     assert watch.handle(EndLooked(0, 0, may_come=True, is_ending=True), Instant(STRAGGLE)) == []
     late = Instant(5 * STRAGGLE)
     watch.tick(late)

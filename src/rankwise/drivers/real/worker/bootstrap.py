@@ -125,7 +125,7 @@ class Reporter:
         self._write(f'{{"kind": "ready", "pid": {self._pid}}}')
 
     def tell_calls_begin(self) -> None:
-        """Say that this rank enters its calls in its book from now on."""
+        """Say that this rank enters its calls in its call record from now on."""
         if self._fd is not None and os.getpid() == self._pid:
             self._write('{"kind": "calls"}')
 
@@ -354,7 +354,7 @@ def run(
 
 
 def watch_torch() -> None:
-    """Have calls of torch.distributed entered in the rank's book, once a program imports that.
+    """Have calls of torch.distributed recorded, once a program imports that.
 
     Nothing is loaded before.
     """

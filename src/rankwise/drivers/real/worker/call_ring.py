@@ -1,4 +1,4 @@
-"""A rank's book of its collective calls, in memory that its agent reads whatever the rank does.
+"""A rank's call record, in memory that its agent reads whatever the rank does.
 
 It lies behind the buffers of the segment: an *area* per worker, which nobody else writes:
 

@@ -1,4 +1,4 @@
-"""Enters the calls of torch.distributed in the rank's book, see `call_ring`.
+"""Enters the calls of torch.distributed in the rank's call record, see `call_ring`.
 
 The boot code calls `enter_calls` when `torch.distributed.distributed_c10d` has been imported, and
 before `torch.distributed` takes its names from there. Each function that begins a collective is

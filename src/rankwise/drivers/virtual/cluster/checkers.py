@@ -1,7 +1,7 @@
 """What must be true of every cluster, checked whenever it could have become false.
 
 The checker keeps books of its own, on the world's clock: it sees every write to the store, every
-birth and death of a worker, and what each agent told in the end. It shares no code with the
+start and end of a worker, and what each agent told in the end. It shares no code with the
 machines but the words in which they write.
 
 - One round is current at a time: what is written follows lawfully on what was written before; no
@@ -127,7 +127,7 @@ class ClusterChecker:
                 self._note_leader(is_led=change.value is not None)
             elif change.key.startswith(self._keys.done_notes):
                 pass  # says again what the node's record says
-            elif change.key.startswith(self._keys.books_notes):
+            elif change.key.startswith(self._keys.call_records_notes):
                 pass  # tells of calls
             elif change.key.startswith(self._keys.nodes):
                 self._note_node(self._keys.node_id(change.key), change)

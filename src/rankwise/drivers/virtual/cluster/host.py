@@ -39,8 +39,8 @@ from rankwise.core.gang.vocabulary import (
 from rankwise.core.ledger import Group, Sheet, pack
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.vocabulary import (
-    BooksTold,
-    BooksWanted,
+    CallRecordsTold,
+    CallRecordsWanted,
     InquiryAnswered,
     TroubleTold,
     World,
@@ -63,7 +63,7 @@ from rankwise.drivers.virtual.cluster.cluster_plan import Guardian, Workers
 from rankwise.drivers.virtual.cluster.guardian_line import GUARDIAN, Channel, GuardianLine
 from rankwise.drivers.virtual.cluster.simulated_worker import SimulatedWorker, Witness
 from rankwise.drivers.virtual.cluster.skewed_clocks import SkewedClock
-from rankwise.drivers.virtual.cluster.told_calls import book_of, packed_times
+from rankwise.drivers.virtual.cluster.told_calls import call_record_of, packed_times
 from rankwise.drivers.virtual.random_streams import happens
 from rankwise.drivers.virtual.worker_behaviour import (
     PEER_IS_GONE,
@@ -214,7 +214,7 @@ class SimulatedHost:
         else:
             self._deliver(described)
 
-    def tell_books(self, wanted: BooksWanted) -> None:
+    def tell_call_records(self, wanted: CallRecordsWanted) -> None:
         """Tell which ranks stand in the one call that there is."""
         world = self._world
         if world is None:
@@ -227,20 +227,20 @@ class SimulatedHost:
         def tell_times() -> None:
             late = self._habits.late
             sheet = packed_times(workers, group, self.clock, late=late, asked_at=asked_at)
-            self._deliver(BooksTold(wanted.inquiry, sheet))
+            self._deliver(CallRecordsTold(wanted.inquiry, sheet))
 
         if wanted.trouble is Trouble.DONE:
             self._line.later(takes, tell_times)
             return
-        books = tuple(book_of(worker, group, self.clock) for worker in workers)
-        self._later(takes, BooksTold(wanted.inquiry, pack(Sheet(books), asked_at)))
+        records = tuple(call_record_of(worker, group, self.clock) for worker in workers)
+        self._later(takes, CallRecordsTold(wanted.inquiry, pack(Sheet(records), asked_at)))
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
         """Let the ranks fail whose time-outs were held back."""
         self._fail_of_time_out(answered.round)
 
     def look_at_ranks(self, order: LookOrder) -> None:
-        """Answer that books show nothing, but that other nodes may know who is late."""
+        """Answer that call records show nothing, but that other nodes may know who is late."""
         match order:
             case LookAtEnd():
                 self._deliver(EndLooked(order.attempt, order.local_rank))
@@ -385,7 +385,7 @@ class SimulatedHost:
             if may_raise and happens(self._chance, self._habits.cascade):
                 self._raise_or_hold(worker, Raises(PEER_IS_GONE, "RuntimeError", KILL_TAKES))
 
-    # Births
+    # Starts of workers
 
     def _begin_start(self, local_rank: int, attempt: int) -> None:
         program = program_of(self._lives, local_rank, attempt)

@@ -126,7 +126,7 @@ def _random_rendezvous(chance: Random, nodes: int) -> RendezvousConfig:
             final_exceptions=("ValueError",) if happens(chance, 50) else (),
             final_exit_codes=(17,) if happens(chance, 50) else (),
             retries_startup_errors=happens(chance, 50),
-            fruitless_max=chance.choice((None, None, 3)),
+            rounds_without_progress_max=chance.choice((None, None, 3)),
             strikes_max=chance.choice((None, None, 2)),
         ),
         last_call=between(chance, ZERO, 5 * SECOND),

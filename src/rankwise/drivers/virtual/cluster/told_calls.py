@@ -10,8 +10,8 @@ from rankwise.base.units import MILLISECOND, ZERO, Duration, Instant, between
 from rankwise.core.ledger import (
     CALLS_MAX,
     Arrival,
-    Book,
     Call,
+    CallRecord,
     Fate,
     Group,
     RankTimes,
@@ -28,13 +28,13 @@ CALL_EVERY = Duration(100 * MILLISECOND)
 """How often all ranks make a call, where one is late to it."""
 
 
-def book_of(worker: SimulatedWorker, group: Group, clock: SkewedClock) -> Book:
+def call_record_of(worker: SimulatedWorker, group: Group, clock: SkewedClock) -> CallRecord:
     """What a worker has entered, and what has become of it."""
     since = worker.stands_since
     fate = Fate.LIVES if worker.is_alive else Fate.LEFT if worker.succeeded else Fate.DIED
     begun_at = Instant(0) if since is None else clock.shown_at(since)
     call = Call(group=ALL, number=1, signature=CallSignature("all_reduce"), begun_at=begun_at)
-    return Book(
+    return CallRecord(
         rank=worker.rank,
         groups={ALL: group},
         counts={ALL: int(since is not None)},

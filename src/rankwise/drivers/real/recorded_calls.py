@@ -1,8 +1,8 @@
-"""What torch's flight recorder tells of a rank, as a book of the ledger.
+"""What torch's flight recorder tells of a rank, as a call record of the ledger.
 
 The recorder has every collective, also those that C++ begins by itself, but neither lines nor
-reductions nor roots: a call that the rank has entered in its own book too is told as it is there.
-The numbers are torch's, which count all calls of a group.
+reductions nor roots: a call that the rank has entered in its own call record too is told as it is
+there. The numbers are torch's, which count all calls of a group.
 """
 
 from bisect import bisect_right
@@ -11,7 +11,7 @@ from collections.abc import Collection
 import msgspec
 
 from rankwise.base.units import MICROSECOND, Instant
-from rankwise.core.ledger import Begun, Book, Call, Fate, Group, Stage
+from rankwise.core.ledger import Begun, Call, CallRecord, Fate, Group, Stage
 from rankwise.core.matching import CallSignature, TensorForm
 from rankwise.drivers.real.call_rings import SAFE_ENTRIES
 from rankwise.drivers.real.report_pipe import (
@@ -26,8 +26,10 @@ _SLACK = 20 * MICROSECOND
 """Torch records by the other clock."""
 
 
-def recorded_book(recorded: Recorded, seen: Book, ranks: Collection[int]) -> Book:
-    """The book of a rank by the recorder.
+def recorded_call_record(
+    recorded: Recorded, seen: CallRecord, ranks: Collection[int]
+) -> CallRecord:
+    """The call record of a rank by the recorder.
 
     Args:
         recorded: what it has.
@@ -42,7 +44,7 @@ def recorded_book(recorded: Recorded, seen: Book, ranks: Collection[int]) -> Boo
     first = next((call.begun_at for call, _ in entries if not call.is_over), None)
     if first is None and seen.fate is Fate.RAISED and entries:
         first = entries[-1][0].begun_at
-    return Book(
+    return CallRecord(
         rank=seen.rank,
         groups=groups_of(recorded, ranks),
         counts={group.name: group.calls[-1].number for group in recorded.groups if group.calls},
@@ -51,19 +53,19 @@ def recorded_book(recorded: Recorded, seen: Book, ranks: Collection[int]) -> Boo
     )
 
 
-def with_library_numbers(book: Book, recorded: Recorded) -> Book:
-    """The rank's own book, with torch's number for each call that the recorder has as well."""
+def with_library_numbers(record: CallRecord, recorded: Recorded) -> CallRecord:
+    """The rank's own call record, with torch's number for each call that the recorder has."""
     by_name = {group.name: group for group in recorded.groups}
     numbers = {
         (call.group, call.number): _number_in(by_name[call.group], call)
-        for call in book.calls
+        for call in record.calls
         if call.group in by_name and not call.of_handle
     }
     calls = tuple(
         msgspec.structs.replace(call, library_number=numbers.get((call.group, call.number), 0))
-        for call in book.calls
+        for call in record.calls
     )
-    return msgspec.structs.replace(book, calls=calls)
+    return msgspec.structs.replace(record, calls=calls)
 
 
 def _number_in(group: ReportedGroup, call: Call) -> int:
@@ -76,8 +78,8 @@ def _number_in(group: ReportedGroup, call: Call) -> int:
     return min(numbers, default=(False, 0))[1]
 
 
-def begun_by_cpp(recorded: Recorded, seen: Book) -> list[Begun]:
-    """What C++ has begun by itself, as far as the rank's own book goes back."""
+def begun_by_cpp(recorded: Recorded, seen: CallRecord) -> list[Begun]:
+    """What C++ has begun by itself, as far as the rank's own call record goes back."""
     own = [call for call in seen.calls if not call.of_handle]
     begins = [call.begun_at - _SLACK for call in own]
     # The ring holds as many: what came before its first may have been entered and forgotten.
@@ -107,7 +109,7 @@ def groups_of(recorded: Recorded, ranks: Collection[int]) -> dict[str, Group]:
     }
 
 
-def _call(call: ReportedCall, group: ReportedGroup, seen: Book, first: int | None) -> Call:
+def _call(call: ReportedCall, group: ReportedGroup, seen: CallRecord, first: int | None) -> Call:
     stage = Stage.DONE if call.is_over else Stage.ISSUED
     if call.begun_at == first:
         stage = Stage.FAILED if call.is_over else Stage.WAITING
@@ -130,7 +132,7 @@ def _signature(raw: RawSignature) -> CallSignature:
     return CallSignature(operation, reduction, root, tuple(TensorForm(*each) for each in tensors))
 
 
-def _entered(call: ReportedCall, group: ReportedGroup, seen: Book) -> Call | None:
+def _entered(call: ReportedCall, group: ReportedGroup, seen: CallRecord) -> Call | None:
     """The rank's own entry of a call: torch has recorded it between that entry's begin and end."""
     return next(
         (

@@ -1,17 +1,17 @@
-"""What torch's flight recorder tells, as books on which verdicts are found."""
+"""What torch's flight recorder tells, as call records on which verdicts are found."""
 
 from collections.abc import Iterable
 
 import msgspec
 
 from rankwise.base.units import Instant
-from rankwise.core.ledger import Book, Call, Fate, Group, Stage, find_blame
+from rankwise.core.ledger import Call, CallRecord, Fate, Group, Stage, find_blame
 from rankwise.core.matching import CallSignature, TensorForm
 from rankwise.drivers.real.call_rings import SAFE_ENTRIES
-from rankwise.drivers.real.recorded_books import (
+from rankwise.drivers.real.recorded_calls import (
     FROM_CPP,
     begun_by_cpp,
-    recorded_book,
+    recorded_call_record,
     with_library_numbers,
 )
 from rankwise.drivers.real.report_pipe import (
@@ -38,9 +38,9 @@ def call(number: int, operation: str = "all_reduce", *, is_over: bool = True) ->
     return ReportedCall(number * SECOND, number, of(operation), len(operation), is_over)
 
 
-def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> Book:
+def seen(rank: int, *calls: Call, fate: Fate = Fate.LIVES) -> CallRecord:
     groups = {GROUP: Group(size=3, members=RANKS)}
-    return Book(rank=rank, groups=groups, calls=calls, fate=fate)
+    return CallRecord(rank=rank, groups=groups, calls=calls, fate=fate)
 
 
 def sampled(numbers: Iterable[int]) -> Recorded:
@@ -65,11 +65,11 @@ def entered(begun_s: float, ended_s: float, stage: Stage = Stage.DONE) -> Call:
 def test_a_rank_stands_in_the_first_call_that_is_not_over() -> None:
     calls = (call(1), call(2, is_over=False), call(3, is_over=False))
 
-    book = recorded_book(recorded(*calls), seen(0), RANKS)
+    record = recorded_call_record(recorded(*calls), seen(0), RANKS)
 
-    assert [each.stage for each in book.calls] == [Stage.DONE, Stage.WAITING, Stage.ISSUED]
-    assert book.counts == {GROUP: 3}
-    assert [each.number for each in book.standing] == [2]
+    assert [each.stage for each in record.calls] == [Stage.DONE, Stage.WAITING, Stage.ISSUED]
+    assert record.counts == {GROUP: 3}
+    assert [each.number for each in record.standing] == [2]
 
 
 def test_what_cpp_has_begun_is_what_the_rank_has_not_entered() -> None:
@@ -101,19 +101,19 @@ def test_what_the_rank_may_have_entered_and_forgotten_is_not_taken_for_what_cpp_
 
 
 def test_an_exception_is_about_the_latest_call_if_all_are_over() -> None:
-    book = recorded_book(recorded(call(1), call(2)), seen(0, fate=Fate.RAISED), RANKS)
+    record = recorded_call_record(recorded(call(1), call(2)), seen(0, fate=Fate.RAISED), RANKS)
 
-    assert [each.number for each in book.standing] == [2]
+    assert [each.number for each in record.standing] == [2]
 
 
 def test_a_call_that_the_rank_has_entered_itself_is_told_with_its_line() -> None:
     own = seen(0, entered(0.5, 1.5), entered(2.5, 0, Stage.WAITING))
     calls = recorded(call(1), call(2), call(3, is_over=False))
 
-    book = recorded_book(calls, own, RANKS)
+    record = recorded_call_record(calls, own, RANKS)
 
-    assert [each.place for each in book.calls] == ["train.py:88", FROM_CPP, "train.py:88"]
-    assert [str(each.signature) for each in book.calls] == [
+    assert [each.place for each in record.calls] == ["train.py:88", FROM_CPP, "train.py:88"]
+    assert [str(each.signature) for each in record.calls] == [
         "all_reduce (max) of (4,) float32",
         "all_reduce of (4,) float32",
         "all_reduce (max) of (4,) float32",
@@ -121,38 +121,38 @@ def test_a_call_that_the_rank_has_entered_itself_is_told_with_its_line() -> None
 
 
 def test_a_call_that_has_failed_on_the_rank_is_no_success_though_it_is_over() -> None:
-    book = recorded_book(
+    record = recorded_call_record(
         recorded(call(1), call(2)), seen(0, entered(1.9, 2.5, Stage.FAILED)), RANKS
     )
 
-    assert [each.stage for each in book.calls] == [Stage.DONE, Stage.FAILED]
-    assert book.standing == ()
+    assert [each.stage for each in record.calls] == [Stage.DONE, Stage.FAILED]
+    assert record.standing == ()
 
 
 def test_calls_of_another_group_or_operation_lend_nothing() -> None:
     own = seen(0, entered(0.5, 1.5))
 
-    other_group = recorded_book(recorded(call(1), name="7"), own, RANKS)
-    other_operation = recorded_book(recorded(call(1, "broadcast")), own, RANKS)
+    other_group = recorded_call_record(recorded(call(1), name="7"), own, RANKS)
+    other_operation = recorded_call_record(recorded(call(1, "broadcast")), own, RANKS)
 
     assert [each.place for each in other_group.calls] == [FROM_CPP]
     assert [each.place for each in other_operation.calls] == [FROM_CPP]
 
 
 def test_members_on_other_nodes_are_unknown() -> None:
-    book = recorded_book(recorded(call(1)), seen(0), (0, 1))
+    record = recorded_call_record(recorded(call(1)), seen(0), (0, 1))
 
-    assert (book.groups[GROUP].size, book.groups[GROUP].members) == (3, (0, 1))
+    assert (record.groups[GROUP].size, record.groups[GROUP].members) == (3, (0, 1))
 
 
 def test_the_rank_that_called_something_else_is_to_blame_not_those_that_wait_in_cpp() -> None:
     waiting = recorded(call(1), call(2, is_over=False))
-    books = [
-        recorded_book(recorded(call(1), call(2, "barrier", is_over=False)), seen(0), RANKS),
-        *(recorded_book(waiting, seen(rank), RANKS) for rank in (1, 2)),
+    records = [
+        recorded_call_record(recorded(call(1), call(2, "barrier", is_over=False)), seen(0), RANKS),
+        *(recorded_call_record(waiting, seen(rank), RANKS) for rank in (1, 2)),
     ]
 
-    verdict = find_blame(books, patience_is_over=False, issued_is_waiting=True)
+    verdict = find_blame(records, patience_is_over=False, issued_is_waiting=True)
 
     assert verdict is not None
     assert (verdict.blamed, verdict.is_certain) == ((0,), True)
@@ -164,9 +164,9 @@ def test_entries_have_torchs_numbers_where_the_recorder_has_the_same_operation()
     latest = msgspec.structs.replace(entered(5.6, 0, Stage.WAITING), number=3)
     own = seen(0, entered(1.5, 2.5), wait, other, latest)
 
-    book = with_library_numbers(own, sampled(range(1, 7)))
+    record = with_library_numbers(own, sampled(range(1, 7)))
 
-    assert [each.library_number for each in book.calls] == [2, 2, 0, 6]
+    assert [each.library_number for each in record.calls] == [2, 2, 0, 6]
     nothing = Recorded(1, ())
     assert with_library_numbers(own, nothing) == own
 
@@ -174,15 +174,15 @@ def test_entries_have_torchs_numbers_where_the_recorder_has_the_same_operation()
 def test_a_circle_of_issued_calls_is_none() -> None:
     """Each has issued a call of a group to which the other has yet to come, and goes on."""
     groups = (("0", 0), ("1", 1))
-    books = []
+    records = []
     for name, rank in groups:
         other = ReportedGroup("1" if name == "0" else "0", "", RANKS, ())
         issued = ReportedGroup(name, "", RANKS, (call(1, is_over=False),))
-        book = recorded_book(Recorded(1, (issued, other)), seen(rank), (0, 1))
-        books.append(book)
+        record = recorded_call_record(Recorded(1, (issued, other)), seen(rank), (0, 1))
+        records.append(record)
 
-    assert find_blame(books, patience_is_over=True, issued_is_waiting=True) is None
-    circle = find_blame(books, patience_is_over=True)
+    assert find_blame(records, patience_is_over=True, issued_is_waiting=True) is None
+    circle = find_blame(records, patience_is_over=True)
     assert circle is not None
     assert circle.blamed == (0, 1)
 
