@@ -1,7 +1,7 @@
-"""A bell: what a thread waits for that another thread rings, while signals are heard.
+"""Wake-ups: one thread waits, another wakes it, and signals are handled meanwhile.
 
 A thread that waits for a lock is not woken by a signal that came just before the wait began: the
-handler runs when the wait is over, after minutes perhaps. So a bell is a pipe, into which Python
+handler runs when the wait is over, after minutes perhaps. So it is a pipe, into which Python
 writes the numbers of signals as well, through the process's wake-up descriptor.
 """
 
@@ -19,9 +19,9 @@ _LONGEST_MS = 1 << 30
 
 
 class Wakeup:
-    """Rings for one thread, that which makes it; in the main thread, signals end its sleep.
+    """Wakes the thread that makes it; in the main thread, signals end its wait, too.
 
-    Signals are passed on to the previous owner of the process's wake-up descriptor. Bells of one
+    Signals are passed on to the previous owner of the process's wake-up descriptor. Those of one
     thread are closed in the reverse order of their making.
     """
 
@@ -46,7 +46,7 @@ class Wakeup:
             os.write(self._writing, _RUNG)
 
     def wait(self, patience: Callable[[], float]) -> bool:
-        """Wait for it to ring; False when it has not for so long, counted from the last signal.
+        """Wait to be woken; False if that takes longer, counted from the last signal.
 
         `patience`, in seconds, is asked again after each signal, whose handler may alter it.
         """

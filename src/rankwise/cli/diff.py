@@ -54,7 +54,7 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
     backward(), all parameters after each step of an optimizer, and the arrays, tensors, modules and
     optimizers in the script's globals at its end. Programs of torch use gloo in both runs.
     """
-    from rankwise.cli.sim_progress import told_while  # noqa: PLC0415  # not for --help
+    from rankwise.cli.sim_progress import progress_shown  # noqa: PLC0415  # not for --help
     from rankwise.simranks.run import comparison  # noqa: PLC0415  # the same
 
     if not module:
@@ -62,7 +62,7 @@ def diff(*, nproc_per_node: int, module: bool, script: str, args: tuple[str, ...
     words = ["module" if module else "script", script, *args]
     with _ended_by_signals(), _temporary_folder() as place:
         folder = Path(place)
-        with told_while() as tell:
+        with progress_shown() as tell:
             codes = []
             for way in _WAYS:
                 tell(f"{script} on {way}")

@@ -98,13 +98,13 @@ def _show(real: "RealMachine") -> None:
     _print_table(facts, indent="  ")
     click.echo()
     rows = [("figure", "value", "within", "source")]
-    rows += [(_told(path, real), *_cells(figure)) for path, figure in figures_of(real)]
+    rows += [(_describe(path, real), *_cells(figure)) for path, figure in figures_of(real)]
     _print_table(rows)
     click.echo("\nsources")
     _print_table(list(real.sources.items()), indent="  ")
 
 
-def _told(path: str, real: "RealMachine") -> str:
+def _describe(path: str, real: "RealMachine") -> str:
     """The path of a figure; that of a level by its name."""
     parts = path.split(".")
     if parts[0] == "levels":

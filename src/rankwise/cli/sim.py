@@ -191,12 +191,12 @@ def _shown_to_triton() -> AbstractContextManager[None]:
 
 def _emulate(program: str, arguments: tuple[str, ...], limit_s: float | None) -> int:
     """Run a script that says `import triton`, without a machine."""
-    from rankwise.cli.sim_progress import told_while  # noqa: PLC0415  # not for --help
+    from rankwise.cli.sim_progress import progress_shown  # noqa: PLC0415  # not for --help
     from rankwise.sim.benches.triton_script import TritonScript  # noqa: PLC0415  # the same
     from rankwise.sim.runtime.wall_limit import wall_limit  # noqa: PLC0415  # the same
 
     limit = wall_limit(limit_s, remedy="a larger --max-time real:…")
-    with _failures_told(program) as end, limit, told_while() as tell:
+    with _failures_told(program) as end, limit, progress_shown() as tell:
         tell(f"{program} is emulated")
         TritonScript(program, arguments).run(None, {})
     return end.code

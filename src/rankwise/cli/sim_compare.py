@@ -29,7 +29,7 @@ def compare(*, first: str, second: str, is_json: bool, report: str | None) -> in
 
     All parts add up to the difference. Exit code 2: A or B tells nothing of a run.
     """
-    from rankwise.cli.sim_progress import terminal_width, told_while  # noqa: PLC0415  # not for --help
+    from rankwise.cli.sim_progress import progress_shown, terminal_width  # noqa: PLC0415  # not for --help
     from rankwise.sim.reporting.comparison import compare as side_by_side  # noqa: PLC0415  # the same
     from rankwise.sim.reporting.files import check_writable, write_text  # noqa: PLC0415  # the same
     from rankwise.simranks.run import compared as given  # noqa: PLC0415  # the same
@@ -37,7 +37,7 @@ def compare(*, first: str, second: str, is_json: bool, report: str | None) -> in
     if report is not None:
         check_writable(report)
     try:
-        with told_while() as tell:
+        with progress_shown() as tell:
             runs = given.breakdown_of(first, tell), given.breakdown_of(second, tell)
     except given.CommandFailed as error:
         click.echo(f"rankwise: error: {error.message}", err=True)

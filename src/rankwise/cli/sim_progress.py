@@ -119,7 +119,7 @@ class FiguresOfOther:
 
 
 @contextmanager
-def told_while() -> Iterator[Callable[[str], None]]:
+def progress_shown() -> Iterator[Callable[[str], None]]:
     """Show the latest text that was told, with the time that has passed since the begin."""
     latest = ""
 

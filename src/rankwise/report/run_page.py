@@ -175,7 +175,7 @@ def _failures(timeline: RunTimeline) -> Iterable[str]:
     if not failures:
         return
     yield "<h2>Failures</h2>"
-    stories = _told_together(failures)
+    stories = _grouped(failures)
     # Attempts are counted from 1, as in the report on the terminal.
     has_many = _attempt_count(timeline) > 1
     seen: set[int] = set()
@@ -201,7 +201,7 @@ def _title_of(failure: Failure, *, is_root: bool, has_many: bool) -> str:
     return f"{label}{': ' * bool(label)}{headline(failure)}{'' if is_root else consequence}"
 
 
-def _told_together(failures: Iterable[Failure]) -> list[list[Failure]]:
+def _grouped(failures: Iterable[Failure]) -> list[list[Failure]]:
     """Each failure alone, but those that hung or are accused together as one: they may be many."""
     stories: dict[tuple[int, int | str], list[Failure]] = {}
     for failure in failures:

@@ -39,8 +39,8 @@ def test_who_cannot_answer_is_not_waited_for() -> None:
             reactor.run_once()
 
     assert told == ["first", "second"]
-    assert questions.told_by(0, is_alive=True) is not None
-    assert questions.told_by(1, is_alive=True) is None
+    assert questions.answer_of(0, is_alive=True) is not None
+    assert questions.answer_of(1, is_alive=True) is None
 
 
 def test_last_words_are_later_than_an_answer() -> None:
@@ -52,8 +52,8 @@ def test_last_words_are_later_than_an_answer() -> None:
         questions.on_recorded(0, answer)
         questions.on_recorded(0, last_words)
 
-    assert questions.told_by(0, is_alive=True) is answer
-    assert questions.told_by(0, is_alive=False) is last_words
+    assert questions.answer_of(0, is_alive=True) is answer
+    assert questions.answer_of(0, is_alive=False) is last_words
 
 
 def test_of_a_rank_that_ended_without_a_word_its_last_answer_is_known() -> None:
@@ -67,8 +67,8 @@ def test_of_a_rank_that_ended_without_a_word_its_last_answer_is_known() -> None:
         questions.ask(lambda: None)
         host.links[0].is_over = True
 
-    assert questions.told_by(0, is_alive=True) is answers[0]
-    assert questions.told_by(1, is_alive=True) is None, "it may have gone on since"
+    assert questions.answer_of(0, is_alive=True) is answers[0]
+    assert questions.answer_of(1, is_alive=True) is None, "it may have gone on since"
 
 
 def test_of_questions_that_have_queued_the_last_is_answered() -> None:

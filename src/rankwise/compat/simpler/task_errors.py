@@ -14,12 +14,13 @@ def task_error(error: Exception, place: str) -> Exception:
         error: what a task has raised.
         place: where it ran, as `TaskFailure.child` says it: `sub 0`.
     """
+    # A name of two words, public in `TaskFailure.child`, and no sentence.
     kind, number, *_ = [*place.split(), ""]
     where = f"{_PREFIXES.get(kind, kind)} {number}".strip()
-    return told_as(error, f"{where}: {type(error).__name__}: {error}")
+    return with_text(error, f"{where}: {type(error).__name__}: {error}")
 
 
-def told_as(error: Exception, text: str) -> Exception:
+def with_text(error: Exception, text: str) -> Exception:
     """An exception like this one that says `text`, and is a `RuntimeError`."""
     try:
         kind = _also_runtime_error(type(error))
@@ -38,6 +39,6 @@ def _also_runtime_error(kind: type[Exception]) -> type[Exception]:
     methods = {
         "__module__": kind.__module__,
         "__str__": lambda self: self.text,
-        "__reduce__": lambda self: (told_as, (self.original, self.text)),
+        "__reduce__": lambda self: (with_text, (self.original, self.text)),
     }
     return type(kind.__name__, bases, methods)

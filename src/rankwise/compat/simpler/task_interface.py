@@ -3,7 +3,7 @@
 from ctypes import c_int32
 from typing import Any
 
-from rankwise.compat.simpler.task_errors import told_as
+from rankwise.compat.simpler.task_errors import with_text
 from rankwise.core.tasks.calls import ChipCallConfig
 from rankwise.core.tasks.tensors import (
     CONTINUOUS_TENSOR_MAX_DIMS,
@@ -132,7 +132,7 @@ class ChipWorker(chip_worker.ChipWorker):
         except Exception as error:
             if isinstance(error, RuntimeError):
                 raise
-            raise told_as(error, f"{type(error).__name__}: {error}") from error
+            raise with_text(error, f"{type(error).__name__}: {error}") from error
 
 
 _ChipWorker = ChipWorker

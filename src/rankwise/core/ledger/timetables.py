@@ -81,17 +81,17 @@ class ReceivedTimetable(msgspec.Struct, frozen=True):
         """What to add to its instants to have them by the leader's clock."""
         if self.asked_at is None or self.heard_at is None:
             return 0
-        return (self._told_first + self.heard_at) // 2 - self.table.told_at
+        return (self._first_answer_at + self.heard_at) // 2 - self.table.told_at
 
     @property
     def error(self) -> int:
         """By how much that may be wrong."""
         if self.heard_at is None:
             return 0
-        return max(0, self.heard_at - self._told_first) // 2
+        return max(0, self.heard_at - self._first_answer_at) // 2
 
     @property
-    def _told_first(self) -> Instant:
+    def _first_answer_at(self) -> Instant:
         """The earliest instant at which the node can have answered."""
         assert self.asked_at is not None, "asked of the tables of others"
         return after(self.asked_at, between(self.table.asked_at, self.table.told_at))

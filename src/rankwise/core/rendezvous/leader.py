@@ -91,9 +91,9 @@ def _decide(view: View, now: Instant) -> Decision:
             return Decision()
 
 
-def named(view: View, nodes: Sequence[str]) -> str:
+def labels(view: View, nodes: Sequence[str]) -> str:
     """Nodes for people: the first few by id and host, and how many more."""
-    shown = ", ".join(view.named(node) for node in nodes[:SHOWN_MAX])
+    shown = ", ".join(view.label(node) for node in nodes[:SHOWN_MAX])
     more = len(nodes) - SHOWN_MAX
     return f"{shown} and {more} more" if more > 0 else shown
 
@@ -109,7 +109,7 @@ def _gather(view: View, round_: Round, now: Instant) -> Decision:
     if refusing is not None:
         return Decision(refusing)
     if blockers:
-        return Decision(waiting=f"until the workers of {named(view, blockers)} have ended")
+        return Decision(waiting=f"until the workers of {labels(view, blockers)} have ended")
     if view.ended_since is None:
         # The back-off begins when all have ended: not before, or slow ends would use it up.
         view.ended_since = now
@@ -152,7 +152,7 @@ def _stopped(view: View, round_: Round, preempted: list[str]) -> Round:
     signal = next((record.signal for record in records if record is not None), None)
     verdict = Verdict(
         status=OutcomeStatus.STOPPED,
-        detail=f"node {view.named(preempted[0])} was told to stop",
+        detail=f"node {view.label(preempted[0])} was told to stop",
         signal=signal if round_.signal is None else round_.signal,
         restarts=round_.restarts,
     )
@@ -210,7 +210,7 @@ def _badly_seated(view: View, now: Instant) -> dict[str, str]:
             if node in members:
                 continue  # it holds the seat; only those who come later are told
             others = [other for other in nodes if other != node]
-            refusals[node] = f"node rank {seat} is claimed by {named(view, others)} too"
+            refusals[node] = f"node rank {seat} is claimed by {labels(view, others)} too"
     return refusals
 
 
@@ -254,14 +254,14 @@ def _wait_for_more(
     config = view.config
     # Patience counts from the end of the last round: long rounds must not use it up.
     give_up_at = after(max(view.round_since, view.ended_since or now), config.join_timeout)
-    present = named(view, sorted(candidates)) or "none"
+    present = labels(view, sorted(candidates)) or "none"
     here = f"{len(candidates)} of at least {config.nodes_min} nodes are ready ({present})"
     if config.is_static:
         seats = {record.seat for record in candidates.values()}
         missing = [str(seat) for seat in range(config.nodes_max) if seat not in seats]
         here += f"; missing node ranks {', '.join(missing[:SHOWN_MAX])}" if missing else ""
     late = [node for node in view.nodes if _may_become_ready(view, node, candidates)]
-    here += f"; not fit yet: {named(view, late)}" if late else ""
+    here += f"; not fit yet: {labels(view, late)}" if late else ""
     here += last_end_in_words(_why_ended(view, round_))
     if now < give_up_at:
         return Decision(wake_at=give_up_at, waiting=f"for more nodes: {here}")
@@ -321,7 +321,7 @@ def _may_become_ready(view: View, node: str, candidates: dict[str, NodeRecord]) 
 def _why_not_yet(view: View, candidates: dict[str, NodeRecord]) -> str:
     late = [node for node in view.nodes if _may_become_ready(view, node, candidates)]
     if late:
-        return f"until {named(view, late)} are ready"
+        return f"until {labels(view, late)} are ready"
     return f"for the last call, the back-off or a lost node's fence: {len(candidates)} are ready"
 
 
@@ -456,8 +456,8 @@ def _why_gone(view: View, gone: Sequence[str]) -> str:
 
 def _nodes(view: View, nodes: Sequence[str], *, were: bool = False) -> str:
     if len(nodes) == 1:
-        return f"node {named(view, nodes)} {'was' if were else 'is'}"
-    return f"nodes {named(view, nodes)} {'were' if were else 'are'}"
+        return f"node {labels(view, nodes)} {'was' if were else 'is'}"
+    return f"nodes {labels(view, nodes)} {'were' if were else 'are'}"
 
 
 def _last_record_if_done(view: View, node: str) -> NodeRecord | None:
@@ -475,7 +475,7 @@ def _stopping(view: View, round_: Round, node: str) -> Round:
     return msgspec.structs.replace(
         round_,
         phase=RoundPhase.STOPPING,
-        why=f"node {view.named(node)} was told to stop",
+        why=f"node {view.label(node)} was told to stop",
         signal=None if record is None else record.signal,
     )
 
@@ -483,7 +483,7 @@ def _stopping(view: View, round_: Round, node: str) -> Round:
 def _dissolved_by_failure(view: View, round_: Round, node: str) -> Round:
     suspect = first_suspect(view, round_.number)
     if suspect is None:
-        why = f"workers of node {view.named(node)} failed"
+        why = f"workers of node {view.label(node)} failed"
     else:
         failure = suspect.failure
         why = failure_in_words(failure, suspect.host)
@@ -561,7 +561,7 @@ def _see_off(view: View, round_: Round) -> Decision:
             restarts=round_.restarts,
         )
         return Decision(_closed(round_, stopped))
-    waiting = f"until the workers of {named(view, pending)} have stopped"
+    waiting = f"until the workers of {labels(view, pending)} have stopped"
     if round_.stop_at is not None:
         return Decision(waiting=waiting)
     steps = [_step_of(view.nodes[node].record) for node in pending]

@@ -9,7 +9,7 @@ from rankwise.base.units import Duration, Instant, after, between, format_durati
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.founding import Succession
 from rankwise.core.rendezvous.lead import Lead
-from rankwise.core.rendezvous.leader import last_end_in_words, named
+from rankwise.core.rendezvous.leader import labels, last_end_in_words
 from rankwise.core.rendezvous.records import Departure, Round, RoundPhase
 from rankwise.core.rendezvous.registration import OwnRecord
 from rankwise.core.rendezvous.requests import Purpose, SharedKeys
@@ -334,4 +334,4 @@ class RoundWait:
         view = self._lead.view
         if view is None:
             return "until the workers of the other nodes have ended"
-        return f"until the workers of {named(view, view.blockers())} have ended"
+        return f"until the workers of {labels(view, view.blockers())} have ended"

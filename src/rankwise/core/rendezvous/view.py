@@ -257,7 +257,7 @@ class View:
         # A label is `HOST`, or `HOST/NODE` where several nodes have one host (`leader._Labels`).
         return label.partition("/")[0]
 
-    def named(self, node: str) -> str:
+    def label(self, node: str) -> str:
         """A node for people: its id, and its host if known."""
         host = self.host(node)
         return f"{node} on {host}" if host else node
@@ -403,7 +403,7 @@ def _is_of_several_hosts(root: Suspect, suspects: Iterable[Suspect]) -> bool:
 
 def first_suspect(view: View, number: int) -> Suspect | None:
     """The failure of round `number` that explains the others, as far as is known yet."""
-    suspects = _told_failures(view, number)
+    suspects = _reported_failures(view, number)
     return next(iter(suspects_in_order(suspects, lambda suspect: suspect.failure)), None)
 
 
@@ -422,7 +422,7 @@ def verdict_on_failure(judgement: Judgement, ended: Round) -> Verdict:
 
 
 def _suspects(view: View, ended: Round) -> list[Suspect]:
-    told = list(_told_failures(view, ended.number - 1))
+    told = list(_reported_failures(view, ended.number - 1))
     known = ended.suspect
     if known is None:
         return told
@@ -434,7 +434,7 @@ def _suspects(view: View, ended: Round) -> list[Suspect]:
     return [msgspec.structs.replace(known, failure=failure), *told]
 
 
-def _told_failures(view: View, number: int) -> Iterator[Suspect]:
+def _reported_failures(view: View, number: int) -> Iterator[Suspect]:
     """The failures of a round in which workers failed by themselves, on the leader's clock."""
     seen: set[tuple[str, int]] = set()
     for node, heard in view.last_words():

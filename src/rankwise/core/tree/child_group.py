@@ -296,11 +296,11 @@ class ChildGroup:
             case ChildGroupPhase.UP:
                 return self._replace(child, end.how)
             case ChildGroupPhase.CLOSING:
-                return [*self._told_at_close(end), *self._release_next()]
+                return [*self._on_end_at_close(end), *self._release_next()]
             case ChildGroupPhase.IDLE:
                 return []
 
-    def _told_at_close(self, end: ChildEnded) -> list[ChildGroupEffect]:
+    def _on_end_at_close(self, end: ChildEnded) -> list[ChildGroupEffect]:
         is_expected = end.is_well or end.child in self._killed
         if is_expected or self.spec.replaceable[end.child]:
             return []

@@ -324,7 +324,7 @@ class TaskGraph:
         if cause is not None and group.tainted_by is None:
             # The first member's failure is the group's, which ends when the last member has.
             group.tainted_by = group.number
-            self._not_completed.append(_told(group, cause, task.child))
+            self._not_completed.append(_unfinished(group, cause, task.child))
         elif cause is EndCause.DIED:
             self._add_death(group, task.child)
         group.waiting_for -= 1
@@ -350,7 +350,7 @@ class TaskGraph:
         task.state = state
         task.producers = ()
         if cause is not None:
-            self._not_completed.append(_told(task, cause, task.child))
+            self._not_completed.append(_unfinished(task, cause, task.child))
         if task.slabs is not None:
             self._memory.let_go(task.slabs)
             task.slabs = None
@@ -472,7 +472,7 @@ class TaskGraph:
         self._is_draining = self._placement.is_abandoned = False
 
 
-def _told(task: Task, cause: EndCause, child: Child | None) -> Unfinished:
+def _unfinished(task: Task, cause: EndCause, child: Child | None) -> Unfinished:
     because = task.tainted_by if cause is EndCause.SKIPPED else None
     where = None if child is None else child.index
     deaths = (where,) if where is not None and cause is EndCause.DIED else ()

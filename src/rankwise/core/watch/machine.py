@@ -182,7 +182,7 @@ class ExitWatch:
             case StopRequested():
                 self._on_stop_requested(now)
             case Suspended():
-                self._stand_still(stimulus.duration)
+                self._on_suspended(stimulus.duration)
             case Ticked():
                 self._on_deadline(now)
             case _:
@@ -608,7 +608,7 @@ class ExitWatch:
                 self._hang = None
                 self._effects.append(PassOn(hang.looked))
 
-    def _stand_still(self, duration: Duration) -> None:
+    def _on_suspended(self, duration: Duration) -> None:
         """Let no deadline count the time in which the node was suspended."""
         for waiting in self._facts:
             waiting.heard_at = after(waiting.heard_at, duration)

@@ -86,7 +86,7 @@ class ControlAnswers:
             "place": "" if self._job.cluster is None else self._job.cluster.place,
         }
         if (gpus := self._parts.evidence.gpus) is not None:
-            status["xids"] = gpus.told_xids()
+            status["xids"] = gpus.describe_xids()
         if gang is not None:  # between two rounds this node has no place among the others
             ranks = self._planner.ranks
             status |= {

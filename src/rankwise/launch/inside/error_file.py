@@ -92,9 +92,9 @@ def _moment(timestamp: object, changed_ns: int) -> int:
     """The file's time where it agrees with the second that the file tells, else that second."""
     match timestamp:
         case int():
-            told_ns = timestamp * SECOND
+            reported_ns = timestamp * SECOND
         case str() if timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12:
-            told_ns = int(timestamp) * SECOND
+            reported_ns = int(timestamp) * SECOND
         case _:
             return changed_ns
-    return changed_ns if told_ns <= changed_ns < told_ns + 2 * SECOND else told_ns
+    return changed_ns if reported_ns <= changed_ns < reported_ns + 2 * SECOND else reported_ns

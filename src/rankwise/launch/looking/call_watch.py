@@ -497,7 +497,7 @@ class CallWatch:
         told = (
             (
                 record,
-                self._questions.told_by(
+                self._questions.answer_of(
                     local_rank_of(record.rank), is_alive=record.fate is Fate.LIVES
                 ),
             )
@@ -536,7 +536,7 @@ class CallWatch:
             if record is None:
                 continue
             fate = self._fate_of(local_rank, record)
-            told = self._questions.told_by(local_rank, is_alive=fate is Fate.LIVES)
+            told = self._questions.answer_of(local_rank, is_alive=fate is Fate.LIVES)
             if told is not None:
                 record = with_library_numbers(record, told)
             records.append(msgspec.structs.replace(record, fate=fate))
@@ -562,7 +562,7 @@ class CallWatch:
         return Fate.LIVES if waited else Fate.DIED
 
     def _stands(self, local_rank: int, record: CallRecord) -> bool:
-        told = self._questions.told_by(local_rank, is_alive=True)
+        told = self._questions.answer_of(local_rank, is_alive=True)
         return bool(
             record.standing
             or (told and recorded_call_record(told, record, self.lateness.ranks).standing)

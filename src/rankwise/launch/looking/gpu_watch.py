@@ -115,9 +115,9 @@ class GpuWatch:
         """Whether the rank was seen on a GPU."""
         return bool(self._gpus_of.get(rank))
 
-    def told_xids(self) -> list[str]:
+    def describe_xids(self) -> list[str]:
         """The latest XID errors of this run, in words: `GPU 3 (rank 3) reported XID 79 …`."""
-        return [f"{self._named(xid.gpu)} reported {_name(xid.number)}" for xid in self._xids]
+        return [f"{self._label(xid.gpu)} reported {_name(xid.number)}" for xid in self._xids]
 
     def xid_counts(self) -> dict[int, int]:
         """How many XID errors each GPU has reported in this run."""
@@ -140,11 +140,11 @@ class GpuWatch:
             if before is None or now is None:
                 reasons = [why for why in latest.throttled_by if why != "power cap"]
                 if reasons:
-                    lines.append(f"{self._named(index)} is throttled ({', '.join(reasons)}) now")
+                    lines.append(f"{self._label(index)} is throttled ({', '.join(reasons)}) now")
             elif now - before >= THROTTLED_SHARE_MIN * lasted and lasted >= THROTTLED_TIME_MIN:
                 share = min(1.0, (now - before) / lasted)
                 lines.append(
-                    f"{self._named(index)} was throttled (thermal) for {share:.0%} of the run"
+                    f"{self._label(index)} was throttled (thermal) for {share:.0%} of the run"
                 )
         return tuple(lines)
 
@@ -183,8 +183,8 @@ class GpuWatch:
         self._xid_counts[xid.gpu] += 1
         self._read_now()  # its ranks may be about to end
         for on_xid in self.on_xid:
-            on_xid(f"{self._named(xid.gpu)} reported {_name(xid.number)}")
-        self._say(f"{self._named(xid.gpu)} reported {_name(xid.number)}", "gpu-xid",
+            on_xid(f"{self._label(xid.gpu)} reported {_name(xid.number)}")
+        self._say(f"{self._label(xid.gpu)} reported {_name(xid.number)}", "gpu-xid",
                   gpu=xid.gpu, xid=xid.number, ranks=self.ranks_on(xid.gpu))  # fmt: skip
 
     def _read_now(self) -> None:
@@ -215,7 +215,7 @@ class GpuWatch:
         for pid, use in uses_of(readings, leaders).items():
             self._gpus_of[leaders[pid]] = frozenset(use.gpus)
 
-    def _named(self, index: int) -> str:
+    def _label(self, index: int) -> str:
         ranks = self.ranks_on(index)
         return f"GPU {index} ({ranks_in_words(ranks)})" if ranks else f"GPU {index}"
 
@@ -223,12 +223,12 @@ class GpuWatch:
         for xid in self._xids:
             if xid.at > at:
                 yield (
-                    f"{self._named(xid.gpu)} reported {_name(xid.number)} "
+                    f"{self._label(xid.gpu)} reported {_name(xid.number)} "
                     f"{format_duration(between(at, xid.at))} later"
                 )
             elif between(xid.at, at) <= XID_RECENT:
                 yield (
-                    f"{self._named(xid.gpu)} reported {_name(xid.number)} "
+                    f"{self._label(xid.gpu)} reported {_name(xid.number)} "
                     f"{format_duration(between(xid.at, at))} earlier"
                 )
 
@@ -238,7 +238,7 @@ class GpuWatch:
             if latest.ecc_errors is None or before is None or latest.ecc_errors <= before:
                 continue
             errors = counted(latest.ecc_errors - before, "uncorrectable memory error")
-            yield f"{self._named(index)} had {errors} in this run"
+            yield f"{self._label(index)} had {errors} in this run"
 
 
 def _name(xid: int) -> str:

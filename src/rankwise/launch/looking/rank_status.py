@@ -93,14 +93,14 @@ class WaitedSoFar:
 
     def __init__(self) -> None:
         self._attempt = 0
-        self._told: dict[int, float] = {}
+        self._seconds: dict[int, float] = {}
 
     def at_least(self, attempt: int, rank: int, seconds: float) -> float:
         """The seconds, or what was told before if that is more."""
         if attempt != self._attempt:
-            self._attempt, self._told = attempt, {}
-        self._told[rank] = max(seconds, self._told.get(rank, 0.0))
-        return self._told[rank]
+            self._attempt, self._seconds = attempt, {}
+        self._seconds[rank] = max(seconds, self._seconds.get(rank, 0.0))
+        return self._seconds[rank]
 
 
 def ranks_now(
@@ -139,7 +139,9 @@ def ranks_now(
             )
         if (call := calls.get(local_rank)) is not None:
             status = msgspec.structs.replace(
-                status, calls=call.sequence, call=_told(call, now if local_rank in alive else None)
+                status,
+                calls=call.sequence,
+                call=_call_status(call, now if local_rank in alive else None),
             )
         if (by := waited.get(local_rank)) is not None and worker.is_running:
             count, since = by
@@ -165,7 +167,7 @@ def _last_calls(segment: Segment) -> dict[int, LastCall]:
     return {rank: call for rank, call in calls if call is not None}
 
 
-def _told(call: LastCall, now: Instant | None) -> CallStatus:
+def _call_status(call: LastCall, now: Instant | None) -> CallStatus:
     in_s = None
     if now is not None and call.is_standing:
         in_s = round(max(0, between(call.begun_at, now)) / SECOND, 3)

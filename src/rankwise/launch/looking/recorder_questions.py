@@ -68,7 +68,7 @@ class RecorderQuestions:
     def _over(self) -> set[int]:
         return {rank for rank, link in self._host.links.items() if link.is_over or link.error}
 
-    def told_by(self, local_rank: int, *, is_alive: bool) -> Recorded | None:
+    def answer_of(self, local_rank: int, *, is_alive: bool) -> Recorded | None:
         """What is known of a rank: its answer, but its last words if it has come to its end.
 
         One that is over may still be taken for alive, as it waits for others by its last answer.

@@ -372,7 +372,7 @@ class ProcessRunHost:
         session = self._session
         for number in numbers:
             if number == SIGTSTP and self._pauses:
-                self._stand_still()
+                self._suspend()
                 continue
             caught_before = session.signals_caught
             session.on_signal(number)
@@ -383,7 +383,7 @@ class ProcessRunHost:
                 tell = partial(self._tell_who_is_awaited, session.caught_signal)
                 self._reactor.call_at(notice_at, tell)
 
-    def _stand_still(self) -> None:
+    def _suspend(self) -> None:
         """Ctrl-Z: stop with all ranks until a shell lets this process go on; then let them go on.
 
         They are in sessions of their own, where no key of the terminal reaches them, and where

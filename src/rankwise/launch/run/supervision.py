@@ -81,7 +81,7 @@ class Supervision:
         self._finished = threading.Event()
         self._session: Session | None = None
         self._early_stops: list[int | None] = []
-        self._bells: list[Wakeup] = []
+        self._wakeups: list[Wakeup] = []
         """Of the threads that wait for an event of the run."""
         self._lock = threading.Lock()
         self._failure_command = failure_command_of(job)
@@ -199,7 +199,7 @@ class Supervision:
         until = math.inf if timeout is None else time.monotonic() + timeout
         if event.is_set() or time.monotonic() >= until:
             return event.is_set()
-        with gate_here().used() as gate, Wakeup() as bell:
+        with gate_here().used() as gate, Wakeup() as wakeup:
 
             def patience() -> float:
                 gate.run_due()
@@ -207,20 +207,20 @@ class Supervision:
 
             with self._lock:
                 # A wait of `Event` would hold signals back until it is over.
-                self._bells.append(bell)
+                self._wakeups.append(wakeup)
             try:
                 while not event.is_set() and time.monotonic() < until:
-                    bell.wait(patience)
+                    wakeup.wait(patience)
             finally:
                 with self._lock:
-                    self._bells.remove(bell)
+                    self._wakeups.remove(wakeup)
         return event.is_set()
 
     def _tell(self, event: threading.Event) -> None:
         event.set()
         with self._lock:
-            for bell in self._bells:
-                bell.ring()
+            for wakeup in self._wakeups:
+                wakeup.ring()
 
     @property
     def has_failure_command(self) -> bool:

@@ -159,7 +159,7 @@ class KillNode(_AtOperation, frozen=True, kw_only=True):
         """What happens, for people."""
         return f"node {self.node} is killed"
 
-    def told_without_effect(self, when: str) -> str:
+    def describe_without_effect(self, when: str) -> str:
         """That nothing happens, for people."""
         return f"node {self.node} is to be killed {when}, and is not up: nothing happens"
 

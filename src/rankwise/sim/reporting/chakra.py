@@ -54,7 +54,7 @@ def write_chakra(path: str, run: ReportedRun) -> str:
     count = 1 + max((int(sip[3:]) for sip in sips if sip.startswith("sip")), default=0)
     groups = _Groups(run.op_log, count)
     devices = [_nodes(did) for did in _by_sip(run.op_log, count, groups)]
-    return write_traces(path, devices, groups.named)
+    return write_traces(path, devices, groups.by_name)
 
 
 class _Groups:
@@ -85,7 +85,7 @@ class _Groups:
         return self._names.get(self._sips[call], "")
 
     @property
-    def named(self) -> dict[str, tuple[int, ...]]:
+    def by_name(self) -> dict[str, tuple[int, ...]]:
         """The SIPs of every group that has a name."""
         return {name: members for members, name in self._names.items()}
 

@@ -65,8 +65,8 @@ def _whole(comparison: Comparison) -> list[str]:
         ("program", (first.program, second.program)),
         ("machine", (first.machine, second.machine)),
         ("ranks", (f"{first.size:,}", f"{second.size:,}")),
-        ("time", tuple(_told_time(run) for run in (first, second))),
-        ("peak memory", tuple(_told_memory(run) for run in (first, second))),
+        ("time", tuple(_describe_time(run) for run in (first, second))),
+        ("peak memory", tuple(_describe_memory(run) for run in (first, second))),
     ):
         if any(cells):
             rows.append((name, *cells))
@@ -82,12 +82,12 @@ def _whole(comparison: Comparison) -> list[str]:
     ]
 
 
-def _told_time(run: Breakdown) -> str:
+def _describe_time(run: Breakdown) -> str:
     of = f"per step, mean of {run.steps}" if run.steps else "the whole run"
     return f"{time_in_words(run.time)}, {of}"
 
 
-def _told_memory(run: Breakdown) -> str:
+def _describe_memory(run: Breakdown) -> str:
     return format_bytes(run.peak_memory) if run.peak_memory else ""
 
 

@@ -143,7 +143,7 @@ def reduced(
 def product(x: "Tensor", y: Any) -> "Tensor":
     """The matrix product: of vectors, matrices, or equally many matrices of each."""
     if not _is_tensor(y):
-        raise TypeError(f"@ takes two tensors, not {_told(y)}: numbers are multiplied with *")
+        raise TypeError(f"@ takes two tensors, not {_describe(y)}: numbers are multiplied with *")
     if x.kind != y.kind or not x.kind.is_floating():
         raise TypeError(
             f"@ takes tensors of one floating-point type, not {x.dtype} and {y.dtype}: convert"
@@ -236,12 +236,12 @@ def _number(value: Any, operation: str) -> float:
     if isinstance(value, bool | int | float):
         return value
     raise TypeError(
-        f"{operation} of a simulated tensor and {_told(value)} is not defined: make a tensor of"
+        f"{operation} of a simulated tensor and {_describe(value)} is not defined: make a tensor of"
         " it first, with torch.tensor or torch.from_numpy, or take numpy() for the host"
     )
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
@@ -283,7 +283,9 @@ def _check_fits(out: "Tensor", shape: Shape, kind: dtype) -> None:
 
 def _axis(x: "Tensor", dim: int) -> int:
     if not isinstance(dim, int):
-        raise TypeError(f"dim is {_told(dim)}, expected one number: take one axis after the other")
+        raise TypeError(
+            f"dim is {_describe(dim)}, expected one number: take one axis after the other"
+        )
     if not -x.ndim <= dim < x.ndim:
         raise IndexError(f"{x.name} has {x.ndim} dimensions and none of number {dim}")
     return dim % x.ndim

@@ -120,7 +120,7 @@ class Distributed:
 
     def group_named(self, name: str) -> ProcessGroup | None:
         """A group by its name; that of all ranks is `world`, and `0` in torch."""
-        return self.world if name in {self.world.name, "0"} else self._groups.named(name)
+        return self.world if name in {self.world.name, "0"} else self._groups.of_name(name)
 
     def new_group(self, ranks: Sequence[int] | None = None, **_options: Any) -> ProcessGroup:
         """Make a group. As in torch, every rank makes all groups, in the same order."""

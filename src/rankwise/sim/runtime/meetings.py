@@ -127,13 +127,13 @@ class RankContribution:
         """What this rank calls: of a message, its own end."""
         return self._called_by(self.rank)
 
-    def told_of(self, rank: int) -> str:
+    def describe_for(self, rank: int) -> str:
         """What a rank calls to meet this call: a `send`, for one that receives."""
         text = describe_call(self._called_by(rank), self.number)
         return text if self.group.is_world else f"{text} in {self.group}"
 
     def __str__(self) -> str:
-        return self.told_of(self.rank)
+        return self.describe_for(self.rank)
 
     def _called_by(self, rank: int) -> CallSignature:
         asked, operation, root = self.request, self.request.operation, self.request.root

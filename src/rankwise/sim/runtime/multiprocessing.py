@@ -393,7 +393,7 @@ class _RankRun:
                 missing = self._context.distributed.gatherings.awaited_by(call)
                 awaited = f"{call}"
                 if missing:
-                    awaited = f"{ranks_in_words(missing)} to call {call.told_of(missing[0])}"
+                    awaited = f"{ranks_in_words(missing)} to call {call.describe_for(missing[0])}"
                 awaited_by[rank.rank] = awaited
             else:
                 command = self._context.awaited_by(rank.rank)
@@ -439,9 +439,9 @@ def _spawn_exception(
     faulty = next((each for each in failed.values() if isinstance(each, of_no_rank)), None)
     if faulty is not None:
         line = line_of(faulty)
-        told_as = f"{faulty}{f' (called at {line})' if line else ''}"
+        message = f"{faulty}{f' (called at {line})' if line else ''}"
         # No failure of a rank is told of: all that any of them has done is to call a collective.
-        exception = SpawnException(told_as, failed, nprocs=nprocs)
+        exception = SpawnException(message, failed, nprocs=nprocs)
         exception.__cause__ = faulty
         return exception
     ranks: dict[str, list[int]] = {}
@@ -451,8 +451,8 @@ def _spawn_exception(
     if len(told) > 1:
         more = len(told) - _FAILURES_TOLD
         told = ["", *told[:_FAILURES_TOLD], *([f"... and {more} more (see .errors)"] * (more > 0))]
-    told_as = f"{len(errors)} of {nprocs} ranks failed:{_listed(told)}"
-    exception = SpawnException(told_as, failed, failures, nprocs=nprocs)
+    message = f"{len(errors)} of {nprocs} ranks failed:{_listed(told)}"
+    exception = SpawnException(message, failed, failures, nprocs=nprocs)
     exception.__cause__ = errors[failures[0].rank]
     return exception
 

@@ -84,7 +84,7 @@ class GroupRegistry:
         """The group of all ranks, of which there are so many, and those that ranks have made."""
         return [self.world(size), *self._groups]
 
-    def named(self, name: str) -> ProcessGroup | None:
+    def of_name(self, name: str) -> ProcessGroup | None:
         """The group that ranks have made with a name; None if there is none."""
         return next((group for group in self._groups if group.name == name), None)
 

@@ -116,10 +116,10 @@ class _Kernel:
         except errors.CompileTimeAssertionFailure:
             return {}  # it is one here, too: tuning passes over such a configuration
         except errors.CompilationError as error:
-            return self._told(error, errors.CompilationError)
+            return self._refusal(error, errors.CompilationError)
         return {}
 
-    def _told(self, error: Any, kind: type) -> dict[str, Any]:
+    def _refusal(self, error: Any, kind: type) -> dict[str, Any]:
         # A kernel that calls another fails as well: the innermost one knows the line.
         cause: BaseException | None = error
         words = ""

@@ -160,8 +160,8 @@ class _Rewriting(ast.NodeTransformer):
             return super().visit(node)
         self.has_changed = True
         refusal = _call(_NO_SYNTAX, ast.Constant(value=what))
-        stands_for = ast.Expr(value=refusal) if isinstance(node, ast.stmt) else refusal
-        return ast.copy_location(stands_for, node)
+        replacement = ast.Expr(value=refusal) if isinstance(node, ast.stmt) else refusal
+        return ast.copy_location(replacement, node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)

@@ -9,7 +9,7 @@ from rankwise.sim.triton.constants import plain
 from rankwise.sim.triton.tensor import tensor
 
 
-def _named(name: str) -> Callable[..., tensor]:
+def _atomic(name: str) -> Callable[..., tensor]:
     def operation(
         pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
     ) -> tensor:
@@ -20,13 +20,13 @@ def _named(name: str) -> Callable[..., tensor]:
     return operation
 
 
-atomic_add = _named("add")
-atomic_max = _named("max")
-atomic_min = _named("min")
-atomic_and = _named("and")
-atomic_or = _named("or")
-atomic_xor = _named("xor")
-atomic_xchg = _named("xchg")
+atomic_add = _atomic("add")
+atomic_max = _atomic("max")
+atomic_min = _atomic("min")
+atomic_and = _atomic("and")
+atomic_or = _atomic("or")
+atomic_xor = _atomic("xor")
+atomic_xchg = _atomic("xchg")
 
 
 def atomic_cas(pointer: Any, cmp: Any, val: Any, sem: Any = None, scope: Any = None) -> tensor:

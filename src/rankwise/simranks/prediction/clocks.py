@@ -534,7 +534,7 @@ class Prediction:
         told = (
             (_sleep_in_words(self.clocks[each].asleep_in_steps) for each in ranks)
             if differing is None
-            else (_told(None if number is None else done[number][0]) for number in differing)
+            else (_describe(None if number is None else done[number][0]) for number in differing)
         )
         one, another = (
             f"rank {rank}{self.equals.places(rank)} {doing}"
@@ -689,7 +689,7 @@ class Prediction:
             )
 
 
-def _told(done: "PricedWork | Communicated | None") -> str:
+def _describe(done: "PricedWork | Communicated | None") -> str:
     """What a rank has done, for a difference between two."""
     if done is None:
         return "has ended"

@@ -117,13 +117,13 @@ def describe(difference: Difference, captured: tuple[Captured | None, Captured |
     if simulated is None or real is None:
         event, which = (real, "as a process") if simulated is None else (simulated, "simulated")
         assert event is not None, "one of both has it"
-        return f"rank {difference.rank} reached this only {which}: {_told(event)}"
+        return f"rank {difference.rank} reached this only {which}: {_describe(event)}"
     if simulated.event != real.event:
         return (
             f"rank {difference.rank} did different things:\n"
-            f"  simulated:    {_told(simulated)}\n  as a process: {_told(real)}"
+            f"  simulated:    {_describe(simulated)}\n  as a process: {_describe(real)}"
         )
-    where = f"rank {difference.rank} differs at {_told(simulated)}"
+    where = f"rank {difference.rank} differs at {_describe(simulated)}"
     if difference.tensor is None:
         return f"{where}: {len(simulated.tensors)} tensors simulated, {len(real.tensors)} real"
     if len(simulated.tensors) > 1:
@@ -147,7 +147,7 @@ def read_captured(folder: Path) -> Captured | None:
         raise RankwiseError(f"a rank has left no whole tensor in {folder}: {error}") from error
 
 
-def _told(event: RecordedEvent) -> str:
+def _describe(event: RecordedEvent) -> str:
     return f"{event.event}, {event.place}" if event.place else event.event
 
 

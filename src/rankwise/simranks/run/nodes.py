@@ -114,14 +114,14 @@ class RehearsedNode:
         spec_of: Callable[[str], AgentSpec],
         store: SimulatedStore | None,
         *,
-        stands_for: int = 1,
+        represented_count: int = 1,
     ) -> None:
         self.number = number
         self.host = host
         self._setting = setting
         self._spec_of = spec_of
         self._store = store
-        self._stands_for = stands_for
+        self._represented_count = represented_count
         self._client: SimulatedStoreClient | None = None
         self._agent: Agent | None = None
         self._dispatch: AgentDispatch | None = None
@@ -153,7 +153,7 @@ class RehearsedNode:
         self._ranks = SimulatedRanks(
             setting.job,
             node=self.number,
-            node_count=self._stands_for,
+            node_count=self._represented_count,
             world=setting.world,
             records=setting.records,
             clock=setting.clock,
@@ -280,7 +280,9 @@ class SimulatedNodes:
             # message.
             whole = msgspec.structs.replace(gang, size=node_count * gang.size)
             spec = spec_alone(whole, policy, run_id=setting.job.run_id)
-            alone = RehearsedNode(0, host, setting, lambda _: spec, None, stands_for=node_count)
+            alone = RehearsedNode(
+                0, host, setting, lambda _: spec, None, represented_count=node_count
+            )
             self._nodes = [alone]
             return
         setting.records.when_peers_notice = partial(self._agenda.after, _PEERS_NOTICE)

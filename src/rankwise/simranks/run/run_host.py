@@ -99,7 +99,7 @@ class SimulatedRunHost:
         self._output = output = self._open_output(stack, console_fds)
         self._faults = FaultInjector(simulation.faults, session.say) if simulation.faults else None
         self._world = world = stack.enter_context(self._make_world(STANDARD.union(console_fds)))
-        world.substitutes.pipes_for_children = output.pipes_for_children
+        world.patches.pipes_for_children = output.pipes_for_children
         self._watch_for_triton(stack)
         clock = WorldClock(world, session.clocks.limits.wall_ns)
         session.clocks = session.clocks._replace(agents=clock)

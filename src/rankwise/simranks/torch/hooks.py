@@ -353,7 +353,7 @@ _may_be_nccl = False
 def _make_group(options: Any, _backend_options: Any) -> Any:
     """Make this rank's end of a group; of gloo's, if it is a process that records itself."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    told = _told(options.group_id.partition(OF_RANK)[0], ranks)
+    told = _label(options.group_id.partition(OF_RANK)[0], ranks)
     if running_rank() is None:
         return recorded(_gloo_group(options), _asked_for, told)
     group = present_world().group(told, ranks)
@@ -386,7 +386,7 @@ def _gloo_group(options: Any) -> ProcessGroup:
     return group
 
 
-def _told(name: str, ranks: tuple[int, ...]) -> str:
+def _label(name: str, ranks: tuple[int, ...]) -> str:
     """`default`, or what torch calls it; equal names of different ranks are different groups."""
     if name == "0":
         return "default"
@@ -396,7 +396,7 @@ def _told(name: str, ranks: tuple[int, ...]) -> str:
 def _made_by_ranks(kind: Any, make: Callable[..., Any], original: Any) -> type:
     """A class that makes a store of the simulated world for a rank, and else what it replaces."""
 
-    class OfRanks(type(original)):  # type: ignore[misc]  # a metaclass of pybind's
+    class MadeByRanks(type(original)):  # type: ignore[misc]  # a metaclass of pybind's
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             rank = running_rank()
             store = None
@@ -411,7 +411,7 @@ def _made_by_ranks(kind: Any, make: Callable[..., Any], original: Any) -> type:
         def __instancecheck__(cls, value: Any) -> bool:
             return isinstance(value, original | kind)
 
-    return OfRanks(original.__name__, (original,), {})
+    return MadeByRanks(original.__name__, (original,), {})
 
 
 def _prefixed(

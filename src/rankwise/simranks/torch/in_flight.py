@@ -17,7 +17,7 @@ from torch import Tensor
 from rankwise.simranks.torch.gloo_arithmetic import data_of, plainly
 from rankwise.simranks.torch.loads import Loads, is_readable, tensors_in
 from rankwise.simranks.torch.reads_in_flight import Filled, forget, look_for
-from rankwise.simranks.torch.sentences import told_shapes
+from rankwise.simranks.torch.sentences import describe_shapes
 from rankwise.simranks.torch.storages import is_hollow, mark_hollow
 from rankwise.simranks.world.places import CallSite
 
@@ -52,7 +52,7 @@ class TensorGuard:
 
     def note_read(self, tensor: Tensor, place: CallSite | None) -> None:
         """The program has read a tensor too early; it is told with the wait."""
-        self._read = f"read a tensor of {told_shapes([tensor])} at {place}"
+        self._read = f"read a tensor of {describe_shapes([tensor])} at {place}"
 
     def look(self) -> None:
         """Compare the tensors with what they were."""
@@ -60,7 +60,7 @@ class TensorGuard:
             written = [each for each, version in self._versions if _version(each) != version]
             pairs = zip(self._tensors, self._sums, self._present(), strict=True)
             written += [each for each, before, now in pairs if before != now]
-            self.written = told_shapes(written[:1])
+            self.written = describe_shapes(written[:1])
 
     def renew(self) -> None:
         """An operation has been carried out, and may have filled them."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rankwise.simranks.torch.loads import is_expanded, tensors_in
-from rankwise.simranks.torch.sentences import told_shapes
+from rankwise.simranks.torch.sentences import describe_shapes
 
 Rule = Callable[[Tensor], str]
 """What is wrong with a tensor; nothing if it is empty."""
@@ -151,7 +151,7 @@ class LayoutRules:
         self._check(name, "output", outputs, rules[0])
         self._check(name, "input", inputs, rules[1])
 
-    def told_expanded(self, load: Any) -> str:
+    def describe_expanded(self, load: Any) -> str:
         """Say which tensor is expanded, where gloo goes beyond it; empty if none is."""
         if self._rules is not _GLOO or isinstance(load, tuple):
             return ""
@@ -162,7 +162,7 @@ class LayoutRules:
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
         beyond = tensor.numel() - 1 - sum((extent - 1) * stride for extent, stride in pairs)
         return (
-            f"the tensor of rank {self._member} is expanded ({told_shapes([tensor])}, strides"
+            f"the tensor of rank {self._member} is expanded ({describe_shapes([tensor])}, strides"
             f" {tensor.stride()}): gloo also reads and overwrites the next {beyond} numbers in"
             " memory. Hand over a copy (`x.contiguous()`)"
         )
@@ -183,7 +183,7 @@ class LayoutRules:
             refuses = "takes no such tensor" if "gaps" not in wrong else takes
             raise self._error(
                 f"{name}: the {side} of rank {self._member} {wrong}"
-                f" ({told_shapes([tensor])}, strides {tensor.stride()}); {self._backend}"
+                f" ({describe_shapes([tensor])}, strides {tensor.stride()}); {self._backend}"
                 f" {refuses if self._backend == 'gloo' else 'wants: Tensors must be contiguous'}."
                 " Hand over a copy (`x.contiguous()`, `x.detach()`)"
             )

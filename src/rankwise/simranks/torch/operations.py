@@ -177,7 +177,7 @@ class ChargingMode(UnseenMode):
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         kind = self._kind_of(func)
         if self._record is not None and kind.name == _ITEM and self.clock.number == 0:
-            self._record.note(told_place(sys._getframe(2)), result)  # noqa: SLF001  # the only way that costs no stack
+            self._record.note(describe_place(sys._getframe(2)), result)  # noqa: SLF001  # the only way that costs no stack
         if self._is_of_host(kind, args):
             self.clock.note_free()
         elif not kind.is_free:
@@ -330,7 +330,7 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def told_place(frame: Any) -> str:
+def describe_place(frame: Any) -> str:
     """The program's line among these frames, as `file:line`."""
     site = place_of(frame)
     return "" if site is None else f"{site.code.co_filename}:{site.line}"

@@ -48,10 +48,10 @@ from rankwise.simranks.torch.loads import (
 from rankwise.simranks.torch.named_group import NamedProcessGroup
 from rankwise.simranks.torch.sentences import (
     check_dtype,
+    describe_dtype,
     of_dtype,
     operation,
     reducing,
-    told_dtype,
     with_tensor,
     with_tensors,
 )
@@ -461,7 +461,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             )
         if not is_usual:
             self._layouts.check(call.operation, load, is_root=root == self._rank_in_group)
-            if expanded := self._layouts.told_expanded(load):
+            if expanded := self._layouts.describe_expanded(load):
                 self._meetings.note_layout(f"{call.operation}: {expanded}")
         if (capture := present_capture()) is not None:
             outputs = alike if outputs is None else outputs
@@ -635,8 +635,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 part = sent[sender][receiver]
                 if part.numel() != place.numel():
                     raise CollectiveError(
-                        f"{name}: {self._told(sender)} sends {part.numel()} elements to"
-                        f" {self._told(receiver)}, which has room for {place.numel()}"
+                        f"{name}: {self._describe(sender)} sends {part.numel()} elements to"
+                        f" {self._describe(receiver)}, which has room for {place.numel()}"
                     )
                 fill(place, part)
 
@@ -669,7 +669,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             )
         return self._meetings.ranks[root]
 
-    def _told(self, rank: int) -> str:
+    def _describe(self, rank: int) -> str:
         return f"rank {self._meetings.ranks[rank]}"
 
 
@@ -683,17 +683,17 @@ def _delivered(
         if source.numel() != target.numel() or source.dtype != target.dtype:
             raise CollectiveError(
                 f"a message does not fit: rank {send.rank} sends {source.numel()} of"
-                f" {told_dtype(source)}, rank {receive.rank} takes {target.numel()} of"
-                f" {told_dtype(target)}:\n  {send.told_with_place()}\n"
-                f"  {receive.told_with_place()}"
+                f" {describe_dtype(source)}, rank {receive.rank} takes {target.numel()} of"
+                f" {describe_dtype(target)}:\n  {send.describe_with_place()}\n"
+                f"  {receive.describe_with_place()}"
             )
     have_none = has_no_data(sent), has_no_data(received)
     if not any(have_none):
         carry(copy_all if sent and received else _nothing, received, sent)
     elif not all(have_none):
         raise CollectiveError(
-            f"one end of a message is without data:\n  {send.told_with_place()}\n"
-            f"  {receive.told_with_place()}"
+            f"one end of a message is without data:\n  {send.describe_with_place()}\n"
+            f"  {receive.describe_with_place()}"
         )
     if timed is not None:
         timed(send.rank, receive.rank, send_passage, receive_passage)

@@ -102,7 +102,11 @@ class _Looking(UnseenMode):
                 return func(*args, **kwargs)
             return NotImplemented  # of a subclass, such as DTensor: what it calls comes by here
         if self.flights and (left_out := _not_read(func)) is not None:
-            self.look(value for name, value in _named(func, args, kwargs) if name not in left_out)
+            self.look(
+                value
+                for name, value in _arguments_by_name(func, args, kwargs)
+                if name not in left_out
+            )
         return func(*args, **kwargs)
 
     def look(self, values: Iterable[Any]) -> None:
@@ -175,7 +179,7 @@ def _not_read(func: Any) -> frozenset[str] | None:
     )
 
 
-def _named(func: Any, args: Any, kwargs: Any) -> Iterable[tuple[str, Any]]:
+def _arguments_by_name(func: Any, args: Any, kwargs: Any) -> Iterable[tuple[str, Any]]:
     names = (argument.name for argument in func._schema.arguments)  # noqa: SLF001  # no public way
     yield from zip(names, args, strict=False)
     yield from kwargs.items()

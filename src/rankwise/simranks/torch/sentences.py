@@ -19,7 +19,7 @@ _TOLD = 4
 """How many tensors of one call are told; others are counted."""
 
 
-def told_shapes(tensors: Sequence[Tensor]) -> str:
+def describe_shapes(tensors: Sequence[Tensor]) -> str:
     """Tell them as `(4, 3) float32`; several are joined, many are counted."""
     return describe_tensors(*_forms(tensors))
 
@@ -90,12 +90,12 @@ def reducing(name: str, number: int, root: int = NO_RANK) -> CallSignature:
     return CallSignature(name, name_of_reduction(number), root)
 
 
-def told_dtype(tensor: Tensor) -> str:
+def describe_dtype(tensor: Tensor) -> str:
     """A tensor's dtype, for people."""
     return _name(tensor.dtype)
 
 
-def told_shape(shape: Any, dtype: Any) -> str:
+def describe_shape(shape: Any, dtype: Any) -> str:
     """A tensor, by its shape and dtype: `(4, 3) float32`."""
     return str(form_of(shape, dtype))
 

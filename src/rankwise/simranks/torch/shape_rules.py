@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rankwise.simranks.torch.sentences import told_shape, told_shapes
+from rankwise.simranks.torch.sentences import describe_shape, describe_shapes
 
 
 class ShapeRules:
@@ -34,10 +34,12 @@ class ShapeRules:
         else:
             fits = tensor.numel() == self._count * own.numel()
         if not fits or tensor.dtype != own.dtype:
-            expected = told_shape(wanted, own.dtype) if own.dim() else "rows, and a number has none"
+            expected = (
+                describe_shape(wanted, own.dtype) if own.dim() else "rows, and a number has none"
+            )
             raise RuntimeError(
-                f"{name}: the {side} of rank {self._member} is {told_shapes([tensor])}, and"
-                f" the {other} {told_shapes([own])}; for {self._count} ranks {self._backend}"
+                f"{name}: the {side} of rank {self._member} is {describe_shapes([tensor])}, and"
+                f" the {other} {describe_shapes([own])}; for {self._count} ranks {self._backend}"
                 f" wants {expected}"
             )
 
@@ -65,7 +67,7 @@ class ShapeRules:
             if not fits or each.dtype != dtype:
                 raise RuntimeError(
                     f"{name}: {side} tensor {index} of rank {self._member} is"
-                    f" {told_shapes([each])}, and the {other} {told_shapes([own])};"
+                    f" {describe_shapes([each])}, and the {other} {describe_shapes([own])};"
                     f" {self._backend} wants equal shapes"
                 )
 

@@ -25,7 +25,7 @@ from rankwise.simranks.prediction.device_memory import DeviceFull
 from rankwise.simranks.prediction.values import Asked, ValuePolicy
 from rankwise.simranks.torch.loads import makes_fake_tensors
 from rankwise.simranks.torch.module_paths import ModulePaths
-from rankwise.simranks.torch.operations import ChargingMode, tensors_in, told_place
+from rankwise.simranks.torch.operations import ChargingMode, describe_place, tensors_in
 from rankwise.simranks.torch.storages import (
     PLACEMENT,
     SMALL_BYTES,
@@ -300,11 +300,13 @@ class TimingMode(ChargingMode):
         frame = sys._getframe(2)  # noqa: SLF001  # as below
         if kind is not int and _is_of_scaler(frame):
             return kind(0)  # no gradient is infinite
-        return self._values.answer(self.clock.number, Asked(told_place(frame), kind.__name__), kind)
+        return self._values.answer(
+            self.clock.number, Asked(describe_place(frame), kind.__name__), kind
+        )
 
     def _ask_rows(self, func: Any, most: int) -> int:
         what = f"the length of the result of {func.overloadpacket}"
-        asked = Asked(told_place(sys._getframe(2)), what)  # noqa: SLF001  # as below
+        asked = Asked(describe_place(sys._getframe(2)), what)  # noqa: SLF001  # as below
         return int(self._values.answer(self.clock.number, asked, int, most))
 
     def _count_rows(self, func: Any, args: Any) -> Any:
@@ -318,7 +320,7 @@ class TimingMode(ChargingMode):
             return _empty([count], [1], dtype=source.dtype)
         raise ConfigError(
             f"{func} gives a result whose shape depends on numbers that are not computed with"
-            f" --timing-only, at {told_place(sys._getframe(1))}",  # noqa: SLF001  # as below
+            f" --timing-only, at {describe_place(sys._getframe(1))}",  # noqa: SLF001  # as below
             hint="leave it out on such a run, or predict with real tensors",
         )
 

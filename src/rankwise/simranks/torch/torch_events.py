@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from rankwise.simranks.torch.gloo_arithmetic import data_of, plainly
 from rankwise.simranks.torch.named_group import NamedProcessGroup
-from rankwise.simranks.torch.sentences import told_shapes
+from rankwise.simranks.torch.sentences import describe_shapes
 from rankwise.simranks.world.rank_events import EventRecorder, Plain, present_recorder
 
 _NO_TIMEOUT = timedelta(0)
@@ -148,7 +148,7 @@ class RecordedProcessGroup(NamedProcessGroup):
         inputs = [] if taken is None else _flat(args[taken])
         outputs = [] if given is None else _flat(args[given])
         words = f"{name.strip('_')} #{self._recorder.numbered(self._told)}"
-        shapes = told_shapes(inputs or outputs)
+        shapes = describe_shapes(inputs or outputs)
         words += (f" of {shapes}" if shapes else "") + f" in group {self._told}"
         if name == "broadcast" and args[1].rootRank != self.rank():
             inputs = []

@@ -107,7 +107,7 @@ class FaultInjector:
         if isinstance(fault, KillNode):
             assert self.nodes is not None, "a fault of a node needs nodes"
             if not self.nodes.is_up(fault.node):
-                self._say(f"fault: {fault.told_without_effect(when)}")
+                self._say(f"fault: {fault.describe_without_effect(when)}")
                 return
         self._say(f"fault: {fault.describe()}{when and ' '}{when}")
         if isinstance(fault, KillNode) and self.nodes is not None:

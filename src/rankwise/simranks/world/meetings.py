@@ -439,7 +439,7 @@ class PendingCollective(Gate):
     def miss(self, rank: int, error: CollectiveError) -> None:
         """Fail, since a member will never come."""
         del rank
-        text = f"{self._named()} cannot be completed: {error.message}"
+        text = f"{self._describe_call()} cannot be completed: {error.message}"
         self.fail(type(error)(text, hint=error.hint))
 
     def fail(self, error: BaseException) -> None:
@@ -451,7 +451,7 @@ class PendingCollective(Gate):
     def describe(self) -> str:
         """Say what is waited for, and for whom."""
         missing = self.missing()
-        text = f"{self._named()} in group {self.group.describe()}"
+        text = f"{self._describe_call()} in group {self.group.describe()}"
         text += f", not called by {ranks_in_words(missing)}" if missing else ", called by all"
         text += "".join(f"; {error.message}" for error in self.group.ended(missing))
         return text if self.match.is_agreed else f"{text}; {self._doings()}"
@@ -476,9 +476,9 @@ class PendingCollective(Gate):
 
     def label(self) -> str:
         """Name the operation and its group."""
-        return f"{self._named()} in group {self.group.name}"
+        return f"{self._describe_call()} in group {self.group.name}"
 
-    def _named(self) -> str:
+    def _describe_call(self) -> str:
         return describe_call(self.match.signature, self.match.number)
 
     def _disagreement(self) -> CollectiveError:
@@ -570,7 +570,7 @@ class Post(Gate):
         """Name the message and its group."""
         return f"{self._numbered()} in group {self._group.name}"
 
-    def told_with_place(self) -> str:
+    def describe_with_place(self) -> str:
         """Say which rank called it, and where."""
         place = f" at {self.came.place}" if self.came.place else ""
         return f"rank {self.rank} called {self._numbered()}{place}"

@@ -37,7 +37,7 @@ class TokenPatience:
         self.is_stopping = False
         self.makes_progress: Callable[[Rank], bool] | None = None
         self.on_held: Callable[[Rank], None] | None = None
-        self._told_while_interrupted: set[bool] = set()
+        self._reported_while_interrupted: set[bool] = set()
         self.begin(0)
 
     def begin(self, hand_overs: int) -> None:
@@ -95,8 +95,8 @@ class TokenPatience:
         if not is_interrupted and is_in_import(rank.stack()):
             return  # of a large package on a busy machine: the next look tells what still holds
         is_missed = is_interrupted or do_others_wait
-        if is_missed and self.on_held and is_interrupted not in self._told_while_interrupted:
-            self._told_while_interrupted.add(is_interrupted)
+        if is_missed and self.on_held and is_interrupted not in self._reported_while_interrupted:
+            self._reported_while_interrupted.add(is_interrupted)
             self.on_held(rank)
 
 

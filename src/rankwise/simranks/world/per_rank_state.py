@@ -3,7 +3,7 @@
 Two kinds. What hangs on a name (`sys.argv`, `os.environ`, `sys.modules["__main__"]`, the working
 directory) is moved in and out when the run token changes hands, by `ProcessState`. What costs
 more to move, such as the state of a random generator, stays with each rank, and the process's
-functions are replaced by ones that look for the rank that runs (`substitutes`).
+functions are replaced by ones that look for the rank that runs (`process_patches`).
 """
 
 import builtins

@@ -136,7 +136,7 @@ class ProcessPatches:
             (threading, _START_THREAD, self._start_thread),
             (_thread, "start_new_thread", self._start_thread),
             (subprocess, "_fork_exec", self._fork_exec),
-            *self._threads.substitutes,
+            *self._threads.patches,
         )
         for owner, name, make in table:
             self._replace(owner, name, make(_found(owner, name)))

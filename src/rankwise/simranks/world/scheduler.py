@@ -44,7 +44,7 @@ from rankwise.simranks.world.turns import Turns
 from rankwise.wakeup import Wakeup
 
 set_affinity = os.sched_setaffinity
-"""That of the kernel: what ranks call is another one (`substitutes`)."""
+"""That of the kernel: what ranks call is another one (`process_patches`)."""
 
 
 class PerRankState(Protocol):

@@ -91,11 +91,11 @@ def _set_mask(rank: Rank, _original: Any, how: int, mask: Iterable[int]) -> set[
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     rank.blocked = changed[signal.Sigmasks(how)]
     rank.take_signals()
-    return set(map(_named, before))
+    return set(map(_as_signal, before))
 
 
 def _pending(rank: Rank, _original: Any) -> set[int]:
-    return set(map(_named, rank.pending))
+    return set(map(_as_signal, rank.pending))
 
 
 def _wait(rank: Rank, original: Callable[..., Any], numbers: Iterable[int], *timeout: float) -> Any:
@@ -107,7 +107,7 @@ def _wait(rank: Rank, original: Callable[..., Any], numbers: Iterable[int], *tim
     if number is None:
         return None
     if original.__name__ == "sigwait":
-        return _named(number)
+        return _as_signal(number)
     return signal.struct_siginfo((number, 0, 0, os.getpid(), os.getuid(), 0, 0))
 
 
@@ -128,7 +128,7 @@ def _set_interrupts(_rank: Rank, _original: Any, _number: int, _flag: Any) -> No
     """Calls of the system are not interrupted: no signal reaches the thread of a rank."""
 
 
-def _named(number: int) -> int:
+def _as_signal(number: int) -> int:
     try:
         return signal.Signals(number)
     except ValueError:  # one of those for real time, between the first and the last

@@ -42,7 +42,7 @@ class Threads:
         self._joiners: dict[Strand, list[_Waiter]] = {}
 
     @property
-    def substitutes(self) -> tuple[tuple[Any, str, Callable[[Any], Any]], ...]:
+    def patches(self) -> tuple[tuple[Any, str, Callable[[Any], Any]], ...]:
         """What is replaced, and what makes the substitute of the original."""
         return (
             (threading, "Lock", self._made_by_ranks(_Lock)),

@@ -64,7 +64,7 @@ class SimulatedWorld:
     Attributes:
         scheduler: runs the ranks.
         own_state: what each rank has for itself.
-        substitutes: what the process's functions do meanwhile.
+        patches: what the process's functions do meanwhile.
         descriptors: which standard ones ranks have replaced.
         size: how many ranks the present attempt has.
         steps: how many steps each rank has begun that counts them.
@@ -112,8 +112,8 @@ class SimulatedWorld:
         self.timing_only = timing_only
         time = RankTime(self.scheduler, prediction, is_virtual=has_virtual_clock)
         self.descriptors = RankDescriptors(self.own_state, standard)
-        self.substitutes = ProcessPatches(self.scheduler, self.own_state, seed, cpus, time)
-        self.substitutes.is_own = self.descriptors.is_own
+        self.patches = ProcessPatches(self.scheduler, self.own_state, seed, cpus, time)
+        self.patches.is_own = self.descriptors.is_own
         self._conditions = Conditions(schedule, faults)
         self.equals = self._conditions.equals = equals
         if faults is not None:
@@ -144,14 +144,14 @@ class SimulatedWorld:
         self._stack.enter_context(self.scheduler)
         self.own_state.begin()
         self._stack.callback(self.own_state.end)
-        self.substitutes.install(*self.descriptors.functions)
-        self._stack.callback(self.substitutes.uninstall)
+        self.patches.install(*self.descriptors.functions)
+        self._stack.callback(self.patches.uninstall)
         self._stack.callback(turn_takers.end)
         self._stack.callback(environments.end)
         self._stack.callback(self.descriptors.end)
         if self._conditions.schedule is not None:
             self.scheduler.on_idle = self._match_messages
-            self.substitutes.yield_at_files()
+            self.patches.yield_at_files()
         for name in self._extensions:
             if name in sys.modules:
                 self._extend(name)
@@ -176,8 +176,8 @@ class SimulatedWorld:
                 except NotEqual:  # the run begins anew, with all ranks
                     self._let_all_stop()
                     return 0
-                self.substitutes.join_threads(rank)
-                self.substitutes.run_exit_functions(rank)
+                self.patches.join_threads(rank)
+                self.patches.run_exit_functions(rank)
             finally:
                 if not rank.is_given_up:
                     self._end_rank(rank)
@@ -235,7 +235,7 @@ class SimulatedWorld:
 
     def seed_of(self, rank: Rank) -> int:
         """A seed for random states of this rank."""
-        return self.substitutes.seed_of(rank)
+        return self.patches.seed_of(rank)
 
     def begin_attempt(self, size: int) -> None:
         """Forget what belongs to an attempt that is over; there are `size` ranks to come."""
@@ -277,17 +277,17 @@ Extension = Callable[[SimulatedWorld], Callable[[], None]]
 
 
 def _follow_numpy(world: SimulatedWorld) -> Callable[[], None]:
-    world.substitutes.follow_numpy()
+    world.patches.follow_numpy()
     return _nothing
 
 
 def _follow_pdb(world: SimulatedWorld) -> Callable[[], None]:
-    world.substitutes.follow_pdb()
+    world.patches.follow_pdb()
     return _nothing
 
 
 def _nothing() -> None:
-    """Undo what the substitutes undo themselves."""
+    """Undo what the patches undo themselves."""
 
 
 _world: SimulatedWorld | None = None
@@ -295,7 +295,7 @@ _world: SimulatedWorld | None = None
 
 def running_rank() -> Rank | None:
     """The simulated rank whose thread calls this; None elsewhere."""
-    return None if _world is None else _world.substitutes.running()
+    return None if _world is None else _world.patches.running()
 
 
 def refuse_threads(call: str) -> None:
@@ -322,7 +322,7 @@ def note_section() -> None:
 
 def rank_of_thread() -> Rank | None:
     """The simulated rank that started the calling thread; otherwise the one with the run token."""
-    return None if _world is None else _world.substitutes.owner() or _world.scheduler.current
+    return None if _world is None else _world.patches.owner() or _world.scheduler.current
 
 
 def _forget() -> None:
@@ -342,7 +342,7 @@ def _prepare_fork() -> None:
     One that reached the child before it has handlers of its own would be lost.
     """
     if _world is not None and (rank := rank_of_thread()) is not None:
-        _held.pipes = _world.substitutes.pipes_for_children(rank.number)
+        _held.pipes = _world.patches.pipes_for_children(rank.number)
     if _world is not None and _world.handlers_before:
         _held.mask = _sigmask(signal.SIG_BLOCK, [*_world.handlers_before])
 
@@ -368,9 +368,9 @@ def _leave_in_child() -> None:
                 _dup2(pipe, number)
     handlers = {**_world.handlers_before, **({} if rank is None else rank.handlers)}
     environments.end()
-    _world.substitutes.uninstall()
-    _world.substitutes.unpin()
-    _world.scheduler.holder = None  # what it has of the substitutes is to take it for no rank
+    _world.patches.uninstall()
+    _world.patches.unpin()
+    _world.scheduler.holder = None  # what it has of the patches is to take it for no rank
     _world.scheduler.helpers.clear()
     for number, handler in handlers.items():
         signal.signal(number, handler)

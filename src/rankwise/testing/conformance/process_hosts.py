@@ -110,7 +110,7 @@ def an_exit_code_stops_the_others(world: ProcessWorld) -> None:
     failing = WorkerProgram(ending=Exits(7), after=SOON)
     record = world.run(GangSpec(size=3, grace=GRACE), [[RUNS, failing, RUNS]])
 
-    told = _told(record)
+    told = _failures_in(record)
     assert told[0] == (1, FailureCause.EXITED, 7)
     assert sorted(told[1:]) == [
         (0, FailureCause.STOPPED, -SIGTERM),
@@ -124,7 +124,7 @@ def a_failure_before_all_have_come_up_ends_the_attempt(world: ProcessWorld) -> N
     programs = [WorkerProgram(ending=Exits(3)), *[RUNS] * 7]
     record = world.run(GangSpec(size=8, grace=GRACE), [programs])
 
-    assert _told(record)[0] == (0, FailureCause.EXITED, 3)
+    assert _failures_in(record)[0] == (0, FailureCause.EXITED, 3)
     assert len(record.outcome.failures) == 8
     assert record.left_behind == ()
 
@@ -135,7 +135,7 @@ def _a_death_by(signal: int) -> Behaviour:
         dying = WorkerProgram(ending=Dies(signal), after=SOON)
         record = world.run(GangSpec(size=2, grace=GRACE), [[RUNS, dying]])
 
-        assert _told(record) == [
+        assert _failures_in(record) == [
             (1, FailureCause.SIGNALED, -signal),
             (0, FailureCause.STOPPED, -SIGTERM),
         ]
@@ -168,7 +168,7 @@ def a_worker_may_end_well_when_told_to_stop(world: ProcessWorld) -> None:
     )
     record = world.run(GangSpec(size=2, grace=GRACE), [[failing, obeying]])
 
-    assert _told(record) == [(0, FailureCause.EXITED, 1)]
+    assert _failures_in(record) == [(0, FailureCause.EXITED, 1)]
 
 
 def a_worker_that_ignores_sigterm_is_killed(world: ProcessWorld) -> None:
@@ -176,7 +176,7 @@ def a_worker_that_ignores_sigterm_is_killed(world: ProcessWorld) -> None:
     failing = WorkerProgram(ending=Exits(1), after=LATER)
     record = world.run(GangSpec(size=2, grace=SOON), [[failing, RUNS_STUBBORNLY]])
 
-    assert _told(record) == [
+    assert _failures_in(record) == [
         (0, FailureCause.EXITED, 1),
         (1, FailureCause.STOPPED, -SIGKILL),
     ]
@@ -188,7 +188,7 @@ def without_grace_the_others_are_killed_at_once(world: ProcessWorld) -> None:
     failing = WorkerProgram(ending=Exits(1), after=SOON)
     record = world.run(GangSpec(size=2, grace=Duration(0)), [[failing, RUNS]])
 
-    assert _told(record)[1] == (1, FailureCause.STOPPED, -SIGKILL)
+    assert _failures_in(record)[1] == (1, FailureCause.STOPPED, -SIGKILL)
 
 
 def a_failed_gang_is_started_again(world: ProcessWorld) -> None:
@@ -215,7 +215,7 @@ def restarts_are_used_up(world: ProcessWorld) -> None:
     record = world.run(GangSpec(size=1), failing, ONE_RESTART)
 
     assert record.outcome.attempts == 2
-    assert _told(record) == [(0, FailureCause.EXITED, 2)]
+    assert _failures_in(record) == [(0, FailureCause.EXITED, 2)]
 
 
 def a_stop_ends_the_gang_without_restart(world: ProcessWorld) -> None:
@@ -225,7 +225,7 @@ def a_stop_ends_the_gang_without_restart(world: ProcessWorld) -> None:
     assert record.outcome.status is OutcomeStatus.STOPPED
     assert record.outcome.attempts == 1
     assert record.outcome.stop_signal == SIGTERM
-    assert sorted(_told(record)) == [
+    assert sorted(_failures_in(record)) == [
         (0, FailureCause.STOPPED, -SIGTERM),
         (1, FailureCause.STOPPED, -SIGTERM),
     ]
@@ -237,7 +237,7 @@ def a_stop_kills_those_that_ignore_it(world: ProcessWorld) -> None:
     record = world.run(GangSpec(size=1, grace=SOON), [[RUNS_STUBBORNLY]], stop_after=LATER)
 
     assert record.outcome.status is OutcomeStatus.STOPPED
-    assert _told(record) == [(0, FailureCause.STOPPED, -SIGKILL)]
+    assert _failures_in(record) == [(0, FailureCause.STOPPED, -SIGKILL)]
     assert record.left_behind == ()
 
 
@@ -266,7 +266,7 @@ def silence_is_a_hang(world: ProcessWorld) -> None:
     record = world.run(GangSpec(size=2, hang_timeout=patience, grace=GRACE), [[silent, RUNS]])
 
     assert record.outcome.status is OutcomeStatus.FAILED
-    assert sorted(told[:2] for told in _told(record)) == [
+    assert sorted(told[:2] for told in _failures_in(record)) == [
         (0, FailureCause.HUNG),
         (1, FailureCause.HUNG),
     ]
@@ -323,7 +323,7 @@ PROCESS_HOST_BEHAVIOURS: dict[str, Behaviour] = {
 """Every behaviour by its name, for suites that want one test for each."""
 
 
-def _told(record: WorldRecord) -> list[tuple[int, FailureCause, int | None]]:
+def _failures_in(record: WorldRecord) -> list[tuple[int, FailureCause, int | None]]:
     return [
         (failure.local_rank, failure.cause, None if failure.exit is None else failure.exit.code)
         for failure in record.outcome.failures

@@ -52,7 +52,7 @@ def next_changes(watch: Watch) -> tuple[Change, ...]:
     return changes
 
 
-def told_by(watch: Watch, count: int) -> list[Change]:
+def changes_from(watch: Watch, count: int) -> list[Change]:
     """So many changes, and no more with them."""
     told: list[Change] = []
     while len(told) < count:

@@ -13,11 +13,11 @@ from rankwise.testing.conformance.store_calls import (
     PATIENCE,
     Connect,
     all_at_once,
+    changes_from,
     clients_of,
     next_changes,
     put,
     put_if,
-    told_by,
     watch_from_now,
 )
 
@@ -73,7 +73,7 @@ def a_watch_misses_nothing_under_load(connect: Connect, prefix: str) -> None:
         watch = watch_from_now(watcher, prefix)
         names = [f"writer-{number}" for number in range(len(stores))]
         with ThreadPoolExecutor(1) as pool:
-            telling = pool.submit(told_by, watch, steps * len(stores))
+            telling = pool.submit(changes_from, watch, steps * len(stores))
             all_at_once([partial(write, s, n) for s, n in zip(stores, names, strict=True)])
             told = telling.result()
         more = watch.next(INSTANTLY)
@@ -121,7 +121,7 @@ def many_threads_may_share_a_client(connect: Connect, prefix: str) -> None:
     with connect() as store:
         watch = watch_from_now(store, prefix)
         with ThreadPoolExecutor(1) as pool:
-            telling = pool.submit(told_by, watch, 8)
+            telling = pool.submit(changes_from, watch, 8)
             all_at_once([partial(put, store, f"{prefix}{n}") for n in range(8)])
             told = telling.result()
 

@@ -23,9 +23,9 @@ from rankwise.testing.conformance.store_calls import (
     PATIENCE,
     Connect,
     assert_raises,
+    changes_from,
     put,
     put_all,
-    told_by,
     watch_from_now,
 )
 
@@ -41,7 +41,7 @@ def a_lease_that_nobody_renews_takes_its_keys_along(connect: Connect, prefix: st
         lease = store.grant_lease(SHORT_LIFE)
         put = store.commit(Transaction(puts=(Put(key, b"me", lease), Put(prefix + "kept", b""))))
         entries = other.read(key).entries
-        told = told_by(watch, 3)
+        told = changes_from(watch, 3)
 
         assert isinstance(put, Committed)
         assert entries == (Entry(key, b"me", put.revision, lease),)
@@ -103,7 +103,7 @@ def a_revoked_lease_takes_its_keys_along_at_once(connect: Connect, prefix: str) 
         store.commit(Transaction(puts=(Put(prefix + "b", b"", lease),)))
         watch = store.watch(prefix, put.revision)
         store.revoke_lease(lease)
-        told = told_by(watch, 3)
+        told = changes_from(watch, 3)
         store.revoke_lease(lease)
         entries = store.read(prefix).entries
 
@@ -124,7 +124,7 @@ def a_lease_of_hours_belongs_to_nobody(connect: Connect, prefix: str) -> None:
         with closing(watch_from_now(store, brief)) as watch:
             short = store.grant_lease(SHORT_LIFE)
             put_all(store, Put(late, b"bound", hours), Put(brief, b"", short))
-            values = [change.value for change in told_by(watch, 2)]
+            values = [change.value for change in changes_from(watch, 2)]
         store.renew_lease(hours)
         kept = [(entry.key, entry.lease) for entry in store.read(prefix).entries]
         with connect() as other:

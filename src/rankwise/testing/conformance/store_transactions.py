@@ -10,12 +10,12 @@ from rankwise.testing.conformance.store_calls import (
     HOURS,
     Connect,
     all_at_once,
+    changes_from,
     clients_of,
     next_changes,
     put,
     put_all,
     put_if,
-    told_by,
     watch_from_now,
 )
 
@@ -63,7 +63,7 @@ def keys_and_values_may_hold_anything(connect: Connect, prefix: str) -> None:
     with connect() as store, closing(watch_from_now(store, prefix)) as watch:
         for key, value in zip(keys, values, strict=True):
             put(store, key, value)
-        told = told_by(watch, len(keys))
+        told = changes_from(watch, len(keys))
         read = [(entry.key, entry.value) for entry in store.read(prefix).entries]
 
     assert read == sorted(zip(keys, values, strict=True))
@@ -75,7 +75,7 @@ def a_value_of_a_mebibyte_arrives_whole(connect: Connect, prefix: str) -> None:
     value = bytes(range(256)) * 4096
     with connect() as store, closing(watch_from_now(store, prefix)) as watch:
         put(store, prefix + "big", value)
-        (change,) = told_by(watch, 1)
+        (change,) = changes_from(watch, 1)
         (entry,) = store.read(prefix).entries
 
     assert entry.value == value

@@ -10,9 +10,9 @@ from rankwise.testing.conformance.store_calls import (
     PATIENCE,
     Connect,
     assert_raises,
+    changes_from,
     next_changes,
     put,
-    told_by,
     watch_from_now,
     woken_by,
 )
@@ -29,7 +29,7 @@ def a_watch_tells_every_change_in_order(connect: Connect, prefix: str) -> None:
             put(writer, prefix + "out", b"x")
             deleted = writer.commit(Transaction(deletes=(key,)))
             last = put(writer, key, b"2")
-            told = told_by(watch, 3)
+            told = changes_from(watch, 3)
 
     assert told == [
         Change(key, b"1", first),
@@ -45,9 +45,9 @@ def a_watch_may_begin_in_the_past(connect: Connect, prefix: str) -> None:
         put(store, prefix + "a", b"1")
         put(store, prefix + "a", b"2")
         with closing(store.watch(prefix, start)) as watch:
-            told = told_by(watch, 2)
+            told = changes_from(watch, 2)
             put(store, prefix + "a", b"3")
-            told += told_by(watch, 1)
+            told += changes_from(watch, 1)
 
     assert [change.value for change in told] == [b"1", b"2", b"3"]
 
@@ -60,7 +60,7 @@ def following_reads_and_tells_what_comes_later(connect: Connect, prefix: str) ->
         with closing(watch):
             put(writer, prefix + "a", b"1")
             put(writer, prefix + "b", b"2")
-            told = told_by(watch, 2)
+            told = changes_from(watch, 2)
 
     assert snapshot.entries == (Entry(prefix + "a", b"0", before),)
     assert [change.value for change in told] == [b"1", b"2"]
@@ -103,7 +103,7 @@ def a_watch_tells_nothing_when_nothing_happens(connect: Connect, prefix: str) ->
     with connect() as store, closing(watch_from_now(store, prefix)) as watch:
         nothing = watch.next(INSTANTLY)
         put(store, prefix + "a")
-        told = told_by(watch, 1)
+        told = changes_from(watch, 1)
 
     assert nothing == ()
     assert [change.key for change in told] == [prefix + "a"]
@@ -116,11 +116,11 @@ def closing_a_watch_wakes_who_waits(connect: Connect, prefix: str) -> None:
         closing, staying = store.watch(prefix, revision), store.watch(prefix, revision)
         told = woken_by(closing, closing.close)
         put(store, prefix + "a")
-        told_later = closing.next(PATIENCE)
-        others = told_by(staying, 1)
+        later_changes = closing.next(PATIENCE)
+        others = changes_from(staying, 1)
 
     assert told == ()
-    assert told_later == ()
+    assert later_changes == ()
     assert len(others) == 1
 
 

@@ -168,7 +168,7 @@ def test_nodes_of_one_host_are_told_apart_by_their_ids() -> None:
     assert round_.lineup == Lineup(hosts=("big/a", "big/b"), reserve=("host-c",))
     later = View(config(2, 2, spares=1), BEGIN)  # of a leader that has never seen them
     later.turn_to(round_, BEGIN)
-    assert later.named("a") == "a on big"
+    assert later.label("a") == "a on big"
 
 
 def test_the_last_call_is_not_waited_for_longer_than_it_lasts() -> None:

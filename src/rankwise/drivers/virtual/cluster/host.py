@@ -61,9 +61,9 @@ from rankwise.core.watch.vocabulary import (
 from rankwise.drivers.virtual.agenda import VIRTUAL_EPOCH_NS, Agenda
 from rankwise.drivers.virtual.cluster.cluster_plan import Guardian, Workers
 from rankwise.drivers.virtual.cluster.guardian_line import GUARDIAN, Channel, GuardianLine
+from rankwise.drivers.virtual.cluster.simulated_calls import call_record_of, packed_times
 from rankwise.drivers.virtual.cluster.simulated_worker import SimulatedWorker, Witness
 from rankwise.drivers.virtual.cluster.skewed_clocks import SkewedClock
-from rankwise.drivers.virtual.cluster.told_calls import call_record_of, packed_times
 from rankwise.drivers.virtual.random_streams import happens
 from rankwise.drivers.virtual.worker_behaviour import (
     PEER_IS_GONE,

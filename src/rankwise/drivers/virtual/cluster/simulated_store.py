@@ -82,7 +82,7 @@ class SimulatedWatch:
     client: SimulatedStoreClient
     token: int
     prefix: str
-    told_until: Revision
+    notified_until: Revision
     """If it is behind: up to which revision its client has been told."""
     is_behind: bool = True
     arrives_at: Instant = FIRST_INSTANT
@@ -315,7 +315,7 @@ class SimulatedStore:
                 elif self._reaches(watcher):
                     self._send_changes(watcher, changes, size)
                 else:
-                    watcher.is_behind, watcher.told_until = True, before
+                    watcher.is_behind, watcher.notified_until = True, before
 
     def _reaches(self, watcher: SimulatedWatch) -> bool:
         return self._is_up and watcher.client.node not in self.cut_off
@@ -325,7 +325,7 @@ class SimulatedStore:
         if not watcher.is_behind or not self._reaches(watcher) or not self._is_watching(watcher):
             return
         try:
-            changes = self.keyspace.changes_after(watcher.told_until, watcher.prefix)
+            changes = self.keyspace.changes_after(watcher.notified_until, watcher.prefix)
         except Compacted as error:
             self._end_watch(watcher.client, watcher.token)
             self._lose(watcher, str(error))
