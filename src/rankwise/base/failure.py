@@ -19,8 +19,6 @@ SIGNAL_NAMES: dict[int, str] = {
 }  # fmt: skip
 """Linux signal numbers, spelled here because machines may not import `signal`."""
 
-DEVICE_FULL_EXIT_CODE = 77
-"""Of a simulated rank whose modelled device is full, and of its run."""
 NO_RANK = -1
 """The rank of a failure that is none of a rank."""
 TIME_LIMIT_SIGNAL = 14

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rankwise.base.failure import DEVICE_FULL_EXIT_CODE, Failure, FailureCause, MismatchKind
+from rankwise.base.errors import DEVICE_FULL_EXIT_CODE
+from rankwise.base.failure import Failure, FailureCause, MismatchKind
 from rankwise.launch.telling.failure_report.tracebacks import is_cut_off_from_loader
 
 _SIGKILL, _SIGBUS, _SIGILL, _SIGTERM, _SIGXCPU = 9, 7, 4, 15, 24
