@@ -274,12 +274,6 @@ def _raised(error: ErrorRecord) -> str:
     return f"{error.short_type}: {head}"
 
 
-def exit_in_program(failure: Failure, place: str) -> str:
-    """Which line of its program has ended a rank; empty where it ended in another way."""
-    is_of_use = failure.cause is FailureCause.EXITED and place
-    return f"SystemExit at {place}" if is_of_use else ""
-
-
 def failure_in_words(failure: Failure, host: str = "") -> str:
     """Who failed, where, and how: `rank 3 on node-7 failed: ValueError`.
 

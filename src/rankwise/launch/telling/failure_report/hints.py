@@ -47,9 +47,11 @@ def hint_for(failure: Failure) -> str:
 def is_peer_gone(failure: Failure) -> bool:
     """Whether it failed since another process had gone away: a consequence, hardly ever a cause."""
     error = failure.error
-    if error is None or is_cut_off_from_loader(error):
+    if error is None:
         return False
-    return error.type == _PEER_DIED or bool(_PEER_GONE.search(_last_words(error.message)))
+    says_so = error.type == _PEER_DIED or _PEER_GONE.search(_last_words(error.message))
+    # A worker of its own data loader is no peer; few exceptions have to be asked for that.
+    return bool(says_so) and not is_cut_off_from_loader(error)
 
 
 def _says(*words: str, number: int | None = None) -> Callable[[Failure], bool]:
