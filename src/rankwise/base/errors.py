@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
     from rankwise.base.failure import Failure, Stood
 
+DEVICE_FULL_EXIT_CODE = 77
+"""Of a simulated rank whose modelled device is full, and of its run. It stands here since this
+module imports nothing: the help of commands shows it."""
+
 
 class PicklableError(Exception):
     """An exception that keeps attributes, notes and causes when it is pickled or copied.

@@ -19,8 +19,6 @@ SIGNAL_NAMES: dict[int, str] = {
 }  # fmt: skip
 """Linux signal numbers, spelled here because machines may not import `signal`."""
 
-DEVICE_FULL_EXIT_CODE = 77
-"""Of a simulated rank whose modelled device is full, and of its run."""
 NO_RANK = -1
 """The rank of a failure that is none of a rank."""
 TIME_LIMIT_SIGNAL = 14
@@ -274,12 +272,6 @@ def _raised(error: ErrorRecord) -> str:
         return error.type
     head, _, _ = error.message.partition("\n")
     return f"{error.short_type}: {head}"
-
-
-def exit_in_program(failure: Failure, place: str) -> str:
-    """Which line of its program has ended a rank; empty where it ended in another way."""
-    is_of_use = failure.cause is FailureCause.EXITED and place
-    return f"SystemExit at {place}" if is_of_use else ""
 
 
 def failure_in_words(failure: Failure, host: str = "") -> str:

@@ -1,6 +1,6 @@
 """Exit codes of the commands; docs/exit-codes.md is generated from these tables."""
 
-from rankwise.base.failure import DEVICE_FULL_EXIT_CODE
+from rankwise.base.errors import DEVICE_FULL_EXIT_CODE
 
 EXIT_CODE_OF_A_TIMEOUT = 124
 """What `timeout` of the core utilities says of a command that ran out of time."""

@@ -9,6 +9,16 @@ import rankwise
 
 pytestmark = pytest.mark.system
 
+RAISE_THEN_WRITE = """
+import json, os
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("of attempt 0")
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    details = {"py_callstack": "KeyError: of attempt 1"}
+    json.dump({"message": {"message": "KeyError", "extraInfo": details}}, file)
+os._exit(3)
+"""
+
 FAIL_UNTIL = """
 import os, sys
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -59,6 +69,17 @@ def test_when_restarts_are_used_up_the_last_attempts_root_cause_is_told(tmp_path
     for attempt in (0, 1):
         log = run_directory / f"attempt_{attempt}" / "1" / "stderr.log"
         assert f"ValueError: attempt {attempt} fails" in log.read_text()
+
+
+def test_an_exception_of_an_earlier_attempt_hides_no_error_file(tmp_path: Path) -> None:
+    script = write_program(tmp_path, RAISE_THEN_WRITE)
+
+    done = run(
+        "run", "--nproc-per-node=1", "--max-restarts=1", "--restart-backoff=1ms",
+        "--log-dir", tmp_path / "logs", script,
+    )  # fmt: skip
+
+    assert "KeyError: of attempt 1" in done.stderr.partition("root cause")[2]
 
 
 def test_functions_know_how_often_they_were_started_again(server: rankwise.ForkServer) -> None:

@@ -80,11 +80,12 @@ class World:
         self.timers = Timers(self.clock)
         self.links = {
             rank: SimpleNamespace(
-                attempt=0, is_over=False, exit_code=None, error=None, exiting=None, process=None,
-                recorder_thread=0,
+                attempt=0, is_over=False, exit_code=None, has_raised=False, exiting=None,
+                process=None, recorder_thread=0,
             )
             for rank in range(SIZE)
         }  # fmt: skip
+        self.errors: dict[int, ErrorRecord] = {}
         self.asked_at: list[Instant] = []
         self.let_go_at: list[Instant] = []
         self.is_holding = False
@@ -213,7 +214,7 @@ class World:
         error = ErrorRecord(
             type="RuntimeError", message=LOST_PEER, traceback="", raised_at=now, wall_ns=0
         )
-        self.links[rank].error = error
+        self.links[rank].has_raised, self.errors[rank] = True, error
         self.is_holding = True
         self.tell(WorkerReported(rank, 0, error))
         return self.is_holding

@@ -20,7 +20,7 @@ class TwoRanks:
 
     def __init__(self) -> None:
         self.links: dict[int, Any] = {
-            rank: SimpleNamespace(is_over=False, error=None) for rank in range(2)
+            rank: SimpleNamespace(is_over=False, has_raised=False) for rank in range(2)
         }
 
     def ask_recorders(self, _: int) -> frozenset[int]:

@@ -646,7 +646,9 @@ class Agent:
 
     def _tell_of_failing(self, gang: Gang, now: Instant) -> None:
         """Let the others know of a failure while this node's own workers are still ending."""
-        if self._is_failing_told or self.phase is not AgentPhase.RUNNING or self.world is None:
+        if self.spec.is_alone or self._is_failing_told:
+            return
+        if self.phase is not AgentPhase.RUNNING or self.world is None:
             return
         if gang.phase in _NOT_FAILING:
             return

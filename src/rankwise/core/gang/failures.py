@@ -37,7 +37,7 @@ def failures_of(
         orders: when they were told to stop and killed.
     """
     workers = tuple(workers)
-    failures = root_cause_first(
+    found = [
         Failure(
             local_rank=worker.local_rank,
             attempt=attempt,
@@ -54,8 +54,11 @@ def failures_of(
         )
         for worker in workers
         if worker.has_failed
-    )
-    if not failures or failures[0].cause is not FailureCause.HUNG:
+    ]
+    if len(found) < 2:
+        return tuple(found)  # there is nothing to explain: its texts need not be searched
+    failures = root_cause_first(found)
+    if failures[0].cause is not FailureCause.HUNG:
         return failures
     # All have hung at once; those for which the others wait explain that.
     # Sorting is stable: among the others the order of root causes stays.

@@ -267,7 +267,7 @@ class Gang:
         """The worker that is meant, or None when its life is over already."""
         if stimulus.attempt != self.attempt or self.phase is GangPhase.FINISHED:
             return None
-        worker = self._workers[stimulus.local_rank]
+        worker = self._workers.lives[stimulus.local_rank]
         return None if worker.has_ended else worker
 
     def _on_spawned(self, stimulus: WorkerSpawned, now: Instant) -> list[Effect]:
@@ -392,7 +392,7 @@ class Gang:
         if looked.attempt != self.attempt or self.phase is GangPhase.FINISHED:
             return []
         for local_rank in looked.dumping:
-            self._workers[local_rank].dumps_core = True
+            self._workers.lives[local_rank].dumps_core = True
         if self._dumps_due is None or self._verdict_due is not None or not self._awaits_cause:
             return []
         if any(worker.dumps_core for worker in self._workers.running) and now < self._dumps_due:
@@ -756,7 +756,7 @@ class Gang:
         if self.phase not in (GangPhase.RUNNING, GangPhase.SWEEPING):
             return []
         for local_rank in stimulus.local_ranks:
-            worker = self._workers[local_rank]
+            worker = self._workers.lives[local_rank]
             worker.blame, worker.blamed_at = stimulus.reason, now
             worker.accused, worker.mismatch = stimulus.accused, stimulus.mismatch
         # Who was done too early may have been swept when ranks of another node miss it.

@@ -28,7 +28,7 @@ from fcntl import F_SETPIPE_SZ, fcntl
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rankwise.base.failure import ExitStatus
+from rankwise.base.failure import ErrorRecord, ExitStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant, after
 from rankwise.core.gang.vocabulary import (
     DumpsLooked,
@@ -128,6 +128,11 @@ class RealProcessHost:
         """Whether a process that nobody can kill, or find, may hold a pipe open for ever."""
         self.left_behind: Mapping[int, str] = {}
         """What the last sweep has found alive, and killed or kept: command lines by pid."""
+        self.errors: dict[int, ErrorRecord] = {}
+        """The first exception of which each worker of the latest attempt has told.
+
+        Not in its link, which all that waits for its pipes gets.
+        """
         self.is_stopping = False
         """Whether the attempt was asked to stop: what is left then is killed in any case."""
         self._reactor = reactor
@@ -182,6 +187,7 @@ class RealProcessHost:
             self._deliver(WorkerRefused(local_rank, attempt, str(error) or repr(error)))
             return
         self._current[local_rank] = link
+        self.errors.pop(local_rank, None)
 
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
         """Signal a worker's process group; see ports.processes."""
@@ -582,7 +588,9 @@ class RealProcessHost:
                 case Exiting():
                     link.exiting = record
                 case ErrorReported():
-                    link.error = link.error or record.error
+                    link.has_raised = True
+                    if self._current.get(link.local_rank) is link:
+                        self.errors.setdefault(link.local_rank, record.error)
                     self._deliver(WorkerReported(link.local_rank, link.attempt, record.error))
 
     def _read_result(self, link: WorkerLink) -> bool:

@@ -1,4 +1,4 @@
-"""The agent's end of a worker: its process and pipes, and what came through them.
+"""The agent's end of a worker: its process and pipes, and how far it has come.
 
 `process_host.py` makes workers, reads the pipes and says what follows.
 """
@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rankwise.base.failure import ErrorRecord
 from rankwise.base.root_cause import SELF_INFLICTED_SIGNALS
 from rankwise.base.units import Instant
 from rankwise.drivers.real.logs.pump import StreamPump
@@ -118,8 +117,8 @@ class WorkerLink(msgspec.Struct):
     """Whether SIGSTOP or a debugger had stopped it when it was first sent a signal."""
     is_signalled: bool = False
     exit_code: int | None = None
-    error: ErrorRecord | None = None
-    """What it has told that it dies of."""
+    has_raised: bool = False
+    """Whether it has told of an exception; which one is in `RealProcessHost.errors`."""
     reports: ReportPipe = msgspec.field(default_factory=ReportPipe)
     result: bytearray = msgspec.field(default_factory=bytearray)
 
@@ -135,7 +134,7 @@ class WorkerLink(msgspec.Struct):
         By SIGABRT and SIGPIPE native code dies of a closed connection.
         """
         ours = (None, 0, -SIGTERM, *(-signum for signum in SELF_INFLICTED_SIGNALS))
-        has_told = self.error is not None or self.exiting is not None
+        has_told = self.has_raised or self.exiting is not None
         return self.exit_code not in ours and not has_told and not self.is_killed
 
     @property

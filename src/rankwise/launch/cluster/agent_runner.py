@@ -161,6 +161,16 @@ class AgentRunner:
         """The gang of the present round."""
         return self._agent.gang
 
+    @property
+    def failures_so_far(self) -> tuple[dict[str, int], str]:
+        """How many ranks of this node have failed, by cause; and the latest root cause in words."""
+        latest = self._host.latest_failure
+        if latest is None:
+            return {}, ""
+        from rankwise.launch.telling.failure_report.sentences import one_line  # noqa: PLC0415  # rare
+
+        return self._host.failure_counts, one_line(latest)
+
     def begin(self) -> None:
         """Let the agent begin its life."""
         self._dispatch.start()
@@ -305,7 +315,7 @@ class AgentRunner:
             node=agent.spec.offer.node_id,
             phase=str(agent.phase),
             workers=sum(not link.is_over for link in parts.host.links.values()),
-            failures=parts.history.failure_counts.copy(),
+            failures=self._host.failure_counts.copy(),
             leads=agent.rendezvous.is_leading,
             step=-1 if step is None else step,
             xids={} if parts.evidence.gpus is None else parts.evidence.gpus.xid_counts(),

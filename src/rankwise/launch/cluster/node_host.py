@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import RankwiseError
-from rankwise.base.failure import Failure
+from rankwise.base.failure import Failure, FailureCause
 from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     PreparationFailed,
@@ -67,6 +67,10 @@ class RealNodeHost:
         """How many workers the last round had on all nodes."""
         self.restarts = 0
         """How many were spent when that round began."""
+        self.failure_counts: dict[str, int] = {}
+        """How many ranks have failed by themselves, by cause, in all rounds."""
+        self.latest_failure: Failure | None = None
+        """The root cause of the latest round that failed, as far as it is on this node."""
         self._is_closed = False
         self._ports_lock = threading.Lock()
         """Ports are reserved in a thread, which may come to that only when the run is over."""
@@ -174,7 +178,11 @@ class RealNodeHost:
     def describe_failures(self, number: int, failures: tuple[Failure, ...]) -> None:
         """Find out what only the world knows."""
         described = self._parts.describe(failures)
-        self._parts.history.count(described)
+        # Only remembered: few people ask how a run is, and what is told of it costs imports.
+        own = [each for each in described if each.cause is not FailureCause.STOPPED]
+        for each in own:
+            self.failure_counts[each.cause] = self.failure_counts.get(each.cause, 0) + 1
+        self.latest_failure = own[0] if own else self.latest_failure
         if not self._plan.is_alone:  # who is alone is told by what it announces
             self._parts.history.on_failures(described)
         self._deliver(FailuresDescribed(number, described))

@@ -89,14 +89,15 @@ class ControlAnswers:
             status["xids"] = gpus.describe_xids()
         if gang is not None:  # between two rounds this node has no place among the others
             ranks = self._planner.ranks
+            counts, latest = self._dispatch.failures_so_far
             status |= {
                 "node_rank": ranks.node_rank,
                 "nodes": ranks.node_count,
                 "first_rank": ranks.first_rank,
                 "world_size": ranks.size,
                 "restarts": gang.attempt if ranks.restarts is None else ranks.restarts,
-                "failures": self._parts.history.failure_counts,
-                "latest_failure": self._parts.history.latest_failure,
+                "failures": counts,
+                "latest_failure": latest,
                 "workers": ranks_now(
                     gang,
                     ranks,

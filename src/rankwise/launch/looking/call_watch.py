@@ -544,8 +544,9 @@ class CallWatch:
 
     def _fate_of(self, local_rank: int, record: CallRecord) -> Fate:
         link = self._host.links[local_rank]
-        if link.error is not None:
-            return Fate.RAISED if may_be_of_others(link.error) else Fate.DIED
+        error = self._host.errors.get(local_rank)
+        if error is not None:
+            return Fate.RAISED if may_be_of_others(error) else Fate.DIED
         if link.exit_code == 0:
             return Fate.LEFT
         if record.fate is Fate.LEFT:  # how it has died, if it has told, or was killed, tells more

@@ -73,7 +73,7 @@ class ProcessEvidence:
             return RankEvidence(host=self._hostname, wall_ns=wall_ns, detail=failure.detail)
         destinations = self._planner.destinations
         link = self._host.links.get(rank)
-        told = None if link is None else link.error
+        told = self._host.errors.get(rank)
         error_file = destinations.error_files.get(rank, "")
         error = None
         if failure.error is None and told is None and error_file:  # torch's `record` may have it

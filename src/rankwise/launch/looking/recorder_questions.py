@@ -66,7 +66,7 @@ class RecorderQuestions:
 
     @property
     def _over(self) -> set[int]:
-        return {rank for rank, link in self._host.links.items() if link.is_over or link.error}
+        return {rank for rank, link in self._host.links.items() if link.is_over or link.has_raised}
 
     def answer_of(self, local_rank: int, *, is_alive: bool) -> Recorded | None:
         """What is known of a rank: its answer, but its last words if it has come to its end.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rankwise.base.failure import ErrorRecord, Failure, FailureCause, exit_in_program
+from rankwise.base.failure import ErrorRecord, Failure, FailureCause
 from rankwise.drivers.real.logs.tail import KEPT_LINES_MAX
 from rankwise.launch.run.job import Job
 from rankwise.launch.run.log_layout import Destinations
@@ -108,7 +108,7 @@ def describe_failure(
         wall_ns=found.wall_ns if error is None else error.wall_ns,
         out_of_memory=found.out_of_memory,
         cpu_seconds_max=found.cpu_seconds_max,
-        detail=found.detail or exit_in_program(failure, found.exit_place),
+        detail=found.detail or _exit_in_program(failure.cause, found.exit_place),
         signal_sender=found.signal_sender,
         stacks=found.hang_stacks if stood else found.fatal_stacks,
         waits_for=found.waits_for,
@@ -120,3 +120,8 @@ def describe_failure(
         error_file=error_file if keeps_files and os.path.exists(error_file) else "",
         gpus=found.gpus,
     )
+
+
+def _exit_in_program(cause: FailureCause, place: str) -> str:
+    """Which line of its program has ended a rank; empty where it ended in another way."""
+    return f"SystemExit at {place}" if cause is FailureCause.EXITED and place else ""

@@ -298,7 +298,9 @@ def store_block(pointer: tensor, value: Any, mask: Any) -> None:
     if broadcast_shape(shape, value.shape) != shape:
         pointer = broadcast_to(pointer, broadcast_shape(shape, value.shape))
     pointer, mask = masked(pointer, mask)
-    value = broadcast_to(casting.cast(value, element), pointer.shape)
+    if value.dtype != element:
+        value = casting.cast(value, element)
+    value = broadcast_to(value, pointer.shape)
     execution = active()
     if pointer.buffer is None:
         mask_data = None if mask is None else mask.data

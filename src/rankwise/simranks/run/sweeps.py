@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from rankwise.base.errors import ConfigError
-from rankwise.base.failure import DEVICE_FULL_EXIT_CODE
+from rankwise.base.errors import DEVICE_FULL_EXIT_CODE, ConfigError
 from rankwise.sim.reporting.files import NotWritten
 from rankwise.sim.reporting.sweep_table import BENCH, PREDICTION, TIME, SweepTable, SweptCase
 from rankwise.simranks.run.cores import deal, run_commands

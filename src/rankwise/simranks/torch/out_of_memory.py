@@ -1,6 +1,6 @@
 """A rank whose device is full: torch's own error, with who wanted how much, and who holds it."""
 
-from rankwise.base.failure import DEVICE_FULL_EXIT_CODE
+from rankwise.base.errors import DEVICE_FULL_EXIT_CODE
 from rankwise.simranks.prediction.clocks import RankClock
 from rankwise.simranks.prediction.device_memory import DeviceFull
 from rankwise.simranks.prediction.summary import gibibytes, held_in_words

@@ -76,9 +76,10 @@ def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
     """Say what became of a gang. Meant for failures, and right for any outcome."""
     failures = outcome.failures
     root = failures[0] if failures and outcome.status is OutcomeStatus.FAILED else None
-    others = [failure for failure in failures if failure is not root]
+    others = failures if root is None else failures[1:]
     stopped = [failure for failure in others if failure.cause is FailureCause.STOPPED]
-    failed = [failure for failure in others if failure.cause is not FailureCause.STOPPED]
+    together, apart = ([], [*others]) if root is None else _told_together(root, others)
+    failed = [failure for failure in apart if failure.cause is not FailureCause.STOPPED]
     return FailureReport(
         summary=_summary(outcome, context),
         notes=(
@@ -87,7 +88,7 @@ def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
             *_notes_on_stopped(stopped, _signal_of_ranks(outcome)),
             *_notes_on_end(outcome),
         ),
-        root_cause=None if root is None else _root_cause(root, outcome, context),
+        root_cause=None if root is None else _root_cause(root, together, outcome, context),
     )
 
 
@@ -168,10 +169,9 @@ def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[st
     """One line for those like the root cause, then the others, alike ones together."""
     alike: dict[object, list[Failure]] = {}
     for failure in failed:
-        if root is None or not _is_in_box_of(root, failure):
-            alike.setdefault(what_is_the_same(failure), []).append(failure)
+        alike.setdefault(what_is_the_same(failure), []).append(failure)
     notes: list[str] = []
-    if root is not None and (same := alike.pop(what_is_the_same(root), [])):
+    if root is not None and alike and (same := alike.pop(what_is_the_same(root), [])):
         notes.append(_note_on_same(root, same))
     groups = list(alike.values())
     notes += [_note_on_other(root, group) for group in groups[:OTHERS_SHOWN_MAX]]
@@ -181,11 +181,15 @@ def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[st
     return notes
 
 
-def _is_in_box_of(root: Failure, failure: Failure) -> bool:
-    """Whether the root cause's box speaks for a failure too."""
-    if root.cause in _SHARED_CAUSES:
-        return failure.cause is root.cause
-    return failure.is_as_much_to_blame_as(root)
+def _told_together(root: Failure, others: Iterable[Failure]) -> tuple[list[Failure], list[Failure]]:
+    """The root cause with those for which its box speaks too; and the others."""
+    together: list[Failure] = [root]
+    apart: list[Failure] = []
+    is_shared = root.cause in _SHARED_CAUSES
+    for each in others:
+        is_in = each.cause is root.cause if is_shared else each.is_as_much_to_blame_as(root)
+        (together if is_in else apart).append(each)
+    return together, apart
 
 
 def _note_on_same(root: Failure, same: Sequence[Failure]) -> str:
@@ -268,7 +272,10 @@ def _notes_on_end(outcome: Outcome) -> list[str]:
     return [*notes, outcome.lateness] if outcome.lateness else notes
 
 
-def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> RootCause:
+def _root_cause(
+    root: Failure, together: Sequence[Failure], outcome: Outcome, context: ReportContext
+) -> RootCause:
+    """The root cause in full, with all that its box speaks for."""
     failures = outcome.failures
     hint = hint_for(root)
     if root.cause is FailureCause.HUNG:
@@ -278,18 +285,17 @@ def _root_cause(root: Failure, outcome: Outcome, context: ReportContext) -> Root
         if not is_known and sum(bool(block.lines) for block in blocks) > 1:
             hint = "the others may be waiting for the rank that is elsewhere"
     elif root.is_shared:
-        blocks = blocks_of_standing([each for each in failures if _is_in_box_of(root, each)])
+        blocks = blocks_of_standing(together)
     else:
         # On several nodes, another one may have printed it.
         seen = context.stderr_shown if outcome.size is None else ()
         blocks = _blocks_of(root, is_seen=root.local_rank in seen)
-        if is_peer_gone(root) and (ended := _ended_well(outcome, context)):
+        if (ended := _ended_well(outcome, context)) and is_peer_gone(root):
             who = ranks_in_words(ended)
             hint = f"{who} ended with exit code 0: look for a missing collective there"
-    together = [each for each in failures if _is_in_box_of(root, each)]
     return RootCause(
         headline=headline(root),
-        fields=tuple(_fields(root, outcome, context)),
+        fields=tuple(_fields(root, together, outcome, context)),
         blocks=(*_block_of_detail(root), *_blocks_of_threads(together), *blocks),
         hint=hint,
     )
@@ -310,9 +316,11 @@ def _ended_well(outcome: Outcome, context: ReportContext) -> list[int]:
     return [rank for rank in range(context.nprocs) if rank not in failed]
 
 
-def _fields(root: Failure, outcome: Outcome, context: ReportContext) -> list[Field]:
+def _fields(
+    root: Failure, known: Sequence[Failure], outcome: Outcome, context: ReportContext
+) -> list[Field]:
+    """What is known of the root cause, or of all that its box speaks for."""
     failures = outcome.failures
-    known = [each for each in failures if _is_in_box_of(root, each)]
     together = root.accused if root.is_shared else [*map(rank_of, known)]
     is_shared = len(together) > 1
     fields: list[Field] = []
@@ -449,9 +457,7 @@ def lines_of_standing(failures: Sequence[Failure]) -> list[str]:
     root = failures[0]
     if root.cause not in (FailureCause.HUNG, FailureCause.OUT_OF_STEP):
         return []
-    return lines_of_blocks(
-        blocks_of_standing(each for each in failures if _is_in_box_of(root, each))
-    )
+    return lines_of_blocks(blocks_of_standing(_told_together(root, failures[1:])[0]))
 
 
 def blocks_of_standing(failures: Iterable[Failure]) -> list[Block]:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rankwise.base.failure import DEVICE_FULL_EXIT_CODE, Failure, FailureCause, MismatchKind
+from rankwise.base.errors import DEVICE_FULL_EXIT_CODE
+from rankwise.base.failure import Failure, FailureCause, MismatchKind
 from rankwise.launch.telling.failure_report.tracebacks import is_cut_off_from_loader
 
 _SIGKILL, _SIGBUS, _SIGILL, _SIGTERM, _SIGXCPU = 9, 7, 4, 15, 24
@@ -46,9 +47,11 @@ def hint_for(failure: Failure) -> str:
 def is_peer_gone(failure: Failure) -> bool:
     """Whether it failed since another process had gone away: a consequence, hardly ever a cause."""
     error = failure.error
-    if error is None or is_cut_off_from_loader(error):
+    if error is None:
         return False
-    return error.type == _PEER_DIED or bool(_PEER_GONE.search(_last_words(error.message)))
+    says_so = error.type == _PEER_DIED or _PEER_GONE.search(_last_words(error.message))
+    # A worker of its own data loader is no peer; few exceptions have to be asked for that.
+    return bool(says_so) and not is_cut_off_from_loader(error)
 
 
 def _says(*words: str, number: int | None = None) -> Callable[[Failure], bool]:
