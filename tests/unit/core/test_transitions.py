@@ -296,7 +296,7 @@ class NodeWorld(World):
         return (
             gang.phase, due is None, exits is None, bool(due and exits and exits <= due),
             gang._stop is None, gang._stop_came_first,  # the same
-            gang.recovers, gang.attempt, gang._falls_due is None, gang._resumed is None,
+            gang.recovers, gang.attempt, gang._exceptions_due is None, gang._resumed is None,
             gang._is_stuck_killed, gang._is_pause_told, gang._stop_ordered_at is None,
             gang._is_recall_due, gang._verdict_due is None, gang._dumps_due is None,
         )  # fmt: skip

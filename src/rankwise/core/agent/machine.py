@@ -513,7 +513,7 @@ class Agent:
         # The death that explains an exception may be of another node, which is missed when its
         # lease ends, and heard of a request later.
         known = Duration(meeting.lease_ttl + meeting.request_timeout)
-        return msgspec.structs.replace(spec, fall_timeout=max(spec.fall_timeout, known))
+        return msgspec.structs.replace(spec, exception_timeout=max(spec.exception_timeout, known))
 
     def _on_dissolved(self, dissolved: Dissolved, now: Instant) -> None:
         self._announce_end(dissolved.round, dissolved.why)

@@ -30,7 +30,7 @@ finished: a stray of this one could hold the port or the device of the next.
 - The same is done when the round is over for another node's sake (`RecallRequested`), though no
   worker of this gang has failed. What they do after it is no failure of their own.
 - A worker that can be recovered holds back the exception of its function: it may come of a death
-  that we have not heard of. If none is heard of within `fall_timeout`, all exceptions that are
+  that we have not heard of. If none is heard of within `exception_timeout`, all exceptions that are
   held are released, and their workers fail as any others do.
 - A stop request is obeyed in every phase, and the outcome tells what was heard of first. A batch
   system's SIGTERM to everybody stays a stop, though a worker may die of it before the request is
@@ -126,7 +126,7 @@ class Gang:
         self._start_due = Instant(0)
         self._exits_due: Instant | None = None
         self._stop_due: Instant | None = None
-        self._falls_due: Instant | None = None
+        self._exceptions_due: Instant | None = None
         self._verdict_due: Instant | None = None
         self._dumps_due: Instant | None = None
         """Until when dying workers are awaited for the verdict, at the latest."""
@@ -146,7 +146,7 @@ class Gang:
         """When `tick` wants to be called next; None while only stimuli can change anything."""
         due: tuple[Instant | None, ...] = ()
         if self._is_under_way:
-            due = (self._exits_due, self._stop_due, self._falls_due, self._verdict_due)
+            due = (self._exits_due, self._stop_due, self._exceptions_due, self._verdict_due)
         # The deadlines of failures count only while the gang is under way: an end has its own.
         return min((at for at in (self._deadline, *due) if at is not None), default=None)
 
@@ -208,8 +208,8 @@ class Gang:
             return self._begin_stopping(now)
         if self._exits_due is not None and self._is_under_way and now >= self._exits_due:
             return self._check_exit_deadlines(now)
-        if self._falls_due is not None and self._is_under_way and now >= self._falls_due:
-            return self._release_fallen()
+        if self._exceptions_due is not None and self._is_under_way and now >= self._exceptions_due:
+            return self._release_exceptions()
         if self._verdict_due is not None and self._is_under_way and now >= self._verdict_due:
             self._verdict_due = None
             return [LookForDumps(self.attempt)]
@@ -439,18 +439,18 @@ class Gang:
             return [TellWorker(worker.local_rank, self.attempt, WordToWorker.RELEASE)]
         worker.recall_state = RecallState.EXCEPTION_HELD
         # It may come of a death of which nothing was heard yet: the worker is kept until then.
-        self._falls_due = self._falls_due or after(now, self.spec.fall_timeout)
+        self._exceptions_due = self._exceptions_due or after(now, self.spec.exception_timeout)
         return []
 
-    def _release_fallen(self) -> list[Effect]:
+    def _release_exceptions(self) -> list[Effect]:
         """No death explains the exceptions that workers hold: they are what has gone wrong."""
-        self._falls_due = None
-        fallen = [each for each in self._workers if each.recall_state is RecallState.EXCEPTION_HELD]
-        for worker in fallen:
+        self._exceptions_due = None
+        held = [each for each in self._workers if each.recall_state is RecallState.EXCEPTION_HELD]
+        for worker in held:
             worker.recall_state = RecallState.BOUND
         return [
             TellWorker(worker.local_rank, self.attempt, WordToWorker.RELEASE)
-            for worker in fallen
+            for worker in held
             if worker.is_running
         ]
 
@@ -462,7 +462,7 @@ class Gang:
         if self.phase is GangPhase.STARTING:
             return []  # until all of them exist, so that none comes up in the middle of a sweep
         self.phase = GangPhase.RECALLING
-        self._falls_due = None
+        self._exceptions_due = None
         self._stop_ordered_at = now
         self._deadline = after(now, max(worker.recall_timeout for worker in recallable))
         effects: list[Effect] = []
@@ -778,7 +778,7 @@ class Gang:
         self._start_due = after(self._start_due, stood)
         self._exits_due = postponed(self._exits_due, stood)
         self._stop_due = postponed(self._stop_due, stood)
-        self._falls_due = postponed(self._falls_due, stood)
+        self._exceptions_due = postponed(self._exceptions_due, stood)
         self._verdict_due = postponed(self._verdict_due, stood)
         self._dumps_due = postponed(self._dumps_due, stood)
         self._workers.postpone(stood)

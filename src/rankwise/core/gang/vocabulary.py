@@ -30,8 +30,8 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             `hang_timeout`, workers or who makes them, has hung.
         stacks_timeout: how long workers may take to print their stacks after a hang.
         sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
-        fall_timeout: how long an exception of a recoverable worker is held back, since it may be
-            the consequence of a death that is about to be heard of.
+        exception_timeout: how long an exception of a recoverable worker is held back, since it may
+            be the consequence of a death that is about to be heard of.
         verdict_timeout: how long the death is awaited that explains a worker's exception which
             says that its peer is gone; the kernel closes connections before it tells of a death.
         dump_timeout: how long at most, while a worker writes its core.
@@ -45,7 +45,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spawn_timeout: Duration = Duration(600 * SECOND)
     stacks_timeout: Duration = Duration(2 * SECOND)
     sweep_timeout: Duration = Duration(10 * SECOND)
-    fall_timeout: Duration = Duration(1 * SECOND)
+    exception_timeout: Duration = msgspec.field(default=Duration(1 * SECOND), name="fall_timeout")
     verdict_timeout: Duration = Duration(2 * SECOND)
     dump_timeout: Duration = Duration(30 * SECOND)
 
@@ -54,7 +54,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"size is {self.size}, expected at least one worker")
         for name in (
             "grace", "stop_delay", "exit_timeout", "spawn_timeout", "stacks_timeout",
-            "sweep_timeout", "fall_timeout", "verdict_timeout", "dump_timeout",
+            "sweep_timeout", "exception_timeout", "verdict_timeout", "dump_timeout",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)} ns, expected 0 or more")

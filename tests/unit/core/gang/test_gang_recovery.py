@@ -265,7 +265,7 @@ def test_exceptions_that_no_death_explains_are_released_together() -> None:
     gang.handle(said(0, Said.EXCEPTION_HELD), Instant(1))
     gang.handle(said(2, Said.EXCEPTION_HELD), Instant(5))
 
-    assert gang.next_deadline == Instant(1 + gang.spec.fall_timeout)
+    assert gang.next_deadline == Instant(1 + gang.spec.exception_timeout)
     assert gang.handle(Ticked(), gang.next_deadline) == tell(WordToWorker.RELEASE, [0, 2])
 
 
