@@ -33,7 +33,7 @@ from rankwise.sim.ccl.configuration import CollectiveConfiguration
 from rankwise.sim.ccl.fidelity import has_more_slots
 from rankwise.sim.hardware import HardwareMachine, parse_topology
 from rankwise.sim.hardware.topology import Topology
-from rankwise.sim.runtime.meetings import wanted_of
+from rankwise.sim.runtime.collective_calls import wanted_of
 from rankwise.sim.triton.dtypes import dtype_named
 
 SIZES = (4 << 10, 32 << 10, 256 << 10, 4 << 20)

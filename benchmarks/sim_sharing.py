@@ -2,7 +2,7 @@
 
 - **grid**: two, three and eight all-reduces at once, on three machines, with equal and unequal
   lanes and sizes: the end of each one by queues and by messages.
-- **flows**: a thousand fluids over shared wires, that begin at 64 instants and end one by one.
+- **flows**: a thousand transfers over shared wires, that begin at 64 instants and end one by one.
 """
 
 import time
@@ -17,7 +17,7 @@ from measuring import Table, arguments, describe_machine, seconds
 from rankwise.sim import GraphEngine, RuntimeContext
 from rankwise.sim.benches.session import topology_with
 from rankwise.sim.ccl.fidelity import may_fill_pes, may_get_out_of_step
-from rankwise.sim.hardware.flow_model import Fluid
+from rankwise.sim.hardware.flow_model import FlowTransfer
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.quantities import MIB, Rate
 from rankwise.sim.hardware.routing import sip_route
@@ -166,7 +166,7 @@ def _ways(case: Case, ring: Ring) -> list[set[tuple[int, int]]]:
 
 
 def flows(table: Table, count: int) -> None:
-    """What a thousand fluids cost that all meet."""
+    """What a thousand transfers cost that all meet."""
     simulator, random = Simulator(), Random(7)
     rate = Rate.of_gigabytes_per_second(50)
     wires = [Link(simulator, f"wire {number}", rate, 0) for number in range(count // 4)]
@@ -174,11 +174,17 @@ def flows(table: Table, count: int) -> None:
         links = random.sample(wires, 4)
         loads = dict.fromkeys(links, MIB)
         simulator.call_at(
-            number // 16 * 1_000_000, Fluid, simulator, "fluid", loads, rate.time_for(MIB), ()
+            number // 16 * 1_000_000,
+            FlowTransfer,
+            simulator,
+            "transfer",
+            loads,
+            rate.time_for(MIB),
+            (),
         )
     start = time.process_time()
     simulator.run()
-    table.row(f"{count} fluids over {len(wires)} wires", seconds(time.process_time() - start))
+    table.row(f"{count} transfers over {len(wires)} wires", seconds(time.process_time() - start))
 
 
 def main() -> None:
@@ -189,8 +195,10 @@ def main() -> None:
         cases = dict(list(GRID.items())[: 3 if options.quick else None])
         grid(Table("Collectives that meet", heads, options.json), cases)
     if "flows" in options.only:
-        heads = ["fluids", "CPU"]
-        flows(Table("Fluids that all meet", heads, options.json), 128 if options.quick else 1_024)
+        heads = ["transfers", "CPU"]
+        flows(
+            Table("Transfers that all meet", heads, options.json), 128 if options.quick else 1_024
+        )
 
 
 if __name__ == "__main__":

@@ -250,14 +250,14 @@ def _summary(plan: "ClusterPlan", run: "ClusterRun", elapsed: float) -> str:
         "",
         f"{'round':>5} {'nodes':>6} {'began at':>10} {'all had ranks':>14} {'ended at':>10}  why",
     ]
-    books = list(run.rounds.values())
-    hidden = len(books) - ROUNDS_SHOWN
-    for book in books[:ROUNDS_SHOWN]:
-        began, all_began, ended = book.running_at, book.all_began_at, book.dissolved_at
+    all_records = list(run.rounds.values())
+    hidden = len(all_records) - ROUNDS_SHOWN
+    for records in all_records[:ROUNDS_SHOWN]:
+        began, all_began, ended = records.running_at, records.all_began_at, records.dissolved_at
         took = "-" if all_began is None else format_duration(between(began, all_began))
         until = "-" if ended is None else f"{ended / SECOND:.3f} s"
-        why = book.ended_because[:WHY_MAX]
-        number, members = book.record.number, len(book.record.members)
+        why = records.ended_because[:WHY_MAX]
+        number, members = records.record.number, len(records.record.members)
         line = f"{number:>5} {members:>6} {began / SECOND:>8.3f} s {took:>14} {until:>10}  {why}"
         lines.append(line.rstrip())
     if hidden > 0:

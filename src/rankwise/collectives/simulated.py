@@ -20,7 +20,7 @@ from rankwise.collectives.communicator import Communicator
 from rankwise.collectives.ordered_reductions import Reduction, fold
 from rankwise.collectives.recorded import recorded
 from rankwise.collectives.transport import Flat
-from rankwise.simranks.world.meetings import CarryOut, MeetingGroup
+from rankwise.simranks.world.collective_groups import CarryOut, CollectiveGroup
 from rankwise.simranks.world.world import (
     SimulatedWorld,
     present_world,
@@ -60,7 +60,7 @@ class RehearsedTransport:
         self.rank = rank
         self.size = len(ranks)
         self._world = world
-        self._group: MeetingGroup = world.group(GROUP, ranks)
+        self._group: CollectiveGroup = world.group(GROUP, ranks)
         self._group.label = ""
         self._group.gives_up = True  # as real ranks, which are told of each other's ends
         self._usual_patience = usual_patience
@@ -146,11 +146,11 @@ class RehearsedTransport:
             size = 0 if load is None else load[1].nbytes
             load = passage = self._clock.come(load, size)
             carry_out = partial(self._clock.carry_out, self._group, kind, root, carry_out)
-        meeting = self._group.meet(self.rank, self._call.signature, load, carry_out)
-        if not self._group.wait(meeting, self._patience):
+        pending = self._group.meet(self.rank, self._call.signature, load, carry_out)
+        if not self._group.wait(pending, self._patience):
             patience = format_duration(self._patience or Duration(0))
             raise CollectiveTimeout(
-                f"rank {self.rank} has waited {patience} of virtual time for {meeting.describe()}"
+                f"rank {self.rank} has waited {patience} of virtual time for {pending.describe()}"
             )
         if passage is not None:
             self._clock.wait(passage)

@@ -40,7 +40,7 @@ _CONFIDENCE = 0.98
 _ALL_WAIT_FOR_ALL = ("all_", "barrier", "monitored_barrier", "reduce_scatter", "_all_")
 
 
-class _Meeting(NamedTuple):
+class _MatchedCall(NamedTuple):
     """The latest begin and the earliest end of a call on one node."""
 
     begun_at: int
@@ -86,23 +86,23 @@ class NodeClock:
 
 def align(nodes: Sequence[NodeStory]) -> list[NodeClock]:
     """A clock for each node; the first node is the reference."""
-    meetings = [dict(_meetings(node)) for node in nodes]
+    matched = [dict(_matched_calls(node)) for node in nodes]
     clocks: dict[int, NodeClock] = {0: NodeClock(((0, 0),))}
     newly = [0]
     while newly:
         known = newly.pop(0)
         for index in range(len(nodes)):
             if index not in clocks:
-                clock = _by_calls(meetings[known], clocks[known], meetings[index])
+                clock = _by_calls(matched[known], clocks[known], matched[index])
                 if clock is not None:
                     clocks[index] = clock
                     newly.append(index)
     return [clocks.get(index) or _by_calendar(nodes[0], node) for index, node in enumerate(nodes)]
 
 
-def _meetings(node: NodeStory) -> Iterator[tuple[tuple[int, str, int], _Meeting]]:
+def _matched_calls(node: NodeStory) -> Iterator[tuple[tuple[int, str, int], _MatchedCall]]:
     """The calls in which this node's ranks wait for ranks of others."""
-    found: dict[tuple[int, str, int], _Meeting] = {}
+    found: dict[tuple[int, str, int], _MatchedCall] = {}
     for life in node.lives.values():
         for call in life.calls:
             group = call.group
@@ -118,14 +118,14 @@ def _meetings(node: NodeStory) -> Iterator[tuple[tuple[int, str, int], _Meeting]
             begun_at, ended_at = call.begun_at, call.ended_at
             if last is not None:
                 begun_at, ended_at = max(begun_at, last.begun_at), min(ended_at, last.ended_at)
-            found[key] = _Meeting(begun_at, ended_at)
+            found[key] = _MatchedCall(begun_at, ended_at)
     yield from found.items()
 
 
 def _by_calls(
-    reference: dict[tuple[int, str, int], _Meeting],
+    reference: dict[tuple[int, str, int], _MatchedCall],
     clock: NodeClock,
-    own: dict[tuple[int, str, int], _Meeting],
+    own: dict[tuple[int, str, int], _MatchedCall],
 ) -> NodeClock | None:
     shared = sorted(
         _Shared(

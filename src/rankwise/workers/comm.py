@@ -2,7 +2,7 @@
 
 In a tree the parent makes the windows before its chips exist (`CommHandle.within`). Ranks without
 a tree meet (`CommHandle.meet`), each knowing its number, how many there are, and a path. Nothing
-is created at the path: it only names a meeting point, an abstract socket address derived from it,
+is created at the path: it only names an abstract socket address derived from it,
 which the kernel forgets with its owner.
 
     rank                                  host: whichever rank came first
@@ -49,7 +49,11 @@ from rankwise.base.units import SECOND, Duration, Instant, after, between, forma
 from rankwise.base.wording import ranks_in_words
 from rankwise.collectives.communicator import patience_from_seconds
 from rankwise.drivers.real.windows import RANKS_MAX, PeerWatch, WindowRegion
-from rankwise.drivers.real.windows.meeting import MEETING_PLACE, Meeting, different_windows
+from rankwise.drivers.real.windows.in_process_communicators import (
+    IN_PROCESS_COMMUNICATORS,
+    CommunicatorMember,
+    different_windows,
+)
 from rankwise.workers.domains import DomainSpec
 from rankwise.workers.member import Member
 
@@ -121,7 +125,9 @@ class CommHandle:
         self._owns_region = False
         self._member: Member | None = None
         self._watch: PeerWatch | None = None
-        self._meeting: Meeting | None = None  # of ranks that share this process
+        self._member_in_process: CommunicatorMember | None = (
+            None  # of ranks that share this process
+        )
         self._destroyed = False
 
     @classmethod
@@ -153,9 +159,9 @@ class CommHandle:
         deadline = after(_now(), handle._timeout)
         try:
             path, patience = os.fspath(rootinfo_path), handle._timeout
-            handle._meeting = MEETING_PLACE.meet(rank, nranks, path, patience)
-            if handle._meeting is None:
-                handle._meet(_meeting_point(rootinfo_path), deadline)
+            handle._member_in_process = IN_PROCESS_COMMUNICATORS.meet(rank, nranks, path, patience)
+            if handle._member_in_process is None:
+                handle._meet(_socket_address(rootinfo_path), deadline)
         except BaseException:
             handle.destroy()
             raise
@@ -332,7 +338,7 @@ class CommHandle:
                 if not isinstance(hello, RankHello) or channel is None:
                     raise RemoteProtocolError(f"process {pid} says {hello}, expected a hello")
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-                # Refused or not, it is told what becomes of the meeting.
+                # Refused or not, it is told whether all have joined.
                 key = hello.rank if hello.rank not in pids else -1 - len(self._channels)
                 self._channels[key] = channel
                 self._check_hello(hello, pid, pids)
@@ -356,8 +362,8 @@ class CommHandle:
             )
 
     def _agree_on_windows(self, wish: Windows, deadline: Instant) -> WindowRegion:
-        if self._meeting is not None:
-            return self._meeting.agree(wish.size, wish.signals)
+        if self._member_in_process is not None:
+            return self._member_in_process.agree(wish.size, wish.signals)
         if self._host is not None:
             # If the host has gone, what it said before is still to be heard.
             with suppress(BrokenPipeError):
@@ -452,7 +458,7 @@ class CommHandle:
             self._tell(rank, refusal, after(_now(), Duration(SECOND)))
 
 
-def _meeting_point(path: str | os.PathLike[str]) -> bytes:
+def _socket_address(path: str | os.PathLike[str]) -> bytes:
     """The abstract address that belongs to a path, and to this user."""
     whole = os.path.realpath(path)
     digest = hashlib.blake2b(f"{os.getuid()}:{whole}".encode(), digest_size=16).hexdigest()

@@ -218,7 +218,7 @@ def alloc_and_leave() -> int:
     gc.collect()
     # Not `isinstance`: it asks objects of all libraries for their class, and some warn.
     return sum(type(each) is mmap and len(each) > 1 << 20 for each in gc.get_objects()) + sum(
-        type(each) is windows._MeetingPlace and len(each._joined) for each in gc.get_objects()
+        type(each) is windows._Communicators and len(each._joined) for each in gc.get_objects()
     )
 
 

@@ -57,13 +57,13 @@ class Timetable(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ranks: those of them that have made calls.
         lasted: the time since the first call of one of them.
-        asked_at, told_at: when the node was asked, and when it answered.
+        asked_at, reported_at: when the node was asked, and when it answered.
     """
 
     ranks: tuple[RankTimes, ...]
     lasted: Duration
     asked_at: Instant
-    told_at: Instant
+    reported_at: Instant = msgspec.field(name="told_at")
 
 
 class ReceivedTimetable(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class ReceivedTimetable(msgspec.Struct, frozen=True):
         """What to add to its instants to have them by the leader's clock."""
         if self.asked_at is None or self.heard_at is None:
             return 0
-        return (self._first_answer_at + self.heard_at) // 2 - self.table.told_at
+        return (self._first_answer_at + self.heard_at) // 2 - self.table.reported_at
 
     @property
     def error(self) -> int:
@@ -94,7 +94,7 @@ class ReceivedTimetable(msgspec.Struct, frozen=True):
     def _first_answer_at(self) -> Instant:
         """The earliest instant at which the node can have answered."""
         assert self.asked_at is not None, "asked of the tables of others"
-        return after(self.asked_at, between(self.table.asked_at, self.table.told_at))
+        return after(self.asked_at, between(self.table.asked_at, self.table.reported_at))
 
 
 _ENCODER = msgspec.msgpack.Encoder()

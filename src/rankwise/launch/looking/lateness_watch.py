@@ -179,7 +179,7 @@ class LatenessWatch:
             ranks=tuple(map(self._times_of, self.readers)) if self.reads_this_attempt else (),
             lasted=self.lasted,
             asked_at=asked_at,
-            told_at=now,
+            reported_at=now,
         )
         on_sheet(pack_times(table))
 

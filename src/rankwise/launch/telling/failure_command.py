@@ -59,7 +59,7 @@ class FailureCommand:
         self._unfinished = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = threading.Event()
-        self._bell: Wakeup | None = None
+        self._wakeup: Wakeup | None = None
         """Of who waits for the commands."""
         self._lock = threading.Lock()
 
@@ -100,16 +100,16 @@ class FailureCommand:
                 ends_at = self._end_after_signal(signum, ends_at)
             return max(0.0, ends_at - time.monotonic())
 
-        with signals, Wakeup() as bell:
+        with signals, Wakeup() as wakeup:
             with self._lock:
-                self._bell = bell
+                self._wakeup = wakeup
             try:
                 begin()
-                while self._unfinished and bell.wait(patience):
+                while self._unfinished and wakeup.wait(patience):
                     pass
             finally:
                 with self._lock:
-                    self._bell = None
+                    self._wakeup = None
                 self._give_up()
                 for thread in self._threads:
                     thread.join()
@@ -138,8 +138,8 @@ class FailureCommand:
         finally:
             with self._lock:
                 self._unfinished -= 1
-                if self._bell is not None:
-                    self._bell.ring()
+                if self._wakeup is not None:
+                    self._wakeup.ring()
 
     def _run(self, told: bytes) -> None:
         with self._lock:

@@ -42,7 +42,7 @@ from rankwise.sim.reporting.chakra_files import (
     read_traces,
 )
 from rankwise.sim.reporting.results import BenchResult
-from rankwise.sim.runtime.meetings import Collective, RankContribution, Request
+from rankwise.sim.runtime.collective_calls import Collective, RankContribution, Request
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import element_type
 

@@ -8,7 +8,7 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.benches.bounds import Bound, alpha_beta_bound
 from rankwise.sim.ccl.configuration import AUTO, Algorithm
 from rankwise.sim.ccl.plan import plan, requested
-from rankwise.sim.runtime.meetings import wanted_of
+from rankwise.sim.runtime.collective_calls import wanted_of
 from rankwise.sim.runtime.placement import Device, devices_for
 from rankwise.sim.runtime.tensor import element_type
 

@@ -199,7 +199,7 @@ def _spans(
     began: dict[tuple[str, str | int], int] = {}
     for each in commands:
         if _is_collective(each):
-            key = _meeting(each, calls)
+            key = _collective_key(each, calls)
             began[key] = max(began.get(key, 0), each.start)
     spans: dict[str, list[_Span]] = {}
     carried_out = {(each.place, each.end) for each in commands if _is_collective(each)}
@@ -210,7 +210,7 @@ def _spans(
         elif each.kind in _COPIES:
             own.append(_Span(each.start, each.end, _COPYING, ""))
         elif _is_collective(each):
-            begin = min(each.end, began[_meeting(each, calls)])
+            begin = min(each.end, began[_collective_key(each, calls)])
             cause = BUBBLE if _is_message(each, calls) else IMBALANCE
             # The host needs its time for the command after all have come.
             own.append(_Span(each.start - command, begin - command, _WAITING, cause))
@@ -229,7 +229,9 @@ def _is_message(each: LoggedOperation, calls: Mapping[int, LoggedCall]) -> bool:
     return call is not None and call.way is not None
 
 
-def _meeting(each: LoggedOperation, calls: Mapping[int, LoggedCall]) -> tuple[str, str | int]:
+def _collective_key(
+    each: LoggedOperation, calls: Mapping[int, LoggedCall]
+) -> tuple[str, str | int]:
     """Equal for the parts of all ranks in one collective or message."""
     if _is_message(each, calls):
         return each.kind, calls[each.number].number  # its ends have different names

@@ -28,9 +28,9 @@ measured, not derived: it is the one figure here that was fitted to the level of
 If the wires between them and the parts are alike, too, all ranks do the same at the same instants,
 and one stands for all.
 
-Nothing of that knows of others on the links: it is how long the collective takes alone. As a
-*fluid* (`hardware.fluids`) it then shares the wires between the devices, and those between their
-cubes, with whatever else goes over them. Inside of a cube it meets nobody.
+Nothing of that knows of others on the links: it is how long the collective takes alone. As a *flow
+transfer* (`hardware.flow_model`) it then shares the wires between the devices, and those between
+their cubes, with whatever else goes over them. Inside of a cube it meets nobody.
 
 The ranks begin together, when the last one has come; a rank that has come before would have sent
 its first messages ahead, which no other rank could have answered with more than a few.
@@ -52,7 +52,7 @@ from rankwise.sim.ccl.message_model import Picoseconds
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeTimes
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.ccl.wire_classes import WireClass, WireClasses, wire_classes
-from rankwise.sim.hardware.flow_model import Fluid
+from rankwise.sim.hardware.flow_model import FlowTransfer
 from rankwise.sim.hardware.hardware_machine import HardwareMachine
 from rankwise.sim.hardware.links import Link
 from rankwise.sim.hardware.quantities import MIB, picoseconds
@@ -90,13 +90,13 @@ class MessageExecution:
         self._began = machine.simulator.future(f"all ranks of {name}")
         self._missing = len(lanes)
         self._reached: list[Future] | None = None
-        self._fluid: Fluid | None = None
+        self._transfer: FlowTransfer | None = None
         self._is_kept, self._alone = True, 0
         """Whether parts stay in the TCM, and how long it takes alone; known with the ends."""
         self._still = 0
         """Of the time alone: that in which no bytes move, since latencies count."""
         self._share = Fraction(1)
-        """Of the collective, what the fluid moves."""
+        """Of the collective, what the transfer moves."""
 
     def rank_steps(self, rank: int) -> Steps:
         """The program of one rank; the generator ends when the rank has its result."""
@@ -117,14 +117,14 @@ class MessageExecution:
         if not self._plan.moves_anything:
             return
         ends = self._ends()
-        self._fluid = self._started(self._loads(), max(ends), ends)
-        self._reached = [self._fluid.reached(end) for end in ends]
+        self._transfer = self._started(self._loads(), max(ends), ends)
+        self._reached = [self._transfer.reached(end) for end in ends]
         if self._machine.topology.faults is not None:
             self._machine.rerouted.add_callback(self._go_on)
 
     def _go_on(self, _death: Future) -> None:
         """Links have died: what is left takes other ways, and as long as it takes there."""
-        before, ends = self._fluid, self._ends()
+        before, ends = self._transfer, self._ends()
         assert before is not None, "it has begun"
         left = before.duration - before.progress()
         if not left:
@@ -137,9 +137,9 @@ class MessageExecution:
             for mark, future in before.stop().items()
         }
         loads = {link: round(size * self._share) for link, size in self._loads().items()}
-        fluid = self._fluid = self._started(loads, alone, marks.values())
+        transfer = self._transfer = self._started(loads, alone, marks.values())
         for future, mark in marks.items():
-            fluid.reached(mark).add_callback(partial(pass_on, future))
+            transfer.reached(mark).add_callback(partial(pass_on, future))
         self._machine.rerouted.add_callback(self._go_on)
 
     def _ends(self) -> list[int]:
@@ -161,15 +161,15 @@ class MessageExecution:
             by_rank[rank] = end
         return by_rank
 
-    def _started(self, loads: dict[Link, int], duration: int, marks: Iterable[int]) -> Fluid:
-        """Start a fluid for all messages, or for what is left of them."""
+    def _started(self, loads: dict[Link, int], duration: int, marks: Iterable[int]) -> FlowTransfer:
+        """Start a transfer for all messages, or for what is left of them."""
         layout, lanes = self._layout, self._lanes
         assert layout.vc_chunk_size is not None, "it is known by now"
         longest = self._plan.longest_message
         own = longest * self._work.item_bytes // len(lanes[0].pes)
         turn = min(layout.vc_chunk_size, max(1, own))
         lanes_over = self._lanes_over()
-        return Fluid(
+        return FlowTransfer(
             self._machine.simulator,
             self._name,
             loads,

@@ -1,30 +1,30 @@
-"""Fluids: transfers that take a share of their links, instead of sending chunks over them.
+"""Flow transfers: they take a share of their links, instead of sending chunks over them.
 
 A collective of a thousand ranks is two million messages. Where all of its links are its own, when
 it ends is arithmetic (`ccl.message_execution`). Where it meets others, what they take from each
 other is a matter of shares, and that needs no message either.
 
-A fluid has so many bytes to move over each of its links in a time that it would take alone, so it
-*demands* a share of each link, its work there over that time. It has *progress*, from 0 to that
+A transfer has so many bytes to move over each of its links in a time that it would take alone, so
+it *demands* a share of each link, its work there over that time. It has *progress*, from 0 to that
 time: a picosecond for each picosecond, while every link gives it what it demands.
 
-**With other fluids.** A link whose demands exceed it is shared by weight, max-min fairly over all
-links of all fluids that meet (`fair_shares`). A busy link serves in turn, a chunk each, so the
-weight of a fluid is the bytes that it has on a link in one turn: a chunk for each lane. Where a
-fluid has fewer bytes for each of them than on another link, they wait there only part of the time,
-and its weight is less by as much. What waits for one link does not hold another one (back-pressure,
-`links`), so lanes get max-min fair shares, and no weight depends on what is under way. Speeds are
-worked out anew when a fluid comes or goes, for those that it meets, directly or through others;
-once for all that come and go at one instant.
+**With other transfers.** A link whose demands exceed it is shared by weight, max-min fairly over
+all links of all transfers that meet (`fair_shares`). A busy link serves in turn, a chunk each, so
+the weight of a transfer is the bytes that it has on a link in one turn: a chunk for each lane.
+Where a transfer has fewer bytes for each of them than on another link, they wait there only part of
+the time, and its weight is less by as much. What waits for one link does not hold another one
+(back-pressure, `links`), so lanes get max-min fair shares, and no weight depends on what is under
+way. Speeds are worked out anew when a transfer comes or goes, for those that it meets, directly or
+through others; once for all that come and go at one instant.
 
 **Latency.** Collectives that meet begin together and wait together: what one leaves of a link while
-it waits for latencies, another one does not take. So the part of a fluid's time in which it moves
-nothing stays as it is, and the rest takes longer.
+it waits for latencies, another one does not take. So the part of a transfer's time in which it
+moves nothing stays as it is, and the rest takes longer.
 
 **With chunks.** A chunk that is carried while k flows want the link shares it by weight, too: each
-of the k flows has a chunk in a turn. It takes longer by the fluids' part, and the fluids that get
-less than they would go on later by what they have lost. Of what a fluid has lost on several links,
-the most counts: its ranks wait for each other, so that one wait serves for all.
+of the k flows has a chunk in a turn. It takes longer by the transfers' part, and the transfers that
+get less than they would go on later by what they have lost. Of what a transfer has lost on several
+links, the most counts: its ranks wait for each other, so that one wait serves for all.
 
 Time is counted in whole picoseconds, shares in parts of `WHOLE`. A speed is worked out in floats
 whose operations and order are fixed, and rounded to such a part before it decides anything.
@@ -42,10 +42,10 @@ from rankwise.sim.kernel import Future, Simulator
 WHOLE = 1 << 20
 """All of a link."""
 USUAL_CHUNK = 4_096
-"""Bytes that a fluid without weights has on each link in a turn: a chunk of a usual transfer."""
+"""Bytes that a transfer without weights has on each link in a turn: a usual chunk of a flow."""
 
 
-class Fluid:
+class FlowTransfer:
     """A transfer over many links at once.
 
     Args:
@@ -150,17 +150,17 @@ class Fluid:
             link.make_way()
             if link.sharing is None:
                 link.sharing = Sharing(next(_numbers))
-            link.sharing.fluids.append(self)
+            link.sharing.transfers.append(self)
         self.numbers = np.array([_sharing_of(link).number for link in self.loads], np.int64)
         self._set_alarm()
         self._disturb()
 
     def _disturb(self) -> None:
         """Have the speeds worked out anew of those that it meets: it has come, or goes."""
-        met = [link.sharing.fluids for link in self.loads if link.sharing is not None]
-        found = dict.fromkeys(each for fluids in met if len(fluids) > 1 for each in fluids)
-        for fluid in found:
-            fluid.is_stale = True
+        met = [link.sharing.transfers for link in self.loads if link.sharing is not None]
+        found = dict.fromkeys(each for transfers in met if len(transfers) > 1 for each in transfers)
+        for transfer in found:
+            transfer.is_stale = True
         if found:
             self._simulator.call_at(self._simulator.now, _work_out, list(found))
 
@@ -177,9 +177,9 @@ class Fluid:
         for link, size in self.loads.items():
             assert link.sharing is not None, "it has a share until it ends"
             moved = self.part_of(size)
-            link.sharing.fluids.remove(self)
+            link.sharing.transfers.remove(self)
             link.account(moved, link.rate.time_for(moved))
-            if not link.sharing.fluids:
+            if not link.sharing.transfers:
                 link.sharing = None
 
     def _set_alarm(self) -> None:
@@ -205,16 +205,16 @@ class Fluid:
 
 
 class Sharing:
-    """The fluids that have a share of one link, and its number among all."""
+    """The transfers that have a share of one link, and its number among all."""
 
-    __slots__ = ("fluids", "number")
+    __slots__ = ("number", "transfers")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.fluids: list[Fluid] = []
+        self.transfers: list[FlowTransfer] = []
 
     def stretched(self, link: Link, duration: int, flows: int, chunk: int = USUAL_CHUNK) -> int:
-        """How long a chunk takes beside the fluids, which hear what it takes from them.
+        """How long a chunk takes beside the transfers, which hear what it takes from them.
 
         Args:
             link: which carries it.
@@ -222,23 +222,23 @@ class Sharing:
             flows: how many flows want the link, the chunk's own included.
             chunk: its bytes, and those of the other flows in a turn.
         """
-        demands = [fluid.demand(link) for fluid in self.fluids]
-        weights = [fluid.weights[link] for fluid in self.fluids]
+        demands = [transfer.demand(link) for transfer in self.transfers]
+        weights = [transfer.weights[link] for transfer in self.transfers]
         # Only the cost of simulating makes the chunks of a long flow larger than usual.
         shares = shares_of(demands, weights, flows * min(chunk, USUAL_CHUNK))
         longer = -(-duration * WHOLE // (WHOLE - sum(shares)))
-        for fluid, demand, share in zip(self.fluids, demands, shares, strict=True):
+        for transfer, demand, share in zip(self.transfers, demands, shares, strict=True):
             if demand > share:
-                fluid.lose(link, longer * (demand - share) // fluid.demands[link])
+                transfer.lose(link, longer * (demand - share) // transfer.demands[link])
         return longer
 
     def work_so_far(self, link: Link) -> int:
-        """How long the link would have been busy with what fluids have moved, alone."""
+        """How long the link would have been busy with what transfers have moved, alone."""
         return link.rate.time_for(self.bytes_so_far(link))
 
     def bytes_so_far(self, link: Link) -> int:
-        """What fluids that are still there have moved over the link."""
-        return sum(fluid.part_of(fluid.loads[link]) for fluid in self.fluids)
+        """What transfers that are still there have moved over the link."""
+        return sum(transfer.part_of(transfer.loads[link]) for transfer in self.transfers)
 
 
 _numbers = count()
@@ -246,12 +246,12 @@ _numbers = count()
 
 
 def _sharing_of(link: Link) -> Sharing:
-    assert link.sharing is not None, "a fluid has a share of it"
+    assert link.sharing is not None, "a transfer has a share of it"
     return link.sharing
 
 
 def shares_of(demands: Sequence[int], weights: Sequence[int], flows: int) -> list[int]:
-    """What each fluid gets of a link beside flows of some weight, which want all they can get."""
+    """What each transfer gets of a link beside flows of some weight, which want all they get."""
     shares = list(demands)
     left, total = WHOLE, sum(weights) + flows
     order = sorted(range(len(demands)), key=lambda index: demands[index] / weights[index])
@@ -265,43 +265,43 @@ def shares_of(demands: Sequence[int], weights: Sequence[int], flows: int) -> lis
     return shares
 
 
-def _work_out(stale: Iterable[Fluid]) -> None:
-    """Work out the speeds of stale fluids, and of all that they meet."""
-    for fluid in stale:
-        if fluid.is_stale and not fluid.has_ended:
-            met = _all_that_meet(fluid)
+def _work_out(stale: Iterable[FlowTransfer]) -> None:
+    """Work out the speeds of stale transfers, and of all that they meet."""
+    for transfer in stale:
+        if transfer.is_stale and not transfer.has_ended:
+            met = _all_that_meet(transfer)
             for each, speed in zip(met, _speeds(met), strict=True):
                 each.go_on_at(speed)
 
 
-def _all_that_meet(fluid: Fluid) -> list[Fluid]:
-    """A fluid and those that it meets, directly or through others."""
-    found, seen = {fluid: None}, set[Link]()
-    waiting = [fluid]
+def _all_that_meet(transfer: FlowTransfer) -> list[FlowTransfer]:
+    """A transfer and those that it meets, directly or through others."""
+    found, seen = {transfer: None}, set[Link]()
+    waiting = [transfer]
     while waiting:
         for link in waiting.pop().loads:
-            assert link.sharing is not None, "the fluid has a share of it"
-            if len(link.sharing.fluids) > 1 and link not in seen:
+            assert link.sharing is not None, "the transfer has a share of it"
+            if len(link.sharing.transfers) > 1 and link not in seen:
                 seen.add(link)
-                new = [each for each in link.sharing.fluids if each not in found]
+                new = [each for each in link.sharing.transfers if each not in found]
                 found.update(dict.fromkeys(new))
                 waiting += new
     return list(found)
 
 
-def _speeds(fluids: Sequence[Fluid]) -> list[int]:
-    """How fast fluids go that share links with each other alone; in parts of `WHOLE`."""
-    if len(fluids) == 1:
+def _speeds(transfers: Sequence[FlowTransfer]) -> list[int]:
+    """How fast transfers go that share links with each other alone; in parts of `WHOLE`."""
+    if len(transfers) == 1:
         return [WHOLE]
-    numbers = np.concatenate([fluid.numbers for fluid in fluids])
-    flow = np.repeat(np.arange(len(fluids)), [len(fluid.numbers) for fluid in fluids])
+    numbers = np.concatenate([transfer.numbers for transfer in transfers])
+    flow = np.repeat(np.arange(len(transfers)), [len(transfer.numbers) for transfer in transfers])
     present, link = np.unique(numbers, return_inverse=True)
-    share = np.concatenate([fluid.shares for fluid in fluids])
+    share = np.concatenate([transfer.shares for transfer in transfers])
     uses = Uses(flow, link, share, len(present))
-    weights = np.array([fluid.weight for fluid in fluids])
+    weights = np.array([transfer.weight for transfer in transfers])
     speeds = fair_speeds(uses, weights)
-    # In its latency a fluid moves nothing.
-    duration = np.array([max(1, fluid.duration) for fluid in fluids], np.float64)
-    latency = np.array([fluid.latency for fluid in fluids], np.float64)
+    # In its latency a transfer moves nothing.
+    duration = np.array([max(1, transfer.duration) for transfer in transfers], np.float64)
+    latency = np.array([transfer.latency for transfer in transfers], np.float64)
     overall = duration / (latency + (duration - latency) / speeds)
     return [max(1, speed) for speed in np.rint(WHOLE * overall).astype(np.int64).tolist()]

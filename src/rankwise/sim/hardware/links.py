@@ -36,9 +36,9 @@ an express, with one future for its end; the first chunk of another flow that co
 links puts it back to where it is at that instant, chunk by chunk. Times do not depend on it, cost
 does.
 
-**Fluids.** A collective on the message level moves no chunks: it is a *fluid* that takes a share of
-each of its links (`fluids`). Chunks that come to such a link take as much longer as their share is
-less than the whole, and the fluid is told what they took from it.
+**Flow transfers.** A collective on the message level moves no chunks: it is a *flow transfer* that
+takes a share of each of its links (`flow_model`). Chunks that come to such a link take as much
+longer as their share is less than the whole, and the transfer is told what they took from it.
 
 Links do not refuse: a lane alone fills the buffers in front of a full link. What is bounded (slots
 of queues between PEs) has credits, in `ipcq`.
@@ -81,7 +81,7 @@ class Link:
         self._rotation: deque[Backlog] | None = None
         self._expresses: list[Flow] = []
         self.sharing: Sharing | None = None
-        """The fluids that have a share of it, if there are any."""
+        """The transfers that have a share of it, if there are any."""
 
     @property
     def busy(self) -> int:
@@ -101,10 +101,10 @@ class Link:
         if not self._expresses and self.sharing is None:
             return self._bytes  # most links, most of the time: each launch asks all of a device
         now = self._simulator.now
-        fluid = 0 if self.sharing is None else self.sharing.bytes_so_far(self)
+        transfer = 0 if self.sharing is None else self.sharing.bytes_so_far(self)
         return (
             self._bytes
-            + fluid
+            + transfer
             + sum(express.bytes_of(express.carried_by(self, now)[0]) for express in self._expresses)
         )
 
@@ -209,7 +209,7 @@ class Link:
             simulator.call_at(start + self.latency, flow.path[hop].offer, flow, hop, chunk, tail)
 
     def account(self, size: int, work: int) -> None:
-        """Add what a fluid or an image has carried, and how long that takes the link alone."""
+        """Add what a transfer or an image has carried, and how long that takes the link alone."""
         self._bytes += size
         self._work += work
 

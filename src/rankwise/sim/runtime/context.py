@@ -115,7 +115,7 @@ class RuntimeContext:
         self._pending_worker_waits: list[Any] = []
         self._awaited: dict[int, Any] = {}
         self.on_deferral: Callable[[int, Any], None] | None = None
-        self._pending_collectives: list[Any] = []
+        self._pending_collective_waits: list[Any] = []
         self._is_ending_ranks = False
         self._devices: dict[int, list[Device]] = {}
         self._streams = streams.StreamRegistry(self, engine.topology.machine.sip.cubes.count)
@@ -243,8 +243,8 @@ class RuntimeContext:
                 raise
             self._failures[handle] = failure
         self._completed.add(handle)
-        if handle in self._pending_collectives:
-            self._pending_collectives.remove(handle)
+        if handle in self._pending_collective_waits:
+            self._pending_collective_waits.remove(handle)
 
     def give_up(self) -> None:
         """Leave what is not complete now: why it never will be has been told.
@@ -279,7 +279,7 @@ class RuntimeContext:
         Raises:
             Deadlock: all that are left are stuck.
         """
-        waits, collectives = self._pending_worker_waits, self._pending_collectives
+        waits, collectives = self._pending_worker_waits, self._pending_collective_waits
         while handles := [*waits, *(collectives if with_collectives else ())]:
             stuck: Deadlock | None = None
             completed = 0

@@ -1,6 +1,6 @@
 """`ctx.distributed`: the collectives, under torch's names.
 
-A call takes the rank's place in a meeting with the other ranks of its group (`meetings`). Calls
+A call takes the place of the rank in a collective of its group (`collective_calls`). Calls
 that do not return before the collective is complete are *pending* while it runs; those with
 `async_op=True` return at once, and run while the ranks go on.
 
@@ -19,7 +19,7 @@ from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.sim.ccl.fidelity import Ring
 from rankwise.sim.hardware.routing import sip_route
 from rankwise.sim.kernel import RankGreenlet
-from rankwise.sim.runtime.meetings import Work
+from rankwise.sim.runtime.collective_calls import Work
 from rankwise.sim.runtime.pending_collectives import PendingCollectives, Tensors
 from rankwise.sim.runtime.process_groups import GroupRegistry, ProcessGroup
 from rankwise.sim.runtime.symmetric_memory import SymmetricMemoryModule, SymmetricMemoryOperations
@@ -34,7 +34,7 @@ class Distributed:
 
     Attributes:
         generation: counts the worlds of ranks that there have been: groups are of one of them.
-        gatherings: which rank is in which collective.
+        pending_collectives: which rank is in which collective.
     """
 
     def __init__(self, context: "RuntimeContext") -> None:
@@ -45,7 +45,7 @@ class Distributed:
         self.generation = 0
         self._is_initialized: set[int] = set()
         self._groups = GroupRegistry(self)
-        self.gatherings = PendingCollectives(context)
+        self.pending_collectives = PendingCollectives(context)
         self._symmetric_memory = SymmetricMemoryModule(context)
         self.symmetric_operations = SymmetricMemoryOperations(context, self._symmetric_memory)
 
@@ -64,7 +64,7 @@ class Distributed:
         self._is_initialized.clear()
         self._groups.clear()
         self._symmetric_memory.clear()
-        self.gatherings.clear()
+        self.pending_collectives.clear()
 
     def init_process_group(
         self, backend: str | None = None, *, world_size: int = -1, rank: int = -1, **_options: Any
@@ -139,7 +139,9 @@ class Distributed:
             if other is not group
             and other.size() > 1
             and (other.is_in_use or not other.is_world)
-            and (self.gatherings.has_async_calls or not set(group.ranks) & set(other.ranks))
+            and (
+                self.pending_collectives.has_async_calls or not set(group.ranks) & set(other.ranks)
+            )
         ]
 
     def groups_on_a_device(self, group: ProcessGroup) -> int:
@@ -175,7 +177,7 @@ class Distributed:
 
         `algorithm` names one of the configuration, instead of the one it has for this collective.
         """
-        return self.gatherings.collective(
+        return self.pending_collectives.collective(
             "all_reduce",
             [tensor],
             [tensor],
@@ -197,7 +199,7 @@ class Distributed:
     ) -> Work | None:
         """Combine the tensors of all ranks; rank `dst` has the result, the others keep theirs."""
         is_root = self.get_rank() == dst
-        return self.gatherings.collective(
+        return self.pending_collectives.collective(
             "reduce", [tensor], [tensor] if is_root else [], group or self.world, async_op,
             op=op, root=dst, algorithm=algorithm,
         )  # fmt: skip
@@ -213,7 +215,7 @@ class Distributed:
     ) -> Work | None:
         """Give the tensor of rank `src` to all."""
         is_root = self.get_rank() == src
-        return self.gatherings.collective(
+        return self.pending_collectives.collective(
             "broadcast", [tensor], [] if is_root else [tensor], group or self.world, async_op,
             root=src, algorithm=algorithm,
         )  # fmt: skip
@@ -230,7 +232,7 @@ class Distributed:
     ) -> Work | None:
         """Collect the tensors of all ranks at rank `dst`, which alone gives a `gather_list`."""
         blocks = self._blocks("gather", "gather_list", gather_list, dst)
-        return self.gatherings.collective(
+        return self.pending_collectives.collective(
             "gather", [tensor], blocks, group or self.world, async_op,
             root=dst, algorithm=algorithm,
         )  # fmt: skip
@@ -247,7 +249,7 @@ class Distributed:
     ) -> Work | None:
         """Give tensor r of the `scatter_list` of rank `src`, which alone has one, to rank r."""
         blocks = self._blocks("scatter", "scatter_list", scatter_list, src)
-        return self.gatherings.collective(
+        return self.pending_collectives.collective(
             "scatter", blocks, [tensor], group or self.world, async_op,
             root=src, algorithm=algorithm,
         )  # fmt: skip
@@ -275,7 +277,7 @@ class Distributed:
         algorithm: str | None = None,
     ) -> Work | None:
         """Collect the tensors of all ranks, in their order, in a list of tensors or in one."""
-        return self.gatherings.collective(
+        return self.pending_collectives.collective(
             "all_gather", [tensor], tensor_list, group or self.world, async_op, algorithm=algorithm
         )
 
@@ -300,7 +302,7 @@ class Distributed:
         algorithm: str | None = None,
     ) -> Work | None:
         """Combine the blocks of all ranks; rank r has the result of block r."""
-        return self.gatherings.collective(
+        return self.pending_collectives.collective(
             "reduce_scatter",
             input_list,
             [output],
@@ -331,7 +333,7 @@ class Distributed:
         algorithm: str | None = None,
     ) -> Work | None:
         """Give block r to rank r; get a block from everyone, in the order of the ranks."""
-        return self.gatherings.collective(
+        return self.pending_collectives.collective(
             "all_to_all", input_tensor_list, output_tensor_list, group or self.world, async_op,
             algorithm=algorithm,
         )  # fmt: skip
@@ -350,11 +352,13 @@ class Distributed:
         self, group: ProcessGroup | None = None, async_op: bool = False, **_options: Any
     ) -> Work | None:
         """Wait until all ranks have come."""
-        return self.gatherings.collective("barrier", [], [], group or self.world, async_op)
+        return self.pending_collectives.collective("barrier", [], [], group or self.world, async_op)
 
     def send(self, tensor: Tensor, dst: int, group: ProcessGroup | None = None) -> None:
         """Send a tensor to a rank; returns when it has been handed over."""
-        self.gatherings.message(tensor, self.get_rank(), dst, group or self.world, is_async=False)
+        self.pending_collectives.message(
+            tensor, self.get_rank(), dst, group or self.world, is_async=False
+        )
 
     def recv(
         self, tensor: Tensor, src: int | None = None, group: ProcessGroup | None = None
@@ -362,12 +366,14 @@ class Distributed:
         """Receive a tensor from a rank, which has to be named; returns that rank."""
         if src is None:
             raise LocalProtocolError("recv needs src: a receive from any rank has no fixed order")
-        self.gatherings.message(tensor, src, self.get_rank(), group or self.world, is_async=False)
+        self.pending_collectives.message(
+            tensor, src, self.get_rank(), group or self.world, is_async=False
+        )
         return src
 
     def isend(self, tensor: Tensor, dst: int, group: ProcessGroup | None = None) -> Work:
         """Begin to send a tensor."""
-        work = self.gatherings.message(
+        work = self.pending_collectives.message(
             tensor, self.get_rank(), dst, group or self.world, is_async=True
         )
         assert work is not None, "an asynchronous call gives something to wait for"
@@ -375,7 +381,7 @@ class Distributed:
 
     def irecv(self, tensor: Tensor, src: int, group: ProcessGroup | None = None) -> Work:
         """Begin to receive a tensor."""
-        work = self.gatherings.message(
+        work = self.pending_collectives.message(
             tensor, src, self.get_rank(), group or self.world, is_async=True
         )
         assert work is not None, "an asynchronous call gives something to wait for"

@@ -44,13 +44,13 @@ from rankwise.sim.kernel.places import (
 from rankwise.sim.runtime.wall_limit import RealTimeLimit, wall_limit
 
 if TYPE_CHECKING:
+    from rankwise.sim.runtime.collective_calls import RankContribution
     from rankwise.sim.runtime.context import RuntimeContext
-    from rankwise.sim.runtime.meetings import RankContribution
 
 _FAILURES_TOLD = 8
 """Where ranks failed in more ways than that, the message has the first."""
-_MEETINGS_TOLD = 16
-"""Of more open meetings, the message has the first."""
+_COLLECTIVES_SHOWN = 16
+"""Of more open collectives, the message has the first."""
 _PATIENCE_WITH_ENDING = 64
 """How often a rank that is being ended may wait again in its `finally` blocks."""
 
@@ -238,7 +238,7 @@ class _RankRun:
             self._end_ranks()
             distributed.end_ranks()
             context._pending_worker_waits.clear()  # noqa: SLF001
-            context._pending_collectives.clear()  # noqa: SLF001
+            context._pending_collective_waits.clear()  # noqa: SLF001
             context.world_size = world_before
         if self._interrupt is not None:
             raise self._interrupt
@@ -255,7 +255,7 @@ class _RankRun:
             if not self._errors:
                 self._refuse_deadlock(live, is_stuck=False)
             due = self._next_due(live)
-        abandoned = self._context.distributed.gatherings.abandoned()
+        abandoned = self._context.distributed.pending_collectives.abandoned()
         if abandoned is not None and not self._errors:
             raise self._stuck([], abandoned.text, abandoned.blamed)
 
@@ -264,13 +264,15 @@ class _RankRun:
         order = due.copy()
         if self._order is not None:
             self._order.shuffle(order)
-        gatherings = self._context.distributed.gatherings
+        pending_collectives = self._context.distributed.pending_collectives
         for rank in order:
             self._awaited.pop(rank.rank, None)
             rank.switch(rank.rank)
             if self._is_interrupted():
                 return
-            is_waiting = rank.rank in self._awaited or gatherings.call_of(rank.rank) is not None
+            is_waiting = (
+                rank.rank in self._awaited or pending_collectives.call_of(rank.rank) is not None
+            )
             if not rank.dead and not is_waiting:
                 self._idle.append(rank.rank)
 
@@ -362,8 +364,8 @@ class _RankRun:
     def _refuse_deadlock(self, live: list[RankGreenlet], *, is_stuck: bool) -> None:
         """Report waits that cannot end: for ranks that have left, or that are elsewhere."""
         alive = {rank.rank for rank in live}
-        gatherings = self._context.distributed.gatherings
-        blame = gatherings.deadlock(alive, is_stuck=is_stuck)
+        pending_collectives = self._context.distributed.pending_collectives
+        blame = pending_collectives.deadlock(alive, is_stuck=is_stuck)
         if blame is not None:
             raise self._stuck(live, blame.text, blame.blamed)
 
@@ -380,7 +382,7 @@ class _RankRun:
         places: dict[int, str] = {}
         awaited_by: dict[int, str] = {}
         for rank in self._ranks:
-            call = self._context.distributed.gatherings.call_of(rank.rank)
+            call = self._context.distributed.pending_collectives.call_of(rank.rank)
             if rank not in live:
                 lines.append(f"rank {rank.rank} has returned{_after(self._context, rank.rank)}")
                 continue
@@ -390,7 +392,7 @@ class _RankRun:
             stacks[rank.rank] = "".join(traceback.format_stack(rank.gr_frame))
             if call is not None:
                 lines.append(f"rank {rank.rank} is in {call}, at {where}")
-                missing = self._context.distributed.gatherings.awaited_by(call)
+                missing = self._context.distributed.pending_collectives.awaited_by(call)
                 awaited = f"{call}"
                 if missing:
                     awaited = f"{ranks_in_words(missing)} to call {call.describe_for(missing[0])}"
@@ -403,10 +405,10 @@ class _RankRun:
                 lines.append(f"rank {rank.rank} is waiting for {awaited}, at {where}")
             waiting[rank.rank] = Waiting(f"rank {rank.rank}", awaited, now, where)
         head, *more = reason.splitlines()
-        told = self._context.distributed.gatherings.open_in_words()
-        meetings = [f"  {meeting}" for meeting in told]
+        told = self._context.distributed.pending_collectives.open_in_words()
+        collectives = [f"  {each}" for each in told]
         head = head.removesuffix(":")
-        shown = [head, f"  {'; '.join(lines)}", *meetings[:_MEETINGS_TOLD], *more]
+        shown = [head, f"  {'; '.join(lines)}", *collectives[:_COLLECTIVES_SHOWN], *more]
         message, detail = "\n".join(shown), "\n".join([head, *more])
         failures = failures_of_stuck(detail, blamed, awaited_by, places, now)
         everything = (*waiting.values(), *others)
@@ -414,7 +416,7 @@ class _RankRun:
 
 
 def _after(context: "RuntimeContext", rank: int) -> str:
-    last: RankContribution | None = context.distributed.gatherings.last_call_of(rank)
+    last: RankContribution | None = context.distributed.pending_collectives.last_call_of(rank)
     return f" after {last}" if last is not None else " without calling any collective"
 
 

@@ -27,12 +27,12 @@ from rankwise.core.ledger import (
 from rankwise.core.ledger import Call as Entry
 from rankwise.core.matching import Match, Matcher
 from rankwise.sim.ccl.rounded_reductions import check_reduction
-from rankwise.sim.runtime.meetings import (
+from rankwise.sim.runtime.collective_calls import (
     Collective,
     RankContribution,
     Request,
     Work,
-    meeting_in_words,
+    collective_in_words,
 )
 from rankwise.sim.runtime.process_groups import ProcessGroup
 from rankwise.sim.runtime.tensor import Tensor, element_type
@@ -71,7 +71,7 @@ class PendingCollectives:
         return self._last.get(rank)
 
     def deadlock(self, alive: set[int], *, is_stuck: bool) -> Blame | None:
-        """Why a meeting can never take place, and who is to blame; the ledger knows.
+        """Why a collective can never begin, and who is to blame; the ledger knows.
 
         Args:
             alive: the ranks that may yet call something.
@@ -152,15 +152,15 @@ class PendingCollectives:
 
     def open_in_words(self) -> list[str]:
         """What some ranks have come to and what has not taken place, the first first."""
-        return [meeting_in_words(match) for match in self._matcher.open.values()]
+        return [collective_in_words(match) for match in self._matcher.open.values()]
 
     def awaited_by(self, call: RankContribution) -> list[int]:
-        """Who has not come to the meeting of a call."""
+        """Who has not joined the collective of a call."""
         match = self._matcher.open.get((call.series, call.number))
         return [] if match is None else sorted(match.missing())
 
     def _are_all_waiting(self, alive: set[int]) -> bool:
-        """Whether every live rank waits for a meeting that has not taken place."""
+        """Whether every live rank waits for a collective that has not begun."""
         return all(rank in self._waiting and self._waiting[rank].handle is None for rank in alive)
 
     def collective(
@@ -314,7 +314,7 @@ class PendingCollectives:
                     )
                 context.give_way()
             if getcurrent().parent is not None:
-                while call.handle in context._pending_collectives:  # noqa: SLF001 (one part in files)
+                while call.handle in context._pending_collective_waits:  # noqa: SLF001 (one part in files)
                     context.give_way()
             context.wait(call.handle)
         finally:

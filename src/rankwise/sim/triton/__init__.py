@@ -39,7 +39,7 @@ __version__ = "3.9.0"
 
 
 def installed() -> AbstractContextManager[None]:
-    """Let `import triton` find this emulator, in this process, for a block (`stand_in`)."""
+    """Let `import triton` find this emulator, in this process, for a block (`triton_shim`)."""
     from rankwise.sim.triton import triton_shim  # noqa: PLC0415  # few ask for it
 
     return triton_shim.installed()

@@ -1,6 +1,6 @@
 """`--check-compile`: each kernel that is launched is shown to Triton's own front end, too.
 
-It runs in a process of its own (`front_end`), since `import triton` is the stand-in here. A kernel
+It runs in a process of its own (`front_end`), since `import triton` is the shim here. A kernel
 is asked about once for each signature. One that cannot be described (a global of a class that
 Triton does not know, an argument that is a descriptor) is not refused: a line says why.
 """
@@ -192,7 +192,7 @@ def _names_read(fn: FunctionType) -> list[str]:
 
 
 def _name_in_triton(name: str, value: Any) -> dict[str, Any] | None:
-    """Where an object of the stand-in is found in Triton; None if it is the user's own."""
+    """Where an object of the shim is found in Triton; None if it is the user's own."""
     modules = {key: each for key, each in sys.modules.items() if key.partition(".")[0] == "triton"}
     if isinstance(value, ModuleType):
         for key, each in modules.items():

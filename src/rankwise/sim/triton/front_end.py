@@ -1,6 +1,6 @@
 """Ask Triton's own front end whether it takes a kernel: a program for a process of its own.
 
-It imports the installed Triton, never the stand-in. A line of its input is a kernel as
+It imports the installed Triton, never the shim. A line of its input is a kernel as
 `compile_check` describes it, a line of its output the answer: nothing, or what is refused, with
 file and line. `ASTSource.make_ir` stops before a device is asked for.
 """

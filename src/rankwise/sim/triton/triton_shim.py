@@ -302,7 +302,7 @@ class _StandInLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        module.__doc__ = f"rankwise's stand-in for {name}."
+        module.__doc__ = f"rankwise's shim for {name}."
         for word, value in _MODULES[name].items():
             if not word.startswith("__") or word in {"__all__", "__getattr__", "__version__"}:
                 setattr(module, word, value)
@@ -377,7 +377,7 @@ class _Answers:
 
 
 class _Finder(MetaPathFinder):
-    """Refuses what the stand-in has not, and answers for torch when that is imported."""
+    """Refuses what the shim lacks, and answers for torch when that is imported."""
 
     def __init__(self, answers: _Answers) -> None:
         self._answers = answers

@@ -43,8 +43,8 @@ from rankwise.simranks.prediction.machines.catalogue import MachineTopology
 from rankwise.simranks.prediction.machines.device import DevicePrices
 from rankwise.simranks.prediction.machines.fabric import FabricPrices
 from rankwise.simranks.prediction.useful_work import Achieved, UsefulWork
+from rankwise.simranks.world.collective_groups import CollectiveGroup
 from rankwise.simranks.world.equals import Equals, RankChoice, kind_of_group
-from rankwise.simranks.world.meetings import MeetingGroup
 from rankwise.simranks.world.ranks import Rank
 from rankwise.simranks.world.scheduler import Scheduler
 
@@ -592,7 +592,7 @@ class Prediction:
 
     def carry_out(
         self,
-        group: MeetingGroup,
+        group: CollectiveGroup,
         kind: str,
         root: int,
         carry_out: Callable[[Sequence[Any]], None],

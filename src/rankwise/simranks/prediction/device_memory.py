@@ -10,7 +10,7 @@ from rankwise.simranks.prediction.caching_allocator import (
     NoMemory,
     UsageStatistic,
 )
-from rankwise.simranks.prediction.holders import Holder, HolderBook
+from rankwise.simranks.prediction.holders import Holder, HolderRecords
 
 
 class DeviceFull(Exception):  # an event, which the rank's own error tells
@@ -34,16 +34,16 @@ class DeviceMemory:
 
     Attributes:
         peak_of_run: the most of `used` in the whole run.
-        book: who holds it, if that is to be told; otherwise None.
+        holder_records: who holds it, if that is to be told; otherwise None.
     """
 
     __slots__ = (
         "_ended", "_holders", "_is_busy", "_is_traced", "_limit", "_present", "_settings",
-        "book", "peak_of_run",
+        "holder_records", "peak_of_run",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.book: HolderBook | None = None
+        self.holder_records: HolderRecords | None = None
         self._settings: Callable[[], AllocatorSettings] = AllocatorSettings
         self._limit: int | None = None
         self._ended: deque[tuple[CachedBlock, Mapping[int, int] | None, int]] = deque()
@@ -128,9 +128,9 @@ class DeviceMemory:
         try:
             frames = None if self.allocator.trace is None else _frames(holder)
             block = self.allocator.allocate(size, stream, now, frames)
-            if self.book is not None:
+            if self.holder_records is not None:
                 self._holders[block.address] = holder
-                self.book.note(holder, size)
+                self.holder_records.note(holder, size)
             self.peak_of_run = max(self.peak_of_run, self.used)
         except NoMemory as full:
             free = self.reserved.current - self.active.current
@@ -170,8 +170,8 @@ class DeviceMemory:
                 self._is_busy = False
 
     def _note_end(self, block: CachedBlock) -> None:
-        if self.book is not None:
-            self.book.note(self._holders.pop(block.address, None), -block.requested)
+        if self.holder_records is not None:
+            self.holder_records.note(self._holders.pop(block.address, None), -block.requested)
 
     def reset_peaks(self) -> None:
         """Begin the peaks that the program asks for anew."""
@@ -181,8 +181,8 @@ class DeviceMemory:
     def forget(self) -> None:
         """Begin anew: what was in use was not on the device."""
         self._start()
-        if self.book is not None:
-            self.book.forget()
+        if self.holder_records is not None:
+            self.holder_records.forget()
 
     def empty_cache(self) -> None:
         """Keep no more segments than are used."""

@@ -50,7 +50,7 @@ UNKNOWN = Holder(TEMPORARIES, "", "", is_of_backward=False)
 """Holds what nobody has asked about."""
 
 
-class HolderBook:
+class HolderRecords:
     """What a rank has taken and given back since its last step began.
 
     Attributes:

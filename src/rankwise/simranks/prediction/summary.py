@@ -455,12 +455,12 @@ def _wrapped(head: str, note: str) -> list[str]:
 def holder_lines(prediction: Prediction) -> list[str]:
     """Who holds the memory of the fullest device at the peak of a step, after a head."""
     clock = prediction.clocks.get(figures_of(prediction).memory_rank)
-    book = None if clock is None else clock.memory.book
-    if clock is None or book is None:
+    records = None if clock is None else clock.memory.holder_records
+    if clock is None or records is None:
         return []
-    rows, at = book.at_peak, f"at the peak of a step, {format_bytes(book.peak)}"
+    rows, at = records.at_peak, f"at the peak of a step, {format_bytes(records.peak)}"
     if not rows:
-        rows, at = book.present(), f"at the end, {format_bytes(clock.memory.used)}"
+        rows, at = records.present(), f"at the end, {format_bytes(clock.memory.used)}"
     return [f"memory of rank {clock.number} {at}:", *(f"  {line}" for line in held_in_words(rows))]
 
 
@@ -597,7 +597,7 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
     """The figures of a run, for other programs; times in seconds, sizes in bytes."""
     figures = figures_of(prediction)
     fullest = prediction.clocks.get(figures.memory_rank)
-    book = None if fullest is None else fullest.memory.book
+    records = None if fullest is None else fullest.memory.holder_records
     step = figures.time / PICOSECONDS_PER_SECOND
     interval = interval_of(prediction, figures.time) if figures.time else None
     reserved = reserved_peak(prediction)
@@ -649,9 +649,9 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "context_bytes": prediction.capacity - prediction.memory_limit,
         "capacity_bytes": prediction.capacity,
         "peak_rank": figures.memory_rank,
-        "peak_of_steps_bytes": 0 if book is None else book.peak,
-        "holders": [] if book is None else [row._asdict() for row in book.at_peak],
-        "memory_over_step": [] if book is None else book.curve,
+        "peak_of_steps_bytes": 0 if records is None else records.peak,
+        "holders": [] if records is None else [row._asdict() for row in records.at_peak],
+        "memory_over_step": [] if records is None else records.curve,
         "values": [] if prediction.values is None else prediction.values.described(),
         "remarks": prediction.remarks,
         "is_upper_bound": prediction.is_upper_bound,

@@ -10,7 +10,7 @@ from rankwise.base.failure import ErrorRecord
 from rankwise.base.root_cause import may_be_of_others
 from rankwise.base.units import Instant
 from rankwise.core.ledger import NO_PEER, Call, CallRecord, Fate, Group, Stage
-from rankwise.simranks.world import meetings
+from rankwise.simranks.world import collective_groups
 from rankwise.simranks.world.ranks import Rank
 from rankwise.simranks.world.world import SimulatedWorld
 
@@ -52,7 +52,9 @@ def _fate(rank: Rank, error: ErrorRecord | None) -> Fate:
     return Fate.LEFT if rank.exit_code == 0 else Fate.DIED
 
 
-def _calls(rank: Rank, name: str, group: meetings.MeetingGroup, fate: Fate) -> Iterator[Call]:
+def _calls(
+    rank: Rank, name: str, group: collective_groups.CollectiveGroup, fate: Fate
+) -> Iterator[Call]:
     """The latest call of a group, and those that wait for others."""
     over = Stage.FAILED if fate is Fate.RAISED else Stage.DONE
     for came, gate in group.calls_of(rank.number):
@@ -70,11 +72,11 @@ def _calls(rank: Rank, name: str, group: meetings.MeetingGroup, fate: Fate) -> I
             place=_place(came),
             begun_at=Instant(came.order),
             stage=stage,
-            peer=gate.peer if isinstance(gate, meetings.Post) else NO_PEER,
+            peer=gate.peer if isinstance(gate, collective_groups.Post) else NO_PEER,
         )
 
 
-def _place(came: meetings.Came) -> str:
+def _place(came: collective_groups.Came) -> str:
     """The line as reports have it: `train.py:88`."""
     if came.place is None:
         return ""

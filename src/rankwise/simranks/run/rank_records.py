@@ -11,7 +11,7 @@ from rankwise.launch.run.log_layout import Destinations, LogPlaces
 from rankwise.simranks.run.output import Output
 from rankwise.simranks.run.rank_call_records import call_records_of
 from rankwise.simranks.run.time_watch import TimeWatch
-from rankwise.simranks.world.meetings import lost
+from rankwise.simranks.world.collective_groups import lost
 from rankwise.simranks.world.places import CallSite, owner_of, place_of, places_of
 from rankwise.simranks.world.ranks import Rank, Strand
 from rankwise.simranks.world.world import SimulatedWorld

@@ -23,8 +23,11 @@ from rankwise.base.errors import CollectiveTimeout, RankwiseError, TreeValueErro
 from rankwise.base.units import SECOND, Duration, Instant, after, format_duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.drivers.real.futex import FutexWord
+from rankwise.drivers.real.windows.in_process_communicators import (
+    IN_PROCESS_COMMUNICATORS,
+    different_windows,
+)
 from rankwise.drivers.real.windows.layout import region_bytes
-from rankwise.drivers.real.windows.meeting import MEETING_PLACE, different_windows
 from rankwise.drivers.real.windows.region import Presence, WindowRegion
 from rankwise.simranks.world.gates import Gate
 from rankwise.simranks.world.ranks import Rank
@@ -110,7 +113,7 @@ class _Communicator:
     """Ranks that meet at a path, and the memory that they get then."""
 
     def __init__(self, path: str, size: int) -> None:
-        self.meeting = _Point(f"CommHandle.meet at {path!r}", size)
+        self.joining = _Point(f"CommHandle.meet at {path!r}", size)
         self.granting = _Point("the allocation of windows", size)
         self.memory: mmap | None = None
 
@@ -124,8 +127,8 @@ class _Communicator:
         WindowRegion.place(self.memory, 0, "comm", count, size, signal_count=signal_count)
 
 
-class _MeetingPlace:
-    """Where the ranks of one world meet, and who has which windows."""
+class _Communicators:
+    """The communicators of the ranks of one world, and the windows of each rank."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
@@ -133,24 +136,24 @@ class _MeetingPlace:
         self._joined: dict[Rank, list[tuple[mmap, int]]] = {}
 
     def meet(self, rank: int, count: int, path: str, patience: Duration) -> "_Membership | None":
-        """Meet the other ranks of this node; see `Place`."""
+        """Meet the other ranks of this node; see `JoinCommunicator`."""
         if running_rank() is None:
             refuse_threads("a communicator of windows")
             return None
         key = f"windows {os.environ.get('GROUP_RANK', '0')} {os.path.realpath(path)}"
         shared = self._world.shared
         communicator: _Communicator | None = shared.get(key)
-        if communicator is None or communicator.meeting.is_open:  # open is one that has failed
+        if communicator is None or communicator.joining.is_open:  # open is one that has failed
             communicator = shared[key] = _Communicator(path, count)
-        meeting = communicator.meeting
-        if meeting.size != count:
-            sizes = f"one says {meeting.size}, another {count}"
-            meeting.fail(TreeValueError(f"ranks at {path!r} disagree on their number: {sizes}"))
-        elif rank in meeting.arrived:
-            meeting.fail(TreeValueError(f"two ranks at {path!r} say that they are rank {rank}"))
-        if meeting.is_open or len(meeting.arrived) == count - 1:
+        joining = communicator.joining
+        if joining.size != count:
+            sizes = f"one says {joining.size}, another {count}"
+            joining.fail(TreeValueError(f"ranks at {path!r} disagree on their number: {sizes}"))
+        elif rank in joining.arrived:
+            joining.fail(TreeValueError(f"two ranks at {path!r} say that they are rank {rank}"))
+        if joining.is_open or len(joining.arrived) == count - 1:
             del shared[key]  # the next ones meet anew
-        meeting.come(rank, None, self.scheduler, patience)
+        joining.come(rank, None, self.scheduler, patience)
         return _Membership(self, communicator, rank, patience)
 
     def join(self, memory: mmap, rank: int) -> WindowRegion:
@@ -182,25 +185,29 @@ class _MeetingPlace:
 
 
 class _Membership:
-    """A rank of a communicator; a `Meeting`."""
+    """A rank of a communicator; a `CommunicatorMember`."""
 
     def __init__(
-        self, place: _MeetingPlace, communicator: _Communicator, rank: int, patience: Duration
+        self,
+        communicators: _Communicators,
+        communicator: _Communicator,
+        rank: int,
+        patience: Duration,
     ) -> None:
-        self._place = place
+        self._communicators = communicators
         self._communicator = communicator
         self._rank = rank
         self._patience = patience
 
     def agree(self, size: int, signal_count: int) -> WindowRegion:
         """The windows that all want; who asks last makes them."""
-        communicator, scheduler = self._communicator, self._place.scheduler
+        communicator, scheduler = self._communicator, self._communicators.scheduler
         wish = (size, signal_count)
         communicator.granting.come(
             self._rank, wish, scheduler, self._patience, communicator.allocate
         )
         assert communicator.memory is not None, "all have asked"
-        return self._place.join(communicator.memory, self._rank)
+        return self._communicators.join(communicator.memory, self._rank)
 
 
 class _Sleepers:
@@ -233,8 +240,8 @@ class _Sleepers:
 
 def install(world: SimulatedWorld) -> Callable[[], None]:
     """Let simulated ranks sleep and meet in this world; returns what undoes it."""
-    place, sleepers = _MeetingPlace(world), _Sleepers(world.scheduler)
-    world.at_end_of_ranks(place.end)
+    communicators, sleepers = _Communicators(world), _Sleepers(world.scheduler)
+    world.at_end_of_ranks(communicators.end)
     real_sleep, real_presence = FutexWord.sleep, WindowRegion.set_presence
     real_now, real_deadline_after = FutexWord.now, FutexWord.deadline_after
 
@@ -265,11 +272,11 @@ def install(world: SimulatedWorld) -> Callable[[], None]:
         if own is None or not own.is_to_end:  # who is killed does not leave
             real_presence(region, rank, presence)
             if own is not None and presence is Presence.LEFT:
-                place.leave(region, rank)
+                communicators.leave(region, rank)
 
     stack = ExitStack()
     for owner, name, function in (
-        (MEETING_PLACE, "meet", place.meet),
+        (IN_PROCESS_COMMUNICATORS, "meet", communicators.meet),
         (WindowRegion, "set_presence", set_presence),
         (FutexWord, "now", staticmethod(now)),
         (FutexWord, "deadline_after", staticmethod(deadline_after)),

@@ -17,9 +17,9 @@ def out_of_memory(full: DeviceFull, clock: RankClock, kind: type[Exception]) -> 
             f"  {gibibytes(full.in_pieces)} GiB are free in pieces that are too small; "
             "PYTORCH_ALLOC_CONF=expandable_segments:True joins them"
         )
-    book = clock.memory.book
-    if book is not None:
-        lines += [f"  {row}" for row in held_in_words(book.present())]
+    records = clock.memory.holder_records
+    if records is not None:
+        lines += [f"  {row}" for row in held_in_words(records.present())]
     error = kind("\n".join(lines))
     error.rankwise_exit_code = DEVICE_FULL_EXIT_CODE  # type: ignore[attr-defined]  # what the bottom of the process looks for
     return error

@@ -1,6 +1,6 @@
 """A process group of torch whose operations meet in a simulated world.
 
-Each operation brings its tensors to the group's meeting; the last rank to come computes everybody's
+Each operation brings its tensors to a collective of the group; the last rank to come computes all
 results. An operation returns a `RehearsedWork`, and `Work.wait` lets other ranks run. What the
 ranks must agree on is the call's signature: operation, root, reduction, shape, dtype.
 """
@@ -57,7 +57,12 @@ from rankwise.simranks.torch.sentences import (
 )
 from rankwise.simranks.torch.shape_rules import ShapeRules
 from rankwise.simranks.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone, WorkOfGraph
-from rankwise.simranks.world.meetings import ANY_SOURCE, MeetingGroup, PendingCollective, Post
+from rankwise.simranks.world.collective_groups import (
+    ANY_SOURCE,
+    CollectiveGroup,
+    PendingCollective,
+    Post,
+)
 from rankwise.simranks.world.turn_takers import taking_turns
 
 if TYPE_CHECKING:
@@ -105,7 +110,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     def __init__(  # what there is to say of a rank's end
         self,
         rank: int,
-        group: MeetingGroup,
+        group: CollectiveGroup,
         backend: str,
         clock: "RankClock | None" = None,
         *,
@@ -116,7 +121,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         self._number = group.ranks[rank]
         self._rules = ShapeRules(self._number, len(group.ranks), backend, compares_shapes)
         self._layouts = LayoutRules(self._number, backend, is_of_gloo=compares_shapes)
-        self._meetings = group
+        self._group = group
         group.compares_sizes = True
         self._count = len(group.ranks)
         self._rank_in_group = rank
@@ -127,7 +132,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks of the group, as the world counts them."""
-        return self._meetings.ranks
+        return self._group.ranks
 
     @taking_turns
     def exchange(
@@ -159,7 +164,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> RehearsedWork:
         op = self._reduction(name, opts, tensors)
-        carry_out = partial(_reduce_for_all, op, self._meetings)
+        carry_out = partial(_reduce_for_all, op, self._group)
         return self._meet(reducing(name, op_number(op)), tensors, tensors, carry_out, opts=opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> RehearsedWork:
@@ -388,24 +393,24 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> None:
         """Wait for all ranks, and name those that do not come in time."""
         del wait_all_ranks
-        meeting, passages = self._come(operation("monitored_barrier"), [], None, _nothing)
+        pending, passages = self._come(operation("monitored_barrier"), [], None, _nothing)
         patience = Duration(round(timeout.total_seconds() * SECOND)) or None
-        if not self._meetings.wait(meeting, patience):
-            missing = ranks_in_words(meeting.missing()).capitalize()  # as gloo says it
+        if not self._group.wait(pending, patience):
+            missing = ranks_in_words(pending.missing()).capitalize()  # as gloo says it
             time = f"{round(timeout.total_seconds() * 1000)} ms"
             error = f"{missing} failed to pass monitoredBarrier in {time}: timed out"
-            meeting.fail(RuntimeError(error))
-        self._wait(meeting, passages)
+            pending.fail(RuntimeError(error))
+        self._wait(pending, passages)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> RehearsedWork:
         """Send tensors to a rank of the group; it is over when they are received."""
         self._check_peer("send", peer)
-        return self._post("send", self._meetings.ranks[peer], tag, tensors)
+        return self._post("send", self._group.ranks[peer], tag, tensors)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> RehearsedWork:
         """Receive tensors from a rank of the group."""
         self._check_peer("recv", peer)
-        return self._post("recv", self._meetings.ranks[peer], tag, tensors)
+        return self._post("recv", self._group.ranks[peer], tag, tensors)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> RehearsedWork:
         """Receive tensors from the first rank that sends."""
@@ -413,8 +418,8 @@ class RehearsedProcessGroup(NamedProcessGroup):
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
-        if self._meetings.label and description not in _SAYS_NOTHING:
-            self._meetings.label = description.removeprefix("mesh_")
+        if self._group.label and description not in _SAYS_NOTHING:
+            self._group.label = description.removeprefix("mesh_")
 
     @taking_turns
     def _start_coalescing(self, device: Any) -> None:
@@ -427,14 +432,14 @@ class RehearsedProcessGroup(NamedProcessGroup):
         works, self._coalescing = self._coalescing or [], None
         if works and all(isinstance(work, WorkOfGraph) for work in works):
             waits = [wait for work in works for wait in work.waits]
-            return WorkOfGraph(self._meetings, [], waits)
+            return WorkOfGraph(self._group, [], waits)
         gates = [gate for work in works for gate in work._gates]  # noqa: SLF001  # ours
-        handle = gates and self._meetings.open_handle(self._number, gates[0], _INTERFACE)
+        handle = gates and self._group.open_handle(self._number, gates[0], _INTERFACE)
         passages = [each for work in works for each in work._passages]  # noqa: SLF001  # the same
-        return RehearsedWork(self._meetings, gates, [], handle=handle or None, passages=passages)
+        return RehearsedWork(self._group, gates, [], handle=handle or None, passages=passages)
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._meetings.begun_by(self._number)
+        return self._group.begun_by(self._number)
 
     @taking_turns
     def _meet(  # a row of a table
@@ -462,7 +467,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         if not is_usual:
             self._layouts.check(call.operation, load, is_root=root == self._rank_in_group)
             if expanded := self._layouts.describe_expanded(load):
-                self._meetings.note_layout(f"{call.operation}: {expanded}")
+                self._group.note_layout(f"{call.operation}: {expanded}")
         if (capture := present_capture()) is not None:
             outputs = alike if outputs is None else outputs
             if isinstance(capture, TimedCapture):
@@ -474,21 +479,21 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 is_async = getattr(opts, "asyncOp", True)
                 return self._work_of_graph(captured, outputs, is_async=is_async)
             if capture.is_in_functional:
-                return WorkOfGraph(self._meetings, outputs, [])
+                return WorkOfGraph(self._group, outputs, [])
             capture.keep(load)
             again = partial(self._come, call, alike, load, carry_out, root, has_data=is_usual)
             # Waited for at once: DDP reads what it gives before it waits.
             return self._work_of_graph(
                 _CapturedCall(again, self._wait, capture), outputs, is_async=False
             )
-        meeting, passages = self._come(call, alike, load, carry_out, root, has_data=is_usual)
+        pending, passages = self._come(call, alike, load, carry_out, root, has_data=is_usual)
         if getattr(opts, "asyncOp", True) or self._coalescing is not None:
             outputs = alike if outputs is None else outputs
             filled = load[0] if isinstance(load, tuple) else load
             if call.operation == "broadcast" and root == self._rank_in_group:
                 filled = None
-            return self._work(meeting, load, outputs, filled, passages=passages)
-        self._wait(meeting, passages)
+            return self._work(pending, load, outputs, filled, passages=passages)
+        self._wait(pending, passages)
         return self._done
 
     def _work_of_graph(
@@ -499,7 +504,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
         is_later = is_async or (self._coalescing is not None and not is_data)
         if not is_later:
             captured.wait()
-        work = WorkOfGraph(self._meetings, outputs, [captured.wait] if is_later else [])
+        work = WorkOfGraph(self._group, outputs, [captured.wait] if is_later else [])
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
@@ -556,15 +561,15 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> tuple[PendingCollective, Sequence[Timed]]:
         name, clock = call.operation, self._clock
         if clock is None:
-            return self._meetings.meet(self._number, call, load, computed), ()
+            return self._group.meet(self._number, call, load, computed), ()
         at = NO_RANK if call.root == NO_RANK else root
-        passage = clock.come(load, size, call, self._meetings.ranks, at)
+        passage = clock.come(load, size, call, self._group.ranks, at)
         kind = _KINDS.get(name, name)
-        timed = partial(clock.carry_out, self._meetings, kind, root, computed)
-        return self._meetings.meet(self._number, call, passage, timed), [(clock, passage)]
+        timed = partial(clock.carry_out, self._group, kind, root, computed)
+        return self._group.meet(self._number, call, passage, timed), [(clock, passage)]
 
-    def _wait(self, meeting: PendingCollective | Post, passages: Sequence[Timed]) -> None:
-        self._meetings.wait(meeting)
+    def _wait(self, gate: PendingCollective | Post, passages: Sequence[Timed]) -> None:
+        self._group.wait(gate)
         for clock, passage in passages:
             clock.wait(passage)
 
@@ -580,13 +585,13 @@ class RehearsedProcessGroup(NamedProcessGroup):
     ) -> RehearsedWork:
         """What the program gets; `filled` are the tensors that it must not read before the wait."""
         if self._coalescing is not None:
-            work = RehearsedWork(self._meetings, [gate], outputs, source, passages=passages)
+            work = RehearsedWork(self._group, [gate], outputs, source, passages=passages)
             self._coalescing.append(work)
             return work
-        handle = self._meetings.open_handle(self._number, gate, _INTERFACE)
+        handle = self._group.open_handle(self._number, gate, _INTERFACE)
         watch = None if handle is None else TensorGuard(load, filled)
         return RehearsedWork(
-            self._meetings, [gate], outputs, source, handle=handle, watch=watch, passages=passages
+            self._group, [gate], outputs, source, handle=handle, watch=watch, passages=passages
         )
 
     @taking_turns
@@ -606,7 +611,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             captured = _CapturedCall(come, self._wait, capture)
             return self._work_of_graph(captured, tensors, is_async=True)
         post, passages = self._come_to_message(call, peer, tensors, bytes_in(tensors))
-        source = None if is_send else lambda: self._meetings.ranks.index(post.peer)
+        source = None if is_send else lambda: self._group.ranks.index(post.peer)
         filled = None if is_send else tensors
         return self._work(post, tensors, tensors, filled, source=source, passages=passages)
 
@@ -616,10 +621,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
         """Come to one end of a message of so many bytes."""
         clock, passage = self._clock, None
         if clock is not None:
-            ranks = self._meetings.ranks
+            ranks = self._group.ranks
             at = ranks.index(peer) if peer in ranks else NO_RANK
             passage = clock.come_to_message(tensors, size, call, ranks, at)
-        post = self._meetings.post(
+        post = self._group.post(
             self._number, peer, call.tag, call, (passage, tensors),
             is_send=call.operation == "send",
             deliver=_delivered if clock is None else partial(_delivered, timed=clock.deliver),
@@ -667,10 +672,10 @@ class RehearsedProcessGroup(NamedProcessGroup):
             raise RuntimeError(
                 f"invalid root rank: {root}; the group has ranks 0 to {self._count - 1}"
             )
-        return self._meetings.ranks[root]
+        return self._group.ranks[root]
 
     def _describe(self, rank: int) -> str:
-        return f"rank {self._meetings.ranks[rank]}"
+        return f"rank {self._group.ranks[rank]}"
 
 
 def _delivered(
@@ -699,7 +704,7 @@ def _delivered(
         timed(send.rank, receive.rank, send_passage, receive_passage)
 
 
-def _reduce_for_all(op: Any, group: MeetingGroup, loads: Loads) -> None:
+def _reduce_for_all(op: Any, group: CollectiveGroup, loads: Loads) -> None:
     """Put the reduction of what all have brought into each one's tensors."""
     tensors = loads[0]
     is_single = len(tensors) == 1 and not group.has_other_shapes

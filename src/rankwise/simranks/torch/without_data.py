@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rankwise.simranks.prediction.holders import GRADIENTS, OPTIMIZER, PARAMETERS, HolderBook
+from rankwise.simranks.prediction.holders import GRADIENTS, OPTIMIZER, PARAMETERS, HolderRecords
 from rankwise.simranks.torch import cuda, cuda_choices, storages
 from rankwise.simranks.torch.compiled_graphs import GraphPrices
 from rankwise.simranks.torch.cuda_graphs import WITHOUT_DATA
@@ -59,7 +59,7 @@ def begin_rank(world: SimulatedWorld, rank: Rank) -> None:
     """Let the calling thread's rank compute nothing, for as long as it lives."""
     clock = world.prediction.clock_of(rank)
     clock.memory.be_limited(world.prediction.memory_limit, lambda: settings_of(os.environ))
-    clock.memory.book = HolderBook()
+    clock.memory.holder_records = HolderRecords()
     mode = TimingMode(clock, world.timing_only, follow_modules())
     rank.own_state[WITHOUT_DATA] = mode
     charge_thread(mode)
@@ -228,6 +228,6 @@ def _be(value: Any, kind: str) -> None:
 def end_step(rank: Rank) -> None:
     """A step of a rank is over."""
     mode: TimingMode | None = rank.own_state.get(WITHOUT_DATA)
-    if mode is not None and mode.clock.memory.book is not None:
+    if mode is not None and mode.clock.memory.holder_records is not None:
         mode.paths.end_step()
-        mode.clock.memory.book.end_step()
+        mode.clock.memory.holder_records.end_step()

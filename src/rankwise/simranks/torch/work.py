@@ -11,7 +11,7 @@ from torch.futures import Future
 from rankwise.base.errors import CollectiveTimeout
 from rankwise.base.units import SECOND, Duration
 from rankwise.simranks.torch.in_flight import TensorGuard
-from rankwise.simranks.world.meetings import MeetingGroup, PendingCollective, Post
+from rankwise.simranks.world.collective_groups import CollectiveGroup, PendingCollective, Post
 from rankwise.simranks.world.turn_takers import taking_turns
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ class RehearsedWork(TorchWork):  # type: ignore[misc]  # torch is untyped here
         group, gates: what is to be waited for.
         outputs: the tensors that are filled.
         source: tells who has sent, if it is a message.
-        handle: of `MeetingGroup.open_handle`; None where this operation needs no wait of its own.
+        handle: of `CollectiveGroup.open_handle`; None if it needs no wait of its own.
         watch: looks after the tensors that must be left alone until somebody has waited.
         passages: what clocks wait for, on a modelled machine.
     """
 
     def __init__(
         self,
-        group: MeetingGroup,
+        group: CollectiveGroup,
         gates: Sequence[PendingCollective | Post],
         outputs: Any,
         source: Callable[[], int] | None = None,
@@ -156,7 +156,7 @@ class WorkOfGraph(WorkDone):
     """
 
     def __init__(
-        self, group: MeetingGroup, outputs: Any, waits: Sequence[Callable[[], None]]
+        self, group: CollectiveGroup, outputs: Any, waits: Sequence[Callable[[], None]]
     ) -> None:
         super().__init__(group, [], outputs)
         self.waits = waits

@@ -15,7 +15,7 @@ from rankwise.core.matching import OrderBreak
 from rankwise.simranks.world.places import CallSite, place_here, place_of_caller
 
 if TYPE_CHECKING:
-    from rankwise.simranks.world.meetings import MeetingGroup, PendingCollective, Post
+    from rankwise.simranks.world.collective_groups import CollectiveGroup, PendingCollective, Post
 
 _SHOWN = 10
 
@@ -68,22 +68,22 @@ class Alarms:
         self._note("misuse", handle.place, text)
 
     def note_order(
-        self, meeting: "PendingCollective", found: OrderBreak, other: "MeetingGroup"
+        self, pending: "PendingCollective", found: OrderBreak, other: "CollectiveGroup"
     ) -> None:
-        """Ranks have come to a meeting with other numbers of calls in a group that overlaps."""
-        place = meeting.arrivals[found.rank].place
+        """Ranks have come to a collective with other numbers of calls in a group that overlaps."""
+        place = pending.arrivals[found.rank].place
         self._note(
             "order", place,
             f"ranks {found.first} and {found.rank} use overlapping groups in different order: "
-            f"{meeting.label()} comes after {_operations(found.done_by_first)} of group "
-            f"{other.describe()} on rank {found.first}, at {meeting.arrivals[found.first].place}, "
+            f"{pending.label()} comes after {_operations(found.done_by_first)} of group "
+            f"{other.describe()} on rank {found.first}, at {pending.arrivals[found.first].place}, "
             f"and after {_operations(found.done_by_rank)} on rank {found.rank}, at {place}",
         )  # fmt: skip
 
-    def note_shapes(self, meeting: "PendingCollective", doings: str) -> None:
+    def note_shapes(self, pending: "PendingCollective", doings: str) -> None:
         """Tensors have equal sizes and different shapes, which is perhaps not meant."""
-        place = next(iter(meeting.arrivals.values())).place
-        text = f"{meeting.label()} has tensors of equal size and different shape:\n{doings}"
+        place = next(iter(pending.arrivals.values())).place
+        text = f"{pending.label()} has tensors of equal size and different shape:\n{doings}"
         self._note("shape", place, text)
 
     def note_layout(self, text: str) -> None:

@@ -112,14 +112,14 @@ class Scheduler:
         self._ended_by = SIGKILL
         self.patience = TokenPatience()
         self._hand_overs = 0
-        self._bell: Wakeup
+        self._wakeup: Wakeup
 
     def __enter__(self) -> Self:
-        self._bell = Wakeup()
+        self._wakeup = Wakeup()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bell.close()
+        self._wakeup.close()
 
     def spawn(self, number: int, process: Any, program: Callable[[], int]) -> Rank:
         """Make a rank: `program` returns its exit code. It is ready, and runs when it is chosen."""
@@ -161,12 +161,12 @@ class Scheduler:
         self._ended_by = signal
         if patience_s is not None:
             self.patience.limit_s = patience_s
-        self._bell.ring()  # it may rest, or wait for a strand that is parked
+        self._wakeup.ring()  # it may rest, or wait for a strand that is parked
 
     def call(self) -> None:
         """Have `run` return as `interrupt` does, for something that ends no rank."""
         self._is_called = True
-        self._bell.ring()
+        self._wakeup.ring()
 
     def return_by(self, instant: Instant) -> None:
         """Have `run` return before time passes this instant, if it would pass it."""
@@ -427,11 +427,11 @@ class Scheduler:
 
     def ring(self) -> None:
         """Wake the scheduler thread."""
-        self._bell.ring()
+        self._wakeup.ring()
 
     def wait_for_ring(self, glance_after: Callable[[], float]) -> bool:
         """The scheduler thread waits to be woken; False if it has not been for so long."""
-        return self._bell.wait(glance_after)
+        return self._wakeup.wait(glance_after)
 
     @property
     def is_to_return(self) -> bool:
@@ -440,7 +440,7 @@ class Scheduler:
 
     def _give_back(self) -> None:
         self.current = self.holder = None
-        self._bell.ring()
+        self._wakeup.ring()
 
     def _own(self) -> Strand:
         """The strand that has the token, which is the caller's.
@@ -484,7 +484,7 @@ class Scheduler:
         patience = self.patience
         patience.begin(self._hand_overs)
         while True:
-            if self._bell.wait(self._glance_after):
+            if self._wakeup.wait(self._glance_after):
                 if self.holder is None or self.turns.has_taken_from_parked():
                     return None
                 continue  # it was rung for an interrupt

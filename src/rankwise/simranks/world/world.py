@@ -20,10 +20,10 @@ from typing import Any, Self, TextIO
 from rankwise.base.errors import LocalProtocolError
 from rankwise.simranks.world import environments, turn_takers
 from rankwise.simranks.world.changes import Changes
+from rankwise.simranks.world.collective_groups import CollectiveGroup, Conditions
 from rankwise.simranks.world.descriptors import STANDARD, RankDescriptors
 from rankwise.simranks.world.equals import Equals, NotEqual
 from rankwise.simranks.world.faults import FaultInjector
-from rankwise.simranks.world.meetings import Conditions, MeetingGroup
 from rankwise.simranks.world.per_rank_state import ProcessState, RankProcess
 from rankwise.simranks.world.process_patches import ProcessPatches
 from rankwise.simranks.world.rank_time import RankTime
@@ -196,16 +196,16 @@ class SimulatedWorld:
         for function in self._at_end_of_ranks:
             function(rank)
 
-    def group(self, name: str, ranks: tuple[int, ...]) -> MeetingGroup:
+    def group(self, name: str, ranks: tuple[int, ...]) -> CollectiveGroup:
         """The group of this name; the first of its members to ask makes it."""
         group = self.groups.get(name)
         if group is None:
-            group = MeetingGroup(self.scheduler, name, ranks, self._conditions)
+            group = CollectiveGroup(self.scheduler, name, ranks, self._conditions)
             self._conditions.add(group)
         return group
 
     @property
-    def groups(self) -> dict[str, MeetingGroup]:
+    def groups(self) -> dict[str, CollectiveGroup]:
         """Those of the ranks that meet, by name."""
         return self._conditions.groups
 

@@ -46,7 +46,7 @@ def timetable(rank: int, late_ms: float, *, clock: int = 0, is_of_cpp: bool = Tr
         ranks=(times,),
         lasted=Duration(STEPS * STEP_MS * MILLISECOND),
         asked_at=asked_at,
-        told_at=Instant(asked_at + 300 * MILLISECOND),
+        reported_at=Instant(asked_at + 300 * MILLISECOND),
     )
 
 
@@ -124,7 +124,7 @@ def test_a_timetable_of_many_ranks_is_told_with_fewer_calls() -> None:
         RankTimes(rank=rank, begun=begun("seldom", range(40)) + begun("often", range(400, 528)))
         for rank in range(32)
     )
-    table = Timetable(ranks=ranks, lasted=Duration(1), asked_at=Instant(0), told_at=Instant(1))
+    table = Timetable(ranks=ranks, lasted=Duration(1), asked_at=Instant(0), reported_at=Instant(1))
 
     packed = pack_times(table, 16 * 1024)
     told = unpack_times(packed)

@@ -6,7 +6,7 @@ import pytest
 
 from rankwise.drivers.real.worker import bootstrap
 from rankwise.simranks.world import first_import
-from rankwise.simranks.world.meetings import MeetingGroup
+from rankwise.simranks.world.collective_groups import CollectiveGroup
 
 
 @pytest.mark.parametrize("path", [*bootstrap._ENTERING, *bootstrap._CARRYING_OUT])
@@ -19,4 +19,4 @@ def test_tracebacks_leave_out_what_stands_for_imports_of_simulated_ranks() -> No
 
 
 def test_errors_of_collectives_end_at_the_call_of_simulated_ranks() -> None:
-    assert MeetingGroup.wait.__code__.co_filename.startswith(bootstrap._CARRYING_OUT)
+    assert CollectiveGroup.wait.__code__.co_filename.startswith(bootstrap._CARRYING_OUT)

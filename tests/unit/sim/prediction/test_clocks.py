@@ -10,27 +10,27 @@ from rankwise.simranks.prediction.summary import (
     results_of,
     stages_of,
 )
+from rankwise.simranks.world.collective_groups import CollectiveGroup
 from rankwise.simranks.world.equals import Division, Equals, GroupKind, RankChoice
-from rankwise.simranks.world.meetings import MeetingGroup
 from rankwise.simranks.world.scheduler import Scheduler
 
 SIZE = 1 << 20
 WORK = DeviceOperation("aten.add", "math", SIZE, 12 * SIZE, "f32")
 
 
-class NoBelongings:
+class NoPerRankState:
     def move_in(self, rank: object) -> None: ...
     def move_out(self, rank: object) -> None: ...
 
 
-def predicted(count: int) -> tuple[Prediction, MeetingGroup, list[RankClock]]:
+def predicted(count: int) -> tuple[Prediction, CollectiveGroup, list[RankClock]]:
     prediction = Prediction(load_topology("switch8"), count)
     prediction.clocks = {number: RankClock(prediction, number, 0) for number in range(count)}
-    group = MeetingGroup(Scheduler(own_state=NoBelongings()), "all", tuple(range(count)))
+    group = CollectiveGroup(Scheduler(own_state=NoPerRankState()), "all", tuple(range(count)))
     return prediction, group, list(prediction.clocks.values())
 
 
-def all_reduce(prediction: Prediction, group: MeetingGroup, passages: list[Passage]) -> None:
+def all_reduce(prediction: Prediction, group: CollectiveGroup, passages: list[Passage]) -> None:
     prediction.carry_out(group, "all_reduce", 0, lambda _: None, passages)
 
 

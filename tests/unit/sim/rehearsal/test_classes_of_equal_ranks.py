@@ -6,6 +6,7 @@ import pytest
 
 from rankwise.base.errors import PeerDied
 from rankwise.core.matching import CallSignature
+from rankwise.simranks.world.collective_groups import CollectiveGroup, Conditions
 from rankwise.simranks.world.equals import (
     Division,
     Equals,
@@ -14,7 +15,6 @@ from rankwise.simranks.world.equals import (
     RankChoice,
     kind_of_group,
 )
-from rankwise.simranks.world.meetings import Conditions, MeetingGroup
 from rankwise.simranks.world.places import CallSite
 from rankwise.simranks.world.scheduler import Scheduler
 
@@ -157,10 +157,10 @@ def test_end_of_a_rank_that_does_not_run_fails_no_operation() -> None:
     conditions = Conditions()
     conditions.equals = Equals(RankChoice(frozenset({0, 3})), 4)
     scheduler = Scheduler(own_state=SimpleNamespace())
-    group = MeetingGroup(scheduler, "all", (0, 1, 2, 3), conditions)
+    group = CollectiveGroup(scheduler, "all", (0, 1, 2, 3), conditions)
 
     group.lose(1, PeerDied("rank 1 has ended"))
-    meetings = [group.meet(rank, CallSignature("barrier"), None, print) for rank in (0, 3)]
+    pending = [group.meet(rank, CallSignature("barrier"), None, print) for rank in (0, 3)]
 
-    assert [meeting.error for meeting in meetings] == [None, None]
-    assert meetings[0].is_open
+    assert [each.error for each in pending] == [None, None]
+    assert pending[0].is_open

@@ -10,7 +10,7 @@ import pytest
 from rankwise.base.errors import CollectiveError
 from rankwise.core.matching import CallSignature
 from rankwise.simranks.world import places
-from rankwise.simranks.world.meetings import MeetingGroup
+from rankwise.simranks.world.collective_groups import CollectiveGroup
 from rankwise.simranks.world.modules import is_shared
 from rankwise.simranks.world.places import is_in_import, place_here
 from rankwise.simranks.world.scheduler import Scheduler
@@ -30,13 +30,13 @@ def test_a_place_has_the_line_of_its_call() -> None:
 
 
 def test_ranks_that_call_the_same_on_one_line_are_told_together() -> None:
-    group = MeetingGroup(WITHOUT_RANKS, "default", (0, 1, 2))
+    group = CollectiveGroup(WITHOUT_RANKS, "default", (0, 1, 2))
 
     group.meet(0, BARRIER, None, print), group.meet(1, BARRIER, None, print)
-    meeting = group.meet(2, CallSignature("broadcast"), None, print)
+    pending = group.meet(2, CallSignature("broadcast"), None, print)
 
     with pytest.raises(CollectiveError) as raised:
-        group.wait(meeting)
+        group.wait(pending)
     assert "ranks 0-1 called barrier #1 at" in str(raised.value)
     assert "rank 2 called broadcast #1 at" in str(raised.value)
 

@@ -25,7 +25,7 @@ def _leave_schedulers() -> Iterator[None]:
 
 
 class Nothing:
-    """Belongings of ranks that have nothing of their own."""
+    """State of ranks that keep none of their own."""
 
     def move_in(self, rank: Rank) -> None:
         pass

@@ -15,7 +15,7 @@ PATIENCE_S = 60.0
 
 
 class Nothing:
-    """Belongings of ranks that have nothing of their own."""
+    """State of ranks that keep none of their own."""
 
     def move_in(self, rank: Rank) -> None:
         pass

@@ -221,7 +221,7 @@ def test_one_rank_alone_is_a_world_of_its_own(ctx: RuntimeContext) -> None:
     ctx.distributed.barrier()
 
     assert tensor.tolist() == [3.0] * 4
-    assert ctx._pending_collectives == []
+    assert ctx._pending_collective_waits == []
 
 
 def test_the_sum_of_a_narrow_type_is_rounded_as_its_algorithm_says(ctx: RuntimeContext) -> None:

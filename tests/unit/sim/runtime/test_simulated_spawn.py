@@ -34,7 +34,7 @@ def lasting(ctx: RuntimeContext, what: Any, sip: int = 0) -> Any:
 
 def assert_is_clean(ctx: RuntimeContext) -> None:
     assert ctx._pending_worker_waits == []
-    assert ctx._pending_collectives == []
+    assert ctx._pending_collective_waits == []
     assert ctx.distributed._rank_by_greenlet == {}
     assert ctx.distributed.get_world_size() == 1
 

@@ -133,7 +133,7 @@ def test_whoever_takes_a_wait_off_the_list_has_seen_to_it(ctx: RuntimeContext) -
 def test_draining_goes_on_until_both_lists_are_empty(ctx: RuntimeContext) -> None:
     first, second, third = (lasting(ctx, length) for length in (10, 20, 30))
     ctx._pending_worker_waits += [first, second]
-    ctx._pending_collectives.append(third)
+    ctx._pending_collective_waits.append(third)
 
     def add_another(_env: Any) -> Any:
         yield 1
@@ -142,12 +142,12 @@ def test_draining_goes_on_until_both_lists_are_empty(ctx: RuntimeContext) -> Non
     late = lasting(ctx, 5)
     # Not before the deferred waits have been drained, but while the collectives are.
     adding = Run(sip=1, start=add_another, after=(first, second))
-    ctx._pending_collectives.append(ctx.engine.submit(adding))
+    ctx._pending_collective_waits.append(ctx.engine.submit(adding))
 
     _drain_pending(ctx)
 
     assert ctx._pending_worker_waits == []
-    assert ctx._pending_collectives == []
+    assert ctx._pending_collective_waits == []
     assert {first, second, third, late} <= ctx._completed
 
 
@@ -238,7 +238,7 @@ def test_a_host_read_drains_deferred_waits_but_no_collectives(
     tensor = ctx.ones(1)
     deferred, collective = lasting(ctx, 1000), lasting(ctx, 10**9)
     ctx._pending_worker_waits.append(deferred)
-    ctx._pending_collectives.append(collective)
+    ctx._pending_collective_waits.append(collective)
 
     member = getattr(tensor, read)  # the property reads at once
     if read != "data":
@@ -247,7 +247,7 @@ def test_a_host_read_drains_deferred_waits_but_no_collectives(
     assert deferred in ctx._completed
     assert ctx._pending_worker_waits == []
     assert collective not in ctx._completed
-    ctx._pending_collectives.clear()
+    ctx._pending_collective_waits.clear()
 
 
 def test_the_registry_of_host_reads_is_closed() -> None:

@@ -1,6 +1,6 @@
 """What must be true of every cluster, checked whenever it could have become false.
 
-The checker keeps books of its own, on the world's clock: it sees every write to the store, every
+The checker keeps records of its own, on the world's clock: it sees every write to the store, every
 start and end of a worker, and what each agent told in the end. It shares no code with the
 machines but the words in which they write.
 
@@ -49,7 +49,7 @@ from rankwise.core.rendezvous.records import (
 )
 from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.virtual.cluster.cluster_plan import ClusterPlan
-from rankwise.drivers.virtual.cluster.known_runs import RoundBook, RunBook
+from rankwise.drivers.virtual.cluster.known_runs import RoundRecords, RunRecords
 from rankwise.drivers.virtual.cluster.node import SimulatedNode
 from rankwise.drivers.virtual.cluster.root_cause_truth import loss_is_told, verdict_is_true
 from rankwise.drivers.virtual.cluster.simulated_worker import SimulatedWorker
@@ -75,7 +75,7 @@ class ClusterChecker:
         self._plan = plan
         self._keys = RunKeys(run_id)
         self._now = now
-        self._run: RunBook | None = None
+        self._run: RunRecords | None = None
         """The run whose charter lies in the store."""
         self._was_ever_emptied = False
         self._rank_holders: dict[int, SimulatedWorker] = {}
@@ -83,16 +83,16 @@ class ClusterChecker:
         self._living_by_round: dict[tuple[int, int], int] = {}
         """By the numbers of the run and of the round."""
         self._nodes: set[str] = set()
-        self._run_of: dict[str, RunBook] = {}
+        self._run_of: dict[str, RunRecords] = {}
         """The run that each node takes part in, or took part in."""
         self._led_since: Instant | None = None
         self._led_for = Duration(0)
         """How long the last leader led."""
-        self.runs: list[RunBook] = []
+        self.runs: list[RunRecords] = []
         self.finished: dict[str, FinishRun] = {}
 
     @property
-    def books(self) -> dict[int, RoundBook]:
+    def rounds(self) -> dict[int, RoundRecords]:
         """The rounds of the last run."""
         return self.runs[-1].rounds if self.runs else {}
 
@@ -147,10 +147,10 @@ class ClusterChecker:
             return
         if before is not None:
             self._judge_succession(before, charter)
-        self._run = RunBook(len(self.runs), charter)
+        self._run = RunRecords(len(self.runs), charter)
         self.runs.append(self._run)
 
-    def _judge_succession(self, before: RunBook, charter: Charter) -> None:
+    def _judge_succession(self, before: RunRecords, charter: Charter) -> None:
         if not self._plan.rendezvous.replaces_ended:
             self._broken(f"{charter.founder} replaces a run, and ids serve once")
         wants_the_same = msgspec.structs.replace(charter, founder=before.charter.founder)
@@ -161,7 +161,7 @@ class ClusterChecker:
                 f"{charter.founder} replaces a run of which {self._living_in(before)} workers live"
             )
 
-    def _living_in(self, run: RunBook) -> int:
+    def _living_in(self, run: RunRecords) -> int:
         return sum(
             living for (number, _), living in self._living_by_round.items() if number == run.number
         )
@@ -177,20 +177,20 @@ class ClusterChecker:
             self._nodes.add(node)
             record = decode_node(change.value, change.key, node)
             self._note_founder(node, record.founder)
-            if self.books and not self._books_of(node):
-                self.books[max(self.books)].had_newcomer = True
-            for book in self._books_of(node):
-                has_given_up = record.ended >= book.record.number and not record.is_done
+            if self.rounds and not self._rounds_of(node):
+                self.rounds[max(self.rounds)].had_newcomer = True
+            for records in self._rounds_of(node):
+                has_given_up = record.ended >= records.record.number and not record.is_done
                 if record.departure is not Departure.STAYS or has_given_up:
-                    book.has_leaver = True
-                if record.cut_off == book.record.number:
-                    book.member_vanished = True
-                if record.ended == book.record.number and record.is_done:
-                    book.done.add(node)
+                    records.has_leaver = True
+                if record.cut_off == records.record.number:
+                    records.member_vanished = True
+                if record.ended == records.record.number and record.is_done:
+                    records.done.add(node)
             return
         self._nodes.discard(node)
-        for book in self._books_of(node):
-            book.member_vanished |= node not in book.done
+        for records in self._rounds_of(node):
+            records.member_vanished |= node not in records.done
 
     def _note_founder(self, node: str, founder: str) -> None:
         run = next((run for run in reversed(self.runs) if run.charter.founder == founder), None)
@@ -202,7 +202,7 @@ class ClusterChecker:
                 f"{node} takes part in run {run.number}, and took part in run {before.number}"
             )
 
-    def _books_of(self, node: str) -> list[RoundBook]:
+    def _rounds_of(self, node: str) -> list[RoundRecords]:
         """The round of its run that runs, or ran last, if the node is a member."""
         run = self._run_of.get(node)
         if run is None or not run.rounds:
@@ -231,7 +231,7 @@ class ClusterChecker:
 
     def _judge_order(self, old: Round | None, new: Round) -> None:
         if old is None:
-            lawful = new.number == 0 or not self.books
+            lawful = new.number == 0 or not self.rounds
         else:
             number, phase = new.number - old.number, (old.phase, new.phase)
             lawful = (
@@ -253,13 +253,13 @@ class ClusterChecker:
             before = "nothing" if old is None else f"round {old.number} {old.phase}"
             self._broken(f"round {new.number} {new.phase} was written over {before}")
 
-    def _judge_settlement(self, run: RunBook, old: Round | None, new: Round) -> None:
+    def _judge_settlement(self, run: RunRecords, old: Round | None, new: Round) -> None:
         config = run.charter
         if not config.nodes_min <= len(new.members) <= config.nodes_max:
             self._broken(f"round {new.number} has {len(new.members)} members")
         spent_before = 0 if old is None else old.restarts
         spent = new.restarts - spent_before
-        last = self.books.get(new.number - 1)
+        last = self.rounds.get(new.number - 1)
         if spent not in (0, 1):
             self._broken(f"round {new.number} spends {spent} restarts")
         if new.restarts > config.restarts_max:
@@ -276,23 +276,23 @@ class ClusterChecker:
             lost = last.member_vanished or self._may_seem_lost(last)
             if old.is_failure and not spent and not lost:
                 self._broken(f"round {new.number} spends no restart after a failure: {old.why}")
-        book = RoundBook(new, self._now(), frozenset(new.members))
+        records = RoundRecords(new, self._now(), frozenset(new.members))
         # The leader hears of what is written to the store a little later.
-        book.member_vanished = not book.members <= self._nodes
-        book.had_newcomer = not self._nodes <= book.members
-        self.books[new.number] = book
+        records.member_vanished = not records.members <= self._nodes
+        records.had_newcomer = not self._nodes <= records.members
+        self.rounds[new.number] = records
 
-    def _may_seem_lost(self, book: RoundBook) -> bool:
+    def _may_seem_lost(self, records: RoundRecords) -> bool:
         """Whether who leads now came after a round's end, and takes who has left since for lost."""
-        led, dissolved = self._led_since, book.dissolved_at
+        led, dissolved = self._led_since, records.dissolved_at
         is_new = led is not None and dissolved is not None and led > dissolved
-        return is_new and not book.members <= self._nodes
+        return is_new and not records.members <= self._nodes
 
     def _judge_dissolution(self, old: Round, new: Round) -> None:
-        book = self.books[old.number]
-        book.dissolved_at = self._now()
-        book.ended_because = new.why
-        if new.is_failure or book.member_vanished or book.has_leaver or book.had_newcomer:
+        records = self.rounds[old.number]
+        records.dissolved_at = self._now()
+        records.ended_because = new.why
+        if new.is_failure or records.member_vanished or records.has_leaver or records.had_newcomer:
             return
         self._broken(f"round {old.number} ended without a reason, told is: {new.why}")
 
@@ -340,14 +340,14 @@ class ClusterChecker:
             self._broken(f"{node.node_id} wants {wanted}, and begins a round of {run.charter}")
         if not self._was_ever_emptied and (run.is_closed or run is not self._run):
             self._broken(f"{node.node_id} begins round {world.round} of a run that is over")
-        book = run.rounds.get(world.round)
-        if book is None or book.record.members != world.members:
+        records = run.rounds.get(world.round)
+        if records is None or records.record.members != world.members:
             self._broken(f"{node.node_id} begins round {world.round}, which was never settled")
         if world.members[world.node_rank] != node.node_id:
             self._broken(f"{node.node_id} begins with the rank of {world.members[world.node_rank]}")
-        if node.node_id in book.began:
+        if node.node_id in records.began:
             self._broken(f"{node.node_id} begins round {world.round} twice")
-        book.began[node.node_id] = self._now()
+        records.began[node.node_id] = self._now()
 
     @property
     def orphan_patience(self) -> Duration:
@@ -388,19 +388,21 @@ class ClusterChecker:
         config = self._plan.rendezvous
         return Duration(4 * (config.lease_ttl + config.request_timeout + config.retry_pause))
 
-    def judge_admission(self, run: RunBook, number: int, is_up: Callable[[str], bool]) -> None:
+    def judge_admission(self, run: RunRecords, number: int, is_up: Callable[[str], bool]) -> None:
         """Long after a round has begun: its members run in it, or it is over."""
-        book = run.rounds.get(number)
+        records = run.rounds.get(number)
         current = run.round
         if (
             run is not self._run
-            or book is None
+            or records is None
             or current is None
             or current.number != number
             or current.phase is not RoundPhase.RUNNING
         ):
             return
-        deaf = [node for node in book.record.members if node not in book.began and is_up(node)]
+        deaf = [
+            node for node in records.record.members if node not in records.began and is_up(node)
+        ]
         if deaf:
             self._broken(f"round {number} runs, and its members {deaf} do not know")
 

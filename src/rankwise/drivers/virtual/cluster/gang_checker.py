@@ -1,7 +1,7 @@
 """What must be true of every node that is alone, checked after every step of its agent.
 
 The checker sits where the journal sits, so it hears every stimulus and effect, and it may look at
-the truth about the processes, which the machine cannot. It keeps books of its own and shares no
+the truth about the processes, which the machine cannot. It keeps records of its own and shares no
 code with the machine: what it demands follows from the promises in the machine's text.
 
 - All or nothing: once a failure, a stop or a hang is known, every worker is told to stop.
@@ -75,7 +75,7 @@ def just_before(now: Instant) -> Instant:
 
 
 @dataclass(slots=True)
-class AttemptBook:
+class AttemptRecords:
     """What the checker has heard about one attempt."""
 
     begun_at: Instant
@@ -126,7 +126,7 @@ class GangChecker:
         self._policy = agent.spec.rendezvous.policy
         self._agent = agent
         self._host = host
-        self._attempts: list[AttemptBook] = []
+        self._attempts: list[AttemptRecords] = []
         self._stops_heard = 0
         self._stopped_at: Instant | None = None
         self._guardian_lost = False
@@ -179,14 +179,14 @@ class GangChecker:
             case WorkerSpawned(local_rank, attempt):
                 self._note_birth(self._attempts[attempt], local_rank, now)
             case WorkerRefused(local_rank, attempt):
-                book = self._attempts[attempt]
-                book.refused_at[local_rank] = now
-                self._note_failure(book, now)
+                records = self._attempts[attempt]
+                records.refused_at[local_rank] = now
+                self._note_failure(records, now)
             case WorkerReported(local_rank, attempt, error):
-                book = self._attempts[attempt]
-                if local_rank not in book.reported_at and names_lost_connection(error):
-                    book.lost_peers.add(local_rank)
-                book.reported_at.setdefault(local_rank, now)
+                records = self._attempts[attempt]
+                if local_rank not in records.reported_at and names_lost_connection(error):
+                    records.lost_peers.add(local_rank)
+                records.reported_at.setdefault(local_rank, now)
             case WorkerExited(local_rank, attempt, exit_status):
                 self._note_exit(self._attempts[attempt], local_rank, exit_status.code, now)
             case Swept(attempt):
@@ -242,21 +242,23 @@ class GangChecker:
             self._broken(f"{self._held[0]} is held back, and has no reason to be")
         if self._outcome is not None or not self._attempts:
             return
-        book = self._attempts[-1]
-        self._expect_spawns(book, now)
-        if book.sweep_ordered_at is not None:
-            if now > after(book.sweep_ordered_at, self._spec.sweep_timeout):
+        records = self._attempts[-1]
+        self._expect_spawns(records, now)
+        if records.sweep_ordered_at is not None:
+            if now > after(records.sweep_ordered_at, self._spec.sweep_timeout):
                 self._expect_restart(now)
             return
-        self._find_reasons_to_end(book, just_before(now))
-        if book.ending_since is None:
+        self._find_reasons_to_end(records, just_before(now))
+        if records.ending_since is None:
             return
-        if book.untold:
-            self._broken(f"workers {sorted(book.untold)} were not told to stop: all or nothing")
-        assert book.kill_allowed_at is not None, "set when the end began"
-        if now > book.kill_allowed_at and book.unkilled:
-            self._broken(f"the grace is over, and workers {sorted(book.unkilled)} are not killed")
-        if now > after(book.kill_allowed_at, self._spec.sweep_timeout):
+        if records.untold:
+            self._broken(f"workers {sorted(records.untold)} were not told to stop: all or nothing")
+        assert records.kill_allowed_at is not None, "set when the end began"
+        if now > records.kill_allowed_at and records.unkilled:
+            self._broken(
+                f"the grace is over, and workers {sorted(records.unkilled)} are not killed"
+            )
+        if now > after(records.kill_allowed_at, self._spec.sweep_timeout):
             self._broken("workers were killed long ago, and are neither ended nor given up")
 
     def judge_end(self) -> None:
@@ -275,46 +277,52 @@ class GangChecker:
             )
         self._broken(f"nothing will ever happen again, and the agent is {self._agent.phase}")
 
-    def _note_birth(self, book: AttemptBook, local_rank: int, now: Instant) -> None:
-        self._find_reasons_to_end(book, just_before(now))
-        if self._gave_up_starting(book) or book.sweep_ordered_at is not None:
-            book.started_too_late.add(local_rank)
-        for ranks in (book.started, book.living, book.untold, book.unkilled):
+    def _note_birth(self, records: AttemptRecords, local_rank: int, now: Instant) -> None:
+        self._find_reasons_to_end(records, just_before(now))
+        if self._gave_up_starting(records) or records.sweep_ordered_at is not None:
+            records.started_too_late.add(local_rank)
+        for ranks in (records.started, records.living, records.untold, records.unkilled):
             ranks.add(local_rank)
 
-    def _note_exit(self, book: AttemptBook, local_rank: int, code: int, now: Instant) -> None:
-        book.exit_codes[local_rank] = code
-        for ranks in (book.living, book.untold, book.unkilled):
+    def _note_exit(self, records: AttemptRecords, local_rank: int, code: int, now: Instant) -> None:
+        records.exit_codes[local_rank] = code
+        for ranks in (records.living, records.untold, records.unkilled):
             ranks.discard(local_rank)
         if code != 0:
-            book.failed.add(local_rank)
-        if code != 0 and not self._awaits_cause(book, now):
-            self._note_failure(book, now)
+            records.failed.add(local_rank)
+        if code != 0 and not self._awaits_cause(records, now):
+            self._note_failure(records, now)
 
-    def _awaits_cause(self, book: AttemptBook, now: Instant) -> bool:
+    def _awaits_cause(self, records: AttemptRecords, now: Instant) -> bool:
         """Whether all that have failed say that a peer is gone, so that its death is awaited."""
-        is_open = book.ending_since is None and book.dump_ordered_at is None and book.living
-        if not is_open or len(book.started) < self._spec.size or book.failed - book.lost_peers:
+        is_open = (
+            records.ending_since is None and records.dump_ordered_at is None and records.living
+        )
+        if (
+            not is_open
+            or len(records.started) < self._spec.size
+            or records.failed - records.lost_peers
+        ):
             return False
-        book.failed_at = book.failed_at or now
-        book.cause_due = book.cause_due or after(now, self._spec.verdict_timeout)
+        records.failed_at = records.failed_at or now
+        records.cause_due = records.cause_due or after(now, self._spec.verdict_timeout)
         return True
 
-    def _judge_look_for_dumps(self, book: AttemptBook, now: Instant) -> None:
-        if book.cause_due is None:
+    def _judge_look_for_dumps(self, records: AttemptRecords, now: Instant) -> None:
+        if records.cause_due is None:
             self._broken("the gang asks who is dying, and nothing has failed for a lost peer")
-        elif not book.has_asked_who_dies:
-            book.has_asked_who_dies = True
-        elif now < book.cause_due:
+        elif not records.has_asked_who_dies:
+            records.has_asked_who_dies = True
+        elif now < records.cause_due:
             self._broken("the gang asks again who is dying before it has waited")
         else:
-            book.asks_who_dies = True
+            records.asks_who_dies = True
 
-    def _note_failure(self, book: AttemptBook, now: Instant) -> None:
-        if book.failed_at is None and book.sweep_ordered_at is None:
-            book.failed_at = now
-        if book.dump_ordered_at is None:
-            self._must_end(book, now)
+    def _note_failure(self, records: AttemptRecords, now: Instant) -> None:
+        if records.failed_at is None and records.sweep_ordered_at is None:
+            records.failed_at = now
+        if records.dump_ordered_at is None:
+            self._must_end(records, now)
 
     def _note_stop(self, now: Instant) -> None:
         self._stops_heard += 1
@@ -322,59 +330,63 @@ class GangChecker:
             self._stopped_at = now
         if not self._attempts:
             return
-        book = self._attempts[-1]
-        was_ending = book.ending_since is not None
-        book.ended_by_stop = book.ended_by_stop or not was_ending
-        self._must_end(book, now)
+        records = self._attempts[-1]
+        was_ending = records.ending_since is not None
+        records.ended_by_stop = records.ended_by_stop or not was_ending
+        self._must_end(records, now)
         if self._stops_heard > 1 and was_ending:
-            book.kill_allowed_at = min(book.kill_allowed_at or now, now)
+            records.kill_allowed_at = min(records.kill_allowed_at or now, now)
 
-    def _must_end(self, book: AttemptBook, now: Instant) -> None:
-        if book.ending_since is None:
-            book.ending_since = now
-            book.kill_allowed_at = after(now, self._spec.grace)
+    def _must_end(self, records: AttemptRecords, now: Instant) -> None:
+        if records.ending_since is None:
+            records.ending_since = now
+            records.kill_allowed_at = after(now, self._spec.grace)
 
-    def _find_reasons_to_end(self, book: AttemptBook, now: Instant) -> None:
+    def _find_reasons_to_end(self, records: AttemptRecords, now: Instant) -> None:
         """The reasons which no stimulus tells: starting, dumping or exiting took too long."""
-        if book.ending_since is not None:
+        if records.ending_since is not None:
             return
-        starting_ends = self._starting_ends(book)
-        if len(book.started) < self._spec.size and now >= starting_ends:
-            self._must_end(book, starting_ends)
-        elif book.dump_ordered_at is not None:
-            dumping_ends = after(book.dump_ordered_at, self._spec.stacks_timeout)
+        starting_ends = self._starting_ends(records)
+        if len(records.started) < self._spec.size and now >= starting_ends:
+            self._must_end(records, starting_ends)
+        elif records.dump_ordered_at is not None:
+            dumping_ends = after(records.dump_ordered_at, self._spec.stacks_timeout)
             if now >= dumping_ends:
-                self._must_end(book, dumping_ends)
+                self._must_end(records, dumping_ends)
         else:
             exits_due = min(
                 (
-                    after(book.reported_at[rank], self._spec.exit_timeout)
-                    for rank in book.reported_at.keys() & book.living
+                    after(records.reported_at[rank], self._spec.exit_timeout)
+                    for rank in records.reported_at.keys() & records.living
                 ),
                 default=FAR_AWAY,
             )
             if now >= exits_due:
-                self._must_end(book, exits_due)
-            elif book.cause_due is not None and now >= book.cause_due and not book.asks_who_dies:
-                self._must_end(book, book.cause_due)
+                self._must_end(records, exits_due)
+            elif (
+                records.cause_due is not None
+                and now >= records.cause_due
+                and not records.asks_who_dies
+            ):
+                self._must_end(records, records.cause_due)
 
-    def _note_look(self, book: AttemptBook, last_progress: Instant, now: Instant) -> None:
+    def _note_look(self, records: AttemptRecords, last_progress: Instant, now: Instant) -> None:
         hang_timeout = self._spec.hang_timeout
         assert hang_timeout is not None, "only a run with a hang timeout looks"
-        is_starting = len(book.started) < self._spec.size and book.ending_since is None
+        is_starting = len(records.started) < self._spec.size and records.ending_since is None
         if is_starting and between(last_progress, now) >= hang_timeout:
-            book.start_has_hung = True
-            self._must_end(book, now)
+            records.start_has_hung = True
+            self._must_end(records, now)
 
-    def _starting_ends(self, book: AttemptBook) -> Instant:
-        return after(book.begun_at, self._spec.spawn_timeout)
+    def _starting_ends(self, records: AttemptRecords) -> Instant:
+        return after(records.begun_at, self._spec.spawn_timeout)
 
-    def _gave_up_starting(self, book: AttemptBook) -> bool:
-        return book.start_has_hung or book.ending_since == self._starting_ends(book)
+    def _gave_up_starting(self, records: AttemptRecords) -> bool:
+        return records.start_has_hung or records.ending_since == self._starting_ends(records)
 
-    def _expect_spawns(self, book: AttemptBook, now: Instant) -> None:
-        if len(book.spawned) < self._spec.size:
-            self._broken(f"only workers {sorted(book.spawned)} of {self._spec.size} are started")
+    def _expect_spawns(self, records: AttemptRecords, now: Instant) -> None:
+        if len(records.spawned) < self._spec.size:
+            self._broken(f"only workers {sorted(records.spawned)} of {self._spec.size} are started")
         if self._restart is not None and now > self._restart[0]:
             self._broken(f"attempt {self._restart[1]} should have begun at {self._restart[0]}")
 
@@ -385,15 +397,15 @@ class GangChecker:
     def _judge_spawn(self, local_rank: int, attempt: int, now: Instant) -> None:
         if attempt == len(self._attempts):
             self._judge_beginning(attempt, now)
-            self._attempts.append(AttemptBook(now))
+            self._attempts.append(AttemptRecords(now))
         if attempt != len(self._attempts) - 1:
             self._broken(f"attempt {attempt} is begun out of turn")
-        book = self._attempts[attempt]
-        if local_rank in book.spawned:
+        records = self._attempts[attempt]
+        if local_rank in records.spawned:
             self._broken(f"worker {local_rank} is started twice in attempt {attempt}")
         if not 0 <= local_rank < self._spec.size:
             self._broken(f"worker {local_rank} is started in a gang of {self._spec.size}")
-        book.spawned.add(local_rank)
+        records.spawned.add(local_rank)
 
     def _judge_beginning(self, attempt: int, now: Instant) -> None:
         if attempt == 0:
@@ -409,27 +421,27 @@ class GangChecker:
             self._broken(f"attempt {attempt} begins while processes {living} are alive")
 
     def _judge_signal(self, order: SignalWorker, now: Instant) -> None:
-        book = self._attempts[order.attempt]
+        records = self._attempts[order.attempt]
         rank = order.local_rank
-        if rank not in book.started:
+        if rank not in records.started:
             self._broken(f"worker {rank} is signalled, and no process of it is known")
         released_at, released = self._released
-        if rank not in book.living and not (released_at == now and rank in released):
+        if rank not in records.living and not (released_at == now and rank in released):
             self._broken(f"worker {rank} is signalled, and is known to have ended")
-        self._find_reasons_to_end(book, now)
-        if book.ending_since is None:
+        self._find_reasons_to_end(records, now)
+        if records.ending_since is None:
             self._broken(f"worker {rank} gets signal {order.signal} without a reason")
-        book.untold.discard(rank)
+        records.untold.discard(rank)
         if order.signal != SIGKILL:
             return
-        book.unkilled.discard(rank)
-        assert book.kill_allowed_at is not None, "set when the end began"
-        if now < book.kill_allowed_at and rank not in book.started_too_late:
+        records.unkilled.discard(rank)
+        assert records.kill_allowed_at is not None, "set when the end began"
+        if now < records.kill_allowed_at and rank not in records.started_too_late:
             self._broken(f"worker {rank} is killed before its grace is over")
 
-    def _judge_dump(self, book: AttemptBook, now: Instant) -> None:
-        book.dump_ordered_at = now
-        if book.is_blamed:
+    def _judge_dump(self, records: AttemptRecords, now: Instant) -> None:
+        records.dump_ordered_at = now
+        if records.is_blamed:
             return
         patience = self._spec.hang_timeout
         if patience is None:
@@ -443,21 +455,21 @@ class GangChecker:
         if lively:
             self._broken(f"a hang is told, and workers {lively} show signs of life")
 
-    def _judge_sweep(self, book: AttemptBook, now: Instant) -> None:
-        if book.sweep_ordered_at is not None:
+    def _judge_sweep(self, records: AttemptRecords, now: Instant) -> None:
+        if records.sweep_ordered_at is not None:
             self._broken("one attempt is swept twice")
-        waited_for = book.spawned - set(book.exit_codes) - set(book.refused_at)
-        self._find_reasons_to_end(book, now)
-        if self._gave_up_starting(book):
-            waited_for = (waited_for & book.started) - book.started_too_late
+        waited_for = records.spawned - set(records.exit_codes) - set(records.refused_at)
+        self._find_reasons_to_end(records, now)
+        if self._gave_up_starting(records):
+            waited_for = (waited_for & records.started) - records.started_too_late
         if self._stops_heard:
             waited_for &= (
-                book.started
+                records.started
             )  # a gang that stops does not wait for workers that were never started
-        gives_up_at = after(book.kill_allowed_at or FAR_AWAY, self._spec.sweep_timeout)
+        gives_up_at = after(records.kill_allowed_at or FAR_AWAY, self._spec.sweep_timeout)
         if waited_for and now < gives_up_at:
             self._broken(f"the gang is swept while workers {sorted(waited_for)} may be alive")
-        book.sweep_ordered_at = now
+        records.sweep_ordered_at = now
 
     def _judge_restart(self, announcement: AnnounceRestart, now: Instant) -> None:
         self._restarts_announced += 1
@@ -476,17 +488,17 @@ class GangChecker:
         self._restart = (after(now, Duration(announcement.pause)), attempt)
         self._judge_root_cause(self._attempts[-1], announcement)
 
-    def _judge_root_cause(self, book: AttemptBook, told: AnnounceRestart | Outcome) -> None:
+    def _judge_root_cause(self, records: AttemptRecords, told: AnnounceRestart | Outcome) -> None:
         assert told.failures, "looked at only when there are some"
         if self._guardian_lost:
             return
         root = told.failures[0]
         problem = root_cause_is_true(
             root,
-            [self._host.workers[root.attempt, rank] for rank in sorted(book.started)],
+            [self._host.workers[root.attempt, rank] for rank in sorted(records.started)],
             clock=self._host.clock,
-            heard_until=book.ending_since,
-            ended_by_stop=book.ended_by_stop,
+            heard_until=records.ending_since,
+            ended_by_stop=records.ended_by_stop,
         )
         if problem:
             self._broken(problem)
@@ -497,37 +509,37 @@ class GangChecker:
             self._broken(f"{outcome.attempts} attempts told, {len(self._attempts)} made")
         if not self._attempts:
             return
-        book = self._attempts[-1]
-        failed_first = book.failed_at is not None or book.dump_ordered_at is not None
+        records = self._attempts[-1]
+        failed_first = records.failed_at is not None or records.dump_ordered_at is not None
         timed_out = any(f.cause is FailureCause.NOT_STARTED for f in outcome.failures)
         match outcome.status:
             case OutcomeStatus.SUCCEEDED:
-                if [book.exit_codes.get(rank) for rank in range(self._spec.size)] != (
+                if [records.exit_codes.get(rank) for rank in range(self._spec.size)] != (
                     [0] * self._spec.size
                 ):
-                    self._broken(f"a success with exit codes {book.exit_codes}")
+                    self._broken(f"a success with exit codes {records.exit_codes}")
             case OutcomeStatus.STOPPED:
                 if self._stopped_at is None:
                     self._broken("stopped without a request to stop")
-                if book.failed_at is not None and book.failed_at < self._stopped_at:
+                if records.failed_at is not None and records.failed_at < self._stopped_at:
                     self._broken("stopped, though a worker had failed before")
             case OutcomeStatus.FAILED:
                 # Who has raised and cannot be killed has failed, though its end is never heard.
-                raised = bool(book.reported_at.keys() & book.living)
+                raised = bool(records.reported_at.keys() & records.living)
                 if not (failed_first or raised or timed_out or self._guardian_lost):
                     self._broken("failed without a failed worker")
                 if not outcome.failures or outcome.failures[0].cause is FailureCause.STOPPED:
                     self._broken(f"the failures explain nothing: {outcome.failures}")
-                self._judge_root_cause(book, outcome)
-                self._judge_giving_up(book, outcome)
-        self._judge_survivors(book, outcome)
+                self._judge_root_cause(records, outcome)
+                self._judge_giving_up(records, outcome)
+        self._judge_survivors(records, outcome)
 
     def _is_final(self, root: Failure) -> bool:
         is_unstarted = root.cause is FailureCause.NOT_STARTED
         return is_unstarted and not self._policy.retries_startup_errors
 
-    def _judge_giving_up(self, book: AttemptBook, outcome: Outcome) -> None:
-        swept_clean = book.swept is not None and not book.swept.survivors
+    def _judge_giving_up(self, records: AttemptRecords, outcome: Outcome) -> None:
+        swept_clean = records.swept is not None and not records.swept.survivors
         has_restarts = self._restarts_announced < self._policy.restarts_max
         may_restart = swept_clean and not self._is_final(outcome.failures[0])
         if has_restarts and may_restart and not self._stops_heard and not self._guardian_lost:
@@ -535,8 +547,8 @@ class GangChecker:
         if has_restarts and not self._stops_heard and not outcome.detail:
             self._broken("restarts were left, and the outcome does not say why")
 
-    def _judge_survivors(self, book: AttemptBook, outcome: Outcome) -> None:
-        if self._guardian_lost or book.swept is None:
+    def _judge_survivors(self, records: AttemptRecords, outcome: Outcome) -> None:
+        if self._guardian_lost or records.swept is None:
             return  # who lives on cannot be known; the agent's own end takes care of the rest
         nameless = [p.pid for p in self._host.processes() if p.pid not in outcome.survivors]
         if nameless:

@@ -1,4 +1,4 @@
-"""The books that the checkers keep of a cluster: what is known about its runs and their rounds."""
+"""What the checkers record of a cluster: what is known about its runs and their rounds."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from rankwise.drivers.virtual.cluster.simulated_worker import SimulatedWorker
 
 
 @dataclass(slots=True)
-class RoundBook:
+class RoundRecords:
     """What is known about one round."""
 
     record: Round
@@ -37,14 +37,14 @@ class RoundBook:
 
 
 @dataclass(slots=True)
-class RunBook:
+class RunRecords:
     """What is known about one run: from one founder's charter to the next one's."""
 
     number: int
     charter: Charter
     round: Round | None = None
     """The round that lies in the store, or lay there last."""
-    rounds: dict[int, RoundBook] = field(default_factory=dict)
+    rounds: dict[int, RoundRecords] = field(default_factory=dict)
     is_shown: bool = False
     """Whether an agent has shown its verdict."""
 

@@ -10,7 +10,7 @@ from rankwise.core.agent.vocabulary import LOSSES_OF_STORE, FinishRun
 from rankwise.core.rendezvous.records import Round, Verdict
 from rankwise.drivers.virtual.cluster.cluster_plan import ClusterPlan
 from rankwise.drivers.virtual.cluster.host import SIGTERM
-from rankwise.drivers.virtual.cluster.known_runs import RoundBook, RunBook
+from rankwise.drivers.virtual.cluster.known_runs import RoundRecords, RunRecords
 from rankwise.drivers.virtual.cluster.simulated_worker import SimulatedWorker
 from rankwise.drivers.virtual.cluster.skewed_clocks import SkewedClock
 
@@ -129,7 +129,7 @@ def deaths_by_others(workers: Iterable[SimulatedWorker]) -> list[SimulatedWorker
 _CAUSES_OF_BLAME = (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
 
 
-def verdict_is_true(run: RunBook, verdict: Verdict, plan: ClusterPlan) -> str:
+def verdict_is_true(run: RunRecords, verdict: Verdict, plan: ClusterPlan) -> str:
     """What is wrong with the verdict on a run; empty if it is the truth."""
     last = run.rounds[max(run.rounds)] if run.rounds else None
     match verdict.status:
@@ -147,7 +147,7 @@ def verdict_is_true(run: RunBook, verdict: Verdict, plan: ClusterPlan) -> str:
             return "" if verdict.detail else f"a failure that explains nothing: {verdict}"
 
 
-def _root_is_true(root: Failure, last: RoundBook, plan: ClusterPlan) -> str:
+def _root_is_true(root: Failure, last: RoundRecords, plan: ClusterPlan) -> str:
     if root.cause is FailureCause.NOT_STARTED:
         return ""
     if root.cause in _CAUSES_OF_BLAME and plan.has("blame-worker"):
@@ -178,7 +178,7 @@ def _shown(culprits: Iterable[SimulatedWorker]) -> str:
     )
 
 
-def _blame_is_true(root: Failure, last: RoundBook) -> str:
+def _blame_is_true(root: Failure, last: RoundRecords) -> str:
     """Who is blamed has stood in no call, while others did."""
     blamed = [worker for worker in last.workers if worker.rank == root.rank]
     others = [worker for worker in last.workers if worker.stands_since is not None]

@@ -58,7 +58,7 @@ def packed_times(
         for each in workers
     )
     lasted = between(min((each.born_at for each in workers), default=now), now)
-    return pack_times(Timetable(ranks=ranks, lasted=lasted, asked_at=asked_at, told_at=now))
+    return pack_times(Timetable(ranks=ranks, lasted=lasted, asked_at=asked_at, reported_at=now))
 
 
 def _arrivals(

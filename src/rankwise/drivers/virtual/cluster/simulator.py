@@ -25,7 +25,7 @@ from rankwise.drivers.virtual.agenda import Agenda, VirtualClock
 from rankwise.drivers.virtual.cluster.checkers import ClusterChecker
 from rankwise.drivers.virtual.cluster.cluster_plan import ClusterPlan
 from rankwise.drivers.virtual.cluster.host import SIGTERM
-from rankwise.drivers.virtual.cluster.known_runs import RoundBook
+from rankwise.drivers.virtual.cluster.known_runs import RoundRecords
 from rankwise.drivers.virtual.cluster.node import SimulatedNode
 from rankwise.drivers.virtual.cluster.simulated_store import SimulatedStore
 from rankwise.drivers.virtual.cluster.simulated_worker import SimulatedWorker
@@ -66,7 +66,7 @@ class ClusterRun:
         verdict: what became of the job; None if no agent learned it.
         finished: what each agent told, by node id.
         ended_at: when the last agent had ended, in virtual time.
-        rounds: the books of all rounds that ran, by number.
+        rounds: the records of all rounds that ran, by number.
         traffic: what went through the store.
         steps: how many things happened.
         left_behind: processes that were alive when their agents had ended (pids).
@@ -75,7 +75,7 @@ class ClusterRun:
     verdict: Verdict | None
     finished: dict[str, FinishRun]
     ended_at: Instant
-    rounds: dict[int, RoundBook]
+    rounds: dict[int, RoundRecords]
     traffic: Traffic
     steps: int
     left_behind: tuple[int, ...]
@@ -174,7 +174,7 @@ class ClusterSimulator:
             verdict=next((verdict for verdict in verdicts if verdict is not None), None),
             finished=self.checker.finished,
             ended_at=ended_at,
-            rounds=self.checker.books,
+            rounds=self.checker.rounds,
             traffic=self.store.traffic,
             steps=self._steps,
             left_behind=tuple(self._left_behind),
@@ -386,9 +386,9 @@ class ClusterSimulator:
         self._seen = keyspace.revision
         self.checker.changed(changes)
         self._kill_closer()
-        counts = (len(self.checker.runs), len(self.checker.books))
-        if self.checker.books and counts > self._checked_rounds:
-            run, number = self.checker.runs[-1], max(self.checker.books)
+        counts = (len(self.checker.runs), len(self.checker.rounds))
+        if self.checker.rounds and counts > self._checked_rounds:
+            run, number = self.checker.runs[-1], max(self.checker.rounds)
             self._agenda.after(
                 self.checker.admission_patience,
                 partial(self.checker.judge_admission, run, number, self._is_node_up),

@@ -1,12 +1,12 @@
-"""Meetings: how simulated ranks come together for an operation, and what is wrong if they do not.
+"""Collectives: how simulated ranks call an operation together, and what is wrong if they do not.
 
 A *group* is some of the ranks. Which calls of its members meet, `core.matching` decides. This is
 the transport: each member brings a load with its call, and waits at a gate. The last one to come
 carries the operation out for all, and opens the gate.
 
-A meeting whose members call different things fails on all of them when all have come, so that its
+A collective whose members call different things fails on all of them when all have come, so its
 message can tell each rank's line. If a rank never comes, the world comes to rest, and the report
-asks each rank's meeting which members are missing.
+asks each pending collective which members are missing.
 
 Messages from rank to rank are matched in the order of being posted, by source and tag. A send is
 over when its receive is there: that is how gloo and NCCL have it, and what lets a circle of sends
@@ -74,7 +74,7 @@ class Conditions:
         self.faults = faults
         self.waits = Waits()
         self.alarms = Alarms()
-        self.groups: dict[str, MeetingGroup] = {}
+        self.groups: dict[str, CollectiveGroup] = {}
         self.matcher: Matcher[Came] = Matcher()
         self.calls = 0
         self.equals: Equals | None = None
@@ -94,21 +94,21 @@ class Conditions:
         if self.faults is not None:
             self.faults.killed.clear()
 
-    def add(self, group: "MeetingGroup") -> None:
+    def add(self, group: "CollectiveGroup") -> None:
         """Take in a new group."""
         if self.equals is not None:
             self.equals.note_group(group.ranks)
         self.groups[group.name] = group
 
-    def compare_order(self, meeting: "PendingCollective", rank: int) -> None:
-        """A rank has come to a meeting: is the order over its groups that of the others?"""
-        group = meeting.group
+    def compare_order(self, pending: "PendingCollective", rank: int) -> None:
+        """A rank has come to a collective: is the order over its groups that of the others?"""
+        group = pending.group
         overlapping = self.matcher.overlapping(group.calls, rank)
         if not overlapping or group.is_of_threads:
             return
         others = [other for other in overlapping if not self.groups[other.key].is_of_threads]
-        for found in self.matcher.order_breaks(meeting.match, rank, others):
-            self.alarms.note_order(meeting, found, self.groups[found.group])
+        for found in self.matcher.order_breaks(pending.match, rank, others):
+            self.alarms.note_order(pending, found, self.groups[found.group])
 
 
 class Came(msgspec.Struct, frozen=True):
@@ -121,8 +121,8 @@ class Came(msgspec.Struct, frozen=True):
     """Counts the calls of all ranks."""
 
 
-class MeetingGroup:
-    """Ranks that meet.
+class CollectiveGroup:
+    """Ranks that call collectives together.
 
     Attributes:
         name: stands for it; equal on all members.
@@ -177,7 +177,7 @@ class MeetingGroup:
     def meet(
         self, rank: int, signature: CallSignature, load: Any, carry_out: CarryOut
     ) -> "PendingCollective":
-        """Come to this member's next operation; returns at once, the meeting's gate may be shut.
+        """Come to this member's next operation; returns at once, the gate may still be shut.
 
         Args:
             rank: the member that comes, by its number in the world.
@@ -196,20 +196,20 @@ class MeetingGroup:
         conditions.calls += 1
         came = Came(number, signature, place_here(), conditions.calls)
         match = calls.join(rank, number, came)
-        meeting: PendingCollective = match.carrier or PendingCollective(self, match)
-        if meeting.error is None:
-            meeting.loads[rank] = load
+        pending: PendingCollective = match.carrier or PendingCollective(self, match)
+        if pending.error is None:
+            pending.loads[rank] = load
         scheduler = self._scheduler
         if scheduler.helpers and scheduler.holder is not scheduler.ranks[rank].main:
             self.is_of_threads = True
         if self._gone and len(match.entries) == 1:
-            meeting.miss(*next(iter(self._gone.items())))  # which names what has been called
+            pending.miss(*next(iter(self._gone.items())))  # which names what has been called
         if len(conditions.groups) > 1:
-            conditions.compare_order(meeting, rank)
+            conditions.compare_order(pending, rank)
         if len(match.entries) == len(self.present):
             calls.close(match)
-            meeting.complete(carry_out)
-        return meeting
+            pending.complete(carry_out)
+        return pending
 
     def matched(self, signature: CallSignature) -> CallSignature:
         """What of a call must be equal on all members."""
@@ -217,9 +217,9 @@ class MeetingGroup:
             return signature
         return signature.in_sizes()
 
-    def note_shapes(self, meeting: "PendingCollective", doings: str) -> None:
+    def note_shapes(self, pending: "PendingCollective", doings: str) -> None:
         """Members have called an operation with tensors of equal size and other shape."""
-        self._conditions.alarms.note_shapes(meeting, doings)
+        self._conditions.alarms.note_shapes(pending, doings)
 
     def note_layout(self, text: str) -> None:
         """The member that runs brings a tensor of which a backend would take more than it is."""
@@ -263,7 +263,7 @@ class MeetingGroup:
             yield latest_post.came, latest_post
 
     def wait(self, gate: "PendingCollective | Post", patience: Duration | None = None) -> bool:
-        """Wait for a meeting or a message; returns whether it came in time.
+        """Wait for a collective or a message; returns whether it came in time.
 
         Raises:
             CollectiveError: it has failed.
@@ -381,7 +381,7 @@ class _Creation(Gate):
 
     __slots__ = ("_group", "makers")
 
-    def __init__(self, group: MeetingGroup) -> None:
+    def __init__(self, group: CollectiveGroup) -> None:
         super().__init__()
         self._group = group
         self.makers: set[int] = set()
@@ -406,7 +406,7 @@ class PendingCollective(Gate):
 
     __slots__ = ("error", "group", "loads", "match")
 
-    def __init__(self, group: MeetingGroup, match: Match[Came]) -> None:
+    def __init__(self, group: CollectiveGroup, match: Match[Came]) -> None:
         super().__init__()
         self.group = group
         self.match = match
@@ -427,7 +427,7 @@ class PendingCollective(Gate):
             self.group.has_other_shapes = False
         else:
             self.error = self._disagreement()
-        self.loads = {}  # a rank remembers its latest meeting, and must not keep tensors by that
+        self.loads = {}  # a rank remembers its latest collective, and must not keep tensors by that
         self.open()
 
     def _carry_out(self, carry_out: CarryOut) -> None:
@@ -503,7 +503,7 @@ class Post(Gate):
     """One end of a message.
 
     Attributes:
-        rank, peer, tag, load, is_send: see `MeetingGroup.post`; once matched, `peer` is the rank
+        rank, peer, tag, load, is_send: see `CollectiveGroup.post`; once matched, `peer` is the rank
             found.
         came: what it is, and which rank has called it where.
         error: why it has failed, if it has.
@@ -526,7 +526,7 @@ class Post(Gate):
 
     def __init__(
         self,
-        group: MeetingGroup,
+        group: CollectiveGroup,
         rank: int,
         *,
         peer: int,

@@ -167,7 +167,7 @@ def wanted_of(  # noqa: PLR0917 (what a call says, in its order)
     return Wanted(collective, elements, root, sips, pes, work)
 
 
-def meeting_in_words(match: Match[RankContribution]) -> str:
+def collective_in_words(match: Match[RankContribution]) -> str:
     """Which ranks have called what, and where, and which ranks are waited for."""
     calls = [
         (rank, (str(call), f"{call.line or ''}")) for rank, call in sorted(match.entries.items())
@@ -297,7 +297,7 @@ class Collective:
                 call.line,
             )
             if call.is_awaited:
-                self._context._pending_collectives.append(call.handle)  # noqa: SLF001 (one part in files)
+                self._context._pending_collective_waits.append(call.handle)  # noqa: SLF001 (one part in files)
                 self._context.note_deferral(call.rank, call.handle)
 
     def _run_rank(self, index: int, env: KernelEnvironment) -> Steps:

@@ -1,4 +1,4 @@
-"""Fluids take their share of links, from each other and from flows of chunks."""
+"""Flow transfers take their share of links, from each other and from flows of chunks."""
 
 from random import Random
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.sim.hardware import flow_model as fluids
+from rankwise.sim.hardware import flow_model
 from rankwise.sim.hardware.fair_shares import Figures, Uses, fair_speeds
-from rankwise.sim.hardware.flow_model import WHOLE, Fluid, shares_of
+from rankwise.sim.hardware.flow_model import WHOLE, FlowTransfer, shares_of
 from rankwise.sim.hardware.links import Link, start_flow
 from rankwise.sim.hardware.quantities import Rate
 from rankwise.sim.kernel import Simulator
@@ -26,11 +26,11 @@ def link_of(simulator: Simulator, latency: int = 0) -> Link:
 def begin(
     simulator: Simulator, links: list[Link], *, duration: int = ALONE, latency: int = 0
 ) -> list[int]:
-    """Start a fluid of SIZE bytes per link; the list gets the instant of its end."""
+    """Start a transfer of SIZE bytes per link; the list gets the instant of its end."""
     loads = dict.fromkeys(links, SIZE)
-    fluid = Fluid(simulator, "fluid", loads, duration, [duration], latency=latency)
+    transfer = FlowTransfer(simulator, "transfer", loads, duration, [duration], latency=latency)
     ends: list[int] = []
-    fluid.reached(duration).add_callback(lambda _event: ends.append(simulator.now))
+    transfer.reached(duration).add_callback(lambda _event: ends.append(simulator.now))
     return ends
 
 
@@ -140,8 +140,10 @@ def test_busy_and_bytes_grow_with_its_progress() -> None:
     st.lists(st.tuples(st.integers(0, WHOLE), st.integers(1, 1 << 20)), max_size=6),
     st.integers(0, 1 << 20),
 )
-def test_shares_exceed_no_link_and_go_by_weight(fluids: list[tuple[int, int]], flows: int) -> None:
-    demands, weights = [demand for demand, _ in fluids], [weight for _, weight in fluids]
+def test_shares_exceed_no_link_and_go_by_weight(
+    transfers: list[tuple[int, int]], flows: int
+) -> None:
+    demands, weights = [demand for demand, _ in transfers], [weight for _, weight in transfers]
     shares = shares_of(demands, weights, flows)
 
     assert sum(shares) <= WHOLE
@@ -155,16 +157,16 @@ def test_shares_exceed_no_link_and_go_by_weight(fluids: list[tuple[int, int]], f
 
 
 def begin_weighted(simulator: Simulator, links: list[Link], weight: int, **more: Any) -> list[int]:
-    fluid = Fluid(
-        simulator, "fluid", dict.fromkeys(links, SIZE), ALONE, [ALONE],
+    transfer = FlowTransfer(
+        simulator, "transfer", dict.fromkeys(links, SIZE), ALONE, [ALONE],
         weights=dict.fromkeys(links, weight), **more,
     )  # fmt: skip
     ends: list[int] = []
-    fluid.reached(ALONE).add_callback(lambda _event: ends.append(simulator.now))
+    transfer.reached(ALONE).add_callback(lambda _event: ends.append(simulator.now))
     return ends
 
 
-def test_two_fluids_have_a_link_by_weight() -> None:
+def test_two_transfers_have_a_link_by_weight() -> None:
     simulator = Simulator()
     wire = link_of(simulator)
 
@@ -209,7 +211,7 @@ def test_speeds_are_worked_out_once_for_all_that_begin_at_one_instant(
         sizes.append(len(weights))
         return fair_speeds(uses, weights)
 
-    monkeypatch.setattr(fluids, "fair_speeds", counted)
+    monkeypatch.setattr(flow_model, "fair_speeds", counted)
 
     for _ in range(100):
         begin(simulator, [wire])
@@ -219,7 +221,7 @@ def test_speeds_are_worked_out_once_for_all_that_begin_at_one_instant(
     assert len(sizes) == 1
 
 
-def test_fluids_that_come_and_go_all_end() -> None:
+def test_transfers_that_come_and_go_all_end() -> None:
     """`benchmarks/sim_sharing.py` measures the CPU time of a thousand."""
     simulator, random = Simulator(), Random(7)
     wires = [link_of(simulator) for _ in range(32)]

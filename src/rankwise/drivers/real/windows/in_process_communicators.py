@@ -1,4 +1,4 @@
-"""Where ranks of one process meet for windows: simulated ranks, which have no sockets between them.
+"""How ranks of one process join a communicator: simulated ranks, without sockets between them.
 
 Ranks that are processes find each other through the kernel (`rankwise.workers.comm`). A run of many
 ranks in one process says so here, and hands them memory that they share already.
@@ -12,8 +12,8 @@ from rankwise.base.units import Duration
 from rankwise.drivers.real.windows.region import WindowRegion
 
 
-class Meeting(Protocol):
-    """All ranks of a communicator, when they have met."""
+class CommunicatorMember(Protocol):
+    """A rank of a communicator that all ranks have joined."""
 
     def agree(self, size: int, signal_count: int) -> WindowRegion:
         """The windows that all of them want; returns when all have asked.
@@ -24,10 +24,12 @@ class Meeting(Protocol):
         ...
 
 
-class MeetingPoint(Protocol):
+class JoinCommunicator(Protocol):
     """Lets the rank that calls this meet others at a path; returns when all have come."""
 
-    def __call__(self, rank: int, count: int, path: str, patience: Duration) -> Meeting | None:
+    def __call__(
+        self, rank: int, count: int, path: str, patience: Duration
+    ) -> CommunicatorMember | None:
         """None means that the caller is no such rank, but a process.
 
         Raises:
@@ -37,23 +39,23 @@ class MeetingPoint(Protocol):
         ...
 
 
-def _nowhere(rank: int, count: int, path: str, patience: Duration) -> Meeting | None:
+def _nowhere(rank: int, count: int, path: str, patience: Duration) -> CommunicatorMember | None:
     del rank, count, path, patience
     return None
 
 
-class MeetingPlace:
-    """The place of this process.
+class InProcessCommunicators:
+    """The communicators of this process.
 
     Attributes:
-        meet: how ranks meet in it.
+        meet: how ranks join one.
     """
 
     def __init__(self) -> None:
-        self.meet: MeetingPoint = _nowhere
+        self.meet: JoinCommunicator = _nowhere
 
 
-MEETING_PLACE = MeetingPlace()
+IN_PROCESS_COMMUNICATORS = InProcessCommunicators()
 
 
 def different_windows(wishes: Mapping[int, tuple[int, int]]) -> TreeValueError:
