@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rankwise.launch.control.client import RunSummary
     from rankwise.tui.picture import RunPicture
-    from rankwise.tui.samples import RunLook
+    from rankwise.tui.samples import RunSample
 
 INTERVAL_MIN = duration_from_seconds(0.1)
 
@@ -99,7 +99,7 @@ def _print_once(name: str | None, *, as_json: bool) -> None:
 
 
 def _rows(
-    looks: "Sequence[RunLook]", pictures: "Sequence[RunPicture]"
+    looks: "Sequence[RunSample]", pictures: "Sequence[RunPicture]"
 ) -> "Iterator[dict[str, Any]]":
     """One object per run: what its agent says, and what each rank uses."""
     import msgspec  # noqa: PLC0415  # only here

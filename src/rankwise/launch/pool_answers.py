@@ -12,7 +12,7 @@ from typing import Any
 
 from rankwise.base.units import SECOND
 from rankwise.core.pool.machine import PoolPhase
-from rankwise.drivers.real.pool.engine import PoolEngine, WorkerLook
+from rankwise.drivers.real.pool.engine import PoolEngine, WorkerSample
 from rankwise.launch.control.server import ControlRequest, ControlServer, Reply
 
 _SAME_NAME_MAX = 100
@@ -90,7 +90,7 @@ def _state(phase: PoolPhase) -> str:
     return "ended" if phase is PoolPhase.RELEASED else str(phase)
 
 
-def _worker(look: WorkerLook) -> dict[str, Any]:
+def _worker(look: WorkerSample) -> dict[str, Any]:
     running = "running" if look.task else "idle"
     calls = f" ({look.call_count} calls)" if look.call_count > 1 else ""
     return {

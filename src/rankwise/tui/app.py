@@ -25,7 +25,7 @@ from rankwise.launch.control.client import RunSummary, RunUnreachable, listen
 from rankwise.launch.control.server import ControlRequest
 from rankwise.launch.telling.failure_report.text import printable
 from rankwise.tui.picture import Row, RunPicture, SortOrder, State, Watcher, arranged
-from rankwise.tui.samples import PATIENCE, RunLook, look_at
+from rankwise.tui.samples import PATIENCE, RunSample, look_at
 from rankwise.tui.text import cells, columns_for, head, heading
 
 REST = 9
@@ -217,7 +217,7 @@ class Top(App[None]):
         choose: Callable[[], list[RunSummary]],
         interval_s: float,
         *,
-        look: Callable[[Sequence[RunSummary]], list[RunLook]] = lambda runs: look_at(
+        look: Callable[[Sequence[RunSummary]], list[RunSample]] = lambda runs: look_at(
             runs, watches=True
         ),
         wait_for_end: Listen = wait_for_end,
@@ -314,7 +314,7 @@ class Top(App[None]):
         self._pictures[run] = self._watchers[run].end(how)
         self._draw()
 
-    def _show(self, looks: Sequence[RunLook], rest_s: float) -> None:
+    def _show(self, looks: Sequence[RunSample], rest_s: float) -> None:
         for look in looks:
             self._pictures[look.run] = self._watchers[look.run].see(look)
         self._draw()

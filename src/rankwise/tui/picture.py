@@ -32,7 +32,7 @@ from rankwise.core.ledger.lateness import Delay, notable
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.looking.rank_activity import activity_of
 from rankwise.launch.looking.rank_status import RankStatus
-from rankwise.tui.samples import RunLook, RunStatus
+from rankwise.tui.samples import RunSample, RunStatus
 
 _Number = TypeVar("_Number", int, float)
 NOTABLE_S = 1.0
@@ -149,11 +149,11 @@ class Watcher:
 
     def __init__(self, run: RunSummary) -> None:
         self._run = run
-        self._looks: deque[RunLook] = deque()
+        self._looks: deque[RunSample] = deque()
         self._watch: ProgressWatch | None = None
         self._latest = RunPicture(run=run, status=None)
 
-    def see(self, look: RunLook) -> RunPicture:
+    def see(self, look: RunSample) -> RunPicture:
         """Take in a look; one without an answer, or after the end, leaves the picture of before."""
         if self._latest.end:
             return self._latest
@@ -191,7 +191,7 @@ class Watcher:
         self._latest = msgspec.structs.replace(self._latest, end=how, problem="", rows=rows)
         return self._latest
 
-    def _see_progress(self, look: RunLook) -> dict[int, float]:
+    def _see_progress(self, look: RunSample) -> dict[int, float]:
         """For how many seconds each rank has made no progress."""
         self._watch = self._watch or ProgressWatch(None, look.at)
         assert look.status is not None, "asked for looks with an answer"
@@ -214,12 +214,12 @@ def _halted(row: Row, state: State) -> Row:
     return msgspec.structs.replace(row, state=state, for_s=None, cpu_percent=None)
 
 
-def _attempt(look: RunLook) -> tuple[int, int | None]:
+def _attempt(look: RunSample) -> tuple[int, int | None]:
     assert look.status is not None, "looks without an answer are not remembered"
     return look.status.attempt, look.status.round
 
 
-def _work(worker: RankStatus, look: RunLook) -> Activity:
+def _work(worker: RankStatus, look: RunSample) -> Activity:
     assert worker.pid is not None, "asked for ranks that live"
     return msgspec.structs.replace(
         activity_of(worker.pid, look.works[worker.pid]),
@@ -242,7 +242,7 @@ def _notably_late(status: RunStatus) -> Collection[int]:
 
 
 def _row(
-    worker: RankStatus, look: RunLook, before: RunLook | None, still_s: float, *, is_late: bool
+    worker: RankStatus, look: RunSample, before: RunSample | None, still_s: float, *, is_late: bool
 ) -> Row:
     state, for_s = _state(worker, still_s, is_late=is_late)
     if worker.pid in look.stopped and state not in (State.FAILED, State.HUNG, State.ENDED):
@@ -295,13 +295,13 @@ def _call_in_words(worker: RankStatus) -> str:
     return " ".join(filter(None, (number, call.operation or call.text, call.group)))
 
 
-def _late_share(worker: RankStatus, look: RunLook) -> float | None:
+def _late_share(worker: RankStatus, look: RunSample) -> float | None:
     if worker.came_last is None or look.status is None or not look.status.calling_s:
         return None
     return worker.waited_for_s / look.status.calling_s
 
 
-def _earlier(worker: RankStatus, before: RunLook | None) -> RankStatus | None:
+def _earlier(worker: RankStatus, before: RunSample | None) -> RankStatus | None:
     """The same life of a rank in an earlier look."""
     if before is None or before.status is None:
         return None
@@ -310,7 +310,7 @@ def _earlier(worker: RankStatus, before: RunLook | None) -> RankStatus | None:
 
 
 def _step_rate(
-    worker: RankStatus, earlier: RankStatus | None, look: RunLook, before: RunLook | None
+    worker: RankStatus, earlier: RankStatus | None, look: RunSample, before: RunSample | None
 ) -> float | None:
     if not worker.steps:
         return None
@@ -319,7 +319,7 @@ def _step_rate(
     return worker.steps / worker.step_s if worker.step_s else None
 
 
-def _cpu_percent(worker: RankStatus, look: RunLook, before: RunLook | None) -> float | None:
+def _cpu_percent(worker: RankStatus, look: RunSample, before: RunSample | None) -> float | None:
     usage = None if worker.pid is None else look.usage.get(worker.pid)
     if usage is None or worker.pid is None:
         return None

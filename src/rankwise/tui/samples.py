@@ -58,7 +58,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolStatus | None = None
 
 
-class RunLook(msgspec.Struct, frozen=True, kw_only=True):
+class RunSample(msgspec.Struct, frozen=True, kw_only=True):
     """A run, as far as it has answered.
 
     Attributes:
@@ -86,7 +86,7 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
     boot_s: float = 0.0
 
 
-def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLook]:
+def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunSample]:
     """Ask all of these runs, and look at their processes; closely, where progress is watched."""
     at = Instant(time.monotonic_ns())
     statuses = {
@@ -102,7 +102,7 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
         workers = () if status is None else status.workers
         pids = {worker.pid for worker in workers if worker.pid is not None}
         looks.append(
-            RunLook(
+            RunSample(
                 run=run,
                 at=at,
                 status=status,
@@ -118,7 +118,7 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunLoo
     return sorted(looks, key=_place)
 
 
-def _place(look: RunLook) -> tuple[str, int, int]:
+def _place(look: RunSample) -> tuple[str, int, int]:
     """Agents of one run in the order of their nodes."""
     return look.run.run_id, look.status.node_rank if look.status else 0, look.run.pid
 

@@ -8,7 +8,7 @@ from rankwise.drivers.real.gpus import GpuUse
 from rankwise.drivers.real.process_work import ProcessWork, Usage
 from rankwise.launch.control.client import RunSummary
 from rankwise.launch.looking.rank_status import CallStatus, RankStatus
-from rankwise.tui.samples import RunLook, RunStatus
+from rankwise.tui.samples import RunSample, RunStatus
 
 NIGHTLY = RunSummary("nightly", 4711, 1000)
 MIB = 1 << 20
@@ -46,7 +46,7 @@ def look_of(
     cpu_s: Callable[[int], float] = lambda _rank: 90.0,
     gpus: GpuUse | None = None,
     **status: Any,
-) -> RunLook:
+) -> RunSample:
     workers = tuple(workers)
     pids = {worker.pid: worker.rank for worker in workers if worker.pid is not None}
     known = {
@@ -56,7 +56,7 @@ def look_of(
         "program": "train.py",
         "world_size": len(workers),
     }
-    return RunLook(
+    return RunSample(
         run=run,
         at=Instant(round(at_s * SECOND)),
         status=RunStatus(nproc=len(workers), workers=workers, **{**known, **status}),

@@ -11,7 +11,7 @@ from rankwise.launch.control.client import RunSummary
 from rankwise.launch.looking.rank_status import RankStatus
 from rankwise.tui import samples
 from rankwise.tui.picture import SortOrder, State, Watcher, arranged
-from rankwise.tui.samples import RunLook
+from rankwise.tui.samples import RunSample
 from rankwise.tui.text import WIDTH, page
 
 
@@ -170,7 +170,7 @@ def test_a_state_is_unfolded_and_a_few_odd_ranks_are_from_the_beginning() -> Non
 def test_the_last_picture_stays_with_how_the_run_ended() -> None:
     watcher = Watcher(NIGHTLY)
     seen = watcher.see(look_of(four_ranks()))
-    silent = watcher.see(RunLook(run=NIGHTLY, at=look_of([]).at, status=None, problem="silent"))
+    silent = watcher.see(RunSample(run=NIGHTLY, at=look_of([]).at, status=None, problem="silent"))
     ended = watcher.end("failed: rank 1 failed (ValueError: bad shape)")
     late = watcher.see(look_of([rank_status(0)]))
 
@@ -184,7 +184,7 @@ def test_the_last_picture_stays_with_how_the_run_ended() -> None:
 def test_ranks_that_are_suspended_with_their_agent_are_shown_as_such() -> None:
     watcher = Watcher(NIGHTLY)
     watcher.see(look_of([rank_status(0), rank_status(1), rank_status(2, state="failed")]))
-    suspended = RunLook(
+    suspended = RunSample(
         run=NIGHTLY,
         at=look_of([]).at,
         status=None,
@@ -208,7 +208,7 @@ def test_a_rank_alone_that_is_stopped_is_suspended_and_not_still() -> None:
 
 
 def test_a_run_that_has_never_answered_is_shown_as_such() -> None:
-    silent = RunLook(run=NIGHTLY, at=look_of([]).at, status=None, problem="it does not answer")
+    silent = RunSample(run=NIGHTLY, at=look_of([]).at, status=None, problem="it does not answer")
 
     assert page([Watcher(NIGHTLY).see(silent)]) == "nightly  pid 4711  it does not answer"
     assert page([]) == "no runs"

@@ -10,7 +10,7 @@ import pytest
 from looks_of_runs import NIGHTLY, four_ranks, look_of, many_ranks, rank_status
 
 from rankwise.launch.control.client import RunSummary
-from rankwise.tui.samples import RunLook
+from rankwise.tui.samples import RunSample
 
 pytest.importorskip("textual")
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 60.0
 SIZE = (80, 24)
-Look = Callable[[Sequence[RunSummary]], list[RunLook]]
+Look = Callable[[Sequence[RunSummary]], list[RunSample]]
 
 
 class Shown:
@@ -133,7 +133,7 @@ def test_the_last_picture_stays_when_the_run_ends_and_the_agent_is_not_asked_aga
     told, looked = threading.Event(), threading.Event()
     asked: list[Sequence[RunSummary]] = []
 
-    def look(runs: Sequence[RunSummary]) -> list[RunLook]:
+    def look(runs: Sequence[RunSummary]) -> list[RunSample]:
         asked.append(runs)
         looked.set()
         return [look_of(four_ranks())] if runs else []

@@ -70,7 +70,7 @@ class RunTimeLimit:
 
     def _end(self) -> None:
         if self._is_needed():
-            look = _LastLook(self._clock, self._reactor, self._tell)
+            look = _LastCheck(self._clock, self._reactor, self._tell)
             self._host.collect_stacks(look.on_stacks)
             self._find_verdict(look.on_verdict)
 
@@ -91,7 +91,7 @@ class RunTimeLimit:
         )
 
 
-class _LastLook:
+class _LastCheck:
     """Waits for the verdict and for the stacks, and not for longer than `PATIENCE`."""
 
     def __init__(

@@ -86,7 +86,7 @@ def kill_descendants(
     left_before = None
     spares_trackers = True
     while has_children():
-        look = _Look(
+        look = _KillPass(
             spared,
             spared_trees,
             immune,
@@ -133,7 +133,7 @@ def left_descendants(
     """
     deadline = time.monotonic_ns() + HELPER_PATIENCE_NS
     while True:
-        look = _Look(
+        look = _KillPass(
             spared,
             spared_trees,
             set(),
@@ -157,8 +157,8 @@ def has_children() -> bool:
     return True
 
 
-class _Look:
-    """One reading of all processes, which kills our descendants as it finds them.
+class _KillPass:
+    """One pass over all processes, which kills our descendants as it finds them.
 
     Attributes:
         living: those that were alive, and are not spared.

@@ -131,7 +131,7 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout: Duration = Duration(600 * SECOND)
 
 
-class WorkerLook(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSample(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a worker.
 
     Attributes:
@@ -153,7 +153,7 @@ class WorkerLook(msgspec.Struct, frozen=True, kw_only=True):
     done_count: int
 
 
-class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
+class PoolSample(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a pool.
 
     Attributes:
@@ -167,7 +167,7 @@ class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     done: int
     failed: int
-    workers: tuple[WorkerLook, ...]
+    workers: tuple[WorkerSample, ...]
 
 
 class ControlSocket(Protocol):
@@ -489,7 +489,7 @@ class PoolEngine:
         running = sum(view.task is not None for view in views)
         return max(calls - running, 0), running, len(views)
 
-    def look(self) -> PoolLook:
+    def look(self) -> PoolSample:
         """The state of the pool and of each worker; call it in the reader's thread."""
         now = _now()
         with self._lock:
@@ -497,7 +497,7 @@ class PoolEngine:
             workers = tuple(self._look_at(view, now) for view in views)
             # Tasks in the inbox are queued, too.
             queued = len(self._tasks) - sum(bool(worker.task) for worker in workers)
-            return PoolLook(
+            return PoolSample(
                 phase=self._machine.phase,
                 queued=max(queued, 0),
                 done=self.done_count,
@@ -505,10 +505,10 @@ class PoolEngine:
                 workers=workers,
             )
 
-    def _look_at(self, view: PoolWorkerView, now: int) -> WorkerLook:
+    def _look_at(self, view: PoolWorkerView, now: int) -> WorkerSample:
         link = self._links.get(view.worker)
         task = None if view.task is None else self._tasks.get(view.task)
-        return WorkerLook(
+        return WorkerSample(
             worker=view.worker,
             pid=0 if link is None else link.pid,
             is_ready=view.is_ready,
