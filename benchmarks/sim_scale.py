@@ -13,10 +13,13 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import yaml
 from measuring import Table, apart, arguments, describe_machine, seconds
-from sim_programs import topology_of
 
 from rankwise.sim import GraphEngine, RuntimeContext
+from rankwise.sim.benches.session import topology_with
+from rankwise.sim.hardware import parse_topology
+from rankwise.sim.hardware.topology import Topology
 
 RANKS = (64, 256, 1_024, 4_096)
 SIZES = (64 << 10, 32 << 20, 1 << 30)
@@ -27,6 +30,21 @@ ALGORITHMS = (
     ("pairwise_all_to_all", "switch8"), ("hierarchical_all_to_all", "nodes of 8"),
 )  # fmt: skip
 PROGRAM_RANKS = 256
+
+
+def topology_of(machine: str, ranks: int) -> Topology:
+    """A preset with so many devices, or nodes of 8 on rails."""
+    if machine != "nodes of 8":
+        change = {} if machine == "torus16" else {"system.sips.count": str(ranks)}
+        return topology_with(machine, change)
+    levels = [
+        {"name": "inside", "count": 8, "graph": "switch",
+         "link": {"bandwidth_GBps": 450, "latency_ns": 500}},
+        {"name": "rail", "count": ranks // 8, "graph": "rails",
+         "link": {"bandwidth_GBps": 50, "latency_ns": 2000}},
+    ]  # fmt: skip
+    tree = {"like": "switch8", "system": {"sips": {"levels": levels}}}
+    return parse_topology(yaml.safe_dump(tree), machine)
 
 
 def cost_of(algorithm: str, machine: str, ranks: int, size: int) -> tuple[float, int, int]:
