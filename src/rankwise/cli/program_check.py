@@ -232,7 +232,7 @@ def _is_python(path: str) -> bool:
 
 
 def _hint_on_script(path: str, args: Sequence[str]) -> str | None:
-    """What somebody may have meant by a script that does not exist."""
+    """The likely meaning of a script that does not exist."""
     if _is_python(path):
         return f"leave out {path}: rankwise run {args[0] if args else 'SCRIPT'}"
     words = path.split()
