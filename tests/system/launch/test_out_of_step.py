@@ -687,7 +687,7 @@ dist.destroy_process_group()
 HEALTHY = """
 import os, rankwise
 from rankwise.core.matching import describe_call
-from rankwise.drivers.real.call_rings import read_book
+from rankwise.drivers.real.call_rings import read_call_record
 from rankwise.drivers.real.segments import Segment
 
 size = dist.get_world_size()
@@ -718,17 +718,17 @@ y = torch.compile(reduced, backend="eager", fullgraph=True)(torch.ones(2))
 assert y.tolist() == [size + 1.0] * 2, y
 
 segment = Segment.attach(int(os.environ["RANKWISE_SEGMENT_FD"]))
-call record = read_book(segment, rank, 0)
-assert all(call.stage.name == "DONE" for call in call record.calls), call record.calls
-elsewhere = [call for call in call record.calls if not call.place.startswith("train.py:")]
+record = read_call_record(segment, rank, 0)
+assert all(call.stage.name == "DONE" for call in record.calls), record.calls
+elsewhere = [call for call in record.calls if not call.place.startswith("train.py:")]
 assert not elsewhere, elsewhere
 told = [None] * size
-own = [(str(call.signature), call.match) for call in call record.calls if call.group]
+own = [(str(call.signature), call.match) for call in record.calls if call.group]
 dist.all_gather_object(told, own)
 assert told[0] == told[1], told
 if rank == 0:
-    for call in call record.calls:
-        group = call record.groups[call.group] if call.group else None
+    for call in record.calls:
+        group = record.groups[call.group] if call.group else None
         print(describe_call(call.signature, call.shown_number), "|", group and group.label)
 """
 
