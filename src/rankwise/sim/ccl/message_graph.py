@@ -29,14 +29,14 @@ import numpy as np
 
 from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send
 from rankwise.sim.ccl.configuration import QueueLayout
-from rankwise.sim.ccl.execution import dependencies
+from rankwise.sim.ccl.execution import LOADS_AHEAD, dependencies
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeRates, PeTimes
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.ccl.switched_messages import leaders
 from rankwise.sim.ccl.wire_classes import wire_classes
 from rankwise.sim.hardware.fair_shares import Figures, Numbers, Uses, fair_speeds
 from rankwise.sim.hardware.hardware_machine import HardwareMachine
-from rankwise.sim.hardware.links import Link
+from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX, Link
 from rankwise.sim.hardware.quantities import picoseconds
 
 
@@ -78,10 +78,10 @@ class _Way(NamedTuple):
     """The same before its first byte is there: slots are loaded ahead of what the receiver does."""
     pace: float = 0.0
     """The least time per byte in which a sender fills slots, as long as there are free ones."""
-    window: float = 0.0
+    window: float = float("inf")
     """So many bytes the slots hold."""
-    credits: float = 0.0
-    """So many bytes move until the credit of a slot is back."""
+    round_trip: float = 0.0
+    """How long after a slot is sent its credit is back."""
 
     @property
     def second(self) -> float:
@@ -92,7 +92,18 @@ class _Way(NamedTuple):
         """How many bytes of a message have moved when its last slot gets a credit."""
         if size <= self.window:
             return 0.0
-        return min(size, size - self.window + self.credits)
+        return min(size, size - self.window + self.round_trip / self.cap)
+
+    def least(self, size: float, cap: float) -> float:
+        """The least time per byte of a message: each time all slots are full, it waits for credits.
+
+        Args:
+            size: its bytes.
+            cap: the least time per byte if there are slots enough.
+        """
+        full = (size - 1) // self.window if size > self.window else 0
+        waiting = full * self.round_trip + (size - full * self.window) * cap
+        return max(cap, waiting / size)
 
 
 class _Step:
@@ -102,6 +113,7 @@ class _Step:
         "began", "combines", "depth", "done", "flowed_at", "followers", "follows", "frees",
         "head", "head_missing", "is_in_tcm", "is_sent", "kind", "left", "local",
         "peers", "rank", "reached", "size", "sources", "tail", "tail_missing", "target", "way",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, rank: int, kind: str, size: int) -> None:
@@ -129,6 +141,8 @@ class _Step:
         """By stage of its way at which the first byte has been: how much had moved by then."""
         self.left = 0
         """How many of the stages the last byte has left."""
+        self.weight = float(LOADS_AHEAD)
+        """How many slots it has in the queue of a memory, which serves chunks in turn."""
 
 
 class _Flows:
@@ -153,6 +167,7 @@ class _Flows:
         """The least time per byte."""
         self.uses: Numbers = np.zeros((0, 2), np.int64)
         """Where in the table of uses its own ones begin and end, by now."""
+        self.weights: Figures = np.zeros(0)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -196,6 +211,7 @@ class _Flows:
             self.moved, self.leaves = self.moved[goes_on], self.leaves[goes_on]
             self.rates, self.arrives = self.rates[goes_on], self.arrives[goes_on]
             self.least, self.uses = self.least[goes_on], self.uses[goes_on]
+            self.weights = self.weights[goes_on]
         return sent, emptied, ended
 
     def _take_place(self, number: int, step: _Step, way: _Way) -> None:
@@ -222,7 +238,8 @@ class _Flows:
                     break
                 step.reached.append(float(self.moved[number]))
             else:
-                self.arrives[number], self.least[number] = np.inf, way.cap
+                self.arrives[number] = np.inf
+                self.least[number] = way.least(step.size, way.cap)
             self._take_place(number, step, way)
 
     def begin(self, steps: list[_Step], now: float) -> None:
@@ -241,6 +258,7 @@ class _Flows:
         self.rates = np.append(self.rates, np.zeros(len(steps)))
         self.arrives = np.append(self.arrives, [now + way.second for way in ways])
         self.least = np.append(self.least, [way.ahead for way in ways])
+        self.weights = np.append(self.weights, [step.weight for step in steps])
         uses = [(way.stages[0].begin, way.stages[0].end) for way in ways]
         self.uses = np.concatenate([self.uses, uses])
 
@@ -257,7 +275,8 @@ class _Flows:
         entry = np.arange(len(number)) + (begins - behind)[number]
         present, link = np.unique(resources[entry], return_inverse=True)
         share = times[entry] * caps[number]
-        speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
+        weights = self.weights[moves] * caps.max() / caps
+        speeds = fair_speeds(Uses(number, link, share, len(present)), weights)
         self.rates[moves] = speeds * caps
 
 
@@ -288,6 +307,7 @@ class MessageGraph:
         self._known: deque[tuple[Callable[[_Step], None], _Step]] = deque()
         """Steps of which a head or a tail has become known."""
         assert layout.vc_chunk_size is not None, "it is known by now"
+        self._chunk = machine.topology.machine.system.chunk_bytes
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
         self._uses_switch = machine.combines_in_switches
@@ -495,6 +515,9 @@ class MessageGraph:
         """Load what a local step reads, or store its result: all of it at a time."""
         dma = _Step(local.rank, "load" if loads else "store", max(1, loads) * local.size)
         dma.peers = [local]
+        # It offers one chunk at a time; a message loads several slots ahead.
+        chunk = max(self._chunk, local.size / self._lane_count / CHUNKS_PER_FLOW_MAX)
+        dma.weight = chunk / self._layout.slot_size
         time = self._pe.moving(1 << 20) / (1 << 20) / self._lane_count
         uses = self._memory_uses(self._looked_at(local.rank), 1)
         dma.way = _Way(0, (self._stage(0, uses),), time, time)
@@ -535,6 +558,8 @@ class MessageGraph:
         """When the first lane is done. While it goes on, others still have the links."""
         if step.kind != "receive":
             return step.done
+        import os
+        if os.environ.get("FD"): return step.done - step.local
         return max(step.flowed_at, step.done - step.local)
 
     def _add_head(self, step: _Step, instant: float) -> None:
@@ -655,17 +680,17 @@ class MessageGraph:
         latency = inside.latency + sum(link.latency for link in wires)
         wake = picoseconds(self._machine.topology.machine.pe.ipcq.wake_ns)
         assert self._layout.n_slots is not None, "it is known by now"
-        # As credits come back, a lane has so many slots under way.
         window = self._layout.n_slots * self._layout.slot_size * self._lane_count
-        narrowest = max(inside.cap, cap, (2 * latency + wake) / window, pe.port)
+        narrowest = max(inside.cap, cap, pe.port)
         per_byte = max(pe.memory, pe.engine)
         moved = int(loads), 1 + combines
         # A latency at the beginning there are only loads, and as long at the end only stores.
         cap = max(narrowest, max(moved) * per_byte)
-        ahead = max(narrowest, sum(moved) / 2 * per_byte) if is_alone else cap
+        ahead = max(narrowest, int(loads) * per_byte, latency / window) if is_alone else cap
         stages = self._stages(sender, uses, wires, (latency, later))
-        pace = max(narrowest, int(loads) * per_byte)
-        return _Way(latency, stages, cap, ahead, pace, window, (2 * latency + wake) / cap)
+        alone = max([inside.alone, *(1 / float(link.rate) for link in wires)])
+        pace = max(alone / self._lane_count, pe.port, int(loads) * per_byte)
+        return _Way(latency, stages, cap, ahead, pace, window, 2 * latency + wake)
 
     def _switched_way(self, sent: _Step, pairs: Sequence[tuple[int, int]]) -> _Way:
         """That of a message of which a switch makes copies, or which it combines with others.
@@ -749,6 +774,7 @@ class MessageGraph:
             max(path.latency for path in paths) - sum(link.latency for link in wires),
             self._rates,
             narrowest,
+            max(1 / float(link.rate) for link in users),
         )
 
 
@@ -758,6 +784,9 @@ class _Inside(NamedTuple):
     latency: int
     pe: PeRates
     cap: float
+    """The time per byte of all lanes together."""
+    alone: float
+    """That of one lane alone, where it is narrowest."""
 
 
 _BY_A_SWITCH = 2
