@@ -515,9 +515,10 @@ class MessageGraph:
         """Load what a local step reads, or store its result: all of it at a time."""
         dma = _Step(local.rank, "load" if loads else "store", max(1, loads) * local.size)
         dma.peers = [local]
-        # It offers one chunk at a time; a message loads several slots ahead.
-        chunk = max(self._chunk, local.size / self._lane_count / CHUNKS_PER_FLOW_MAX)
-        dma.weight = chunk / self._layout.slot_size
+        # It offers one chunk at a time; a message loads several slots ahead. One chunk is one turn.
+        own = dma.size / self._lane_count
+        chunk = max(self._chunk, own / CHUNKS_PER_FLOW_MAX)
+        dma.weight = chunk / self._layout.slot_size if own > chunk else _AT_ONCE
         time = self._pe.moving(1 << 20) / (1 << 20) / self._lane_count
         uses = self._memory_uses(self._looked_at(local.rank), 1)
         dma.way = _Way(0, (self._stage(0, uses),), time, time)
@@ -790,5 +791,7 @@ class _Inside(NamedTuple):
 
 
 _BY_A_SWITCH = 2
+_AT_ONCE = 1024.0
+"""The weight of what is served before all others."""
 _TOGETHER = 1.0
 """Picoseconds within which flows begin or end together."""
