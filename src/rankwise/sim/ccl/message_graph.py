@@ -308,6 +308,8 @@ class MessageGraph:
         """Steps of which a head or a tail has become known."""
         assert layout.vc_chunk_size is not None, "it is known by now"
         self._chunk = machine.topology.machine.system.chunk_bytes
+        self._memory_may_fill = self._arriving() > 1 / self._rates.memory
+        self._loading: Counter[int] = Counter()
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
         self._uses_switch = machine.combines_in_switches
@@ -425,6 +427,16 @@ class MessageGraph:
         step.head_missing += 1
         step.tail_missing += 1
 
+    def _arriving(self) -> float:
+        """Bytes per picosecond that messages ask of a device's memory, if all wires are busy."""
+        sips = self._machine.topology.machine.system.sips
+        wires = sum(
+            _wires_of(each.graph, each.count) * float(each.link.rate)
+            for each in sips.levels or (sips,)
+            if each.link is not None
+        )
+        return _MOVED_AT_MOST * wires
+
     def _match(
         self, all_steps: list[list[_Step]], mail: dict[tuple[int, int, int], deque[_Step]]
     ) -> None:
@@ -469,7 +481,7 @@ class MessageGraph:
         """All that it waits for has its first slot."""
         first, _ = self._slot_sizes(step.size)
         if step.kind == "send":
-            load = 0 if step.is_in_tcm else self._pe.load(first)
+            load = 0 if step.is_in_tcm else self._pe.load(first) + self._wait_for_memory(step.rank)
             self._push(step.head + load, step)
             return
         if step.kind == "local":
@@ -480,10 +492,30 @@ class MessageGraph:
 
     def _tell_heads(self, step: _Step, head: float) -> None:
         first, _ = self._slot_sizes(step.size)
-        stored = head + (self._pe.store(first) if step.kind == "receive" else 0)
+        stored = head
+        if step.kind == "receive":
+            stored += self._pe.store(first) + self._wait_for_memory(step.rank)
         for follower, slot_by_slot, in_tcm in step.followers:
             if slot_by_slot:
-                self._add_head(follower, head if in_tcm else stored)
+                self._add_head(follower, head if in_tcm else stored + self._operand(follower, first))
+
+    def _operand(self, step: _Step, size: int) -> float:
+        """How long it loads what it combines with, once that is stored."""
+        if not step.combines:
+            return 0
+        return self._pe.load(size) + self._wait_for_memory(step.rank)
+
+    def _wait_for_memory(self, rank: int) -> float:
+        """How long a slot waits for those that are loaded ahead, if the memory is what is full."""
+        slots = self._loading[self._looked_at(rank)] if self._memory_may_fill else 0
+        return slots * self._pe.moving(self._layout.slot_size)
+
+    def _loads_ahead(self, step: _Step) -> int:
+        """How many slots of a lane a send has in the queue of the memory."""
+        if step.kind != "send" or step.is_in_tcm:
+            return 0
+        own = -(-step.size // self._lane_count)
+        return min(LOADS_AHEAD, -(-own // self._layout.slot_size))
 
     def _on_tail(self, step: _Step) -> None:
         """All that it waits for has its last slot; of a send, its flow has ended."""
@@ -612,6 +644,8 @@ class MessageGraph:
                 new.append(heappop(self._starts)[2])
             if new:
                 flows.begin(new, now)
+                for step in new:
+                    self._loading[self._looked_at(step.rank)] += self._loads_ahead(step)
             if flows:
                 flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
             for step in sent:
@@ -623,6 +657,7 @@ class MessageGraph:
                 self._settle()
             for step in emptied:
                 if step.kind == "send":
+                    self._loading[self._looked_at(step.rank)] -= self._loads_ahead(step)
                     self._lose_tail(step, now)
                     self._settle()
             for step in ended:
@@ -790,6 +825,14 @@ class _Inside(NamedTuple):
     """That of one lane alone, where it is narrowest."""
 
 
+def _wires_of(graph: str, count: int) -> int:
+    """How many wires a device has of a level, at most."""
+    wires = {"ring_1d": 2, "mesh_2d": 4, "torus_2d": 4}
+    return wires.get(graph, count - 1 if graph in {"fully_connected", "custom"} else 1)
+
+
+_MOVED_AT_MOST = 3
+"""For each byte on a wire: an operand and a result of what comes, or what is sent."""
 _BY_A_SWITCH = 2
 _AT_ONCE = 1024.0
 """The weight of what is served before all others."""
