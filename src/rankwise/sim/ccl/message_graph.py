@@ -497,7 +497,9 @@ class MessageGraph:
             stored += self._pe.store(first) + self._wait_for_memory(step.rank)
         for follower, slot_by_slot, in_tcm in step.followers:
             if slot_by_slot:
-                self._add_head(follower, head if in_tcm else stored + self._operand(follower, first))
+                self._add_head(
+                    follower, head if in_tcm else stored + self._operand(follower, first)
+                )
 
     def _operand(self, step: _Step, size: int) -> float:
         """How long it loads what it combines with, once that is stored."""
@@ -591,8 +593,6 @@ class MessageGraph:
         """When the first lane is done. While it goes on, others still have the links."""
         if step.kind != "receive":
             return step.done
-        import os
-        if os.environ.get("FD"): return step.done - step.local
         return max(step.flowed_at, step.done - step.local)
 
     def _add_head(self, step: _Step, instant: float) -> None:

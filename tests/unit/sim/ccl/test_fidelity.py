@@ -339,9 +339,7 @@ def test_auto_uses_messages_exactly_where_the_recorded_error_of_a_program_is_bel
             continue
         machine = preset_of(case)
         homes, elements = tuple(range(case.ranks)), 1 << 26
-        planned = plan(
-            requested(algorithm, collective, elements, 0, homes, machine.system.sips)
-        )
+        planned = plan(requested(algorithm, collective, elements, 0, homes, machine.system.sips))
         level = level_of(algorithm, module, planned, 4, case.lanes, machine=machine)
         assert level == ("message" if error < 0.03 else "queue"), case
 
