@@ -262,7 +262,7 @@ class _Flows:
         uses = [(way.stages[0].begin, way.stages[0].end) for way in ways]
         self.uses = np.concatenate([self.uses, uses])
 
-    def share(self, resources: Numbers, times: Figures) -> None:
+    def share(self, resources: Numbers, times: Figures, link_count: int) -> None:
         """Give all of them their rates, by a table of what is used and for how long per byte."""
         counts = self.uses[:, 1] - self.uses[:, 0]
         moves = counts > 0
@@ -273,10 +273,13 @@ class _Flows:
         number = np.repeat(np.arange(len(counts)), counts)
         behind = np.concatenate([[0], np.cumsum(counts)[:-1]])
         entry = np.arange(len(number)) + (begins - behind)[number]
-        present, link = np.unique(resources[entry], return_inverse=True)
+        link = resources[entry]
+        if link_count > len(link):  # most are not used: number those that are
+            present, link = np.unique(link, return_inverse=True)
+            link_count = len(present)
         share = times[entry] * caps[number]
         weights = self.weights[moves] * caps.max() / caps
-        speeds = fair_speeds(Uses(number, link, share, len(present)), weights)
+        speeds = fair_speeds(Uses(number, link, share, link_count), weights)
         self.rates[moves] = speeds * caps
 
 
@@ -647,7 +650,11 @@ class MessageGraph:
                 for step in new:
                     self._loading[self._looked_at(step.rank)] += self._loads_ahead(step)
             if flows:
-                flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
+                flows.share(
+                    np.frombuffer(self._used, np.int64),
+                    np.frombuffer(self._times),
+                    len(self._resources),
+                )
             for step in sent:
                 assert step.way is not None, "it goes somewhere"
                 instant = max(now, step.began + step.size * step.way.pace)
