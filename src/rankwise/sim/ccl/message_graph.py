@@ -264,12 +264,20 @@ class _Flows:
 
     def share(self, resources: Numbers, times: Figures, link_count: int) -> None:
         """Give all of them their rates, by a table of what is used and for how long per byte."""
-        counts = self.uses[:, 1] - self.uses[:, 0]
-        moves = counts > 0
-        self.rates = np.zeros(len(counts))
+        moves = self.uses[:, 1] > self.uses[:, 0]
+        self.rates = np.zeros(len(moves))
         if not moves.any():
             return
-        counts, begins, caps = counts[moves], self.uses[moves, 0], 1 / self.least[moves]
+        # Those that use the same, as fast and with the same weight, have one rate.
+        begins, ends = self.uses[moves, 0], self.uses[moves, 1]
+        least, weight = self.least[moves], self.weights[moves]
+        order = np.lexsort((weight, least, ends, begins))
+        sorted_uses = (begins[order], ends[order], least[order], weight[order])
+        is_new = np.ones(len(order), bool)
+        is_new[1:] = np.logical_or.reduce([each[1:] != each[:-1] for each in sorted_uses])
+        alike = np.diff(np.flatnonzero(is_new), append=len(order))
+        begins, ends, least, weight = (each[is_new] for each in sorted_uses)
+        counts, caps = ends - begins, 1 / least
         number = np.repeat(np.arange(len(counts)), counts)
         behind = np.concatenate([[0], np.cumsum(counts)[:-1]])
         entry = np.arange(len(number)) + (begins - behind)[number]
@@ -277,10 +285,11 @@ class _Flows:
         if link_count > len(link):  # most are not used: number those that are
             present, link = np.unique(link, return_inverse=True)
             link_count = len(present)
-        share = times[entry] * caps[number]
-        weights = self.weights[moves] * caps.max() / caps
-        speeds = fair_speeds(Uses(number, link, share, link_count), weights)
-        self.rates[moves] = speeds * caps
+        share = times[entry] * (caps * alike)[number]
+        speeds = fair_speeds(Uses(number, link, share, link_count), weight * caps.max() / caps)
+        rates = np.empty(len(order))
+        rates[order] = np.repeat(speeds * caps, alike)
+        self.rates[moves] = rates
 
 
 class MessageGraph:
@@ -304,6 +313,7 @@ class MessageGraph:
         self._times = array("d")
         self._ways: dict[tuple[int, int, tuple[bool, bool, bool]], _Way] = {}
         self._inside: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], _Inside] = {}
+        self._known_stages: dict[tuple[tuple[int, _Used], ...], tuple[_Stage, ...]] = {}
         self._known_slots: dict[int, tuple[int, int]] = {}
         self._starts: list[tuple[float, int, _Step]] = []
         self._count = 0
@@ -558,7 +568,11 @@ class MessageGraph:
         dma.weight = chunk / self._layout.slot_size if own > chunk else _AT_ONCE
         time = self._pe.moving(1 << 20) / (1 << 20) / self._lane_count
         uses = self._memory_uses(self._looked_at(local.rank), 1)
-        dma.way = _Way(0, (self._stage(0, uses),), time, time)
+        key = ((0, tuple(uses)),)
+        stages = self._known_stages.get(key)
+        if stages is None:
+            stages = self._known_stages[key] = (self._stage(0, uses),)
+        dma.way = _Way(0, stages, time, time)
         self._push(instant, dma)
 
     def _on_moved(self, dma: _Step, now: float) -> None:
@@ -772,13 +786,17 @@ class MessageGraph:
         if len(wires) == _BY_A_SWITCH and (sips.graph == "switch" or sips.multicast_unit):
             # All messages come to the second wire as late as each other.
             at_once, apart = [*sender, *uses], []
-        stages = [self._stage(0, at_once)]
+        parts = [(0, tuple(at_once))]
         latency = 0
         for before, (use, _) in zip(wires, apart, strict=False):
             latency += before.latency
-            stages.append(self._stage(latency, [use]))
-        stages.append(self._stage(*receiver))
-        return tuple(stages)
+            parts.append((latency, (use,)))
+        parts.append((receiver[0], tuple(receiver[1])))
+        key = tuple(parts)
+        known = self._known_stages.get(key)
+        if known is None:
+            known = self._known_stages[key] = tuple(self._stage(*part) for part in parts)
+        return known
 
     def _stage(self, latency: int, uses: _Used) -> _Stage:
         begin = len(self._used)
