@@ -15,6 +15,11 @@ from pathlib import Path
 from rankwise.base.errors import ConfigError
 
 ROOT = Path("/")
+_NO_TORCH = "ModuleNotFoundError: No module named 'torch'\n"
+
+
+class TorchMissing(ConfigError):
+    """There is no torch to ask."""
 
 
 def visible_gpu_count(environ: Mapping[str, str], root: Path = ROOT) -> int:
@@ -48,6 +53,7 @@ def device_count_by_torch(kind: str, python: str) -> int:
     """Ask torch, in an interpreter of its own, how many devices of `kind` there are.
 
     Raises:
+        TorchMissing: there is none.
         ConfigError: torch does not know the kind, or cannot be imported there.
     """
     import subprocess  # noqa: PLC0415 - rarely needed, and slow to import
@@ -69,6 +75,8 @@ def device_count_by_torch(kind: str, python: str) -> int:
         return int(answer.stdout)
     if "Expected one of" in answer.stderr:  # followed by all the types that torch has
         raise ConfigError(f"torch has no device type {kind!r}")
+    if _NO_TORCH in answer.stderr:
+        raise TorchMissing(f"torch, which counts {kind!r} devices, is not installed")
     reason = answer.stderr.strip().rpartition("\n")[2] or f"exit code {answer.returncode}"
     raise ConfigError(f"torch cannot count {kind!r} devices: {reason}")
 

@@ -92,7 +92,7 @@ class SimulatedWorld:
         equals: Equals | None = None,
         standard: frozenset[int] = STANDARD,
     ) -> None:
-        cpus = os.sched_getaffinity(0)
+        cpus = os.sched_getaffinity(0)  # before the ranks' threads are pinned to one of them
         self._extensions = {
             "numpy.random": _follow_numpy, "pdb": _follow_pdb, **(extensions or {}),
         }  # fmt: skip
