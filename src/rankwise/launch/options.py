@@ -598,8 +598,8 @@ OPTIONS: tuple[Option, ...] = (
         "log_size",
         LOGS,
         SIZE,
-        "Size limit of a rank's log file (64K, 100M, 2G). A full stdout.log replaces "
-        "stdout.log.1, and a new one begins.",
+        "Size limit of a rank's log file (64K, 100M, 2G), with --redirects or --tee. A full "
+        "stdout.log replaces stdout.log.1, and a new one begins.",
         metavar="SIZE",
         default_shown="no limit",
         refused={PLUG_IN: _UNKNOWN_TO_PLUG_INS},

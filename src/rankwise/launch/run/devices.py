@@ -15,6 +15,7 @@ from pathlib import Path
 from rankwise.base.errors import ConfigError
 
 ROOT = Path("/")
+_PATIENCE_S = 120
 _NO_TORCH = "ModuleNotFoundError: No module named 'torch'\n"
 
 
@@ -65,9 +66,18 @@ def device_count_by_torch(kind: str, python: str) -> int:
     )
     try:
         answer = subprocess.run(
-            [python, "-c", question, kind], capture_output=True, text=True, timeout=120, check=False
+            [python, "-c", question, kind],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:  # its own text has the whole question
+        raise ConfigError(
+            f"torch was asked for the number of {kind!r} devices, and did not answer for"
+            f" {_PATIENCE_S} s"
+        ) from None
+    except OSError as error:
         raise ConfigError(
             f"torch could not be asked for the number of {kind!r} devices: {error}"
         ) from error
