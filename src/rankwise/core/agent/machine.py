@@ -383,6 +383,7 @@ class Agent:
                 case StopAgreed():
                     self._on_stop_agreed(effect, now)
                 case StopStepAgreed():
+                    # It may be agreed upon when the ranks of this node have ended.
                     if self.has_workers:
                         self._effects.append(StopRanksAt(effect.round, effect.step))
                 case Closed():
@@ -401,7 +402,7 @@ class Agent:
                     self._effects.append(effect)
                     if self.watch is not None:
                         self._tell_watch(watch_words.NodesAnswered(), now)
-                case _:
+                case _:  # an order for the store, or a line for the user
                     self._effects.append(effect)
 
     def _judge(self, gathered: SheetsGathered, now: Instant) -> None:

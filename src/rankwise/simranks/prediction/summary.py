@@ -328,6 +328,7 @@ class Stage(NamedTuple):
 def stages_of(prediction: Prediction) -> list[Stage]:
     """The stages, if ranks send each other messages: by the place in the group that they use."""
     by_position: dict[int, list[RankClock]] = {}
+    # Messages in shorter groups, such as of two neighbours, tell no place in the whole pipeline.
     longest = max(map(len, prediction.pipelines), default=0)
     for ranks, places in prediction.pipelines.items():
         for clock in prediction.clocks.values():

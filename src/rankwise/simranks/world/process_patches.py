@@ -250,7 +250,7 @@ class ProcessPatches:
                 if rank is None:
                     return method(*args, **kwargs)
                 state = rank.own_state.get(key)
-                if state is None:
+                if state is None:  # most ranks draw no number, and a state takes kilobytes
                     state = rank.own_state[key] = make(f"{self._seed}/{key}/{rank.number}")
                 return getattr(state, name)(*args, **kwargs)
 
