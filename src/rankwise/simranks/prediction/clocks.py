@@ -458,7 +458,9 @@ class Prediction:
         self._prices: dict[DeviceOperation, PricedWork] = {}
         self._bounds: dict[DeviceOperation, PricedWork] = {}
         self._group_free: dict[str, int] = {}
+        """When the last collective of a group is over: the next one begins no earlier."""
         self._way_free: dict[tuple[int, int], int] = {}
+        """The same of messages from one rank to another."""
 
     @property
     def capacity(self) -> int:

@@ -316,8 +316,10 @@ class QueuedClock(RankClock):
         lane.late = late
         if self._is_host:
             self.time = max(self.time, ends_at)
+        # Shares of a step are those of one lane: others overlap with it.
         if lane is not self.default_lane:
             return
+        # First it waits for the others, in which it may have been late itself; then for the bytes.
         under_way = min(max(waits_from, begun), ends_at)
         late_from = min(max(begun, late[0]), under_way)
         late_to = min(max(late_from, late[1]), under_way)

@@ -392,21 +392,21 @@ def _fsdp_seconds() -> float:
     return (seconds_of(is_sharded=True) - seconds_of(is_sharded=False)) / (5 * _LAYERS)
 
 
-def _new_pages(meter: _Meter) -> float:
-    """Bytes per second of memory that a process has not had yet.
+def _new_pages(meter: _Meter) -> float | None:
+    """Bytes per second of memory that a process has not had yet; None if it costs nothing.
 
-    The C library maps so large a tensor anew each time.
+    The C library maps so large a tensor anew each time. What that takes is CPU time of the caller.
     """
     kept = torch.ones(_MAPPED_BYTES // 4)
 
     def filled(again: Tensor | None) -> float:
         meter.meet()
-        begun = time.perf_counter()
+        begun = time.thread_time()
         (torch.empty(_MAPPED_BYTES // 4) if again is None else again).fill_(1.0)
-        return time.perf_counter() - begun
+        return time.thread_time() - begun
 
-    more = [filled(None) - filled(kept) for _ in range(2 * _BATCHES)]
-    return _MAPPED_BYTES / max(statistics.median(more), 1e-9)
+    more = statistics.median(filled(None) - filled(kept) for _ in range(2 * _BATCHES))
+    return _MAPPED_BYTES / more if more > 0 else None
 
 
 def _functions(meter: _Meter) -> float:

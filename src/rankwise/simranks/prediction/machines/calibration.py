@@ -146,6 +146,7 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
     for each in measured.products:
         rate = each.work().flops / each.seconds
         peaks[each.dtype] = max(rate, peaks.get(each.dtype, 0.0))
+    # Of what takes little more than an empty kernel, the launch is most of the time.
     moving = [each for each in measured.elementwise if each.seconds > 4 * kernel]
     bandwidth = max(each.size / each.seconds for each in moving or measured.elementwise)
     tree = _tree(measured, name, peaks, bandwidth, kernel)
@@ -174,6 +175,7 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
             residuals[field] = _fit(fitted, field, error)
     if measured.collectives:
         residuals["collectives"] = _fit_level(tree, measured.collectives)
+        # What lies between nodes was not measured: it is assumed to be as fast as inside of one.
         inside, between = tree["levels"]
         for field in ("bandwidth_GBps", "reached", "latency_us", "start_us"):
             between[field] = [inside[field][0], 1.0, ASSUMED]
@@ -217,6 +219,7 @@ def _mean_error(pairs: Iterable[tuple[float, float]]) -> float:
 def _fit(section: dict[str, Any], field: str, error: Callable[[], float]) -> float:
     """Set a figure to the value with the least error, and return that error."""
     guess = section[field][0]
+    # Between a third and three times the guess, as errors are factors.
     tried = [guess * 3 ** (2 * step / (_STEPS - 1) - 1) for step in range(_STEPS)]
 
     def error_at(value: float) -> float:
@@ -224,6 +227,7 @@ def _fit(section: dict[str, Any], field: str, error: Callable[[], float]) -> flo
         return error()
 
     errors = {value: error_at(value) for value in tried}
+    # Where the figure does not matter, the guess is as good as any.
     best = min(tried, key=lambda value: (errors[value], abs(math.log(value / guess))))
     section[field] = [best, min(1.0, round(errors[best], 3)), MEASURED]
     return errors[best]
@@ -278,7 +282,8 @@ def _tree(
     ]  # fmt: skip
     levels[0]["devices"] = measured.ranks  # type: ignore[assignment]  # a tree of a file
     launches = {kind: figure(seconds * 1e6, 0.3) for kind, seconds in measured.launches.items()}
-    types = set(peaks)
+    types = sorted(peaks)
+    # A machine needs one for f32, which stands for types that were not measured.
     peaks.setdefault("f32", max(peaks.values()))
     return {
         "name": name,
@@ -298,7 +303,7 @@ def _tree(
         | (
             {}
             if measured.is_queueing
-            else {"operands_GBps": {dtype: figure(bandwidth / 4e9) for dtype in sorted(types)}}
+            else {"operands_GBps": {dtype: figure(bandwidth / 4e9) for dtype in types}}
         )
         | (
             {}
