@@ -100,7 +100,7 @@ def main(words: Sequence[str]) -> None:
     shared = _share_of_processor(meter) if collectives and not has_gpu else None
     if measured is not None and is_first:
         whole = msgspec.structs.replace(
-            measured, collectives=collectives, shared=shared, late=_lateness(meter.late)
+            measured, collectives=collectives, shared=shared, late=lateness(meter.late)
         )
         Path(path).write_bytes(msgspec.json.encode(whole))
     dist.barrier()
@@ -522,7 +522,7 @@ def _share_of_processor(meter: _Meter) -> float:
     return min(1.0, max(0.0, lost / min(computing, alone)))
 
 
-def _lateness(late: Sequence[tuple[float, float]]) -> float | None:
+def lateness(late: Sequence[tuple[float, float]]) -> float | None:
     """How late the last rank comes after a second of computing.
 
     Delays of parts are independent, so their squares add up. The longest tenth is left out: a
