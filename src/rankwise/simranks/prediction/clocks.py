@@ -220,10 +220,10 @@ class RankClock:
     def note_subclass(self) -> None:
         """An operation goes by a tensor subclass first: that takes no time."""
 
-    def note_taken(self, size: int) -> None:
+    def note_taken(self, block: object, size: int) -> None:
         """A tensor takes memory: that takes no time."""
 
-    def note_freed(self, size: int) -> None:
+    def note_freed(self, block: object, size: int) -> None:
         """A tensor frees memory."""
 
     def synchronize(self, until: int | None = None) -> None:

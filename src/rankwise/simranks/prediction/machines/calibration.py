@@ -112,6 +112,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         new_pages: bytes per second of memory that a process has not had yet; None: a device's
             allocator keeps its memory.
         functions: values per second of a function such as `gelu`; None: as other operations.
+        late: seconds by which the last rank comes late to a collective after a second of computing;
+            None: not measured.
     """
 
     device: str
@@ -129,6 +131,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     shared: float | None = None
     new_pages: float | None = None
     functions: float | None = None
+    late: float | None = None
 
 
 def progress_of(path: Path) -> Path:
@@ -161,13 +164,15 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
         ("attention", [each for each in measured.attention if not each.is_backward]),
         ("attention_backward", [each for each in measured.attention if each.is_backward]),
     ):
-        if works:
-            error = _error_of_works(prices, works)
+        if not works:
+            continue
+        error = _error_of_works(prices, works)
+        if field == "matrix" and "operands_GBps" in tree["device"]:
+            fitted[field] = [1.0, 0.0, MEASURED]
+            _fit_types(tree["device"], measured.products, prices)
+            residuals[field] = error()
+        else:
             residuals[field] = _fit(fitted, field, error)
-            if field == "matrix" and "operands_GBps" in tree["device"]:
-                for _ in range(3):  # each changes what is best for the other
-                    _fit(tree["device"], "operands_GBps", error)
-                    residuals[field] = _fit(fitted, field, error)
     if measured.collectives:
         residuals["collectives"] = _fit_level(tree, measured.collectives)
         # What lies between nodes was not measured: it is assumed to be as fast as inside of one.
@@ -188,6 +193,22 @@ def _error_of_works(
         return _mean_error((present.time(each.work()) / 1e12, each.seconds) for each in works)
 
     return error
+
+
+def _fit_types(
+    device: dict[str, Any],
+    products: Sequence[MeasuredProduct],
+    prices: Callable[[], DevicePrices],
+) -> None:
+    """Fit how fast a processor computes products of each type, and reads their factors.
+
+    Types have libraries of their own, which bring factors into their order in ways of their own.
+    """
+    for dtype in device["operands_GBps"]:
+        error = _error_of_works(prices, [each for each in products if each.dtype == dtype])
+        for _ in range(3):  # each changes what is best for the other
+            _fit(device["operands_GBps"], dtype, error)
+            _fit(device["peak_tflops"], dtype, error)
 
 
 def _mean_error(pairs: Iterable[tuple[float, float]]) -> float:
@@ -261,6 +282,7 @@ def _tree(
     ]  # fmt: skip
     levels[0]["devices"] = measured.ranks  # type: ignore[assignment]  # a tree of a file
     launches = {kind: figure(seconds * 1e6, 0.3) for kind, seconds in measured.launches.items()}
+    types = sorted(peaks)
     # A machine needs one for f32, which stands for types that were not measured.
     peaks.setdefault("f32", max(peaks.values()))
     return {
@@ -278,7 +300,11 @@ def _tree(
             "memory_GiB": figure(measured.memory_bytes / 2**30, 0.01),
             "bandwidth_GBps": figure(bandwidth / 1e9),
         }
-        | ({} if measured.is_queueing else {"operands_GBps": figure(bandwidth / 4e9)})
+        | (
+            {}
+            if measured.is_queueing
+            else {"operands_GBps": {dtype: figure(bandwidth / 4e9) for dtype in types}}
+        )
         | (
             {}
             if measured.functions is None
@@ -293,6 +319,8 @@ def _tree(
         # A device that is its host's own processor takes no operation before the last is done.
         "host": {"launch_us": launches, "queue": 1_024 if measured.is_queueing else 1}
         | ({} if measured.shared is None else {"shared": figure(measured.shared, 0.2)})
+        # Of a millisecond: the root of a thousandth of a second.
+        | ({} if not measured.late else {"late_us": figure(measured.late * 1e6 * 1e-3**0.5, 0.3)})
         | (
             {}
             if measured.new_pages is None
