@@ -299,7 +299,7 @@ class _Lane:
     def _load_ahead(self, step: int, slot: int, loads: "deque[Future]") -> None:
         """Begin to load a slot of a message, if that has not begun, and some more that may be."""
         sizes = self._sizes[step]
-        while len(loads) < _LOADS_AHEAD and slot + len(loads) < len(sizes):
+        while len(loads) < LOADS_AHEAD and slot + len(loads) < len(sizes):
             following = slot + len(loads)
             if loads and not self._may_be_read(step, following):
                 return
@@ -387,7 +387,7 @@ class _Lane:
             done.succeed()
 
 
-_LOADS_AHEAD = 8
+LOADS_AHEAD = 8
 """So many slots of a message are loaded at a time."""
 
 TCM_SHARE = 4

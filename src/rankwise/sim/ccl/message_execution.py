@@ -544,8 +544,10 @@ class RingTiming:
             # lanes that are apart are served one after the other.
             between = _time_over((self._others - together)[got], self._mebibyte)
             loaded = came - between + load_first[here, got]
+            # Waiting for operands draws slots apart, until each has time to load its own.
+            apart = (tail - head) // np.maximum(1, self._slots[got] - 1)
             head = np.maximum(head, loaded) + combine_first[here, got]
-            previous = np.where(before >= 0, tail - before - between, came)
+            previous = np.where(before >= 0, tail - np.maximum(before + between, apart), came)
             tail = np.maximum(tail, previous + load_last[here, got]) + combine_last[here, got]
         if not self.is_kept and number + 1 < len(rounds):
             (load_first, load_last), (store_first, store_last) = self._load, self._store

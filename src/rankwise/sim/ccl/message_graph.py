@@ -29,14 +29,14 @@ import numpy as np
 
 from rankwise.core.collectives.program import Copy, Fold, Instruction, Receive, Send
 from rankwise.sim.ccl.configuration import QueueLayout
-from rankwise.sim.ccl.execution import dependencies
+from rankwise.sim.ccl.execution import LOADS_AHEAD, dependencies
 from rankwise.sim.ccl.message_pes import Elements, Lanes, PeRates, PeTimes
 from rankwise.sim.ccl.plan import Plan
 from rankwise.sim.ccl.switched_messages import leaders
 from rankwise.sim.ccl.wire_classes import wire_classes
 from rankwise.sim.hardware.fair_shares import Figures, Numbers, Uses, fair_speeds
 from rankwise.sim.hardware.hardware_machine import HardwareMachine
-from rankwise.sim.hardware.links import Link
+from rankwise.sim.hardware.links import CHUNKS_PER_FLOW_MAX, Link
 from rankwise.sim.hardware.quantities import picoseconds
 
 
@@ -78,10 +78,10 @@ class _Way(NamedTuple):
     """The same before its first byte is there: slots are loaded ahead of what the receiver does."""
     pace: float = 0.0
     """The least time per byte in which a sender fills slots, as long as there are free ones."""
-    window: float = 0.0
+    window: float = float("inf")
     """So many bytes the slots hold."""
-    credits: float = 0.0
-    """So many bytes move until the credit of a slot is back."""
+    round_trip: float = 0.0
+    """How long after a slot is sent its credit is back."""
 
     @property
     def second(self) -> float:
@@ -92,7 +92,18 @@ class _Way(NamedTuple):
         """How many bytes of a message have moved when its last slot gets a credit."""
         if size <= self.window:
             return 0.0
-        return min(size, size - self.window + self.credits)
+        return min(size, size - self.window + self.round_trip / self.cap)
+
+    def least(self, size: float, cap: float) -> float:
+        """The least time per byte of a message: each time all slots are full, it waits for credits.
+
+        Args:
+            size: its bytes.
+            cap: the least time per byte if there are slots enough.
+        """
+        full = (size - 1) // self.window if size > self.window else 0
+        waiting = full * self.round_trip + (size - full * self.window) * cap
+        return max(cap, waiting / size)
 
 
 class _Step:
@@ -102,6 +113,7 @@ class _Step:
         "began", "combines", "depth", "done", "flowed_at", "followers", "follows", "frees",
         "head", "head_missing", "is_in_tcm", "is_sent", "kind", "left", "local",
         "peers", "rank", "reached", "size", "sources", "tail", "tail_missing", "target", "way",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, rank: int, kind: str, size: int) -> None:
@@ -129,6 +141,8 @@ class _Step:
         """By stage of its way at which the first byte has been: how much had moved by then."""
         self.left = 0
         """How many of the stages the last byte has left."""
+        self.weight = float(LOADS_AHEAD)
+        """How many slots it has in the queue of a memory, which serves chunks in turn."""
 
 
 class _Flows:
@@ -153,6 +167,7 @@ class _Flows:
         """The least time per byte."""
         self.uses: Numbers = np.zeros((0, 2), np.int64)
         """Where in the table of uses its own ones begin and end, by now."""
+        self.weights: Figures = np.zeros(0)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -196,6 +211,7 @@ class _Flows:
             self.moved, self.leaves = self.moved[goes_on], self.leaves[goes_on]
             self.rates, self.arrives = self.rates[goes_on], self.arrives[goes_on]
             self.least, self.uses = self.least[goes_on], self.uses[goes_on]
+            self.weights = self.weights[goes_on]
         return sent, emptied, ended
 
     def _take_place(self, number: int, step: _Step, way: _Way) -> None:
@@ -222,7 +238,8 @@ class _Flows:
                     break
                 step.reached.append(float(self.moved[number]))
             else:
-                self.arrives[number], self.least[number] = np.inf, way.cap
+                self.arrives[number] = np.inf
+                self.least[number] = way.least(step.size, way.cap)
             self._take_place(number, step, way)
 
     def begin(self, steps: list[_Step], now: float) -> None:
@@ -241,10 +258,11 @@ class _Flows:
         self.rates = np.append(self.rates, np.zeros(len(steps)))
         self.arrives = np.append(self.arrives, [now + way.second for way in ways])
         self.least = np.append(self.least, [way.ahead for way in ways])
+        self.weights = np.append(self.weights, [step.weight for step in steps])
         uses = [(way.stages[0].begin, way.stages[0].end) for way in ways]
         self.uses = np.concatenate([self.uses, uses])
 
-    def share(self, resources: Numbers, times: Figures) -> None:
+    def share(self, resources: Numbers, times: Figures, link_count: int) -> None:
         """Give all of them their rates, by a table of what is used and for how long per byte."""
         counts = self.uses[:, 1] - self.uses[:, 0]
         moves = counts > 0
@@ -255,9 +273,13 @@ class _Flows:
         number = np.repeat(np.arange(len(counts)), counts)
         behind = np.concatenate([[0], np.cumsum(counts)[:-1]])
         entry = np.arange(len(number)) + (begins - behind)[number]
-        present, link = np.unique(resources[entry], return_inverse=True)
+        link = resources[entry]
+        if link_count > len(link):  # most are not used: number those that are
+            present, link = np.unique(link, return_inverse=True)
+            link_count = len(present)
         share = times[entry] * caps[number]
-        speeds = fair_speeds(Uses(number, link, share, len(present)), caps.max() / caps)
+        weights = self.weights[moves] * caps.max() / caps
+        speeds = fair_speeds(Uses(number, link, share, link_count), weights)
         self.rates[moves] = speeds * caps
 
 
@@ -288,6 +310,9 @@ class MessageGraph:
         self._known: deque[tuple[Callable[[_Step], None], _Step]] = deque()
         """Steps of which a head or a tail has become known."""
         assert layout.vc_chunk_size is not None, "it is known by now"
+        self._chunk = machine.topology.machine.system.chunk_bytes
+        self._memory_may_fill = self._arriving() > 1 / self._rates.memory
+        self._loading: Counter[int] = Counter()
         self._get_apart = (self._lane_count - 1) ** 2 * layout.vc_chunk_size // 3
         """The same that rings have (`message_execution`)."""
         self._uses_switch = machine.combines_in_switches
@@ -405,6 +430,16 @@ class MessageGraph:
         step.head_missing += 1
         step.tail_missing += 1
 
+    def _arriving(self) -> float:
+        """Bytes per picosecond that messages ask of a device's memory, if all wires are busy."""
+        sips = self._machine.topology.machine.system.sips
+        wires = sum(
+            _wires_of(each.graph, each.count) * float(each.link.rate)
+            for each in sips.levels or (sips,)
+            if each.link is not None
+        )
+        return _MOVED_AT_MOST * wires
+
     def _match(
         self, all_steps: list[list[_Step]], mail: dict[tuple[int, int, int], deque[_Step]]
     ) -> None:
@@ -449,7 +484,7 @@ class MessageGraph:
         """All that it waits for has its first slot."""
         first, _ = self._slot_sizes(step.size)
         if step.kind == "send":
-            load = 0 if step.is_in_tcm else self._pe.load(first)
+            load = 0 if step.is_in_tcm else self._pe.load(first) + self._wait_for_memory(step.rank)
             self._push(step.head + load, step)
             return
         if step.kind == "local":
@@ -460,10 +495,32 @@ class MessageGraph:
 
     def _tell_heads(self, step: _Step, head: float) -> None:
         first, _ = self._slot_sizes(step.size)
-        stored = head + (self._pe.store(first) if step.kind == "receive" else 0)
+        stored = head
+        if step.kind == "receive":
+            stored += self._pe.store(first) + self._wait_for_memory(step.rank)
         for follower, slot_by_slot, in_tcm in step.followers:
             if slot_by_slot:
-                self._add_head(follower, head if in_tcm else stored)
+                self._add_head(
+                    follower, head if in_tcm else stored + self._operand(follower, first)
+                )
+
+    def _operand(self, step: _Step, size: int) -> float:
+        """How long it loads what it combines with, once that is stored."""
+        if not step.combines:
+            return 0
+        return self._pe.load(size) + self._wait_for_memory(step.rank)
+
+    def _wait_for_memory(self, rank: int) -> float:
+        """How long a slot waits for those that are loaded ahead, if the memory is what is full."""
+        slots = self._loading[self._looked_at(rank)] if self._memory_may_fill else 0
+        return slots * self._pe.moving(self._layout.slot_size)
+
+    def _loads_ahead(self, step: _Step) -> int:
+        """How many slots of a lane a send has in the queue of the memory."""
+        if step.kind != "send" or step.is_in_tcm:
+            return 0
+        own = -(-step.size // self._lane_count)
+        return min(LOADS_AHEAD, -(-own // self._layout.slot_size))
 
     def _on_tail(self, step: _Step) -> None:
         """All that it waits for has its last slot; of a send, its flow has ended."""
@@ -495,6 +552,10 @@ class MessageGraph:
         """Load what a local step reads, or store its result: all of it at a time."""
         dma = _Step(local.rank, "load" if loads else "store", max(1, loads) * local.size)
         dma.peers = [local]
+        # It offers one chunk at a time; a message loads several slots ahead. One chunk is one turn.
+        own = dma.size / self._lane_count
+        chunk = max(self._chunk, own / CHUNKS_PER_FLOW_MAX)
+        dma.weight = chunk / self._layout.slot_size if own > chunk else _AT_ONCE
         time = self._pe.moving(1 << 20) / (1 << 20) / self._lane_count
         uses = self._memory_uses(self._looked_at(local.rank), 1)
         dma.way = _Way(0, (self._stage(0, uses),), time, time)
@@ -586,8 +647,14 @@ class MessageGraph:
                 new.append(heappop(self._starts)[2])
             if new:
                 flows.begin(new, now)
+                for step in new:
+                    self._loading[self._looked_at(step.rank)] += self._loads_ahead(step)
             if flows:
-                flows.share(np.frombuffer(self._used, np.int64), np.frombuffer(self._times))
+                flows.share(
+                    np.frombuffer(self._used, np.int64),
+                    np.frombuffer(self._times),
+                    len(self._resources),
+                )
             for step in sent:
                 assert step.way is not None, "it goes somewhere"
                 instant = max(now, step.began + step.size * step.way.pace)
@@ -597,6 +664,7 @@ class MessageGraph:
                 self._settle()
             for step in emptied:
                 if step.kind == "send":
+                    self._loading[self._looked_at(step.rank)] -= self._loads_ahead(step)
                     self._lose_tail(step, now)
                     self._settle()
             for step in ended:
@@ -655,17 +723,17 @@ class MessageGraph:
         latency = inside.latency + sum(link.latency for link in wires)
         wake = picoseconds(self._machine.topology.machine.pe.ipcq.wake_ns)
         assert self._layout.n_slots is not None, "it is known by now"
-        # As credits come back, a lane has so many slots under way.
         window = self._layout.n_slots * self._layout.slot_size * self._lane_count
-        narrowest = max(inside.cap, cap, (2 * latency + wake) / window, pe.port)
+        narrowest = max(inside.cap, cap, pe.port)
         per_byte = max(pe.memory, pe.engine)
         moved = int(loads), 1 + combines
         # A latency at the beginning there are only loads, and as long at the end only stores.
         cap = max(narrowest, max(moved) * per_byte)
-        ahead = max(narrowest, sum(moved) / 2 * per_byte) if is_alone else cap
+        ahead = max(narrowest, int(loads) * per_byte, latency / window) if is_alone else cap
         stages = self._stages(sender, uses, wires, (latency, later))
-        pace = max(narrowest, int(loads) * per_byte)
-        return _Way(latency, stages, cap, ahead, pace, window, (2 * latency + wake) / cap)
+        alone = max([inside.alone, *(1 / float(link.rate) for link in wires)])
+        pace = max(alone / self._lane_count, pe.port, int(loads) * per_byte)
+        return _Way(latency, stages, cap, ahead, pace, window, 2 * latency + wake)
 
     def _switched_way(self, sent: _Step, pairs: Sequence[tuple[int, int]]) -> _Way:
         """That of a message of which a switch makes copies, or which it combines with others.
@@ -749,6 +817,7 @@ class MessageGraph:
             max(path.latency for path in paths) - sum(link.latency for link in wires),
             self._rates,
             narrowest,
+            max(1 / float(link.rate) for link in users),
         )
 
 
@@ -758,8 +827,21 @@ class _Inside(NamedTuple):
     latency: int
     pe: PeRates
     cap: float
+    """The time per byte of all lanes together."""
+    alone: float
+    """That of one lane alone, where it is narrowest."""
 
 
+def _wires_of(graph: str, count: int) -> int:
+    """How many wires a device has of a level, at most."""
+    wires = {"ring_1d": 2, "mesh_2d": 4, "torus_2d": 4}
+    return wires.get(graph, count - 1 if graph in {"fully_connected", "custom"} else 1)
+
+
+_MOVED_AT_MOST = 3
+"""For each byte on a wire: an operand and a result of what comes, or what is sent."""
 _BY_A_SWITCH = 2
+_AT_ONCE = 1024.0
+"""The weight of what is served before all others."""
 _TOGETHER = 1.0
 """Picoseconds within which flows begin or end together."""
