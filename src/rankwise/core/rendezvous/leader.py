@@ -548,6 +548,7 @@ def _see_off(view: View, round_: Round) -> Decision:
     pending = view.blockers()
     if not pending:
         records = [heard.record for _, heard in view.last_words()]
+        # The request may have come when all work was done: then the job has succeeded.
         if len(records) >= len(round_.members) and all(
             record is not None and record.is_done and record.ended == round_.number
             for record in records
@@ -573,6 +574,7 @@ def _see_off(view: View, round_: Round) -> Decision:
         for _, heard in view.last_words()
         if heard.record is not None and heard.record.arrived_at is not None
     ]
+    # The latest step: a rank that is beyond another's cannot go back.
     return Decision(msgspec.structs.replace(round_, stop_at=max([*told, *gone_steps])))
 
 
