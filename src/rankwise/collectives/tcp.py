@@ -45,6 +45,7 @@ from rankwise.core.collectives.algorithms import (
 )
 from rankwise.core.collectives.player import Effect, Keep, Player, ProgramEnded, Transmit
 from rankwise.core.collectives.program import Copy, Fold, Receive, Span, Task
+from rankwise.core.matching import MemberCalls, next_number
 from rankwise.drivers.real.segments import ABORT_REASON_BYTES, HEADER_BYTES
 
 _HEAD = Struct(f"=4sQ{HEADER_BYTES}s")
@@ -123,7 +124,7 @@ class TcpTransport:
         self.size = len(ranks)
         self._me = ranks[position]
         self._links = {place: PeerLink(each, ranks[place]) for place, each in connections.items()}
-        self._operations = 0
+        self._calls = MemberCalls()
         self._doing = ""
         self._head = memoryview(b"")
         self._patience = Duration(0)
@@ -137,12 +138,18 @@ class TcpTransport:
         self._token_task = Task(position, self.size, elements=1)
         _open.add(self)
 
+    @property
+    def begun(self) -> int:
+        """How many operations this rank has begun."""
+        return self._calls.begun
+
     def begin(self, call: Call, patience: Duration) -> None:
         """Announce an operation; its number and text go before each of its messages."""
-        self._operations += 1
-        self._doing = call.numbered(self._operations)
+        number = next_number(self._calls.begun)
+        self._head = memoryview(_HEAD.pack(_CALL, number, call.header))
+        self._calls.begin(self._head)
+        self._doing = call.numbered(number)
         self._heard = wording.last_in(self._doing)
-        self._head = memoryview(_HEAD.pack(_CALL, self._operations, call.header))
         self._patience = patience
 
     def run(
@@ -199,7 +206,7 @@ class TcpTransport:
         """Tell all peers that this rank gave up in an operation, and send nothing any more."""
         words = reason.encode()[:ABORT_REASON_BYTES].ljust(ABORT_REASON_BYTES, b"\0")
         kind = _LOST_PEER if lost_peer else _GAVE_UP
-        farewell = _HEAD.pack(kind, self._operations, b"") + words
+        farewell = _HEAD.pack(kind, self._calls.begun, b"") + words
         for link in self._links.values():
             try:
                 if not link.outgoing:  # else it would be taken for a part of a message
@@ -277,7 +284,7 @@ class TcpTransport:
 
     def _read_head(self, link: PeerLink) -> None:
         self._read(link, memoryview(self._incoming), inside=False)
-        if self._incoming == self._head:
+        if self._calls.agree_with(self._incoming):
             link.last_heard = self._heard
             return
         kind, number, header = _HEAD.unpack(self._incoming)

@@ -21,13 +21,15 @@ whether members agree is the same for every interleaving of the members' calls.
 Groups that share two members have an order: both members must have done as much in the one group
 when they come to a call of the other. `order_breaks` finds the first pair of members that differs.
 
-Some transports do not see all arrivals, but read what others have published: how far each has come
-(`behind`) and what it calls (`parties`). They are the same rules on a snapshot. The ledger of real
-ranks (`core.ledger`) uses them, too.
+All four are functions of `rules`; this module keeps the state. Some transports do not see all
+arrivals, but read what others have published: how far each has come and what it calls. They apply
+the same functions to that snapshot, and so does the ledger of real ranks (`core.ledger`).
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from rankwise.core.matching.rules import OrderBreak, agree, missing, next_number, order_break
 
 
 class HasSignature(Protocol):
@@ -40,17 +42,6 @@ class HasSignature(Protocol):
 
 
 Entry = TypeVar("Entry", bound=HasSignature)
-Party = TypeVar("Party", bound=Hashable)
-
-
-class OrderBreak(NamedTuple):
-    """Two ranks come to a call, and have done differently much in another group that they share."""
-
-    group: str
-    first: int
-    done_by_first: int
-    rank: int
-    done_by_rank: int
 
 
 class Match(Generic[Entry]):
@@ -92,7 +83,7 @@ class Match(Generic[Entry]):
 
     def missing(self) -> list[int]:
         """The members that have not come."""
-        return [rank for rank in self.members if rank not in self.entries]
+        return missing(self.members, self.entries)
 
 
 class GroupCalls(Generic[Entry]):
@@ -125,7 +116,7 @@ class GroupCalls(Generic[Entry]):
 
     def begin(self, rank: int) -> int:
         """A member begins its next call; return the call's number."""
-        number = self._begun[rank] = self._begun[rank] + 1
+        number = self._begun[rank] = next_number(self._begun[rank])
         return number
 
     def join(self, rank: int, number: int, entry: Entry) -> "Match[Entry]":
@@ -135,7 +126,7 @@ class GroupCalls(Generic[Entry]):
         if match is None:
             match = Match(self.key, number, self.present, signature)
             self.open[number] = self._all_open[self.key, number] = match
-        elif signature is not match.signature and signature != match.signature:
+        elif not agree(match.signature, signature):
             match.is_agreed = False
         match.entries[rank] = self.latest[rank] = entry
         return match
@@ -203,23 +194,7 @@ class Matcher(Generic[Entry]):
     ) -> Iterator[OrderBreak]:
         """A member has come to a match: had those before it done as much in overlapping groups?"""
         for other in others:
-            count = other.begun_by(rank)
-            first, seen = match._order.setdefault(other.key, (rank, count))  # noqa: SLF001  # one machine
-            if seen != count:
-                yield OrderBreak(other.key, first, seen, rank, count)
-
-
-def behind(members: Iterable[int], counts: Mapping[int, int], number: int) -> list[int]:
-    """The members that have not come to a call, by how many calls each has begun.
-
-    A member without a count is unknown, and is not counted as missing.
-    """
-    return [rank for rank in members if rank in counts and counts[rank] < number]
-
-
-def parties(calls: Iterable[tuple[int, Party]]) -> dict[Party, list[int]]:
-    """The ranks that call the same, by what they call, in the order in which they are given."""
-    found: dict[Party, list[int]] = {}
-    for rank, call in calls:
-        found.setdefault(call, []).append(rank)
-    return found
+            done = (rank, other.begun_by(rank))
+            first = match._order.setdefault(other.key, done)  # noqa: SLF001  # one machine
+            if (found := order_break(other.key, first, done)) is not None:
+                yield found

@@ -28,6 +28,7 @@ from rankwise.core.matching import (
     Match,
     Matcher,
     describe_call,
+    missing,
     parties,
 )
 from rankwise.simranks.world.alarms import Alarms
@@ -388,10 +389,10 @@ class _Creation(Gate):
 
     def describe(self) -> str:
         """Say what is waited for, and for whom."""
-        missing = [rank for rank in self._group.present if rank not in self.makers]
+        absent = missing(self._group.present, self.makers)
         members = ranks_in_words(self._group.ranks)
-        text = f"the group of {members}, not made by {ranks_in_words(missing)}"
-        return text + "".join(f"; {error.message}" for error in self._group.ended(missing))
+        text = f"the group of {members}, not made by {ranks_in_words(absent)}"
+        return text + "".join(f"; {error.message}" for error in self._group.ended(absent))
 
 
 class PendingCollective(Gate):
@@ -450,10 +451,10 @@ class PendingCollective(Gate):
 
     def describe(self) -> str:
         """Say what is waited for, and for whom."""
-        missing = self.missing()
+        absent = self.missing()
         text = f"{self._describe_call()} in group {self.group.describe()}"
-        text += f", not called by {ranks_in_words(missing)}" if missing else ", called by all"
-        text += "".join(f"; {error.message}" for error in self.group.ended(missing))
+        text += f", not called by {ranks_in_words(absent)}" if absent else ", called by all"
+        text += "".join(f"; {error.message}" for error in self.group.ended(absent))
         return text if self.match.is_agreed else f"{text}; {self._doings()}"
 
     @property

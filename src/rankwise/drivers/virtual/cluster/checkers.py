@@ -51,7 +51,7 @@ from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.virtual.cluster.cluster_plan import ClusterPlan
 from rankwise.drivers.virtual.cluster.known_runs import RoundRecords, RunRecords
 from rankwise.drivers.virtual.cluster.node import SimulatedNode
-from rankwise.drivers.virtual.cluster.root_cause_truth import loss_is_told, verdict_is_true
+from rankwise.drivers.virtual.cluster.root_cause_truth import loss_is_root_cause, verdict_is_true
 from rankwise.drivers.virtual.cluster.simulated_worker import SimulatedWorker
 from rankwise.drivers.virtual.invariants import InvariantBroken
 
@@ -420,7 +420,7 @@ class ClusterChecker:
             self._broken(f"{node.node_id} ends, and ranks wait there to be called again")
         if finished.verdict is None and finished.refusal is None and not finished.detail:
             self._broken(f"{node.node_id} ends and does not say why")
-        if problem := loss_is_told(finished):
+        if problem := loss_is_root_cause(finished, node.workers.workers):
             self._broken(f"{node.node_id}: {problem}")
         if finished.verdict is not None:
             self._judge_verdict(node, finished.verdict)

@@ -365,7 +365,8 @@ class SimulatedHost:
             may_raise = worker.failed_at is None and not worker.is_told_to_die
             may_raise = may_raise and worker.fell_at is None and not worker.is_recalled
             if worker.stands_since is not None and may_raise:
-                timed_out = Raises("the connection timed out", "TimeoutError", KILL_TAKES)
+                text = "the connection timed out"
+                timed_out = Raises(text, "TimeoutError", KILL_TAKES, blames_peer=True)
                 self._raise_or_hold(worker, timed_out)
 
     def signal_ranks(self) -> None:
@@ -383,7 +384,8 @@ class SimulatedHost:
             may_raise = worker.failed_at is None and not worker.is_told_to_die
             may_raise = may_raise and worker.fell_at is None and not worker.is_recalled
             if may_raise and happens(self._chance, self._habits.cascade):
-                self._raise_or_hold(worker, Raises(PEER_IS_GONE, "RuntimeError", KILL_TAKES))
+                closed = Raises(PEER_IS_GONE, "RuntimeError", KILL_TAKES, blames_peer=True)
+                self._raise_or_hold(worker, closed)
 
     # Starts of workers
 
@@ -495,6 +497,7 @@ class SimulatedHost:
             raised_at=now,
             wall_ns=VIRTUAL_EPOCH_NS + now,
         )
+        worker.blames_peer = ending.blames_peer
         worker.lost_peer = names_lost_connection(error)
         worker.may_have_lost_peer = tells_of_lost_peer(error)
         reported = WorkerReported(worker.local_rank, worker.round, error)

@@ -1,6 +1,6 @@
 """Compares the root cause that is told with what the processes truly did."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
@@ -61,17 +61,22 @@ def root_cause_is_true(
             return f"the root cause is told to be {root}, which explains nothing"
 
 
-def loss_is_told(finished: FinishRun) -> str:
-    """Whether a node that has lost its store blames no rank that has only lost its peers; else why.
+def loss_is_root_cause(
+    finished: FinishRun, workers: Mapping[tuple[int, int], SimulatedWorker]
+) -> str:
+    """What is wrong with the root cause of a node that has lost its store; empty if nothing is.
 
-    Simulated ranks say so in the words of real ones.
+    A rank that failed because of a peer is no root cause then. `workers` are those of the node, by
+    attempt and local rank.
     """
     refusal, failures = finished.refusal, finished.as_outcome().failures
     if refusal is None or refusal.kind not in LOSSES_OF_STORE or not failures:
         return ""
     root = failures[0]
-    tells_of_peer = root.error is not None and "connection" in root.error.message.lower()
-    return f"the store is lost, and the root cause is told to be {root}" if tells_of_peer else ""
+    worker = workers.get((root.attempt, root.local_rank))
+    if root.cause is not FailureCause.RAISED or worker is None or not worker.blames_peer:
+        return ""
+    return f"the store is lost, and the root cause is told to be {root}"
 
 
 def may_be_root(told: SimulatedWorker, culprits: Collection[SimulatedWorker], slack: int) -> bool:

@@ -42,6 +42,8 @@ class SimulatedWorker:
     """Whether it failed since a peer's connection had closed."""
     may_have_lost_peer: bool = False
     """Whether it failed of what may have come of that, as a wait that was over."""
+    blames_peer: bool = False
+    """Whether the simulation made it fail because a peer was gone, or had not come."""
     succeeded: bool = False
     is_told_to_die: bool = False
     stands_since: Instant | None = None
