@@ -67,6 +67,8 @@ def own_rules(tree: ast.Module) -> Iterator[str]:
             case ast.Assign(targets=[ast.Name(id="missing" | "absent" as name)]):
                 if isinstance(node.value, ast.ListComp):
                     yield name
+            case _:
+                pass
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef) and statement.name in RULES:
             yield statement.name

@@ -305,7 +305,7 @@ def test_checker_catches_a_node_without_store_that_accuses_a_rank_which_lost_its
     raised = Failure(local_rank=1, attempt=3, cause=FailureCause.RAISED, at=Instant(1))
     worker = SimulatedWorker(
         node=cast("SimulatedNode", None), round=3, local_rank=1, rank=1, pid=7,
-        program=WorkerProgram(), born_at=Instant(0), life=0,
+        program=WorkerProgram(), started_at=Instant(0), life=0,
     )  # fmt: skip
     told = told_without_a_store(raised)
 

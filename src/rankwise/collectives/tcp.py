@@ -76,7 +76,7 @@ class PeerLink:
         """Its rank in the job."""
         self.outgoing: deque[tuple[int, memoryview]] = deque()
         """What has not left: pieces of messages, by the numbers of these."""
-        self.last_heard = wording.NOTHING_YET
+        self.last_seen_in = wording.NOTHING_YET
 
     def push(self) -> list[int]:
         """Get rid of what the kernel takes; the numbers of messages of which nothing is left.
@@ -129,7 +129,7 @@ class TcpTransport:
         self._head = memoryview(b"")
         self._patience = Duration(0)
         self._incoming = bytearray(_HEAD.size)
-        self._heard = ""
+        self._present_call = ""
         self._piece = np.empty(_PIECE_BYTES, np.uint8)
         self._player = Player(())
         self._effects: deque[Effect] = deque()
@@ -149,7 +149,7 @@ class TcpTransport:
         self._head = memoryview(_HEAD.pack(_CALL, number, call.header))
         self._calls.begin(self._head)
         self._doing = call.numbered(number)
-        self._heard = wording.last_in(self._doing)
+        self._present_call = wording.last_in(self._doing)
         self._patience = patience
 
     def run(
@@ -285,7 +285,7 @@ class TcpTransport:
     def _read_head(self, link: PeerLink) -> None:
         self._read(link, memoryview(self._incoming), inside=False)
         if self._calls.agree_with(self._incoming):
-            link.last_heard = self._heard
+            link.last_seen_in = self._present_call
             return
         kind, number, header = _HEAD.unpack(self._incoming)
         if kind in (_GAVE_UP, _LOST_PEER):
@@ -340,7 +340,10 @@ class TcpTransport:
         if not ready and patience_ms < _POLL_MS_MAX:
             missing = [link] if link is not None else pending
             raise wording.timed_out(
-                self._doing, self._me, self._patience, [(it.peer, it.last_heard) for it in missing]
+                self._doing,
+                self._me,
+                self._patience,
+                [(it.peer, it.last_seen_in) for it in missing],
             )
         for each in pending:
             event = ready.get(each.socket.fileno(), 0)
@@ -350,7 +353,7 @@ class TcpTransport:
                 raise self._lost(each, "has ended or given up")
 
     def _lost(self, link: PeerLink, fate: str) -> PeerDied:
-        return wording.peers_died(self._doing, self._me, [(link.peer, fate, link.last_heard)])
+        return wording.peers_died(self._doing, self._me, [(link.peer, fate, link.last_seen_in)])
 
 
 def _close_in_child() -> None:

@@ -21,7 +21,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import MICROSECOND, MILLISECOND
 from rankwise.core.pool.vocabulary import PoolSpec
 from rankwise.drivers.real.cpus import usable_cpu_count
-from rankwise.drivers.real.interrupts import gate_here, unheard
+from rankwise.drivers.real.interrupts import gate_here, without_handlers
 from rankwise.drivers.real.pool.array_memory import new_shared
 from rankwise.drivers.real.pool.engine import PoolEngine, PoolFuture, PoolOptions, rebuilt_error
 from rankwise.drivers.real.pool.messages import CHUNK_CALLS_MAX, MessageKind
@@ -419,7 +419,7 @@ _numbers = count(1)
 _open: "weakref.WeakSet[PoolEngine]" = weakref.WeakSet()
 
 
-@unheard
+@without_handlers
 def _close_forgotten(engine: PoolEngine) -> None:
     engine.close_later()
 

@@ -258,7 +258,9 @@ def test_the_launch_config_has_torchs_fields_and_signature() -> None:
         if own.name not in OWN_TYPES:
             assert own.type == other.type, own.name
     of_logs = next(own.type for own, _ in pairs if own.name == "logs_specs")
-    assert of_logs == importlib.import_module(f"{RANKWISE}.elastic.multiprocessing").LogsSpecs | None
+    assert (
+        of_logs == importlib.import_module(f"{RANKWISE}.elastic.multiprocessing").LogsSpecs | None
+    )
     of_ours = inspect.signature(ours).parameters.values()
     of_torchs = inspect.signature(torchs).parameters.values()
     assert [(each.name, each.kind, each.default) for each in of_ours] == [

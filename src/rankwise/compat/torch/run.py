@@ -6,9 +6,9 @@ This module is for programs that call `torch.distributed.run.main(args)` or buil
 
 if __name__ == "__main__":
     # First of all: the imports below take their time, and a signal may come at any.
-    from rankwise.drivers.real.early_signals import hear_early
+    from rankwise.drivers.real.early_signals import catch_early
 
-    hear_early()
+    catch_early()
 
 import argparse
 import atexit

@@ -166,7 +166,7 @@ class OwnRecord:
             address=offer.address,
             slots=offer.slots,
             topology=offer.topology,
-            seat=offer.seat,
+            static_rank=offer.static_rank,
         )
         self.failures: tuple[Failure, ...] = ()
         self.flush_at: Instant | None = None

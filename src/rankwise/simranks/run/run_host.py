@@ -176,7 +176,7 @@ class SimulatedRunHost:
             ),
         )
 
-    def on_told(self, outcome: Outcome) -> None:
+    def on_outcome_shown(self, outcome: Outcome) -> None:
         """Nobody waits: no other terminal can ask about simulated ranks."""
 
     def stop(self, signum: int | None) -> None:

@@ -85,7 +85,7 @@ class Conditions:
         if self.equals is None:
             return ranks, ranks
         present = tuple(rank for rank in ranks if rank in self.equals.simulated)
-        return present, self.equals.stand_ins(ranks, present)
+        return present, self.equals.representatives(ranks, present)
 
     def begin_attempt(self) -> None:
         """Forget what belongs to ranks that are no more."""

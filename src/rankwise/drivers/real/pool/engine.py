@@ -157,10 +157,10 @@ class PoolSample(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a pool.
 
     Attributes:
-        phase: how far it has come.
-        queued: how many tasks no worker runs yet.
-        done, failed: how many calls have ended, and how many of these with an error.
-        workers: what each does.
+        phase: from start to shutdown.
+        queued: the number of tasks that no worker runs yet.
+        done, failed: the number of calls that have ended, and of these with an error.
+        workers: the state of each worker.
     """
 
     phase: PoolPhase

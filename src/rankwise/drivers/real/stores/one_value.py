@@ -291,7 +291,7 @@ class OneValueWatch:
     def __init__(self, store: OneValueStore, prefix: str, after: Revision) -> None:
         self._store = store
         self._prefix = prefix
-        self._told = after
+        self._reported = after
         self._is_closed = False
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
@@ -301,12 +301,12 @@ class OneValueWatch:
         pause = FIRST_PAUSE
         while not self._is_over():
             known = store.changes
-            before = self._told
-            changes, self._told, longest = store.poll(self._prefix, self._told)
+            before = self._reported
+            changes, self._reported, longest = store.poll(self._prefix, self._reported)
             left = give_up_at - store.clock.now()
             if changes or left <= 0:
                 return changes
-            if self._told != before:
+            if self._reported != before:
                 pause = FIRST_PAUSE
             with store.changed:
                 store.changed.wait_for(

@@ -229,7 +229,7 @@ class Children:
             self._open_all()
             self._tell_group(StartRequested())
             while self._group.phase in (ChildGroupPhase.STARTING, ChildGroupPhase.ABORTING):
-                self._hear_all(self.read(self._group.next_deadline))
+                self._on_messages(self.read(self._group.next_deadline))
                 self.gate.run_due()
         except BaseException:
             self.abandon(deadline)
@@ -413,7 +413,7 @@ class Children:
     def _tell_group(self, stimulus: ChildGroupStimulus) -> None:
         self._carry_out(self._door.tell(stimulus, Instant(time.monotonic_ns())))
 
-    def _hear_all(self, words: list[int]) -> None:
+    def _on_messages(self, words: list[int]) -> None:
         for word in words:
             self.on_word(word)
 
@@ -466,7 +466,7 @@ class Children:
             try:
                 self._tell_group(CloseRequested())
                 while self._closed is None:
-                    self._hear_all(self.read(self._group.next_deadline))
+                    self._on_messages(self.read(self._group.next_deadline))
                     self.gate.run_due()
                 self._read_exit_reports()
             finally:

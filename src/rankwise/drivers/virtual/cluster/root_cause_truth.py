@@ -23,7 +23,7 @@ def root_cause_is_true(
     workers: Sequence[SimulatedWorker],
     *,
     clock: SkewedClock,
-    heard_until: Instant | None,
+    known_until: Instant | None,
     ended_by_stop: bool,
 ) -> str:
     """What is wrong with the root cause that a gang tells; empty if it is the truth.
@@ -32,7 +32,7 @@ def root_cause_is_true(
         root: the first failure that the gang tells of.
         workers: the workers of its attempt.
         clock: the node's.
-        heard_until: when the attempt began to end; what failed later explains nothing.
+        known_until: when the attempt began to end; what failed later explains nothing.
         ended_by_stop: whether a request to stop ended it.
     """
     # The request came to the ranks, too. Their exits were held back until it was heard, so that
@@ -42,7 +42,7 @@ def root_cause_is_true(
         worker
         for worker in (*workers, *strangers)
         if worker.failed_at is not None
-        and (heard_until is None or clock.shown_at(worker.failed_at) <= heard_until)
+        and (known_until is None or clock.shown_at(worker.failed_at) <= known_until)
     ]
     first = min(culprits, key=_order, default=None)
     match root.cause:
