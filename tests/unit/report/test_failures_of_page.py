@@ -33,7 +33,7 @@ def test_all_ranks_of_a_hang_are_one_story_whatever_is_told_of_each() -> None:
         failed(1, hung, "process 7 survives SIGKILL: it is stuck in the kernel"),
     )
 
-    assert told == ["ranks 0 to 2"]
+    assert told == ["ranks 0-2"]
 
 
 def test_ranks_accused_together_are_one_story_and_each_of_two_accusations_is_its_own() -> None:
@@ -47,4 +47,4 @@ def test_ranks_accused_together_are_one_story_and_each_of_two_accusations_is_its
         failed(5, FailureCause.EXITED, text),
     )
 
-    assert told == ["ranks 0 and 1", "rank 2", "rank 4", "rank 5"]
+    assert told == ["ranks 0-1", "rank 2", "rank 4", "rank 5"]

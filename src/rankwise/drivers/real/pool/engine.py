@@ -58,6 +58,7 @@ from rankwise.core.pool.vocabulary import (
     PoolSpec,
     PoolStimulus,
     PoolStopRequested,
+    PoolTaskSubmitted,
     PoolWorkerRefused,
     PoolWorkerView,
     RecallTasks,
@@ -68,7 +69,6 @@ from rankwise.core.pool.vocabulary import (
     TaskCancelled,
     TaskEnd,
     TasksRecalled,
-    TaskSubmitted,
     TaskWithdrawn,
     WorkerEnded,
     WorkerReady,
@@ -423,7 +423,7 @@ class PoolEngine:
                 return future
         future.task, future.engine = number, self
         self._tasks[number] = task
-        self._inbox.append(TaskSubmitted(number, len(needs), attempts))
+        self._inbox.append(PoolTaskSubmitted(number, len(needs), attempts))
         # Read after the entry is made: who makes room looks into the inbox after that.
         if needs or self._machine.can_send or self._machine.phase is not PoolPhase.OPEN:
             self._pump()
