@@ -47,13 +47,13 @@ from rankwise.core.tree.vocabulary import (
     EndCause,
     GraphSpec,
     GroupSubmitted,
-    PoolTaskSubmitted,
     Recall,
     Recalled,
     RunAbandoned,
     ScopeClosed,
     ScopeOpened,
     Stimulus,
+    TaskSubmitted,
 )
 from rankwise.drivers.feed import Door
 from rankwise.drivers.virtual.agenda import Agenda, VirtualClock
@@ -683,7 +683,7 @@ class TreeWorld:
             self._work[slot].meeting = meeting
         name = f"task {task.number}"
         if width == 1:
-            self._tell(PoolTaskSubmitted(planned.pool, name, accesses, planned.children[0]))
+            self._tell(TaskSubmitted(planned.pool, name, accesses, planned.children[0]))
         else:
             self._tell(GroupSubmitted(planned.pool, planned.children, name, accesses))
         if self._chance.randrange(4) == 0:

@@ -178,7 +178,7 @@ class Connector:
                 ranks = [rail[node].rank for node in absent]
                 connection = stack.enter_context(self._accept(listener, ranks))
                 caller = self._receive(connection, int)
-                if caller is not None and caller in missing:
+                if caller is not None and caller in absent:
                     connections[caller] = connection
             # Those that were hung up on stay behind, and are closed.
             return {node: each.dup() for node, each in connections.items()}

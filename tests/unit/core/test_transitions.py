@@ -69,8 +69,8 @@ from rankwise.core.tree.child_group import (
     ChildGroupSpec,
     ChildReady,
     ChildRefused,
-    CloseRequested,
     ForkServerEnded,
+    GroupCloseRequested,
     Spawn,
     StartRequested,
 )
@@ -328,7 +328,7 @@ class ChildrenWorld(World):
             yield ChildEnded(child, "ended", is_well=True)
             yield ChildEnded(child, "was killed")
         yield ForkServerEnded()
-        yield CloseRequested()
+        yield GroupCloseRequested()
 
     def take(self, fact: Any) -> None:
         match fact:
