@@ -1,7 +1,9 @@
 """What ranks call, and which calls of theirs meet: numbers, agreement, missing members, order."""
 
-from rankwise.core.matching.matcher import GroupCalls, Match, Matcher
-from rankwise.core.matching.rules import (
+from rankwise.core.matching.matcher import (
+    GroupCalls,
+    Match,
+    Matcher,
     MemberCalls,
     OrderBreak,
     agree,
