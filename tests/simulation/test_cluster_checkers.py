@@ -363,7 +363,7 @@ def test_a_node_that_does_not_feel_its_lease_end_is_caught() -> None:
 
     world = ClusterSimulator(cut_off_with(fence=SECOND), 0, make_agent=make_agent)
 
-    with pytest.raises(InvariantBroken, match=r"lives on|is born while"):
+    with pytest.raises(InvariantBroken, match=r"lives on|starts while"):
         world.run()
 
 
@@ -426,7 +426,7 @@ def test_no_fence_is_too_little_for_clocks_that_go_slow() -> None:
         try:
             ClusterSimulator(cut_off_with(fence=0), seed).run()
         except InvariantBroken as error:
-            return "lives on" in str(error) or "is born while" in str(error)
+            return "lives on" in str(error) or "starts while" in str(error)
         return False
 
     assert any(has_two_ranks(seed) for seed in range(40))

@@ -369,7 +369,7 @@ class _Chunks:
             if self._fixed_size is None and future.took_ns and _is_complete(future):
                 self._measure(call_count, future.took_ns)
         if self._left is not None and not self._is_over:
-            # The pool may be shut down meanwhile: whoever takes the values is told.
+            # The pool may be shut down meanwhile: the reader of the values gets an error.
             try:
                 self.feed()
             except Exception as error:  # noqa: BLE001  # the same

@@ -342,7 +342,7 @@ class Worker:
 
     @property
     def loss(self) -> str:
-        """Who has ended without whom this worker cannot run, in words that follow its name."""
+        """Describe the lost child that makes this worker unusable; follows the worker's name."""
         lost = None if self._tree is None else self._tree.engine.children.first_lost
         return "" if lost is None else "has lost {}, which {}".format(*lost)
 

@@ -1,4 +1,4 @@
-"""Agents in the seats of a placement group: when the job is over, and with which code."""
+"""Agents in the bundles of a placement group: when the job is over, and with which code."""
 
 import signal
 

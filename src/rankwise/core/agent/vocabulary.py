@@ -266,7 +266,7 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             detail = self.detail
             if refusal is not None:
                 detail = f"{refusal.why} ({refusal.hint})" if refusal.hint else refusal.why
-            # Who was told to go before its first round never had a gang that could say so.
+            # A node stopped before its first round has no gang outcome.
             stop_signal = self.stop_signal
             was_stopped = stop_signal is not None
             # Of a run that refuses this node, the agent has ended the gang unasked.

@@ -49,7 +49,7 @@ finished: a stray of this one could hold the port or the device of the next.
 - Who keeps others waiting in a collective is found out by those who can read the ranks' call
   records (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before
   anybody is told to stop, all show where they stand, as after a hang.
-- Ctrl-Z stops the workers and their agent. No deadline counts the time in which they stood still.
+- Ctrl-Z stops the workers and their agent. No deadline counts the time of the suspension.
 - A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
   death later: only when it has taken its connections down, and written its core. So nobody is
   told to stop until another one has failed by itself, or `verdict_timeout` has passed. At once, and

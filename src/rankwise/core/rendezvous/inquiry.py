@@ -183,7 +183,7 @@ class NodeInquiry:
         return [] if self.due is None or now < self.due else self._answered()
 
     def _answered(self) -> list[Notification]:
-        """Nothing is awaited any more; ranks that stood before may stand still."""
+        """No answer is awaited any more; ranks that waited before may still wait."""
         told = self.end()
         if self._note.trouble is not self._lasting:
             self._tell(self._lasting)

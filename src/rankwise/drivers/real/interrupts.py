@@ -76,7 +76,7 @@ _SEND_AGAIN_S = 0.01
 
 
 class _Keeper:
-    """Stands in for a handler of the program, and keeps it waiting while the gate is shut."""
+    """Replaces a handler of the program, and defers it while the gate is shut."""
 
     __slots__ = ("gate", "handler")
 
@@ -112,7 +112,7 @@ def _call(handler: Any, signum: int, frame: FrameType | None) -> None:
 
 
 def came_from_handler(error: BaseException) -> bool:
-    """Whether a signal handler has raised it, while somebody stood in for it."""
+    """Whether a signal handler of the program has raised it, while it was replaced."""
     return _MARK in error.__dict__
 
 
@@ -190,7 +190,7 @@ class HandlerGate:
 
     @contextmanager
     def handlers_replaced(self) -> Iterator[None]:
-        """Stand in for the program's handlers in a block that is as open to them as before.
+        """Replace the program's handlers in a block in which they still run at once.
 
         So that `came_from_handler` can tell what they raise.
         """
@@ -207,7 +207,7 @@ class HandlerGate:
         return bool(self._holders)
 
     def acquire(self, holder: object) -> None:
-        """Begin to stand in for the program's handlers; in other threads than main, do nothing."""
+        """Replace the program's handlers; in other threads than main, do nothing."""
         self._holders.add(holder)
         if self is _main:
             self._watched = tuple(
@@ -268,7 +268,7 @@ class _Instant:
     """Shuts the main thread's gate for microseconds, in a block; elsewhere does nothing.
 
     `HandlerGate.used` looks at each signal, which takes longer than to submit a task. This one
-    stands in for the handlers that raise most often: of Ctrl-C, of time-outs by alarm and of
+    replaces the handlers that raise most often: of Ctrl-C, of time-outs by alarm and of
     SIGTERM.
     """
 

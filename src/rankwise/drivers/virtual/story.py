@@ -113,7 +113,7 @@ def _tell_stimulus(stimulus: Stimulus, now: Instant) -> ShownLine | None:
         case StacksDumped():
             return "stacks dumped", None, ""
         case Suspended(duration):
-            return f"stood still for {format_duration(duration)}", None, ""
+            return f"was suspended for {format_duration(duration)}", None, ""
         case GuardianLost(reason):
             return f"guardian lost: {reason}", None, ""
         case Ticked():

@@ -193,7 +193,7 @@ class RealNodeHost:
         self._parts.watches.tell_call_records(wanted, on_sheet)
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
-        """Tell whoever waits for that."""
+        """Wake the callers that wait for that."""
         self._parts.watches.on_inquiry_answered(answered)
 
     def look_at_ranks(self, order: LookOrder) -> None:

@@ -1,4 +1,4 @@
-"""What is found out about the ranks of a run, for whoever asks.
+"""Answers to questions about the ranks of a run.
 
 The exit watch of the agent (`core/watch`) asks while it holds an exit back, `rankwise why` and the
 time limit when they are due. The watches that find it out (`call_watch.py`, `hang_watch.py`) are

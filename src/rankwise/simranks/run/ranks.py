@@ -262,7 +262,7 @@ class SimulatedRanks:
         """Never ordered: who waits for whom is known here when it comes about."""
 
     def look_for_progress(self, attempt: int) -> None:
-        """If no rank can go on, or none gets on, they have hung, and perhaps one is to blame."""
+        """If no rank can continue or makes progress, they have hung, and one may be to blame."""
         now, records = self._clock.now(), self._records
         # The gang asks again when its time-out, the records' interval, has passed since.
         last_progress = after(now, Duration(records.watch.look_interval - records.look_interval))

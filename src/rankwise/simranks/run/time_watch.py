@@ -1,4 +1,4 @@
-"""Whether simulated ranks get on while virtual time passes, or only sleep, poll and wait.
+"""Whether simulated ranks make progress while virtual time passes, or only sleep and wait.
 
 A rank that asks in a loop whether something has happened, or whose alarm rings for ever, lets time
 pass, so no deadlock stops the world. What counts as progress is the same as on real processes

@@ -9,7 +9,7 @@ A death is told as by `PeerWatch`: a rank that ends without having left is marke
 
 Deadlines are instants of virtual time, so who times out first is the same in each equal run.
 Sleeps of two minutes or more, which is the usual patience, have no deadline: when they can never
-end, the world comes to rest, and the report says which signal or barrier each rank waits for.
+end, no rank can continue, and the report says which signal or barrier each rank waits for.
 """
 
 import inspect

@@ -5,7 +5,7 @@ the transport: each member brings a load with its call, and waits at a gate. The
 carries the operation out for all, and opens the gate.
 
 A collective whose members call different things fails on all of them when all have come, so its
-message can tell each rank's line. If a rank never comes, the world comes to rest, and the report
+message can tell each rank's line. If a rank never comes, no rank can continue, and the report
 asks each pending collective which members are missing.
 
 Messages from rank to rank are matched in the order of being posted, by source and tag. A send is
@@ -137,7 +137,7 @@ class CollectiveGroup:
         is_of_threads: whether a rank has called an operation in a thread that it has started: such
             a group and others have no order.
         gives_up: whether operations fail as soon as a member that they lack has ended; otherwise
-            the world comes to rest, and the report tells where everybody stands.
+            the run goes on until no rank can continue, and the report tells where each waits.
     """
 
     gives_up = False

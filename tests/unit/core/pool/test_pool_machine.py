@@ -369,7 +369,7 @@ class _World:
         return None
 
     def step(self, worker: int) -> None:
-        """A worker gets on: it becomes ready, takes a task, or answers."""
+        """A worker makes progress: it becomes ready, takes a task, or answers."""
         if worker in self.killed or (worker in self.ending and worker not in self.running):
             self.die(worker)
         elif worker in self.starting:

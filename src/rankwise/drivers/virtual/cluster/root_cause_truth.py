@@ -184,7 +184,7 @@ def _shown(culprits: Iterable[SimulatedWorker]) -> str:
 
 
 def _blame_is_true(root: Failure, last: RoundRecords) -> str:
-    """Who is blamed has stood in no call, while others did."""
+    """A blamed rank was in no call while others waited in one."""
     blamed = [worker for worker in last.workers if worker.rank == root.rank]
     others = [worker for worker in last.workers if worker.stands_since is not None]
     if not others or any(worker.stands_since is not None for worker in blamed):
