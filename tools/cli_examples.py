@@ -35,7 +35,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--log-dir logs",
         "--redirects 0:3,1:2",
         "--tee 3",
-        "--log-size 100M",
+        "--log-size 100M --tee 3",
         "--local-ranks-filter 0,4",
         "--duplicate-stdout-filters loss,accuracy",
         "--duplicate-stderr-filters error",

@@ -26,6 +26,18 @@ def test_a_line_is_followed_from_its_pipe_to_the_console() -> None:
     }
 
 
+def test_a_source_folder_without_the_package_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tools/walk", "failure", "--source", "/nonexist"])
+
+    with pytest.raises(SystemExit) as ended:
+        TOOL["main"]()
+
+    assert ended.value.code == 2
+    assert "error: --source is /nonexist, expected the src folder" in capsys.readouterr().err
+
+
 def test_a_hop_counts_once_however_many_processes_made_it() -> None:
     call = TOOL["Call"]
     calls = [call(1, "b", "g", "a", "f"), call(2, "b", "h", "b", "g"), call(3, "b", "g", "a", "f")]

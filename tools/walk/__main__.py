@@ -213,6 +213,9 @@ def main() -> None:
     parser.add_argument("--source", type=Path, default=SOURCE, help="the src folder of a checkout")
     parser.add_argument("--calls", action="store_true", help="list the calls between modules, too")
     given = parser.parse_args()
+    if not (given.source / "rankwise" / "__init__.py").is_file():
+        # Python would find the installed package instead, whose calls are not from there.
+        parser.error(f"--source is {given.source}, expected the src folder of a checkout")
     for name in WALKS if given.walk == "all" else [given.walk]:
         calls = record(WALKS[name], given.source.resolve())
         passed, between = modules(calls), hops(calls)

@@ -21,7 +21,7 @@ import click
 
 import rankwise
 from rankwise.base.errors import ConfigError, RankwiseError
-from rankwise.drivers.real.early_signals import be_interruptible
+from rankwise.drivers.real.early_signals import INTERRUPTED, be_interruptible
 from rankwise.drivers.real.hosting.ending_signals import ENDING_SIGNALS
 from rankwise.launch.run.standard_streams import flush_standard_streams, give_up
 
@@ -254,7 +254,8 @@ def invoke(arguments: Sequence[str]) -> int:
     except RankwiseError as error:
         return _complain(_command_path(arguments), str(error), 1)
     except (KeyboardInterrupt, click.Abort):
-        _tell("")  # what follows must not stand behind the terminal's ^C
+        # Others only show something: what follows must not stand behind the terminal's ^C.
+        _tell(INTERRUPTED if arguments[:1] == ["run"] else "")
         return 128 + 2
     except BrokenPipeError:
         # The reader, `head` perhaps, has seen enough.

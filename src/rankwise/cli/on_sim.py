@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rankwise.base.errors import ConfigError, RankwiseError
+from rankwise.cli.main import begin_work
 from rankwise.cli.node_flags import NodeCounts, node_counts, parse_settings
 from rankwise.cli.run_job import job_from
 from rankwise.drivers.real.early_signals import leave_alone
@@ -130,6 +131,9 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
 
         def watched(**how: Any) -> "Rehearsal":
             made = make(**how)
+            # Only now, as there is nothing to be taken down before: an exception that is raised
+            # while modules are imported may be lost.
+            begin_work()
             watch(made)
             return made
 

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 _SECONDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
 _SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_SIZE = re.compile(r"\s*(\d{1,15})\s*([KMGT]?)(?:I?B)?\s*")
+_SIZE = re.compile(r"\s*(\d{1,40})\s*([KMGT]?)(?:I?B)?\s*")
 _SIZE_MIN = 4 << 10
+_SIZE_MAX = 1 << 50
+"""What a file system may hold, and the kernel counts."""
 _BRIEF_SPELLING_MAX = 28
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -45,6 +47,8 @@ class OptionWithVariable(click.Option):
                 attributes["type"] = click.Choice(row.choices)
             case "integer" if row.least is not None:
                 attributes["type"] = click.IntRange(row.least)
+            case "number" if row.least is not None:
+                attributes["type"] = click.FloatRange(row.least)
             case "file":
                 attributes["shell_complete"] = complete_file
             case "directory":
@@ -120,7 +124,7 @@ class DurationType(click.ParamType):  # type: ignore[type-arg]  # not generic be
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
-    """An amount of bytes such as `500000`, `64K`, `100M`, `2G`: powers of 1024, at least 4K."""
+    """An amount of bytes such as `500000`, `64K`, `100M`, `2G`: powers of 1024, 4K to 1024T."""
 
     name = "size"
 
@@ -134,6 +138,8 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]  # not generic before
             self.fail(
                 f"{value!r} is not a size, expected 4K or more, such as 64K, 100M, 2G", param, ctx
             )
+        if size > _SIZE_MAX:
+            self.fail(f"{value!r} is too large, expected at most 1024T", param, ctx)
         return size
 
 

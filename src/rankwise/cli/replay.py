@@ -1,7 +1,8 @@
 """`rankwise replay`: the states of a run's machines, again, from its journal.
 
-Exit codes: 0 the machines decide as they did; 1 one decides otherwise (another version of rankwise
-has written the journal, or the journal was changed); 2 a file that is no journal.
+Exit codes: 0 the machines decide as they did, as far as the journal goes; 1 one decides otherwise
+(another version of rankwise has written the journal, or the journal was changed); 2 a file that is
+no journal.
 """
 
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     last: dict[str, tuple[str, str, bool]] = {}
     first_at: dict[str, int] = {}
     different: ReplayStep | None = None
+    cut_off: ReplayStep | None = None
     root: Failure | None = None
     count = 0
     for step in steps_of(lines_of(journal), journal):
@@ -69,6 +71,8 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
         root = _root_cause(step) or root
         if step.differs and different is None:
             different = step
+        if step.is_cut_off:
+            cut_off = step
     if not count and _show_entries(journal, machine):
         return 0
     if not count:
@@ -92,6 +96,14 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
             err=True,
         )
         return 1
+    if cut_off is not None:
+        missing = len(cut_off.effects) - len(cut_off.recorded)
+        orders = f"{missing} orders that follow" if missing > 1 else "the order that follows"
+        click.echo(
+            f"the journal ends after {type(cut_off.stimulus).__name__} of {cut_off.machine}, before"
+            f" {orders}: its writer was killed, or still runs",
+            err=True,
+        )
     return 0
 
 

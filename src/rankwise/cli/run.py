@@ -193,10 +193,10 @@ def run(ctx: click.Context, /, **_values: Any) -> int:
     if options.on is not None and options.on.startswith("sim"):
         from rankwise.cli.on_sim import simulate  # noqa: PLC0415  # only there
 
-        begin_work()
         if options.sweep:
             from rankwise.cli.run_sweep import sweep  # noqa: PLC0415  # rare
 
+            begin_work()
             return sweep(options, ctx.meta[STRICT_WORDS])
         options.refuse_without(SWEEP)
         return exit_code(simulate(options, ctx.meta[STRICT_WORDS], os.environ))

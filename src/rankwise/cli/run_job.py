@@ -4,6 +4,7 @@ Nothing is started and nothing is written here; what is looked at is named in `p
 `launch.devices` and `launch.affinity`. Every refusal is a `ConfigError` of one line.
 """
 
+import os
 import re
 import signal
 import sys
@@ -49,7 +50,12 @@ from rankwise.launch.run.job import (
     Script,
     StartMethod,
 )
-from rankwise.launch.run.log_layout import check_prefix, log_plan_problems, parse_streams
+from rankwise.launch.run.log_layout import (
+    check_prefix,
+    has_log_files,
+    log_plan_problems,
+    parse_streams,
+)
 from rankwise.launch.run.thread_limit import thread_environment
 
 BEYOND_RESTARTS = (
@@ -317,7 +323,11 @@ def _size(options: RunOptions, environ: Mapping[str, str]) -> int:
 
 
 def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
-    from rankwise.launch.run.devices import device_count_by_torch, visible_gpu_count  # noqa: PLC0415  # a plain number is the common case
+    from rankwise.launch.run.devices import (  # noqa: PLC0415  # a plain number is the common case
+        TorchMissing,
+        device_count_by_torch,
+        visible_gpu_count,
+    )
 
     if not kind.isidentifier():
         raise ConfigError(f"{label} is {shown(kind)}, expected {_KINDS}")
@@ -330,6 +340,12 @@ def _size_by_kind(kind: str, label: str, environ: Mapping[str, str]) -> int:
     else:
         try:
             count = device_count_by_torch(kind, environ.get("PYTHON_EXEC") or sys.executable)
+        except TorchMissing:
+            # Whether the word is a mistake or a device, torch alone could tell.
+            raise ConfigError(
+                f"{label} is {shown(kind)}, expected {_KINDS}; other devices need torch, which is"
+                " not installed"
+            ) from None
         except ConfigError as error:
             raise ConfigError(
                 f"{label} is {shown(kind)}, expected {_KINDS}, or a device that torch knows",
@@ -432,8 +448,12 @@ def _logs(options: RunOptions, size: int) -> LogPlan:
     # What torch's variable may name besides is left as it is, as torchrun does.
     if options.label("log_prefix") != PREFIX_TEMPLATE_VARIABLE:
         check_prefix(options.log_prefix, options.label("log_prefix"))
+    if options.log_dir == "":
+        raise ConfigError(
+            f"{options.label('log_dir')} is '', expected a directory", hint="leave it out for none"
+        )
     plan = LogPlan(
-        directory=options.log_dir or None,
+        directory=options.log_dir,
         redirects=parse_streams(options.redirects, option=options.label("redirects")),
         tee=parse_streams(options.tee, option=options.label("tee")),
         console_ranks=_console_ranks(options),
@@ -445,7 +465,19 @@ def _logs(options: RunOptions, size: int) -> LogPlan:
     )
     if problems := log_plan_problems(plan, size=size, label=options.label):
         raise problems[0]
+    _check_log_size(options, plan, size)
     return plan
+
+
+def _check_log_size(options: RunOptions, plan: LogPlan, size: int) -> None:
+    # A log directory /dev/null says that there are to be no files, whatever else is given.
+    if plan.file_bytes_max is None or plan.log_specs or plan.directory == os.devnull:
+        return
+    if not has_log_files(plan, size):
+        raise ConfigError(
+            f"{options.label('log_size')} has no effect without log files",
+            hint="write some by --redirects 3 or --tee 3",
+        )
 
 
 def _console_ranks(options: RunOptions) -> frozenset[int] | None:

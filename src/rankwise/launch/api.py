@@ -230,7 +230,7 @@ def run(
             they would have had without rankwise.
     """
     __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`
-    given = locals()
+    given = locals()  # before there are other names than the arguments'
     simulation = cast("SimulationArguments", {name: given[name] for name in _OF_SIMULATIONS})
     if _others:
         raise _no_such_argument(*next(iter(_others.items())))

@@ -95,7 +95,6 @@ class Argument:
         help: its line in the docstring.
         default: its value if it is not given.
         name: its name, if it is not that of the option.
-        least: the smallest number that is accepted, where the option accepts smaller ones.
     """
 
     def __init__(
@@ -105,13 +104,11 @@ class Argument:
         *,
         default: Any,
         name: str = "",
-        least: int | None = None,
     ) -> None:
         self.type = type
         self.help = help
         self.default = default
         self.name = name
-        self.least = least
 
 
 class Torchrun:
@@ -638,8 +635,8 @@ OPTIONS: tuple[Option, ...] = (
         "log_size",
         LOGS,
         SIZE,
-        "Size limit of a rank's log file (64K, 100M, 2G). A full stdout.log replaces "
-        "stdout.log.1, and a new one begins.",
+        "Size limit of a rank's log file (64K, 100M, 2G), with --redirects or --tee. A full "
+        "stdout.log replaces stdout.log.1, and a new one begins.",
         metavar="SIZE",
         default_shown="no limit",
         refused={PLUG_IN: _UNKNOWN_TO_PLUG_INS},
@@ -1078,10 +1075,9 @@ OPTIONS: tuple[Option, ...] = (
         INTEGER,
         "Seed of --schedule random, --explore, and random states that the program does not seed.",
         metavar="N",
+        least=0,
         default=0,
-        python=Argument(
-            "int", "of everything random on simulated ranks, at least 0.", default=0, least=0
-        ),
+        python=Argument("int", "of everything random on simulated ranks, at least 0.", default=0),
         only=SIM,
     ),
     Option(
@@ -1165,6 +1161,7 @@ OPTIONS: tuple[Option, ...] = (
         NUMBER,
         "Accepted, without effect: rankwise does not poll workers.",
         metavar="SECONDS",
+        least=0,
         default=0.1,
         torchrun=Torchrun(help="Seconds between two questions to the rendezvous."),
     ),

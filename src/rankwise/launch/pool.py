@@ -23,9 +23,10 @@ from rankwise.core.pool.vocabulary import PoolSpec
 from rankwise.drivers.real.cpus import usable_cpu_count
 from rankwise.drivers.real.interrupts import gate_here, without_handlers
 from rankwise.drivers.real.pool.array_memory import new_shared
-from rankwise.drivers.real.pool.engine import PoolEngine, PoolFuture, PoolOptions, rebuilt_error
+from rankwise.drivers.real.pool.engine import PoolEngine, PoolOptions
 from rankwise.drivers.real.pool.messages import CHUNK_CALLS_MAX, MessageKind
 from rankwise.drivers.real.pool.progress import show_progress
+from rankwise.drivers.real.pool.submitted_task import PoolFuture, rebuilt_error
 from rankwise.drivers.real.proc import check_proc
 from rankwise.launch.arguments import more_than_nothing
 from rankwise.launch.limits import check_working_directory
@@ -112,6 +113,7 @@ class Pool(Executor):
         check_proc()
         check_working_directory()
         self._size = size
+        # Weak: what was measured of a function must not keep it, and what it holds, alive.
         self._fitting = weakref.WeakKeyDictionary[Callable[..., Any], int]()
         self._attempts = retries + 1
         options = PoolOptions(
@@ -124,6 +126,7 @@ class Pool(Executor):
         )
         engine: PoolEngine | None = None
         try:
+            # Exceptions of signal handlers wait: half an engine could not be taken down.
             with gate_here().used():
                 self._engine = engine = PoolEngine(options)
                 _open.add(engine)

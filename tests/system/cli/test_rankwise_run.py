@@ -267,7 +267,33 @@ def test_interrupt_while_the_command_is_imported_prints_one_line(module: str, fo
     done = rankwise("run", "--no-python", "true", PYTHONPATH=str(folder), INTERRUPT_AT=module)
 
     assert done.returncode == 128 + signal.SIGINT
-    assert done.stderr == "rankwise: interrupted\n"
+    assert done.stderr == "rankwise: stopped by SIGINT\n"
+
+
+INTERRUPT_AT_CALL = """
+import os, sys
+def interrupt(frame, event, _):
+    if frame.f_code.co_qualname == os.environ["INTERRUPT_AT"]:
+        sys.setprofile(None)
+        os.kill(os.getpid(), 2)
+sys.setprofile(interrupt)
+"""
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["simulate", "read_faults_of_run", "Rehearsal.__init__", "SimulatedRunHost.__init__"],
+)
+def test_an_interrupt_at_the_start_of_simulated_ranks_is_told_in_one_line(
+    function: str, folder: Path
+) -> None:
+    write("sitecustomize.py", INTERRUPT_AT_CALL)
+    write("train.py", "print('ran')")
+
+    done = rankwise("run", "--on", "sim", "train.py", PYTHONPATH=str(folder), INTERRUPT_AT=function)
+
+    assert done.returncode == 128 + signal.SIGINT
+    assert (done.stdout, done.stderr) == ("", "rankwise: stopped by SIGINT\n")
 
 
 def test_an_interrupt_that_comes_when_all_is_over_changes_nothing() -> None:

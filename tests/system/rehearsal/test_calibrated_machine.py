@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("torch")
 
@@ -38,6 +39,12 @@ def test_a_run_is_predicted_on_the_machine_that_was_calibrated(tmp_path: Path) -
     assert calibrated.returncode == 0, calibrated.stderr
     for kind in ("memory", "matrix", "attention", "attention_backward", "collectives"):
         assert kind in calibrated.stdout
+
+    written = yaml.safe_load(Path(machine).read_text("utf-8"))
+    assert set(written["device"]["operands_GBps"]) == {"bf16", "f32"}
+    assert written["host"]["late_us"][0] > 0
+    launches = written["host"]["launch_us"]
+    assert launches["plain"][0] < launches["dtensor_update"][0] < launches["dtensor"][0]
 
     shown = rankwise("machines", machine)
     assert "calibrated" in shown.stdout

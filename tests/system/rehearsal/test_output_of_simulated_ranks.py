@@ -1,8 +1,10 @@
 """What simulated ranks write goes through the sinks of real ranks: files, limits, full disks."""
 
 import os
+import select
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from running import RANKWISE, run, write_program
 
 pytestmark = pytest.mark.system
 
+PIPE_BYTES = 4096
+"""The smallest pipe that there is."""
 WORLDS = pytest.mark.parametrize("world", [(), ("--on", "sim")], ids=["processes", "simulated"])
 
 
@@ -119,6 +123,72 @@ def test_slow_console_gets_everything(tmp_path: Path) -> None:
 
     assert launcher.returncode == 0
     assert first + rest == b"".join(b"%063d\n" % number for number in range(60_000))
+
+
+def test_writer_waits_until_the_console_has_all_that_it_wrote(tmp_path: Path) -> None:
+    size = 1 << 20
+    told_fd, tells_fd = os.pipe()
+    program = write_program(
+        tmp_path,
+        "import os, sys\n"
+        f"sys.stdout.write(('x' * 63 + '\\n') * {size // 64})\n"
+        f"os.write({tells_fd}, b'written')\n",
+    )
+    words = [*RANKWISE, "run", "--on", "sim", "--no-prefix", str(program)]
+
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, pipesize=PIPE_BYTES, bufsize=0, pass_fds=[tells_fd]
+    ) as launcher:
+        os.close(tells_fd)
+        assert launcher.stdout is not None
+        taken = 0
+        while taken < size - 2 * PIPE_BYTES:  # of the rest, half is not even in the pipe
+            taken += len(launcher.stdout.read(PIPE_BYTES))
+        is_told_early, _, _ = select.select([told_fd], [], [], 0)
+        taken += len(launcher.stdout.read())
+        told = os.read(told_fd, 100)
+    os.close(told_fd)
+
+    assert (is_told_early, told, taken) == ([], b"written", size)
+
+
+IN_ORDER = """
+import os, subprocess, time
+rank = int(os.environ["RANK"])
+for i in range(4):
+    print(f"{i} of rank " + "." * 1000)
+    if (pid := os.fork()) == 0:
+        for part in range(3):
+            print(f"{i} of its fork, {part} " + "-" * 1000)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    subprocess.run(["echo", f"{i} of its command"], check=True)
+    time.sleep(0.01 * (1 + (rank + i) % 3))
+"""
+
+
+def test_lines_of_ranks_and_their_children_have_one_order_however_slow_the_console_is(
+    tmp_path: Path,
+) -> None:
+    program = write_program(tmp_path, IN_ORDER)
+    words = [*RANKWISE, "run", "--on", "sim", "--nproc-per-node=3", str(program)]
+    shown = []
+    for at_once in (1 << 20, 512):
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, pipesize=PIPE_BYTES, bufsize=0
+        ) as launcher:
+            assert launcher.stdout is not None
+            shown.append(b"".join(iter(partial(launcher.stdout.read, at_once), b"")))
+        assert launcher.returncode == 0
+
+    quick, slow = (each.decode().splitlines() for each in shown)
+    assert slow == quick
+    assert len(quick) == 3 * 4 * (1 + 3 + 1)
+    for rank in range(3):
+        own = [line for line in quick if line.startswith(f"[default{rank}]:")]
+        assert [line.partition("]:")[2].rstrip(" .-") for line in own[:5]] == [
+            "0 of rank", *(f"0 of its fork, {part}" for part in range(3)), "0 of its command"
+        ]  # fmt: skip
 
 
 def test_run_whose_console_takes_nothing_can_be_stopped(tmp_path: Path) -> None:

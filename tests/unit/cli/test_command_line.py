@@ -19,6 +19,8 @@ from rankwise.base.failure import (
 from rankwise.base.units import SECOND, Instant
 from rankwise.cli.main import SUBCOMMANDS, command_line, invoke
 from rankwise.cli.run import RUN_OPTIONS, exit_code
+from rankwise.drivers.virtual.gang_simulator import GangSimulator
+from rankwise.drivers.virtual.random_plans import random_plan
 from rankwise.launch.options import GROUPS, OPTIONS
 
 LINES_OF_A_SCREEN = 24
@@ -317,6 +319,80 @@ def test_a_journal_that_was_cut_off_is_said_to_be(
     assert invoke(["replay", str(journal)]) == 2
 
     assert "ends in the middle of line 2 (its writer was killed" in capsys.readouterr().err
+
+
+@pytest.fixture
+def journal_of_agent(tmp_path: Path) -> tuple[Path, list[bytes]]:
+    """A file for a journal, and the lines of one whose middle has a fact with two orders."""
+    lines = GangSimulator(3).run_plan(random_plan(3)).journal.splitlines(keepends=True)
+    return tmp_path / "journal.jsonl", lines
+
+
+def place_of_orders(lines: list[bytes], count: int) -> int:
+    """Where a fact stands that so many orders follow, at least."""
+    return next(
+        place
+        for place, line in enumerate(lines)
+        if b'"stimulus"' in line
+        and all(b'"effect"' in each for each in lines[place + 1 : place + 1 + count])
+    )
+
+
+def test_a_journal_that_ends_between_a_fact_and_its_orders_is_said_to_end_there(
+    journal_of_agent: tuple[Path, list[bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, lines = journal_of_agent
+    place = place_of_orders(lines, 2)
+    told = []
+    for kept in (1, 2):
+        journal.write_bytes(b"".join(lines[: place + kept]))
+        assert invoke(["replay", str(journal)]) == 0
+        told.append(capsys.readouterr().err)
+
+    assert all(each.startswith("the journal ends after ") for each in told)
+    assert "orders that follow" in told[0]
+    assert told[0] != told[1]
+
+
+def test_an_order_that_is_missing_inside_a_journal_is_a_different_decision(
+    journal_of_agent: tuple[Path, list[bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, lines = journal_of_agent
+    place = place_of_orders(lines, 2)
+    journal.write_bytes(b"".join(lines[: place + 2] + lines[place + 3 :]))
+
+    assert invoke(["replay", str(journal)]) == 1
+
+    assert "decides differently now" in capsys.readouterr().err
+
+
+def test_an_order_that_is_no_longer_given_is_a_different_decision_at_the_end_too(
+    journal_of_agent: tuple[Path, list[bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, lines = journal_of_agent
+    place = place_of_orders(lines, 1)
+    journal.write_bytes(b"".join([*lines[: place + 2], lines[place + 1]]))
+
+    assert invoke(["replay", str(journal)]) == 1
+
+    assert "decides differently now" in capsys.readouterr().err
+
+
+def test_an_unknown_machine_is_told_with_all_that_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+
+    codes = [invoke(["run", "--on", f"sim:{name}", str(script)]) for name in ("foo", "h200x")]
+
+    assert codes == [2, 2]
+    nothing_like_it, nearly = capsys.readouterr().err.splitlines()
+    assert "there is no machine, preset or topology file 'foo' (machines are a100-40gb, " in (
+        nothing_like_it
+    )
+    assert "; presets are default, " in nothing_like_it
+    assert nearly.endswith("file 'h200x' (did you mean h200?)")
 
 
 def outcome(status: OutcomeStatus, code: int | None = None, stop: int | None = None) -> Outcome:

@@ -441,6 +441,19 @@ def test_a_static_endpoint_is_the_master(
         ("--timeout 0 train.py", "--timeout is 0, expected more than 0 seconds"),
         ("--log-size 1K train.py", "'1K' is not a size, expected 4K or more, such as 64K, 100M"),
         ("--log-size big train.py", "'big' is not a size"),
+        (
+            "--log-size 99999999999T train.py",
+            "'99999999999T' is too large, expected at most 1024T",
+        ),
+        ("--log-size 1M train.py", "--log-size has no effect without log files (write some by"),
+        (
+            "--log-size 1M --log-dir logs --duplicate-stdout-filters loss train.py",
+            "--log-size has no effect without log files",
+        ),
+        ("--log-dir= train.py", "--log-dir is '', expected a directory (leave it out for none)"),
+        ("--on sim --log-dir= train.py", "--log-dir is '', expected a directory"),
+        ("--on sim --seed -1 train.py", "-1 is not in the range x>=0"),
+        ("--monitor-interval -1 train.py", "-1.0 is not in the range x>=0"),
         ("--hang-timeout 5d train.py", "'5d' is not a time, expected seconds or 500ms, 30s"),
         ("--timeout 30m1h train.py", "'30m1h' is not a time, expected seconds or 500ms, 30s, 5m"),
         (

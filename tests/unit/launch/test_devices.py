@@ -1,11 +1,13 @@
 """Counting accelerators on machines made of files."""
 
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from rankwise.base.errors import ConfigError
+from rankwise.cli.main import invoke
 from rankwise.launch.run.devices import device_count_by_torch, visible_gpu_count
 
 
@@ -130,6 +132,24 @@ def test_a_name_that_torch_does_not_know_is_told_without_all_that_it_knows(
 
     with pytest.raises(ConfigError, match=r"^torch has no device type 'abc'$"):
         device_count_by_torch("abc", sys.executable)
+
+
+@pytest.mark.system
+def test_where_torch_is_not_installed_a_word_is_refused_without_an_error_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S "$@"\n')
+    python.chmod(0o700)
+    write(tmp_path / "train.py", "")
+    monkeypatch.setenv("PYTHON_EXEC", str(python))
+
+    assert invoke(["run", "--nproc-per-node", "x", str(tmp_path / "train.py")]) == 2
+
+    assert capsys.readouterr().err == (
+        "rankwise run: error: --nproc-per-node is 'x', expected a number, auto, cpu, gpu or xpu; "
+        "other devices need torch, which is not installed\n"
+    )
 
 
 @pytest.mark.system

@@ -216,6 +216,7 @@ class Agent:
             case Ticked():
                 self._on_deadline(now)
             case gang_words.StopRequested():
+                # First: exits that the watch holds back are let go before their gang is to stop.
                 if self.watch is not None:
                     self._tell_watch(stimulus, now)
                 self._on_stop_requested(stimulus, now)
@@ -228,6 +229,7 @@ class Agent:
             case FailuresDescribed():
                 self._on_described(stimulus, now)
             case StepReported():
+                # Ranks of an earlier round may still write: their step is no progress of this one.
                 if self.world is not None and stimulus.round == self.world.round:
                     self._step = stimulus.step
             case RanksStood():
@@ -258,6 +260,7 @@ class Agent:
             case gang_words.Suspended():
                 self._on_suspended(stimulus, now)
             case TroubleReported():
+                # Trouble of a gang that has ended needs no inquiry any more.
                 if self.has_workers and self.world is not None:
                     self._tell_rendezvous(stimulus, now)
             case CallRecordsReported():
@@ -380,6 +383,7 @@ class Agent:
                 case StopAgreed():
                     self._on_stop_agreed(effect, now)
                 case StopStepAgreed():
+                    # It may be agreed upon when the ranks of this node have ended.
                     if self.has_workers:
                         self._effects.append(StopRanksAt(effect.round, effect.step))
                 case Closed():
@@ -398,7 +402,7 @@ class Agent:
                     self._effects.append(effect)
                     if self.watch is not None:
                         self._tell_watch(watch_words.NodesAnswered(), now)
-                case _:
+                case _:  # an order for the store, or a line for the user
                     self._effects.append(effect)
 
     def _judge(self, gathered: SheetsGathered, now: Instant) -> None:

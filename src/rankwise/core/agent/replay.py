@@ -48,6 +48,7 @@ class ReplayStep:
         leads: whether its node leads.
         first_rank: the job's rank of the node's first worker.
         recorded: what it had ordered then.
+        is_last: whether no agent's entry follows in the journal.
     """
 
     machine: str
@@ -60,6 +61,7 @@ class ReplayStep:
     leads: bool
     first_rank: int
     recorded: list[Effect]
+    is_last: bool = False
 
     @property
     def held_exits(self) -> list[str]:
@@ -70,7 +72,14 @@ class ReplayStep:
     @property
     def differs(self) -> bool:
         """Whether the machine orders something else now than it did then."""
-        return self.effects != self.recorded
+        return self.effects != self.recorded and not self.is_cut_off
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the journal ends between this fact and the last of its orders."""
+        # An agent's orders stand right behind their fact, before anything that an agent is told.
+        count = len(self.recorded)
+        return self.is_last and count < len(self.effects) and self.effects[:count] == self.recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +157,11 @@ def replay(lines: Iterable[bytes], path: str) -> Iterator[ReplayStep]:
     pending: dict[str, ReplayStep] = {}
     stimuli = msgspec.json.Decoder(Stimulus)
     effects = msgspec.json.Decoder(Effect)
+    last = ""
     for number, line in _read(lines, path):
         if not line.machine.startswith(AGENT):
             continue
+        last = line.machine
         try:
             if bytes(line.effect):
                 step = pending.get(line.machine)
@@ -163,6 +174,8 @@ def replay(lines: Iterable[bytes], path: str) -> Iterator[ReplayStep]:
         if line.machine in pending:
             yield pending.pop(line.machine)
         pending[line.machine] = _take(agents, line, stimulus, f"{path}, line {number}")
+    if last in pending:
+        pending[last].is_last = True
     yield from pending.values()
 
 

@@ -106,7 +106,7 @@ class _Compiler:
                 filled += length
             elif isinstance(instruction, Receive):
                 box = self._mail.get((instruction.peer, rank))
-                if not box:
+                if not box:  # it is posted in this round, and there in the next
                     break
                 message = box.popleft()
                 span, combines = instruction.span, instruction.combines

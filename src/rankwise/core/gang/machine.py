@@ -125,9 +125,13 @@ class Gang:
         self._deadline: Instant | None = None
         self._start_due = Instant(0)
         self._exits_due: Instant | None = None
+        """When the next worker that has told of its exception must have ended."""
         self._stop_due: Instant | None = None
+        """When siblings of a failure are told to stop, if they may go on for a while."""
         self._exceptions_due: Instant | None = None
+        """When exceptions that are held back are released."""
         self._verdict_due: Instant | None = None
+        """When the gang asks whose cores are being written, before it blames a lost peer."""
         self._dumps_due: Instant | None = None
         """Until when dying workers are awaited for the verdict, at the latest."""
         self._is_stuck_killed = False

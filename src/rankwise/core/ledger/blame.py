@@ -96,10 +96,12 @@ def find_blame(
     """
     by_rank = {record.rank: record for record in records}
     waits = waits_of(by_rank.values())
+    # The oldest call first: what disagrees later may follow from it.
     for wait in _oldest_first(waits.values()):
         if (blame := _disagreement(wait, by_rank)) is not None:
             return blame
     ends = _ends(waits)
+    # Such a rank has a failure of its own, which tells more than that others wait for it.
     if any(by_rank[rank].fate in (Fate.RAISED, Fate.DIED) for rank in ends):
         return None
     gone = sorted(rank for rank in ends if by_rank[rank].fate is Fate.LEFT)
@@ -114,6 +116,7 @@ def find_blame(
             blamed=tuple(gone), text=text, is_certain=True, mismatch=mismatch, waiting=waiting
         )
     if ends:
+        # They live, and may still come.
         if not patience_is_over:
             return None
         wait, waiting = _wait_for(sorted(ends), waits, by_rank)
@@ -261,6 +264,7 @@ def _disagreement(wait: Wait, records: Mapping[int, CallRecord]) -> Blame | None
     come = [rank for party in all_parties for rank, _ in party]
     *minority, largest = sorted(all_parties, key=len)
     late: tuple[int, ...] = ()
+    # More than half are taken to be right. Otherwise those that have not come may decide it.
     if 2 * len(largest) > len(come):
         waiting = tuple(rank for rank, _ in largest)
         text = sentences.minority_in_words(minority, largest, group)

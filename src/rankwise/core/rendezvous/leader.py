@@ -554,6 +554,7 @@ def _see_off(view: View, round_: Round) -> Decision:
     pending = view.blockers()
     if not pending:
         records = [observed.record for _, observed in view.last_records()]
+        # The request may have come when all work was done: then the job has succeeded.
         if len(records) >= len(round_.members) and all(
             record is not None and record.is_done and record.ended == round_.number
             for record in records
@@ -579,6 +580,7 @@ def _see_off(view: View, round_: Round) -> Decision:
         for _, observed in view.last_records()
         if observed.record is not None and observed.record.arrived_at is not None
     ]
+    # The latest step: a rank that is beyond another's cannot go back.
     return Decision(msgspec.structs.replace(round_, stop_at=max([*told, *gone_steps])))
 
 

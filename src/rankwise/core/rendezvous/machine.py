@@ -136,6 +136,7 @@ class Rendezvous:
         """Take in a fact; return what is to be done, in this order."""
         if self.is_over:
             return []
+        # A node that only keeps its lease is most of a large job's life, and of its messages.
         if now < self._quiet_until and isinstance(stimulus, QUIET_FACTS):
             return self._keep_quiet(stimulus, now)
         match stimulus:

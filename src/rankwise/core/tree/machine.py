@@ -106,6 +106,7 @@ class TaskGraph:
         self._task_count = 0
         self._unfinished_count = 0
         self._not_completed: list[Unfinished] = []
+        # A look-up, since a `match` tries its cases one by one, for each of many short tasks.
         self._handlers: dict[type, Callable[[Any, Instant], None]] = {
             TaskSubmitted: self._on_task,
             GroupSubmitted: self._on_group,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
+INTERRUPTED = "rankwise: stopped by SIGINT"
 _OWN_CODE = (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
 """Signals whose number is in the exit code; the others stop a run as SIGTERM does."""
 
@@ -34,7 +35,7 @@ def end_on_interrupt() -> None:
 def end_interrupted(_signum: int, _frame: "FrameType | None") -> "NoReturn":
     """End this process, in which nothing has happened yet, as one that was interrupted."""
     try:
-        os.write(2, b"rankwise: interrupted\n")
+        os.write(2, f"{INTERRUPTED}\n".encode())
     finally:
         os._exit(128 + 2)
 

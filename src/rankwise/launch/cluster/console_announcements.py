@@ -52,6 +52,7 @@ class ConsoleAnnouncements:
         """Say one of them."""
         match announcement:
             case AnnounceWaiting():
+                # Fractions of seconds would only look exact; below one second they are all.
                 whole = Duration(round(announcement.waited, -9))
                 waited = format_duration(whole or announcement.waited)
                 # The error of a store that cannot be reached, which the text may end in, names the
@@ -64,6 +65,7 @@ class ConsoleAnnouncements:
                     round=announcement.round,
                 )
             case MadeSpare():
+                # A round may be smaller than the job: then the next one has room for this node.
                 has_place = 0 < len(announcement.lineup.hosts) < self._places_known
                 when = "with the next round" if has_place else "as soon as a place is free"
                 self._say(

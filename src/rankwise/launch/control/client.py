@@ -164,6 +164,7 @@ def listen_to_all(
         while ears:
             due = [fd for fd, ear in ears.items() if to_the_end or not ear.has_answer]
             remaining = max(0, deadline - time.monotonic_ns())
+            # Rounded up: with 0 ms it would poll without pause in the last millisecond.
             ready = [fd for fd, _ in poller.poll(-(-remaining // MILLISECOND) if due else None)]
             lost: dict[int, RunUnreachable] = {}
             for fd in ready:
@@ -175,6 +176,7 @@ def listen_to_all(
                     yield ear.run, told
             if not ready or not remaining:  # one that talks on must not hide that others are late
                 late = (fd for fd in due if to_the_end or not ears[fd].has_answer)
+                # A refusal says more than that the rest of the answer is late.
                 lost = {fd: _late(ears[fd].run) for fd in late if not ears[fd].is_over} | lost
             for fd in [fd for fd, ear in ears.items() if ear.is_over or fd in lost]:
                 poller.unregister(fd)

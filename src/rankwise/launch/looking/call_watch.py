@@ -133,6 +133,7 @@ class CallWatch:
         self._suspicion = ""
         self._suspected_at = clock.now()
         self._still_since = clock.now()
+        # A third: the ranks' answer must be there before the run counts as hung.
         self._quiet = QUIET if hang_timeout is None else min(QUIET, Duration(hang_timeout // 3))
         self._pause_max = min(_PAUSE_MAX, Duration(2 * self._quiet))
         self._questions = RecorderQuestions(host, reactor, clock)

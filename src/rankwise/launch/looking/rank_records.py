@@ -151,6 +151,7 @@ class RunRecorder:
         if not new:
             return
         self._cpp_calls_until[self._attempt, local_rank] = max(call.begun_at for call in new)
+        # Differences and indexes are short: a record has thousands of calls.
         base = min(call.begun_at for call in new)
         keys = list(dict.fromkeys(call.group for call in new))
         signatures = list(dict.fromkeys(filter(None, (call.signature for call in new))))

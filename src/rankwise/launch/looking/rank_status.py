@@ -115,6 +115,7 @@ def ranks_now(
     """How each rank of a gang is; its segment is that of the gang's present attempt."""
     calls = {} if segment is None else _last_calls(segment)
     alive = {worker.local_rank for worker in gang.workers if worker.is_running}
+    # The memory of a rank outlives it: who has died waits for nobody.
     moving = {rank: call for rank, call in calls.items() if rank in alive}
     waited = {} if segment is None else awaited(segment, moving, now)
     late = {delay.rank: delay for delay in delays}
@@ -157,6 +158,7 @@ def ranks_now(
                 came_last=round(delay.last, 4),
                 waited_for_s=round(status.waited_for_s + delay.waited / SECOND, 6),
             )
+        # Counters of metrics must not fall when a wait is over, and its share is judged anew.
         waited_for_s = waited_so_far.at_least(gang.attempt, status.rank, status.waited_for_s)
         statuses.append(msgspec.structs.replace(status, waited_for_s=waited_for_s))
     return statuses

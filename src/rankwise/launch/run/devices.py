@@ -15,6 +15,12 @@ from pathlib import Path
 from rankwise.base.errors import ConfigError
 
 ROOT = Path("/")
+_PATIENCE_S = 120
+_NO_TORCH = "ModuleNotFoundError: No module named 'torch'\n"
+
+
+class TorchMissing(ConfigError):
+    """There is no torch to ask."""
 
 
 def visible_gpu_count(environ: Mapping[str, str], root: Path = ROOT) -> int:
@@ -48,6 +54,7 @@ def device_count_by_torch(kind: str, python: str) -> int:
     """Ask torch, in an interpreter of its own, how many devices of `kind` there are.
 
     Raises:
+        TorchMissing: there is none.
         ConfigError: torch does not know the kind, or cannot be imported there.
     """
     import subprocess  # noqa: PLC0415 - rarely needed, and slow to import
@@ -59,9 +66,18 @@ def device_count_by_torch(kind: str, python: str) -> int:
     )
     try:
         answer = subprocess.run(
-            [python, "-c", question, kind], capture_output=True, text=True, timeout=120, check=False
+            [python, "-c", question, kind],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:  # its own text has the whole question
+        raise ConfigError(
+            f"torch was asked for the number of {kind!r} devices, and did not answer for"
+            f" {_PATIENCE_S} s"
+        ) from None
+    except OSError as error:
         raise ConfigError(
             f"torch could not be asked for the number of {kind!r} devices: {error}"
         ) from error
@@ -69,6 +85,8 @@ def device_count_by_torch(kind: str, python: str) -> int:
         return int(answer.stdout)
     if "Expected one of" in answer.stderr:  # followed by all the types that torch has
         raise ConfigError(f"torch has no device type {kind!r}")
+    if _NO_TORCH in answer.stderr:
+        raise TorchMissing(f"torch, which counts {kind!r} devices, is not installed")
     reason = answer.stderr.strip().rpartition("\n")[2] or f"exit code {answer.returncode}"
     raise ConfigError(f"torch cannot count {kind!r} devices: {reason}")
 

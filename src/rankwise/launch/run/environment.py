@@ -58,6 +58,7 @@ def worker_environment(
     }
     if not job.rank_variables:
         return environment
+    # Last: a run inside of a rank inherits the variables of the outer one.
     environment |= {
         "LOCAL_RANK": str(local_rank),
         "RANK": rank,
@@ -77,6 +78,7 @@ def worker_environment(
     }
     if ranks.collectives_key:
         environment["RANKWISE_COLLECTIVES_KEY"] = ranks.collectives_key
+    # As torchrun does; a value of the user's wins.
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if job.virtual_local_rank:
         environment["LOCAL_RANK"] = "0"

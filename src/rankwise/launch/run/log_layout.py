@@ -108,17 +108,8 @@ class LogLayout:
     def keep(self) -> bool:
         """Whether the user wants to find the directory afterwards."""
         plan = self._plan
-        asks_for_files = bool(plan.stdout_filters or plan.stderr_filters) or any(
-            log_file_streams(plan, local_rank) for local_rank in self._ranks_that_may_differ
-        )
-        return bool(plan.directory) or asks_for_files
-
-    @property
-    def _ranks_that_may_differ(self) -> range:
-        """Local ranks whose streams have to be looked at, to know those of all."""
-        choices = (self._plan.redirects, self._plan.tee)
-        is_uniform = all(isinstance(choice, Streams) for choice in choices)
-        return range(min(self._size, 1) if is_uniform else self._size)
+        has_filters = bool(plan.stdout_filters or plan.stderr_filters)
+        return bool(plan.directory) or has_filters or has_log_files(plan, self._size)
 
     def prepare(self, attempt: int) -> Destinations:
         """Make the directories of an attempt, empty, and say which files go there.
@@ -220,6 +211,14 @@ def log_file_streams(plan: LogPlan, local_rank: int) -> Streams:
     if plan.directory == os.devnull:
         return Streams.NONE
     return streams_of(plan.redirects, local_rank) | streams_of(plan.tee, local_rank)
+
+
+def has_log_files(plan: LogPlan, size: int) -> bool:
+    """Whether a stream of one of `size` workers goes to a log file."""
+    is_uniform = all(isinstance(choice, Streams) for choice in (plan.redirects, plan.tee))
+    # Of many equal ranks one tells of all.
+    ranks_that_may_differ = range(min(size, 1) if is_uniform else size)
+    return any(log_file_streams(plan, local_rank) for local_rank in ranks_that_may_differ)
 
 
 def console_streams(plan: LogPlan, local_rank: int) -> Streams:

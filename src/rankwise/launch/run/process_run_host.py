@@ -105,6 +105,7 @@ class ProcessRunHost:
         hosting = hosting or stack.enter_context(started or hosting_for(job))
         self._reactor = stack.enter_context(Reactor(clock))
         self._gate = gate_here()
+        # A handler that must wait for this thread would find it asleep in the reactor.
         self._gate.waker = partial(self._reactor.post, _nothing)
         stack.callback(setattr, self._gate, "waker", None)
         stdout_fd, stderr_fd = console_fds
@@ -153,9 +154,11 @@ class ProcessRunHost:
             keeps_children=job.keep_children,
         )
         stack.callback(self._host.close)
+        # Before there are any: whoever kills this process may do so at any time.
         self._guard_files(hosting)
         # Now, so that a log directory which cannot be made stops us before any worker exists.
         self._planner.prepare_attempt(0)
+        # Once: a calendar that is set during the run must not move failures against each other.
         self._evidence = ProcessEvidence(self._host, self._planner, clock.wall_ns() - clock.now())
         self._plan = job.plan
         self._journal = session.open_journal(stack)
@@ -189,6 +192,7 @@ class ProcessRunHost:
         if job.timeout is not None:
             self._limit_time(job.timeout)
         self._parts = parts
+        # Last: a question may come at once, and is answered from all of these parts.
         self._open_control(stack)
 
     @property

@@ -81,6 +81,7 @@ class Supervision:
         self._finished = threading.Event()
         self._session: Session | None = None
         self._early_stops: list[int | None] = []
+        """Asked for by other threads before there was a session."""
         self._wakeups: list[Wakeup] = []
         """Of the threads that wait for an event of the run."""
         self._lock = threading.Lock()

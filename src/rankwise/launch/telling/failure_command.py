@@ -207,11 +207,13 @@ def tell_of_end(
     has_failed = is_timeout or outcome.status is OutcomeStatus.FAILED
     if not has_failed or not is_of_this_node:
         grace = run.job.gang.grace if grace_left is None else grace_left
+        # Who stops a run waits for no command longer than for its ranks.
         command.wait(grace / SECOND if is_stopped else math.inf)
         return
     event, failures, message = "failure", outcome.failures, outcome.detail
     if is_timeout:
         report = stop_in_words(outcome, run)
+        # What ranks did when they were stopped is no failure of theirs.
         event, failures, message = "timeout", (), report.partition("\n")[0]
     else:
         report = report_of(outcome, run)

@@ -93,6 +93,7 @@ def describe_failure(
     error = failure.error or found.error
     stderr = found.stderr(STDERR_LINES)
     if error is None and found.printed is not None:
+        # Its message is the failure's; the report would show the same lines twice.
         stderr = without_traceback([*stderr], found.printed.traceback)
     stood = failure.cause in (FailureCause.HUNG, FailureCause.OUT_OF_STEP)
     files, key = found.destinations, found.file_key

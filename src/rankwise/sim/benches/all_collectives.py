@@ -10,8 +10,8 @@ from rankwise.sim.benches.checking import TOLERANCES, check_close
 from rankwise.sim.benches.measuring import collective_result, messages_before, span_of
 from rankwise.sim.benches.parameters import Number, Size
 from rankwise.sim.benches.planning import bound_of, world_size_of
+from rankwise.sim.ccl.algorithm_modules import needs_multicast
 from rankwise.sim.ccl.configuration import SHIPPED
-from rankwise.sim.ccl.plan import needs_multicast
 from rankwise.sim.reporting.results import BenchResult
 from rankwise.sim.runtime.tensor import element_type
 

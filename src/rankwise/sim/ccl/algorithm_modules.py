@@ -40,12 +40,20 @@ KERNEL_PARAMETERS = (
 INSTRUCTIONS_MOST = 1 << 20
 """A program of one rank that is longer does not end: 1,024 ranks that send to all have 2,046."""
 
+MULTICAST_HINT = "multicast is a field of system.sips with graph switch, or of the first level"
+"""Where switches that copy and combine are asked for."""
+
 _OURS = __package__ + ".algorithms."
 _IN_CORE = "rankwise.core.collectives.algorithms."
 
 
 class AlgorithmError(ConfigError):
     """An algorithm cannot be used: no rank's program is at fault, though a rank has called it."""
+
+
+def needs_multicast(module: str) -> bool:
+    """Whether an algorithm needs switches that copy and combine."""
+    return bool(getattr(algorithm_module(module), "NEEDS_MULTICAST", False))
 
 
 def algorithm_module(name: str) -> ModuleType:

@@ -16,7 +16,11 @@ import yaml
 
 from rankwise.base.errors import ConfigError
 from rankwise.base.suggestions import hint_behind
-from rankwise.sim.ccl.algorithm_modules import algorithm_module
+from rankwise.sim.ccl.algorithm_modules import (
+    MULTICAST_HINT,
+    algorithm_module,
+    needs_multicast,
+)
 from rankwise.sim.config_errors import mistake_in
 from rankwise.sim.files import load_yaml, read_text
 
@@ -379,6 +383,26 @@ def check_sizes_against(configuration: CollectiveConfiguration, tcm_bytes: int) 
         if (algorithm.queues.n_slots, algorithm.queues.slot_size) != usual:
             where = f"{configuration.source}: algorithm {algorithm.name}"
             check_against(algorithm.queues, tcm_bytes, 1, where)
+
+
+def check_switches(configuration: CollectiveConfiguration, multicast_unit: int) -> None:
+    """Refuse an algorithm that a collective was given, and that no switch of the machine can do.
+
+    Which ranks share a switch is known when a collective is planned; that there is none, before.
+
+    Args:
+        configuration: the choice.
+        multicast_unit: how many devices are at each switch that copies and combines.
+    """
+    for collective, name in configuration.chosen.items():
+        if name == AUTO or multicast_unit:
+            continue
+        if needs_multicast(configuration.algorithms[name].module):
+            raise ConfigError(
+                f"{configuration.source}: {collective} gets algorithm {name}, which needs switches"
+                " with multicast: true, and the machine has none",
+                hint=MULTICAST_HINT,
+            )
 
 
 def _known(name: str, algorithms: Mapping[str, Algorithm], source: str, where: str) -> str:

@@ -17,10 +17,12 @@ from rankwise.core.collectives.program import Instruction, Receive, Send, Span, 
 from rankwise.core.collectives.reductions import ReduceOp
 from rankwise.core.collectives.workspace import REDUCING, frame_elements, operand_of, result_of
 from rankwise.sim.ccl.algorithm_modules import (
+    MULTICAST_HINT,
     AlgorithmError,
     algorithm_module,
     instructions_of,
     is_ours,
+    needs_multicast,
     place_in,
     scratch_of,
 )
@@ -95,11 +97,6 @@ def requested(  # noqa: PLR0917 (what a call says, in its order)
     )
 
 
-def needs_multicast(module: str) -> bool:
-    """Whether an algorithm needs switches that copy and combine."""
-    return bool(getattr(algorithm_module(module), "NEEDS_MULTICAST", False))
-
-
 def _check_multicast(name: str, homes: tuple[int, ...], axes: tuple[int, ...], unit: int) -> None:
     """Refuse what needs switches that copy and combine, where ranks do not share such ones."""
     grid = grid_of_homes(homes, axes)
@@ -113,7 +110,7 @@ def _check_multicast(name: str, homes: tuple[int, ...], axes: tuple[int, ...], u
         raise ConfigError(
             f"algorithm {name} needs switches with multicast: true, and equally many ranks at each,"
             " on devices of their own",
-            hint="multicast is a field of system.sips with graph switch, or of the first level",
+            hint=MULTICAST_HINT,
         )
 
 

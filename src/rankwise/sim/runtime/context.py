@@ -24,6 +24,7 @@ from rankwise.sim.ccl.choice import Chooser
 from rankwise.sim.ccl.configuration import (
     CollectiveConfiguration,
     check_sizes_against,
+    check_switches,
     load_configuration,
 )
 from rankwise.sim.hardware.commands import Command, CommandHandle, KernelLaunch, MmuMap
@@ -105,6 +106,7 @@ class RuntimeContext:
             ccl if isinstance(ccl, CollectiveConfiguration) else load_configuration(ccl)
         )
         check_sizes_against(self.ccl, engine.topology.machine.pe.tcm.capacity)
+        check_switches(self.ccl, engine.topology.machine.system.sips.multicast_unit)
         self.algorithms = Chooser(engine.machine, self.ccl)
         self.world_size = 1
         self.rank_by_greenlet: dict[Any, int] = {}

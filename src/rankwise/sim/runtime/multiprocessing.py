@@ -186,8 +186,6 @@ class Multiprocessing:
 
 
 class _RankRun:
-    """One run of ranks."""
-
     def __init__(
         self,
         context: "RuntimeContext",

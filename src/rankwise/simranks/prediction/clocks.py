@@ -220,10 +220,10 @@ class RankClock:
     def note_subclass(self) -> None:
         """An operation goes by a tensor subclass first: that takes no time."""
 
-    def note_taken(self, size: int) -> None:
+    def note_taken(self, block: object, size: int) -> None:
         """A tensor takes memory: that takes no time."""
 
-    def note_freed(self, size: int) -> None:
+    def note_freed(self, block: object, size: int) -> None:
         """A tensor frees memory."""
 
     def synchronize(self, until: int | None = None) -> None:
@@ -458,7 +458,9 @@ class Prediction:
         self._prices: dict[DeviceOperation, PricedWork] = {}
         self._bounds: dict[DeviceOperation, PricedWork] = {}
         self._group_free: dict[str, int] = {}
+        """When the last collective of a group is over: the next one begins no earlier."""
         self._way_free: dict[tuple[int, int], int] = {}
+        """The same of messages from one rank to another."""
 
     @property
     def capacity(self) -> int:

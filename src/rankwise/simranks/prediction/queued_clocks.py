@@ -22,11 +22,16 @@ Kernels on other lanes are taken to run beside it, at no cost for either.
 A CPU is host and device in one: its queue holds one launch. Nothing of the host goes on beside the
 device then, its streams are one lane, and a wait of the lane is one of the host.
 
+Ranks that do the same do not take the same time, and the last one decides. A machine's `late_us`
+is by how much it is late in the mean. What delays a rank in one millisecond has nothing to do with
+what does in the next. So the delay grows with the root of the time since they last met.
+
 While a graph is captured the device does nothing. What it is given is kept with its lane, and so
 are the instants at which lanes are marked and the waits for them: each replay marks them anew. The
 lane of the capture is, in a replay, the lane that launches the graph.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -49,6 +54,9 @@ from rankwise.simranks.prediction.machines.device import is_attention
 from rankwise.simranks.prediction.process_heap import ProcessHeap
 
 _PICOSECONDS_PER_MICROSECOND = 1_000_000
+_PICOSECONDS_PER_MILLISECOND = 1_000_000_000
+_MESSAGES = frozenset({"send", "recv"})
+"""One of two ranks waits for the other, which need not be the late one."""
 OTHER_STREAMS = "other streams"
 """What a lane waits for on another one, as long as that has waited for no transfer."""
 _FOREACH = ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad")
@@ -103,6 +111,9 @@ class QueuedClock(RankClock):
         self._heap = None if pages is None else ProcessHeap()
         self._page_rate = 0.0 if pages is None else pages.value / 1e3  # bytes per picosecond
         self._shared = 0.0 if host.shared is None else host.shared.value
+        late = 0.0 if host.late_us is None else host.late_us.value
+        self._late = late * _PICOSECONDS_PER_MICROSECOND / math.sqrt(_PICOSECONDS_PER_MILLISECOND)
+        self._apart_from = 0
         self.lane = self.default_lane = Lane(begun_at)
         self._lanes = [self.default_lane]
         self._behind = 0
@@ -214,21 +225,22 @@ class QueuedClock(RankClock):
 
     def note_subclass(self) -> None:
         """An operation goes by a tensor subclass first, such as a DTensor."""
-        self.time += self._launches.dtensor
+        launches = self._launches
+        self.time += launches.dtensor_update if self.is_updating else launches.dtensor
 
-    def note_taken(self, size: int) -> None:
+    def note_taken(self, block: object, size: int) -> None:
         """A tensor takes memory: the processor maps and zeroes what of it is new."""
-        new = 0 if self._heap is None else self._heap.take(size)
+        new = 0 if self._heap is None else self._heap.take(id(block), size)
         if new:
             lane, cost = self.lane, round(new / self._page_rate)
             self.time = lane.ends_at = max(self.time, lane.ends_at) + cost
             self._computing += cost
             self.bill.add(COMPUTE, "new pages of memory", self.phase(), cost)
 
-    def note_freed(self, size: int) -> None:
+    def note_freed(self, block: object, size: int) -> None:
         """A tensor frees memory, which the heap may give back."""
         if self._heap is not None:
-            self._heap.give_back(size)
+            self._heap.give_back(id(block), size)
 
     def come(
         self,
@@ -243,9 +255,18 @@ class QueuedClock(RankClock):
             self.trail.add(Communicated.of(call, size, ranks, at), self.stream_number)
         if self._replayed is None:  # the launch of a graph is that of all that it has
             self._launch(self._launches.collective)
-        passage = Passage(load, size, max(self.time, self.lane.ends_at))
-        passage.late = self.lane.ends_at, passage.came_at
+        came_at = max(self.time, self.lane.ends_at)
+        is_message = call is not None and call.operation in _MESSAGES
+        passage = Passage(load, size, came_at + (0 if is_message else self._lateness()))
+        passage.late = self.lane.ends_at, came_at
         return passage
+
+    def _lateness(self) -> int:
+        """How much later than this rank the last one comes, in the mean."""
+        if not self._late:
+            return 0
+        alone, self._apart_from = self._computing - self._apart_from, self._computing
+        return round(self._late * math.sqrt(alone))
 
     def wait(self, passage: Passage) -> None:
         """Let the present lane go on when an operation is over; the host goes on at once."""
@@ -295,8 +316,10 @@ class QueuedClock(RankClock):
         lane.late = late
         if self._is_host:
             self.time = max(self.time, ends_at)
+        # Shares of a step are those of one lane: others overlap with it.
         if lane is not self.default_lane:
             return
+        # First it waits for the others, in which it may have been late itself; then for the bytes.
         under_way = min(max(waits_from, begun), ends_at)
         late_from = min(max(begun, late[0]), under_way)
         late_to = min(max(late_from, late[1]), under_way)
@@ -343,6 +366,7 @@ class _Launches:
             return round(figure.value * _PICOSECONDS_PER_MICROSECOND)
 
         self.view, self.dtensor, self.collective = of("view"), of("dtensor"), of("collective")
+        self.dtensor_update = self.dtensor if spec.dtensor_update is None else of("dtensor_update")
         self._plain, self._attention = of("plain"), of("attention")
         self._foreach, self._fsdp = of("foreach"), of("fsdp")
         self._known: dict[str, int] = {}

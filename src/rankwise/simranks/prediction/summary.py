@@ -128,9 +128,12 @@ class Figures(NamedTuple):
 def figures_of(prediction: Prediction) -> Figures:
     """The figures of a run."""
     clocks = [clock for _, clock in sorted(prediction.clocks.items())]
+    # The first step is left out: it warms caches up, compiles and allocates.
     steps = max(0, min((len(clock.steps) for clock in clocks), default=0) - 1)
     spent = [_spent(clock, steps) for clock in clocks]
+    # A step takes what it takes its slowest rank; shares of the others are of the same time.
     whole = max((each.time for each in spent), default=0)
+    # A rank that ran counts for all of its class.
     weights = [prediction.weight(clock.number) for clock in clocks]
     size = prediction.size
     fullest = max(clocks, key=lambda clock: clock.memory.peak_of_run, default=None)
@@ -144,6 +147,7 @@ def figures_of(prediction: Prediction) -> Figures:
     computing, exposed, asleep = share("computing"), share("exposed"), share("asleep")
     behind = share("behind")
     launch, computing = computing * _launching(prediction) + behind, computing + behind
+    # The rest, so that the shares add up to one; rounding may leave less than nothing.
     waiting = max(0.0, 1 - computing - exposed - asleep) if whole else 0.0
     waited = weighted(each.waiting for each in spent)
     for_peers = weighted(each.for_peers for each in spent) / waited if waited else 0.0
@@ -268,6 +272,7 @@ def figure_rows(prediction: Prediction) -> list[tuple[str, str, str]]:
         "held back by": cause,
         "pipeline bubble": figures.bubble >= _TOLD,
     }
+    # A row of nothing would only be in the way; rows that are always there can be compared.
     left_out = {name for name, is_told in tells.items() if not is_told}
     return [row for row in rows if row[0] not in left_out]
 
@@ -323,6 +328,7 @@ class PipelineStage(NamedTuple):
 def stages_of(prediction: Prediction) -> list[PipelineStage]:
     """The stages, if ranks send each other messages: by the place in the group that they use."""
     by_position: dict[int, list[RankClock]] = {}
+    # Messages in shorter groups, such as of two neighbours, tell no place in the whole pipeline.
     longest = max(map(len, prediction.pipelines), default=0)
     for ranks, places in prediction.pipelines.items():
         for clock in prediction.clocks.values():
@@ -638,6 +644,7 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         ],
         "peak_active_bytes": figures.memory_peak,
         "peak_reserved_bytes": reserved,
+        # Intervals are told for machines that exist: those of chips are as they are described.
         "memory_interval": None
         if of_memory is None
         else {

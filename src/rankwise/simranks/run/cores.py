@@ -55,7 +55,7 @@ def deal(
         take: gets the number of an item and its outcome, as soon as it is there.
         lose: gets the number of an item whose process has died, and how.
     """
-    waiting = sorted(items, reverse=True)
+    waiting = sorted(items, reverse=True)  # taken from the end, so the first item comes first
     busy: dict[Connection, tuple[_CoreWorker, int]] = {}
     with ExitStack() as stack:
 

@@ -101,6 +101,7 @@ def run_in_order(
         if found.schedule is None:
             return found.last
         schedule, how, first_failure = found.schedule, found.last.again, found.last
+    # The failing schedule of an exploration runs once more, now with its output shown.
     run = make(schedule=schedule)
     if order.replay is not None:
         _check_origin(order.replay, found_before, run, say)
@@ -146,9 +147,11 @@ def _explore(
                 say(f"stopped {who} in schedule {number}; before that {_failed(causes)}")
                 return _Found(Ordered(outcome, run, is_shown=False))
             done += 1
+            # A stopped run teaches nothing: it did not come to its choices.
             exploration.learn(schedule)
             if outcome.status is OutcomeStatus.FAILED:
                 why = _why(outcome.failures)
+                # Of each kind of failure one schedule is kept: thousands may fail alike.
                 if why not in causes:
                     choices = [choice.chosen for choice in schedule.choices]
                     how = again({"replay": _written(choices, run)})

@@ -91,6 +91,7 @@ def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -
 def _check(given: "SimulationArguments", machine: str | None) -> None:
     values: Mapping[str, Any] = given
     checked = [option for option in OPTIONS if option.name in values]
+    # The table says what the command line accepts; values of Python have not passed its types.
     for option in checked:
         value, names = values[option.name], option.choices
         if names and value not in names:
@@ -126,12 +127,10 @@ def _check(given: "SimulationArguments", machine: str | None) -> None:
 
 
 def _check_number(option: Option, number: Any) -> None:
-    of_python = None if option.python is None else option.python.least
-    least = option.least if of_python is None else of_python
     is_number = isinstance(number, int) and not isinstance(number, bool)
-    if number is not None and not (is_number and (least is None or number >= least)):
+    if number is not None and not (is_number and (option.least is None or number >= option.least)):
         raise ConfigError(
-            f"{option.name} is {shown(number)}, expected an integer of at least {least}"
+            f"{option.name} is {shown(number)}, expected an integer of at least {option.least}"
         )
 
 

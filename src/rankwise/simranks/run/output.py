@@ -7,7 +7,8 @@ console has taken what it was given. Ranks take turns, so the order of lines is 
 
 Children of a rank are real processes. What they write to descriptors 1 and 2 comes through a pipe
 of the rank's, which exists from its first child on, and one thread reads the pipes of all ranks.
-A child that outlives the attempt finds its pipe closed.
+What is in a pipe when a rank writes is shown before: a child that a rank has waited for wrote while
+that rank had the run token. A child that outlives the attempt finds its pipe closed.
 
 Not included is what C code in this process, `os.system` or `os.posix_spawn` write to descriptors 1
 and 2: it goes to the console as it is. So does what a rank prints that has put another file there.
@@ -61,7 +62,6 @@ class RankStream:
         self._pending = b""
         self._outlet = outlet
         self._owner = owner
-        self._reading = threading.Lock()  # of the pipe: its chunks stay in their order
 
     def write(self, data: bytes) -> None:
         """Take what the rank has written; return when the console has it.
@@ -74,7 +74,8 @@ class RankStream:
 
     def flush(self) -> None:
         """Take what the rank has written so far of a line."""
-        self.read_pipe()  # what a child had written before the rank went on comes first
+        # What children of any rank had written before this one went on comes first.
+        self._owner.read_pipes()
         if self._pending:
             data, self._pending = self._pending, b""
             self.take(data, self._owner.now())
@@ -107,10 +108,9 @@ class RankStream:
         return self.children_fd if self.children_fd >= 0 else otherwise
 
     def read_pipe(self) -> None:
-        """Take what children have written by now."""
+        """Take what children have written by now; one thread at a time."""
         if self.pump is not None:
-            with self._reading:
-                self.pump.drain(self._owner.now())
+            self.pump.drain(self._owner.now())
 
     def finish_line(self) -> None:
         """Show an unfinished last line."""
@@ -256,6 +256,11 @@ class Output:
                 self._reader.add(each)
         return streams[0].children_fd, streams[1].children_fd
 
+    def read_pipes(self) -> None:
+        """Take what children of all ranks have written by now."""
+        if self._reader is not None:
+            self._reader.read_ready()
+
     def end_rank(self, rank: int) -> None:
         """Take what children of a rank that is over have written, and show its last lines."""
         for stream in (Streams.OUT, Streams.ERR):
@@ -294,8 +299,8 @@ class Output:
 class _PipeReader:
     """A thread that reads the pipes of ranks' children.
 
-    It reads as long as the attempt lasts; who stops it reads the rest. Chunks of one pipe are
-    taken by one thread at a time.
+    It reads as long as the attempt lasts; who stops it reads the rest. A rank reads before it
+    writes itself, so that lines come in the order in which ranks had the run token.
     """
 
     def __init__(self) -> None:
@@ -303,8 +308,8 @@ class _PipeReader:
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wakeup, EVENT_READ)
         self._is_stopping = False
-        self._has_ended = _thread.allocate_lock()
-        # A bare lock, since `threading` may be replaced by a rank's view of it.
+        # Bare locks, since a rank makes this, and finds others in `threading`.
+        self._reading, self._has_ended = _thread.allocate_lock(), _thread.allocate_lock()
         self._has_ended.acquire()
         _start_thread(self._read, ())
 
@@ -321,13 +326,19 @@ class _PipeReader:
             self._selector.close()
             os.close(self._wakeup)
 
+    def read_ready(self) -> None:
+        """Take what is in the pipes; return when it is taken, by whichever thread."""
+        with self._reading:  # a pipe that another thread has just emptied is ready no more
+            for key, _ in self._selector.select(0):
+                stream: RankStream | None = key.data
+                if stream is not None:
+                    stream.read_pipe()
+
     def _read(self) -> None:
         try:
             while not self._is_stopping:
-                for key, _ in self._selector.select():
-                    stream: RankStream | None = key.data
-                    if stream is not None:
-                        stream.read_pipe()
+                self._selector.select()
+                self.read_ready()
         finally:
             self._has_ended.release()
 

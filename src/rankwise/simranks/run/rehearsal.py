@@ -120,7 +120,7 @@ class Rehearsal:
             from rankwise.simranks.prediction.values import ValuePolicy  # noqa: PLC0415  # only there
 
             self.prediction.values = ValuePolicy(values, seed)
-            device = "cuda"
+            device = "cuda"  # a time without data is that of a device, never of this CPU
             # A fault makes one rank, or its links, another one than those of its class.
             is_well = not (faults or chip_faults)
             if not every_rank and is_well and self.size > _SIMULATED_OF_EQUALS:

@@ -246,6 +246,7 @@ def install(world: SimulatedWorld) -> Callable[[], None]:
     real_sleep, real_presence = FutexWord.sleep, WindowRegion.set_presence
     real_now, real_deadline_after = FutexWord.now, FutexWord.deadline_after
 
+    # Other threads of this process, such as those of a pool, go on in real time.
     def now() -> Instant:
         return real_now() if running_rank() is None else world.scheduler.now
 

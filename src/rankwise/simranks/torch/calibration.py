@@ -3,7 +3,9 @@
 `rankwise calibrate` runs it and reads the file that rank 0 writes. GPUs do not compete: rank 0
 measures operations while the others wait. Ranks of a CPU share its caches, memory and clock, as
 they do in training, so all measure the same operation at the same time. Products and elementwise
-operations get tensors that no cache holds, as weights and their gradients are in training. Each
+operations get tensors that no cache holds, as weights and their gradients are in training.
+Collectives, and the hooks of DTensors and FSDP, come after computations in training: processors
+have gone to sleep meanwhile, and caches hold other things. So a CPU measures them that way. Each
 figure is the median of a few batches, within a share of the budget. The least would be what a
 processor does in its best moment: its clock and its neighbours let that of a virtual CPU vary by a
 factor of two.
@@ -15,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,11 @@ _COLLECTIVES_OF_GPUS = tuple(1 << power for power in range(10, 31, 2))
 _BATCHES = 5
 _CHAIN, _LAYERS = 50, 4
 """So many operations, and layers, tell what one takes of the host."""
+_ROWS, _WIDTH = 64, 1280
+"""Of these layers: their weights leave no cache as it was."""
+_BEFORE = ((128, 512, 1536),) * 2
+"""The products that ranks compute before each collective."""
+_COLLECTIVES_MAX = 40
 _COLD_BYTES = 96 << 20
 """So much memory lies between two uses of a tensor that no cache should hold."""
 _OVERLAPPED_BYTES = 8 << 20
@@ -92,7 +99,9 @@ def main(words: Sequence[str]) -> None:
     collectives = _collectives(meter) if dist.get_world_size() > 1 else []
     shared = _share_of_processor(meter) if collectives and not has_gpu else None
     if measured is not None and is_first:
-        whole = msgspec.structs.replace(measured, collectives=collectives, shared=shared)
+        whole = msgspec.structs.replace(
+            measured, collectives=collectives, shared=shared, late=lateness(meter.late)
+        )
         Path(path).write_bytes(msgspec.json.encode(whole))
     dist.barrier()
     dist.destroy_process_group()
@@ -105,6 +114,8 @@ class _Meter:
         device: where tensors lie.
         slice: seconds for one figure.
         is_together: whether all ranks measure the same.
+        late: of each collective in training, how long ranks had computed, and how much longer than
+            it took they were in it.
     """
 
     def __init__(self, *, has_gpu: bool, seconds: float, progress: Path | None) -> None:
@@ -119,6 +130,7 @@ class _Meter:
         self._count, self._done, self._progress = count, 0, progress
         self.is_together = not has_gpu
         self._pools: dict[torch.dtype, Tensor] = {}
+        self.late: list[tuple[float, float]] = []
 
     def seconds_of(self, run: Callable[[], object]) -> float:
         """How long one call takes."""
@@ -130,10 +142,38 @@ class _Meter:
             once = slowest.item()
         times = max(1, min(1_000, round(self.slice / _BATCHES / max(once, 1e-7))))
         figure = statistics.median(self._batch(run, times) for _ in range(_BATCHES))
-        self._done += 1
-        if self._progress is not None:
-            self._progress.write_text(f"{min(self._done, self._count)} {self._count}", "ascii")
+        self._note_figure()
         return figure
+
+    def seconds_in_training(self, run: Callable[[], object]) -> float:
+        """How long a collective takes from when its last rank has come.
+
+        On a CPU each rank has computed before. How late the last one is goes to `late`.
+        """
+        if self.has_gpu:
+            return self.seconds_of(run)
+        works = [_product(self, torch.float32, *shape) for shape in _BEFORE]
+
+        def once() -> tuple[float, float]:
+            begun = time.perf_counter()
+            for work in works:
+                work()
+            computed = time.perf_counter()
+            run()
+            return computed - begun, time.perf_counter() - computed
+
+        once()
+        whole = torch.tensor(sum(once()))
+        dist.all_reduce(whole, dist.ReduceOp.MAX)  # so many calls as the slowest rank has time for
+        times = max(_BATCHES, min(_COLLECTIVES_MAX, round(self.slice / whole.item())))
+        spent = torch.tensor([once() for _ in range(times)])
+        least, mean = spent.clone(), spent
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+        self.late += zip(mean[:, 0].tolist(), (mean - least)[:, 1].tolist(), strict=True)
+        self._note_figure()
+        return float(least[:, 1].median())
 
     def launch_seconds(self, run: Callable[[], object]) -> float:
         """How long the host needs for a call that it does not wait for."""
@@ -159,9 +199,18 @@ class _Meter:
         if self.has_gpu:
             torch.cuda.synchronize()
 
-    def _batch(self, run: Callable[[], object], times: int) -> float:
+    def _note_figure(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress.write_text(f"{min(self._done, self._count)} {self._count}", "ascii")
+
+    def meet(self) -> None:
+        """Let all ranks begin at the same time, if they measure the same."""
         if self.is_together:
             dist.barrier()
+
+    def _batch(self, run: Callable[[], object], times: int) -> float:
+        self.meet()
         self.wait()
         begun = time.perf_counter()
         for _ in range(times):
@@ -190,10 +239,8 @@ def _operations(meter: _Meter) -> Measurements:
         # The host carries the smallest operation out itself: what it takes is counted once.
         empty /= 2
         launches["plain"] = max(_launch_in_training() - empty, 1e-7)
-        launches |= {
-            "dtensor": max(_dtensor_seconds(), 1e-7),
-            "fsdp": max(_fsdp_seconds(), 1e-7),
-        }
+        launches["dtensor"], launches["dtensor_update"] = _dtensor_seconds()
+        launches["fsdp"] = max(_fsdp_seconds(), 1e-7)
     return Measurements(
         device=torch.cuda.get_device_name() if meter.has_gpu else _processor(),
         software=f"torch {torch.__version__}, {dist.get_backend()}",
@@ -232,32 +279,83 @@ def _launch_in_training() -> float:
     return _host_seconds(train) / (2 * _CHAIN)
 
 
-def _dtensor_seconds() -> float:
-    """What an operation on a DTensor takes of its host.
+def _dtensor_seconds() -> tuple[float, float]:
+    """What an operation on a DTensor takes of its host: of layers, and of an optimizer.
 
-    It is that of tensor parallel layers, with what their hooks do, divided by the operations.
+    Both are the cost beyond that of plain tensors of the same shapes, divided by the operations.
+    That of layers has what their hooks do. The plain layers call the same collectives.
     """
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    given = torch.ones(16, 16)
-
-    def layers() -> nn.Sequential:
-        return nn.Sequential(*(nn.Linear(16, 16) for _ in range(2 * _LAYERS)))
-
-    plain, split = layers(), layers()
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    given = torch.ones(_ROWS, _WIDTH)
+    part = _WIDTH // size
+    split = nn.Sequential(*(nn.Linear(part * size, part * size) for _ in range(2 * _LAYERS)))
+    plain = nn.Sequential()
+    for _ in range(_LAYERS):
+        plain.extend([nn.Linear(part * size, part), nn.Linear(part, part * size)])
+        plain[-2].register_forward_pre_hook(lambda _, given: (_ReducedBackward.apply(*given),))
+        plain[-1].register_forward_hook(lambda _, __, out: _Reduced.apply(out))
     ways = [ColwiseParallel(), RowwiseParallel()] * _LAYERS
     parallelize_module(split, mesh, {str(number): way for number, way in enumerate(ways)})
+    given = given[:, : part * size]
+    optimizers = {
+        each: torch.optim.SGD(each.parameters(), lr=0.01, momentum=0.9, foreach=False)
+        for each in (split, plain)
+    }
 
-    def train(network: nn.Module) -> None:
+    def train(network: nn.Module) -> list[float]:
+        moments = [time.thread_time()]
         network(given).sum().backward()
-        with torch.no_grad():
-            for parameter in network.parameters():
-                parameter.add_(parameter.grad, alpha=-0.01)
-        network.zero_grad()
+        moments.append(time.thread_time())
+        optimizers[network].step()
+        moments.append(time.thread_time())
+        optimizers[network].zero_grad()
+        return [late - early for early, late in pairwise(moments)]
 
+    for each in (split, plain):
+        train(each)
     with _CountingMode() as counting:
-        train(split)
-    spent = _host_seconds(lambda: train(split)) - _host_seconds(lambda: train(plain))
-    return spent / max(1, int(counting.count))
+        split(given).sum().backward()
+    of_layers = counting.count
+    with counting:
+        optimizers[split].step()
+    of_updates = counting.count - of_layers
+    spent = [(train(split), train(plain)) for _ in range(_BATCHES + 2)]
+    in_layers, in_updates = (
+        statistics.median(ours[which] - theirs[which] for ours, theirs in spent) for which in (0, 1)
+    )
+    return max(in_layers / of_layers, 1e-7), max(in_updates / of_updates, 1e-7)
+
+
+class _Reduced(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+    """Adds the results of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        """Add them."""
+        ctx.mark_dirty(out)
+        dist.all_reduce(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004  # torch's signature
+        """Each rank has the same one."""
+        return grad
+
+
+class _ReducedBackward(torch.autograd.Function):  # type: ignore[misc]  # the same
+    """Adds the gradients of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor) -> Tensor:  # noqa: ARG004  # the same
+        """Each rank has the same one."""
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004  # the same
+        """Add them."""
+        dist.all_reduce(grad)
+        return grad
 
 
 class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
@@ -294,15 +392,21 @@ def _fsdp_seconds() -> float:
     return (seconds_of(is_sharded=True) - seconds_of(is_sharded=False)) / (5 * _LAYERS)
 
 
-def _new_pages(meter: _Meter) -> float:
-    """Bytes per second of memory that a process has not had yet.
+def _new_pages(meter: _Meter) -> float | None:
+    """Bytes per second of memory that a process has not had yet; None if it costs nothing.
 
-    The C library maps so large a tensor anew each time.
+    The C library maps so large a tensor anew each time. What that takes is CPU time of the caller.
     """
     kept = torch.ones(_MAPPED_BYTES // 4)
-    again = meter.seconds_of(lambda: kept.fill_(1.0))
-    anew = meter.seconds_of(lambda: torch.empty(_MAPPED_BYTES // 4).fill_(1.0))
-    return _MAPPED_BYTES / max(anew - again, 1e-9)
+
+    def filled(again: Tensor | None) -> float:
+        meter.meet()
+        begun = time.thread_time()
+        (torch.empty(_MAPPED_BYTES // 4) if again is None else again).fill_(1.0)
+        return time.thread_time() - begun
+
+    more = statistics.median(filled(None) - filled(kept) for _ in range(2 * _BATCHES))
+    return _MAPPED_BYTES / more if more > 0 else None
 
 
 def _functions(meter: _Meter) -> float:
@@ -418,6 +522,18 @@ def _share_of_processor(meter: _Meter) -> float:
     return min(1.0, max(0.0, lost / min(computing, alone)))
 
 
+def lateness(late: Sequence[tuple[float, float]]) -> float | None:
+    """How late the last rank comes after a second of computing.
+
+    Delays of parts are independent, so their squares add up. The longest tenth is left out: a
+    machine that did something else.
+    """
+    if not late:
+        return None
+    found = sorted(waited / computed**0.5 for computed, waited in late)
+    return statistics.fmean(found[: max(1, len(found) * 9 // 10)])
+
+
 def _collectives(meter: _Meter) -> list[MeasuredCollective]:
     count = dist.get_world_size()
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", count))
@@ -430,7 +546,7 @@ def _collectives(meter: _Meter) -> list[MeasuredCollective]:
             ("all_gather", part, lambda: _all_gather(whole, part)),  # noqa: B023  # the same
             ("reduce_scatter", whole, lambda: _reduce_scatter(part, whole)),  # noqa: B023  # the same
         ):
-            seconds = meter.seconds_of(run)
+            seconds = meter.seconds_in_training(run)
             found.append(
                 MeasuredCollective(
                     kind=kind, size=given.nbytes, nodes=count // per_node, per_node=per_node,

@@ -344,6 +344,7 @@ def model_cuda() -> Callable[[], None]:
         stack.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
+    # Programs find the same function in several modules, each of which has its own name for it.
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random):
         for name in _NAMES.keys() & vars(owner).keys():
             replace(owner, name, _NAMES[name])
@@ -370,6 +371,7 @@ def model_cuda() -> Callable[[], None]:
     replace(torch.amp.GradScaler, "__init__", _for_cpu(torch.amp.GradScaler.__init__))
     made = DistributedDataParallel.__init__
 
+    # DDP compares device ids with where the parameters are, which is the CPU.
     def make(self: Any, module: Any, *_ids: Any, **options: Any) -> None:
         made(self, module, **{**options, "device_ids": None, "output_device": None})
 
@@ -397,6 +399,7 @@ def model_cuda() -> Callable[[], None]:
     replace(torch.autograd.graph.save_on_cpu, "__init__", save_unpinned)
     to = torch.nn.Module.to
 
+    # C++ reads what `Module.to` is given, before any mode sees a tensor.
     def module_to(self: Any, *args: Any, **options: Any) -> Any:
         return to(self, *(CUDA if type(each) is int else each for each in args), **options)
 
@@ -404,6 +407,7 @@ def model_cuda() -> Callable[[], None]:
     set_default, load = torch.set_default_device, torch.load
     replace(torch, "set_default_device", lambda device: set_default(on_cpu(device)))
 
+    # A file names the devices that its tensors were on, and torch refuses those it does not find.
     def load_to_cpu(file: Any, map_location: Any = None, **options: Any) -> Any:
         return load(file, map_location=on_cpu(map_location or _CPU), **options)
 
@@ -411,6 +415,7 @@ def model_cuda() -> Callable[[], None]:
     replace(torch, "Generator", _generators(torch.Generator))
     mesh = torch.distributed.device_mesh.init_device_mesh
 
+    # The name of a mesh's device chooses its backend, which is the one for CPUs.
     def make_mesh(device_type: str, *args: Any, **options: Any) -> Any:
         return mesh(on_cpu(device_type) and "cpu", *args, **options)
 

@@ -119,7 +119,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
     stack.callback(_become, c10d._world, original)  # noqa: SLF001  # the same
     replace("_new_process_group_helper", _with_our_backend)
     replace("_process_group_name", _unique_per_rank)
-    take_turns()
+    take_turns()  # for good: outside of ranks' threads a turn is free
     replace("_unregister_all_process_groups", _unregister_those_of_rank)
     replace("rendezvous", _rendezvous)
     replace("_get_default_timeout", _of_gloo)
@@ -136,7 +136,8 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         replace(name, partial(_made_by_ranks, kind, kind), torch.distributed)
     for owner in (torch.distributed, c10d):
         replace("PrefixStore", partial(_made_by_ranks, RehearsedPrefixStore, _prefixed), owner)
-    is_gpu_in_use = torch.cuda.is_initialized()
+    is_gpu_in_use = torch.cuda.is_initialized()  # asked before the answer is always no
+    # Also where devices are modelled: what is not replaced must not find a real one.
     stack.callback(hide_gpus(can_pin=device == "cuda"))
     if device == "cuda":
         stack.callback(model_cuda())
@@ -157,6 +158,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
 
             stack.callback(cast_as_cuda(choices()["autocast"]))
         stack.callback(order_by_streams())
+        # FSDP frees and takes memory by resizing storages: no operation tells of it.
         replace("resize_", with_counting, torch.UntypedStorage)
         replace("__torch_dispatch__", with_fakes, FakeTensorMode)
         replace("__init__", with_makers, FakeTensorMode)

@@ -217,16 +217,19 @@ class ChargingMode(UnseenMode):
             if index < last:
                 taken += [() if tensor.is_nested else tensor.shape for tensor in tensors]
             count = sum([tensor.nbytes for tensor in tensors])
+            # What is changed in place is read and written.
             size += 2 * count if index in kind.written else count
             if count >= largest and tensors:
                 largest, widest = count, tensors
         if not size:
             return
+        # Work that checkpointing repeats is no work of the model, and asked for only where counted.
         if kind.flops is not None or kind.looks_up:
             self.clock.work.is_repeated = is_repeated()
         if kind.looks_up and torch.is_grad_enabled():
             self._count_lookups(*args[:2])
         if widest[0].is_meta:
+            # A model that is made on meta takes no memory until something is computed with it.
             if kind.initialises:
                 return
             for tensor in tensors_in((*args, *(kwargs or {}).values(), result)):

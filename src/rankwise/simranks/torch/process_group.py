@@ -478,6 +478,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
                 )
                 is_async = getattr(opts, "asyncOp", True)
                 return self._work_of_graph(captured, outputs, is_async=is_async)
+            # A replay calls the functional collective as a whole, and comes here again.
             if capture.is_in_functional:
                 return WorkOfGraph(self._group, outputs, [])
             capture.keep(load)
@@ -491,7 +492,7 @@ class RehearsedProcessGroup(NamedProcessGroup):
             outputs = alike if outputs is None else outputs
             filled = load[0] if isinstance(load, tuple) else load
             if call.operation == "broadcast" and root == self._rank_in_group:
-                filled = None
+                filled = None  # what the root gives is read alone: it may be read meanwhile
             return self._work(pending, load, outputs, filled, passages=passages)
         self._wait(pending, passages)
         return self._done

@@ -286,13 +286,14 @@ class RehearsedTCPStore(RehearsedStore):
         wait_for_workers: bool = True,  # the same
         **_about_sockets: Any,
     ) -> None:
-        if not port:
+        if not port:  # any free one: counted, so that equal runs have equal ports
             port = shared["last port"] = shared.get("last port", _FIRST_PORT) + 1
         place = f"{host_name}:{port}"
         super().__init__(scheduler, shared.setdefault(f"store tcp://{place}", StoreEntries()))
         self.host = host_name
         self.port = port
         self._patience = timeout
+        # Apart from the program's keys: it may list them, or wait for their number.
         meeting = RehearsedStore(
             scheduler, shared.setdefault(f"clients of {place}", StoreEntries())
         )

@@ -54,11 +54,11 @@ class Storage:
         if self.is_on_device:
             stream, now, retries = clock.stream_number, clock.time, clock.memory.retries
             self.block = clock.memory.take(self.size, self.holder, stream, now)
-            clock.note_taken(self.size)
+            clock.note_taken(self.block, self.size)
             if clock.memory.retries > retries:
                 clock.synchronize()  # the allocator waits for all streams before it tries again
         if before is not None:
-            clock.note_freed(before.requested)
+            clock.note_freed(before, before.requested)
             clock.memory.give_back(before, clock.stream_ends(), clock.time)
 
     def vacate(self) -> None:
@@ -66,7 +66,7 @@ class Storage:
         block, self.block = self.block, None
         if block is not None:
             clock = self.clock
-            clock.note_freed(block.requested)
+            clock.note_freed(block, block.requested)
             clock.memory.give_back(
                 block, clock.stream_ends() if block.used_by else None, clock.time
             )

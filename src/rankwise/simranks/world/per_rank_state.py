@@ -256,8 +256,6 @@ class ProcessState:
 
 
 class _StateOfRank:
-    """What one rank has."""
-
     def __init__(
         self,
         values: tuple[Any, ...],

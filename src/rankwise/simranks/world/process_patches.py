@@ -127,6 +127,7 @@ class ProcessPatches:
         clocks = ("time", "monotonic", "perf_counter")
         table: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
             *((owner, name, self._for_ranks(serve)) for owner, name, serve in of_ranks),
+            # Virtual time is added to real time, unless ranks are told virtual time alone.
             *((time, f"{name}{unit}", self._later) for name in clocks for unit in ("", "_ns")),
             (datetime, "now", self._now),
             (datetime, "utcnow", self._utcnow),
@@ -249,7 +250,7 @@ class ProcessPatches:
                 if rank is None:
                     return method(*args, **kwargs)
                 state = rank.own_state.get(key)
-                if state is None:
+                if state is None:  # most ranks draw no number, and a state takes kilobytes
                     state = rank.own_state[key] = make(f"{self._seed}/{key}/{rank.number}")
                 return getattr(state, name)(*args, **kwargs)
 

@@ -94,6 +94,7 @@ class Scheduler:
         self.current: Rank | None = None
         self.holder: Strand | None = None
         self.turns = Turns(self)
+        # Of `turns`, which changes it in place: a hand-over costs microseconds, and looks here.
         self.helpers = self.turns.helpers
         self.broken_by: BaseException | None = None
         self.is_paused = False
@@ -107,7 +108,9 @@ class Scheduler:
         self._asks = self.turns.asks
         self._agenda: list[tuple[Instant, int, VirtualTimer]] = []
         self._numbers = 0
+        """Orders entries of one instant, the earlier made first."""
         self._horizon: Instant | None = None
+        """When the scheduler thread is due: ranks let no time pass beyond."""
         self.is_interrupted = self._is_called = False
         self._ended_by = SIGKILL
         self.patience = TokenPatience()

@@ -92,7 +92,7 @@ class SimulatedWorld:
         equals: Equals | None = None,
         standard: frozenset[int] = STANDARD,
     ) -> None:
-        cpus = os.sched_getaffinity(0)
+        cpus = os.sched_getaffinity(0)  # before the ranks' threads are pinned to one of them
         self._extensions = {
             "numpy.random": _follow_numpy, "pdb": _follow_pdb, **(extensions or {}),
         }  # fmt: skip
@@ -152,6 +152,7 @@ class SimulatedWorld:
         if self._conditions.schedule is not None:
             self.scheduler.on_idle = self._match_messages
             self.patches.yield_at_files()
+        # What ranks import later is found by `own_state`; this was there before them.
         for name in self._extensions:
             if name in sys.modules:
                 self._extend(name)

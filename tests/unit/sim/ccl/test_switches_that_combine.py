@@ -147,3 +147,25 @@ def test_auto_takes_the_switch_where_it_halves_the_time() -> None:
 def test_the_text_of_a_machine_says_that_its_switch_has_multicast() -> None:
     assert "switch with multicast" in as_text(one_switch(4))
     assert "inside: switch with multicast, 2 times" in as_text(nodes(4, 2))
+
+
+@pytest.mark.parametrize(
+    "ccl",
+    [
+        {"defaults": {"algorithm": "nvls_allreduce"}},
+        {"collectives": {"all_reduce": "nvls_allreduce"}},
+    ],
+)
+def test_a_configured_algorithm_that_no_switch_can_do_is_refused_before_ranks_start(
+    ccl: dict[str, Any],
+) -> None:
+    engine = GraphEngine(one_switch(4, multicast=False))
+
+    with pytest.raises(ConfigError) as refused:
+        RuntimeContext(engine=engine, ccl=ccl)
+
+    assert str(refused.value).startswith(
+        "the given configuration: all_reduce gets algorithm nvls_allreduce, which needs switches "
+        "with multicast: true, and the machine has none ("
+    )
+    RuntimeContext(engine=GraphEngine(one_switch(4)), ccl=ccl)

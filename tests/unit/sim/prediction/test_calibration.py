@@ -191,9 +191,42 @@ def test_a_calibrated_processor_reads_factors_at_the_rate_that_flat_products_tel
     real = machine_of(replace(ideal(), products=measured), "mine")
 
     assert real.device.operands is not None
-    assert real.device.operands.value == pytest.approx(4, rel=0.1)
+    assert real.device.operands["f32"].value == pytest.approx(4, rel=0.1)
     assert real.residuals["matrix"] < 0.05
     assert machine_of(replace(ideal(), is_queueing=True), "mine").device.operands is None
+
+
+def test_a_calibrated_processor_has_rates_of_its_own_for_products_of_each_type() -> None:
+    shapes = [(512, 512, 512), (1024, 1024, 1024), (16, 2048, 2048), (2048, 16, 2048)]
+    rates = {"f32": (4, 50e9, 3e9), "bf16": (2, 400e9, 6e9)}
+    measured = [
+        MeasuredProduct(
+            dtype=dtype, rows=m, inner=k, columns=n,
+            seconds=(
+                2 * m * k * n / rate + width * k * (m + n) / operands + width * m * n / BANDWIDTH
+            ),
+        )
+        for dtype, (width, rate, operands) in rates.items()
+        for m, k, n in shapes
+    ]  # fmt: skip
+
+    real = machine_of(replace(ideal(), products=measured), "mine")
+
+    assert real.device.operands is not None
+    assert real.device.operands["f32"].value == pytest.approx(3, rel=0.1)
+    assert real.device.operands["bf16"].value == pytest.approx(6, rel=0.1)
+    assert real.device.peak_tflops["f32"].value == pytest.approx(0.05, rel=0.1)
+    assert real.device.peak_tflops["bf16"].value == pytest.approx(0.4, rel=0.1)
+    assert real.residuals["matrix"] < 0.05
+
+
+def test_a_calibrated_processor_keeps_how_late_ranks_come() -> None:
+    real = machine_of(replace(ideal(), late=0.01), "mine")  # of a second
+
+    assert real.host.late_us is not None
+    assert real.host.late_us.value == pytest.approx(316.2, rel=0.001)  # of a millisecond
+    assert parse_machine(machine_text(real), "mine.yaml").host.late_us is not None
+    assert machine_of(ideal(), "mine").host.late_us is None
 
 
 def test_the_collectives_of_a_calibrated_processor_are_those_of_gloo() -> None:

@@ -187,7 +187,7 @@ def test_a_collective_takes_longer_with_more_bytes() -> None:
 
 
 def test_a_processor_reads_the_factors_of_a_product_before_it_computes() -> None:
-    operands = Figure(10.0, 0.1, next(iter(H100.sources)))
+    operands = {"bf16": Figure(10.0, 0.1, next(iter(H100.sources)))}
     processor = replace(H100.device, operands=operands)
     large, flat = product(4096, 4096, 4096), product(16, 4096, 4096)
 

@@ -118,3 +118,12 @@ def test_a_log_that_contradicts_itself_is_refused() -> None:
 def test_a_log_of_what_is_not_predicted_is_refused() -> None:
     with pytest.raises(ConfigError, match="has only sendrecv_perf"):
         read_nccl_tests(log(row(MIB, 30.0, 1.0), name="sendrecv_perf"), "a.log")
+
+
+@pytest.mark.parametrize("time", ["0.00", "-1", "nan"])
+def test_a_row_that_takes_no_time_is_refused(time: str) -> None:
+    last = f"  {64 * MIB}  {16 * MIB}  float  sum  -1  {time}  0.00  0.00  0  400  167.8  293.6  0"
+    text = log(row(MIB, 40.0, 7 / 4), last)
+
+    with pytest.raises(ConfigError, match=r"67,108,864 bytes take .* us, expected a time"):
+        read_nccl_tests(text, "a.log")

@@ -1,5 +1,6 @@
 """A host that launches, and a device that carries out: lanes, events, and who waits for whom."""
 
+import pytest
 from msgspec.structs import replace
 
 from rankwise.sim.reporting.breakdown import COMPUTE
@@ -217,11 +218,21 @@ def test_host_launches_a_graph_once_and_none_of_its_collectives() -> None:
     assert clock.time > before + whole
 
 
-def clock_of_processor() -> tuple[Prediction, QueuedClock]:
+def clock_of_processor(
+    *, late_us: float | None = None, dtensor_update: float | None = None
+) -> tuple[Prediction, QueuedClock]:
     topology = open_machine("h100-sxm", per_node=1)
     assert isinstance(topology, MachineTopology)
-    pages = Figure(2.0, 0.3, next(iter(topology.real.sources)))
-    real = replace(topology.real, host=replace(topology.real.host, queue=1, new_pages=pages))
+    host, source = topology.real.host, next(iter(topology.real.sources))
+
+    def figure(value: float | None) -> Figure | None:
+        return None if value is None else Figure(value, 0.3, source)
+
+    launches = replace(host.launch_us, dtensor_update=figure(dtensor_update))
+    host = replace(
+        host, queue=1, new_pages=figure(2.0), late_us=figure(late_us), launch_us=launches
+    )
+    real = replace(topology.real, host=host)
     prediction = Prediction(MachineTopology(real, nodes=1, per_node=1, source="mine"), 1)
     return prediction, QueuedClock(prediction, 0, 0)
 
@@ -257,13 +268,14 @@ def test_a_processor_launches_nothing_while_it_waits_for_a_transfer() -> None:
 
 def test_a_processor_maps_new_memory_and_uses_freed_memory_again() -> None:
     _, clock = clock_of_processor()
+    block = object()
 
-    clock.note_taken(2_000_000)
+    clock.note_taken(block, 64_000)
     first = clock.latest
-    clock.note_freed(2_000_000)
-    clock.note_taken(2_000_000)
+    clock.note_freed(block, 64_000)
+    clock.note_taken(block, 64_000)
 
-    assert first == 1_000 * US
+    assert first == 32_032_000  # with its header, at 2 GB/s
     assert clock.latest == first
     assert clock.account.computing == first
     assert clock.bill.others == {(COMPUTE, "new pages of memory", ""): first}
@@ -272,9 +284,54 @@ def test_a_processor_maps_new_memory_and_uses_freed_memory_again() -> None:
 def test_the_memory_of_a_gpu_costs_its_allocator_nothing() -> None:
     _, clock = clock_of()
 
-    clock.note_taken(2_000_000)
+    clock.note_taken(object(), 2_000_000)
 
     assert clock.latest == 0
+
+
+def test_the_last_rank_comes_late_by_the_root_of_what_ranks_have_computed() -> None:
+    _, clock = clock_of_processor(late_us=300.0)
+
+    clock.compute(work_of(1_000))
+    first = clock.come(None, 1)
+    computed = clock.latest
+    clock.compute(work_of(4_000))
+    second = clock.come(None, 1)
+
+    assert first.came_at - computed == pytest.approx(300 * US, rel=0.01)
+    assert second.came_at - clock.latest == pytest.approx(600 * US, rel=0.01)
+
+
+def test_ranks_that_have_not_computed_since_they_met_come_at_the_same_time() -> None:
+    _, clock = clock_of_processor(late_us=300.0)
+    clock.compute(work_of(1_000))
+    clock.come(None, 1)
+
+    assert clock.come(None, 1).came_at == clock.latest
+
+
+def test_lateness_of_other_ranks_is_waiting() -> None:
+    _, clock = clock_of_processor(late_us=300.0)
+    clock.compute(work_of(1_000))
+    passage = clock.come(None, 1)
+    passage.begins_at, passage.ends_at = passage.came_at, passage.came_at + 100 * US
+
+    clock.wait(passage)
+
+    assert clock.account.waiting == pytest.approx(300 * US, rel=0.01)
+    assert clock.account.exposed == 100 * US
+
+
+def test_an_optimizer_has_a_price_of_its_own_for_operations_on_dtensors() -> None:
+    _, clock = clock_of_processor(dtensor_update=15.0)
+
+    clock.note_subclass()
+    in_layers = clock.time
+    clock.is_updating = True
+    clock.note_subclass()
+
+    assert clock.time - in_layers == 15 * US
+    assert in_layers > 15 * US
 
 
 def test_a_collective_that_its_own_host_launches_late_is_no_imbalance() -> None:

@@ -47,6 +47,7 @@ def program(task: Task) -> Program:
     for axis, length in enumerate(lengths):
         line, here = grid.along(task.rank, axis)
         behind = order
+        # This axis counts slowest, so that what goes to one rank of the line lies together.
         order = (axis, *(other for other in reversed(range(len(lengths))) if other != axis))
         count = size // length
         # At last, places are those of the result.
@@ -59,7 +60,7 @@ def program(task: Task) -> Program:
                 else:
                     source = blocks(received, _counted(digits, lengths, behind))
                 yield Copy(source, blocks(packed, _counted(digits, lengths, order)))
-            if ahead:
+            if ahead:  # a rank's own blocks need no message
                 yield Send(line[there], blocks(packed, there * count, count))
         yield Copy(blocks(packed, here * count, count), blocks(into, here * count, count))
         for ahead in range(1, length):

@@ -38,9 +38,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rankwise.base.errors import ConfigError, LocalProtocolError, TaskFailed, WorkerDied
-from rankwise.base.exception_pickle import loads as loads_exception
-from rankwise.base.exception_pickle import tell_traceback
+from rankwise.base.errors import LocalProtocolError, WorkerDied
 from rankwise.base.failure import ExitStatus
 from rankwise.base.units import SECOND, Duration, Instant, after, format_duration
 from rankwise.core.pool.machine import PoolMachine, PoolPhase
@@ -66,7 +64,6 @@ from rankwise.core.pool.vocabulary import (
     SendTask,
     StartWorker,
     TaskAnswered,
-    TaskCancelled,
     TaskEnd,
     TasksRecalled,
     TaskWithdrawn,
@@ -74,7 +71,7 @@ from rankwise.core.pool.vocabulary import (
     WorkerReady,
 )
 from rankwise.drivers.feed import Door
-from rankwise.drivers.real.call_pickle import UNSENDABLE_HINT, find_culprit, name_of
+from rankwise.drivers.real.call_pickle import name_of
 from rankwise.drivers.real.clock import SystemClock
 from rankwise.drivers.real.hosting.connection import MARK_VARIABLE
 from rankwise.drivers.real.hosting.environments import inherited_environment, server_environment
@@ -98,7 +95,8 @@ from rankwise.drivers.real.pool.messages import (
 from rankwise.drivers.real.pool.notes import new_notes, pieces, read_notes
 from rankwise.drivers.real.pool.pickles import dumps_call
 from rankwise.drivers.real.pool.pool_process import NOTES_VARIABLE, SOCKET_VARIABLE, serve
-from rankwise.drivers.real.pool.remembered_functions import WITH_CALL, FunctionTable, SentFunction
+from rankwise.drivers.real.pool.remembered_functions import FunctionTable
+from rankwise.drivers.real.pool.submitted_task import PoolFuture, SubmittedTask, unsendable
 from rankwise.drivers.real.reactor import Reactor
 from rankwise.drivers.real.report_pipe import ReportPipe
 from rankwise.drivers.real.this_process import mark
@@ -186,86 +184,6 @@ class ControlSocket(Protocol):
         ...
 
 
-class PoolFuture(Future[Any]):
-    """The future of a task; cancelling it takes the task out of the queue."""
-
-    task: int = 0
-    engine: "PoolEngine | None" = None
-    took_ns: int = 0
-    """How long its worker was busy with it."""
-
-    def cancel(self) -> bool:
-        """Cancel the task if it has not been sent to a worker."""
-        is_cancelled = super().cancel()
-        engine = self.engine
-        if is_cancelled and engine is not None:
-            engine.tell(TaskCancelled(self.task))
-        return is_cancelled
-
-
-class _SentTask:
-    """What a task calls, and where its answer goes."""
-
-    __slots__ = (
-        "about", "answer", "arguments", "body", "buffers", "call", "call_count", "failure",
-        "future", "has_begun", "is_notified", "kind", "sent", "sent_from", "sources_at", "values",
-    )  # fmt: skip
-
-    def __init__(self, future: PoolFuture, kind: int, call: Callable[..., Any]) -> None:
-        self.future = future
-        self.kind = kind
-        self.call = call
-        self.call_count = 1
-        self.about: Any = None
-        """What tells it from others: its first argument if plain, or the items of a chunk."""
-        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        """Of a task that is pickled only when the futures among them are done."""
-        self.sent: SentFunction = WITH_CALL
-        self.body = b""
-        self.buffers: Any = None
-        self.sources_at = 0
-        self.has_begun = False
-        """Whether the future says that it runs."""
-        self.is_notified = False
-        """True once the future's waiters know that it was cancelled."""
-        self.failure: BaseException | None = None
-        self.answer: tuple[Any, BaseException | None] = None, None
-        self.values: list[Any] = []
-        """Of a chunk: what is done so far."""
-        self.sent_from = 0
-        """How many of them there were when it was sent last."""
-
-    @property
-    def is_concluded(self) -> bool:
-        """True once the future's waiters know how it ended."""
-        return self.future.done() and (self.is_notified or not self.future.cancelled())
-
-    def pack(self, functions: FunctionTable, args: Any, kwargs: Any) -> None:
-        """Pickle the call; large arrays are copied only when it is sent."""
-        self.sent = sent = functions.sent(self.call)
-        value = (self.call, args, kwargs) if sent.slot == NO_SLOT else (args, kwargs)
-        self.body, self.buffers, sources = dumps_call(value)
-        if sources:
-            self.sources_at = len(self.body)
-            self.body += pickle.dumps(sources)
-
-
-_PLAIN = (int, float, str, bytes)
-"""Types of arguments that a task may keep to be named by: they cannot change."""
-_SHOWN_MAX = 40
-
-
-def _about_in_words(about: Any) -> str:
-    if isinstance(about, range):
-        several = len(about) > 1
-        last = f" to {about[-1]}" if several else ""
-        return f" on item{'s' * several} {about[0]}{last} of a map (counted from 0)"
-    if about is None or (isinstance(about, int) and about.bit_length() > _SHOWN_MAX * 3):
-        return ""  # of large integers, Python refuses to make text
-    text = repr(about[: _SHOWN_MAX + 1] if isinstance(about, str | bytes) else about)
-    return f" on {text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + '…'}"
-
-
 class _WorkerLink:
     """The pool's end of one worker."""
 
@@ -344,12 +262,12 @@ class PoolEngine:
         self._owner_pid = os.getpid()
         self._functions = FunctionTable()
         self._numbers = count(1)
-        self._tasks: dict[int, _SentTask] = {}
+        self._tasks: dict[int, SubmittedTask] = {}
         self._links: dict[int, _WorkerLink] = {}
         self._link_of_order: dict[int, _WorkerLink] = {}
         self._deaths: dict[int, _Death] = {}
         self._inbox: deque[PoolStimulus] = deque()
-        self._unconcluded: list[tuple[_SentTask, EndTask]] = []
+        self._unconcluded: list[tuple[SubmittedTask, EndTask]] = []
         """Tasks that are over, and whose futures an interrupt kept from being told."""
         self._lock = Lock()
         self._is_closed = self._is_start_limited = False
@@ -402,12 +320,8 @@ class PoolEngine:
         """Hand in a task; `items` are the positions of a chunk in the input of its `map`."""
         self.check_open()
         future = PoolFuture()
-        task = _SentTask(future, kind, call)
-        if items is not None:
-            task.about = items
-            task.call_count = len(items)
-        elif args and type(args[0]) in _PLAIN:  # others may be large, or change
-            task.about = args[0]
+        task = SubmittedTask(future, kind, call)
+        task.name_after(args, items)
         number = next(self._numbers)
         needs: list[Future[Any]] = [each for each in args if isinstance(each, Future)]
         if kwargs:
@@ -419,9 +333,9 @@ class PoolEngine:
                 task.pack(self._functions, args, kwargs)
             except Exception as error:  # noqa: BLE001  # the future tells it
                 future.set_running_or_notify_cancel()
-                future.set_exception(_unsendable(call, args, kwargs, error, kind))
+                future.set_exception(unsendable(call, args, kwargs, error, kind))
                 return future
-        future.task, future.engine = number, self
+        future.task, future.tell = number, self.tell
         self._tasks[number] = task
         self._inbox.append(PoolTaskSubmitted(number, len(needs), attempts))
         # Read after the entry is made: who makes room looks into the inbox after that.
@@ -529,7 +443,7 @@ class PoolEngine:
 
     def _pump(self) -> None:
         """Tell the machine what is in the inbox, and carry out what it orders."""
-        over: list[tuple[_SentTask, EndTask]] = []
+        over: list[tuple[SubmittedTask, EndTask]] = []
         try:
             with for_an_instant():
                 touched: list[_WorkerLink] = []
@@ -556,7 +470,10 @@ class PoolEngine:
             self._pump()
 
     def _carry_out(
-        self, effect: PoolEffect, touched: list[_WorkerLink], over: list[tuple[_SentTask, EndTask]]
+        self,
+        effect: PoolEffect,
+        touched: list[_WorkerLink],
+        over: list[tuple[SubmittedTask, EndTask]],
     ) -> None:
         match effect:
             case SendTask(worker=number, task=task):
@@ -650,7 +567,7 @@ class PoolEngine:
         link.sent.append(number)
         try:
             if task.arguments is not None:
-                self._pack_late(task)
+                task.pack_late(self._functions)
             sent = task.sent
             function = b""
             if sent.slot != NO_SLOT and link.functions[sent.slot] != sent.generation:
@@ -675,18 +592,7 @@ class PoolEngine:
             task.failure = error
             self._inbox.append(TaskWithdrawn(link.number, number))
 
-    def _pack_late(self, task: _SentTask) -> None:
-        assert task.arguments is not None, "it was told to wait for them"
-        args, kwargs = task.arguments
-        args = tuple(map(_value_of, args))
-        kwargs = {name: _value_of(value) for name, value in kwargs.items()}
-        try:
-            task.pack(self._functions, args, kwargs)
-        except Exception as error:  # said in words
-            raise _unsendable(task.call, args, kwargs, error) from error
-        task.arguments = None
-
-    def _conclude(self, task: _SentTask, end: EndTask) -> None:
+    def _conclude(self, task: SubmittedTask, end: EndTask) -> None:
         future = task.future
         error: BaseException | None
         match end.end:
@@ -701,16 +607,16 @@ class PoolEngine:
                 if error is None and task.has_begun:
                     error = CancelledError()  # it was taken back from a worker
                 if error is None:
-                    future.engine = None
+                    future.tell = None
                     if not task.is_notified and future.cancel():
                         future.set_running_or_notify_cancel()
                         task.is_notified = True
                     return
         self._conclude_with(task, None, error)
 
-    def _conclude_with(self, task: _SentTask, value: Any, error: BaseException | None) -> None:
+    def _conclude_with(self, task: SubmittedTask, value: Any, error: BaseException | None) -> None:
         future = task.future
-        future.engine = None
+        future.tell = None
         if error is not None and task.values:
             # The failed call does not lose the results of the calls before it.
             value, error = (task.values, error), None
@@ -730,12 +636,9 @@ class PoolEngine:
             with suppress(RuntimeError):
                 future.set_running_or_notify_cancel()
 
-    def _death_of(self, task: _SentTask, end: EndTask) -> WorkerDied:
+    def _death_of(self, task: SubmittedTask, end: EndTask) -> WorkerDied:
         death = self._deaths[end.worker or 0]
-        about = task.about
-        if isinstance(about, range):
-            about = about[len(task.values) :]  # what was done before is not to blame
-        words = f"{death.words} while it ran {name_of(task.call)}{_about_in_words(about)}"
+        words = f"{death.words} while it ran {name_of(task.call)}{task.about_in_words()}"
         if death.stack:
             words += f"\n{death.stack.rstrip()}"
         return WorkerDied(
@@ -890,7 +793,7 @@ class PoolEngine:
         task = self._tasks.get(message.task)
         if message.kind == MessageKind.PART:
             if task is not None:
-                task.failure = task.failure or self._add_values(task, message)
+                task.failure = task.failure or task.add_values(message)
             return
         try:
             link.sent.remove(message.task)
@@ -903,37 +806,8 @@ class PoolEngine:
         if task is not None:
             link.done_count += task.call_count - task.sent_from
             task.future.took_ns = 0 if task.sent_from else message.extra
-            task.answer = self._answer_of(task, message)
+            task.answer = task.answer_of(message)
             self._inbox.append(TaskAnswered(link.number, message.task, message.extra))
-
-    def _answer_of(self, task: _SentTask, message: PoolMessage) -> tuple[Any, BaseException | None]:
-        if message.trouble:
-            return None, OSError(f"the result cannot be received: {message.trouble}")
-        if task.kind in CHUNKS and message.kind == MessageKind.VALUE:
-            failure = task.failure or self._add_values(task, message)
-            if failure is not None:
-                return None, failure
-            end = task.values.pop()
-            return (task.values, end), None
-        try:
-            loaded = pickle.loads(message.body, buffers=message.buffers)  # noqa: S301  # ours
-        except Exception as error:  # noqa: BLE001  # whatever a foreign class does
-            return None, _unreadable(task, error)
-        if message.kind == MessageKind.ERROR:
-            return None, rebuilt_error(*loaded)
-        return loaded, None
-
-    def _add_values(self, task: _SentTask, message: PoolMessage) -> BaseException | None:
-        """Note results of a chunk; the reason why they cannot be read, if there is one."""
-        if message.trouble:
-            return self._answer_of(task, message)[1]
-        buffers = iter(message.buffers)
-        try:
-            for each in pieces(message.body):
-                task.values += pickle.loads(each, buffers=buffers)  # noqa: S301  # ours
-        except Exception as error:  # noqa: BLE001  # whatever a foreign class does
-            return _unreadable(task, error)
-        return None
 
     def _add_noted(self, link: _WorkerLink, number: int) -> bool:
         """Take over what a dead worker has done of a chunk; whether it had done anything."""
@@ -942,8 +816,7 @@ class PoolEngine:
             return False
         # A process that has damaged its memory may have damaged these.
         with suppress(Exception):
-            for each in pieces(read_notes(link.notes, number, len(task.values))):
-                task.values += pickle.loads(each)  # noqa: S301  # of a worker of ours
+            task.add_noted(pieces(read_notes(link.notes, number, len(task.values))))
         return len(task.values) > task.sent_from
 
     # What the processes' host tells
@@ -1038,15 +911,6 @@ def _stack_of_task(stacks: str) -> str:
     return "\n".join([*lines[:first], *dropwhile(lambda line: line.startswith("  "), frames)])
 
 
-def rebuilt_error(pickled: bytes | None, text: str, line: str) -> BaseException:
-    """An exception that a worker has sent, with its traceback there."""
-    error = None if pickled is None else loads_exception(pickled)
-    if error is None:
-        error = TaskFailed(line, hint="the exception itself could not be pickled")
-    tell_traceback(error, text)
-    return error
-
-
 _ALWAYS_NEEDED = ("rankwise.drivers.real.pool.pool_process", "cloudpickle")
 _WORTH_PRELOADING = ("numpy", "scipy")
 """What starts no thread when it is imported, and does not take so long that tasks that do not need
@@ -1070,7 +934,7 @@ def _payload(options: PoolOptions) -> int:
             if buffers.found:  # to each worker, whenever it starts: inside of the pickle
                 initializer = pickle.dumps((function, args))
         except Exception as error:
-            raise _unsendable(function, args, {}, error) from error
+            raise unsendable(function, args, {}, error) from error
     here = os.getcwd()
     header = {
         "name": "the loop of a pool's worker",
@@ -1086,39 +950,6 @@ def _payload(options: PoolOptions) -> int:
         file.write(pickle.dumps(header))
         file.write(pickle.dumps((call, ())))
     return fd
-
-
-def _unreadable(task: _SentTask, error: Exception) -> TaskFailed:
-    failure = TaskFailed(
-        f"the result of {name_of(task.call)} cannot be unpickled: {type(error).__name__}: {error}",
-        hint="return plain data, or objects whose class the caller can import",
-    )
-    failure.__cause__ = error
-    return failure
-
-
-def _unsendable(
-    call: Callable[..., Any],
-    args: Any,
-    kwargs: Mapping[str, Any],
-    error: Exception,
-    kind: int = MessageKind.CALL,
-) -> ConfigError:
-    if kind in CHUNKS:
-        positional = (("an input", value) for value in args[0])
-    else:
-        positional = ((f"argument {place}", value) for place, value in enumerate(args))
-    named = ((f"argument {name!r}", value) for name, value in kwargs.items())
-    parts = iter([*positional, *named])
-    culprit, reason = find_culprit(call, parts, dumps_call) or (
-        f"the call of {name_of(call)}",
-        error,
-    )
-    return ConfigError(f"{culprit} cannot be sent to workers: {reason}", hint=UNSENDABLE_HINT)
-
-
-def _value_of(argument: Any) -> Any:
-    return argument.result() if isinstance(argument, Future) else argument
 
 
 def _nothing() -> None:

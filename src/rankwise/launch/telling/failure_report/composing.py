@@ -369,6 +369,7 @@ def _fields(
         ranks = {each.pid: rank_of(each) for each in failures if each.pid is not None}
         add("gpu memory", *memory_lines(root.error, ranks))
     add("gpu", *root.gpus)
+    # Of several ranks together no file is the one to look at first.
     if not is_shared:
         add("logs", *(root.log_paths or (context.log_directory,)))
         add("error file", root.error_file)

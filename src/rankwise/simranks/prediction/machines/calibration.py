@@ -112,6 +112,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         new_pages: bytes per second of memory that a process has not had yet; None: a device's
             allocator keeps its memory.
         functions: values per second of a function such as `gelu`; None: as other operations.
+        late: seconds by which the last rank comes late to a collective after a second of computing;
+            None: not measured.
     """
 
     device: str
@@ -129,6 +131,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     shared: float | None = None
     new_pages: float | None = None
     functions: float | None = None
+    late: float | None = None
 
 
 def progress_of(path: Path) -> Path:
@@ -143,6 +146,7 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
     for each in measured.products:
         rate = each.work().flops / each.seconds
         peaks[each.dtype] = max(rate, peaks.get(each.dtype, 0.0))
+    # Of what takes little more than an empty kernel, the launch is most of the time.
     moving = [each for each in measured.elementwise if each.seconds > 4 * kernel]
     bandwidth = max(each.size / each.seconds for each in moving or measured.elementwise)
     tree = _tree(measured, name, peaks, bandwidth, kernel)
@@ -160,15 +164,18 @@ def machine_of(measured: Measurements, name: str) -> RealMachine:
         ("attention", [each for each in measured.attention if not each.is_backward]),
         ("attention_backward", [each for each in measured.attention if each.is_backward]),
     ):
-        if works:
-            error = _error_of_works(prices, works)
+        if not works:
+            continue
+        error = _error_of_works(prices, works)
+        if field == "matrix" and "operands_GBps" in tree["device"]:
+            fitted[field] = [1.0, 0.0, MEASURED]
+            _fit_types(tree["device"], measured.products, prices)
+            residuals[field] = error()
+        else:
             residuals[field] = _fit(fitted, field, error)
-            if field == "matrix" and "operands_GBps" in tree["device"]:
-                for _ in range(3):  # each changes what is best for the other
-                    _fit(tree["device"], "operands_GBps", error)
-                    residuals[field] = _fit(fitted, field, error)
     if measured.collectives:
         residuals["collectives"] = _fit_level(tree, measured.collectives)
+        # What lies between nodes was not measured: it is assumed to be as fast as inside of one.
         inside, between = tree["levels"]
         for field in ("bandwidth_GBps", "reached", "latency_us", "start_us"):
             between[field] = [inside[field][0], 1.0, ASSUMED]
@@ -188,6 +195,22 @@ def _error_of_works(
     return error
 
 
+def _fit_types(
+    device: dict[str, Any],
+    products: Sequence[MeasuredProduct],
+    prices: Callable[[], DevicePrices],
+) -> None:
+    """Fit how fast a processor computes products of each type, and reads their factors.
+
+    Types have libraries of their own, which bring factors into their order in ways of their own.
+    """
+    for dtype in device["operands_GBps"]:
+        error = _error_of_works(prices, [each for each in products if each.dtype == dtype])
+        for _ in range(3):  # each changes what is best for the other
+            _fit(device["operands_GBps"], dtype, error)
+            _fit(device["peak_tflops"], dtype, error)
+
+
 def _mean_error(pairs: Iterable[tuple[float, float]]) -> float:
     errors = [abs(math.log(max(ours, 1e-12) / measured)) for ours, measured in pairs]
     return statistics.fmean(errors)
@@ -196,6 +219,7 @@ def _mean_error(pairs: Iterable[tuple[float, float]]) -> float:
 def _fit(section: dict[str, Any], field: str, error: Callable[[], float]) -> float:
     """Set a figure to the value with the least error, and return that error."""
     guess = section[field][0]
+    # Between a third and three times the guess, as errors are factors.
     tried = [guess * 3 ** (2 * step / (_STEPS - 1) - 1) for step in range(_STEPS)]
 
     def error_at(value: float) -> float:
@@ -203,6 +227,7 @@ def _fit(section: dict[str, Any], field: str, error: Callable[[], float]) -> flo
         return error()
 
     errors = {value: error_at(value) for value in tried}
+    # Where the figure does not matter, the guess is as good as any.
     best = min(tried, key=lambda value: (errors[value], abs(math.log(value / guess))))
     section[field] = [best, min(1.0, round(errors[best], 3)), MEASURED]
     return errors[best]
@@ -257,6 +282,8 @@ def _tree(
     ]  # fmt: skip
     levels[0]["devices"] = measured.ranks  # type: ignore[assignment]  # a tree of a file
     launches = {kind: figure(seconds * 1e6, 0.3) for kind, seconds in measured.launches.items()}
+    types = sorted(peaks)
+    # A machine needs one for f32, which stands for types that were not measured.
     peaks.setdefault("f32", max(peaks.values()))
     return {
         "name": name,
@@ -273,7 +300,11 @@ def _tree(
             "memory_GiB": figure(measured.memory_bytes / 2**30, 0.01),
             "bandwidth_GBps": figure(bandwidth / 1e9),
         }
-        | ({} if measured.is_queueing else {"operands_GBps": figure(bandwidth / 4e9)})
+        | (
+            {}
+            if measured.is_queueing
+            else {"operands_GBps": {dtype: figure(bandwidth / 4e9) for dtype in types}}
+        )
         | (
             {}
             if measured.functions is None
@@ -288,6 +319,8 @@ def _tree(
         # A device that is its host's own processor takes no operation before the last is done.
         "host": {"launch_us": launches, "queue": 1_024 if measured.is_queueing else 1}
         | ({} if measured.shared is None else {"shared": figure(measured.shared, 0.2)})
+        # Of a millisecond: the root of a thousandth of a second.
+        | ({} if not measured.late else {"late_us": figure(measured.late * 1e6 * 1e-3**0.5, 0.3)})
         | (
             {}
             if measured.new_pages is None

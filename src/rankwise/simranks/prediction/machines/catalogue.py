@@ -102,12 +102,18 @@ def _topology(name: str) -> Topology:
     try:
         return load_topology(name)
     except ConfigError as error:
-        # A word that is neither: topologies do not know the machines, which are made of them.
-        meant = nearest(name, MACHINES)
-        if meant is None or Path(name).exists() or name in plugin_names(GROUP):
+        # Only of a word that is nothing at all: what is wrong in a file has its own message.
+        # A name that the system refuses is one that `exists` cannot ask for, so that comes last.
+        if error.__cause__ is not None or name in plugin_names(GROUP) or Path(name).exists():
             raise
+        # Topologies do not know the machines, which are made of them.
+        meant = nearest(name, [*MACHINES, *PRESETS, *plugin_names(GROUP)])
+        presets = ", ".join([*PRESETS, *plugin_names(GROUP)])
         raise ConfigError(
-            f"there is no machine, preset or topology file {name!r}", hint=f"did you mean {meant}?"
+            f"there is no machine, preset or topology file {name!r}",
+            hint=f"did you mean {meant}?"
+            if meant
+            else f"machines are {', '.join(MACHINES)}; presets are {presets}",
         ) from error
 
 

@@ -73,9 +73,9 @@ class DeviceSpec(_Section, frozen=True, kw_only=True):
     memory_gib: Figure = msgspec.field(name="memory_GiB")
     """What torch finds free on an idle device."""
     bandwidth: Figure = msgspec.field(name="bandwidth_GBps")
-    operands: Figure | None = msgspec.field(default=None, name="operands_GBps")
-    """The rate at which a matrix product reads its factors before it computes, as CPUs do; none: it
-    does so meanwhile."""
+    operands: dict[str, Figure] | None = msgspec.field(default=None, name="operands_GBps")
+    """The rate at which a matrix product reads its factors before it computes, as CPUs do, by type;
+    none: it does so meanwhile."""
     fitted: FittedSpec
 
     def __post_init__(self) -> None:
@@ -95,6 +95,8 @@ class LaunchSpec(_Section, frozen=True, kw_only=True):
     """Beside each collective of FSDP: its hooks, copies and events."""
     dtensor: Figure
     """What an operation on a DTensor takes more than one on a plain tensor."""
+    dtensor_update: Figure | None = None
+    """The same in an optimizer, where no hooks of layers run; none: as elsewhere."""
     collective: Figure
 
 
@@ -107,6 +109,9 @@ class HostSpecOfMachine(_Section, frozen=True, kw_only=True):
     shared: Figure | None = None
     """How much of a collective's time computing loses that goes on meanwhile, as a share; none: a
     device has engines of their own for both."""
+    late_us: Figure | None = None
+    """How late the last rank comes to a collective after a millisecond of computing, in the mean;
+    after T ms it is sqrt(T) times as much. None: ranks that do the same take the same time."""
     new_pages: Figure | None = msgspec.field(default=None, name="new_pages_GBps")
     """The rate at which a process gets memory that it has not had yet; none: a device's allocator
     keeps its memory."""

@@ -69,7 +69,8 @@ class DevicePrices:
             name: figure.value * _PER_SECOND for name, figure in device.peak_tflops.items()
         }
         self._bandwidth = device.bandwidth.value * 1e9 * fitted.memory.value
-        self._operands = None if device.operands is None else device.operands.value * 1e9
+        operands = device.operands or {}
+        self._operands = {name: figure.value * 1e9 for name, figure in operands.items()}
         self._functions = 0.0 if device.functions is None else device.functions.value * 1e9
         self._vector = device.vector_tflops.value * _PER_SECOND / 2
         self._least = fitted.kernel_us.value * 1e6
@@ -135,11 +136,12 @@ class DevicePrices:
         if product is None:
             return max(moved, work.flops / (self._peak_of(work.dtype) * self._matrix))
         computing = self._tile_seconds(*product, work.dtype)
-        if self._operands is not None:
+        if self._operands:
             batch, rows, columns, inner = product
             read = batch * inner * (rows + columns) * WIDTH_BYTES.get(work.dtype, 4)
             written = max(0, work.size - read)
-            return computing + read / self._operands + written / self._bandwidth
+            rate = self._operands.get(work.dtype) or min(self._operands.values())
+            return computing + read / rate + written / self._bandwidth
         return max(moved, computing)
 
     def _attention_seconds(self, work: DeviceOperation) -> float:

@@ -4,7 +4,7 @@ The choice is NCCL's: of the algorithms that can do a collective, the one that t
 
 - **ring**: each rank passes its share on; between nodes each rail has a ring of its own.
 - **tree** (all-reduce over several nodes): a chain or a reduction inside of each node, a double
-  binary tree between nodes. Of two nodes the data crosses once in each direction, of more twice.
+  binary tree between nodes.
 - **multicast** (all-reduce inside of one node): the switch reduces (NVLS).
 - **direct** (all-to-all): each rank sends to each other.
 
@@ -91,6 +91,7 @@ class FabricPrices:
         hops_inner = nodes * (local - 1)
         hops_outer = nodes if nodes > 1 else 0
         steps = hops_inner * _latency(inner) + hops_outer * _latency(outer)
+        # Each device of a node has a rail of its own, and a ring runs over each of them.
         rate = _rate(inner) if nodes == 1 else min(_rate(inner), local * _rate(outer))
         if local == 1 and nodes > 1:
             rate = _rate(outer)
@@ -109,10 +110,12 @@ class FabricPrices:
             seconds = 2 * size * (count - 1) / count / _multicast(inner)
             ways["multicast"] = start + 2 * _latency(inner) + seconds + self._ramp(start, seconds)
         if nodes > 1:
+            # Two nodes exchange; among more, an inner node of the tree takes and gives twice.
             crossings = 1 if nodes == 2 else 2
             across = crossings * size / (local * _rate(outer))
             chain = _multicast(inner) if inner.multicast is not None else _rate(inner)
             inside = 2 * size * (count - 1) / count / chain if local > 1 else 0.0
+            # Pieces follow each other, so both levels are busy at a time.
             seconds = max(across, inside)
             depth = 2 * _tree_latency(inner, outer, nodes, local)
             ways["tree"] = start + depth + seconds + self._ramp(start, seconds)

@@ -5,7 +5,8 @@ whether they name a reduction and a root. Launchers put a prefix before each lin
 `[1,0]<stdout>:`. The out-of-place time counts; where it is `N/A`, the time in place.
 
 What a log says twice must agree: a time with its bandwidth, and the list of ranks with the ratio of
-the two bandwidths. Else the list was shortened, or the figures have other units.
+the two bandwidths. Else the list was shortened, or the figures have other units. No row takes no
+time.
 """
 
 import re
@@ -126,7 +127,7 @@ def _row(size: int, cells: list[str], columns: tuple[str, ...]) -> _Row | None:
     places = [place for place, word in enumerate(columns) if word == "time"]
     for number, place in enumerate(places):
         figures = [_number(cell) for cell in cells[place : place + 3]]
-        if len(figures) == 3 and None not in figures and figures[0]:
+        if len(figures) == 3 and None not in figures:
             time_us, algbw, busbw = (each or 0.0 for each in figures)
             return _Row(size, redop, time_us, algbw, busbw, number == 0)
     return None
@@ -167,6 +168,10 @@ def _check(table: _Table, kind: str, source: str) -> None:
     factor = 1.0 if kind in {"broadcast", "reduce"} else (count - 1) / count
     factor *= _FACTORS_OF_ALL_REDUCE if kind == "all_reduce" else 1
     for row in table.rows:
+        if not row.time_us > 0:
+            raise ConfigError(
+                f"{source}: {row.size:,} bytes take {row.time_us:g} us, expected a time above 0"
+            )
         if row.algbw < _COARSE_GBPS:
             continue
         told = row.size / row.time_us / 1e3
