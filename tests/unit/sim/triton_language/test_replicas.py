@@ -181,7 +181,7 @@ def test_launch_that_begins_in_the_wave_of_a_write_to_its_device_is_simulated() 
 
 
 @pytest.mark.parametrize(
-    ("launches", "images"),
+    ("launches", "replicas"),
     [
         pytest.param([(scale, [0, 1, 2], 3_000), (scale, [3], 3_001)], 2, id="another argument"),
         pytest.param([(scale, [0, 1, 2], 3_000), (by_columns, [3], 3_000)], 2, id="another kernel"),
@@ -322,7 +322,7 @@ def test_launches_between_transfers_have_images() -> None:
     assert check_equal(done) == 8 * (SIPS - 1)
 
 
-@pytest.mark.parametrize("images", [True, False])
+@pytest.mark.parametrize("replicas", [True, False])
 def test_what_fails_in_the_one_that_is_simulated_fails_in_all(
     replicas: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +344,7 @@ def test_what_fails_in_the_one_that_is_simulated_fails_in_all(
     assert devices.engine.replicas.count == 0, "each fails by itself"
 
 
-@pytest.mark.parametrize("images", [True, False])
+@pytest.mark.parametrize("replicas", [True, False])
 def test_the_limit_of_time_holds_for_images(replicas: bool) -> None:
     devices = Devices(replicas=replicas, time_limit=1_700_000)
 
