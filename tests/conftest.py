@@ -85,10 +85,10 @@ def pytest_configure() -> None:
     if not HAS_TORCH:
         # Or a folder of tests that bears its name would be taken for it.
         sys.modules["torch"] = None  # type: ignore[assignment]
-    _hear_signals()
+    _receive_signals()
 
 
-def _hear_signals() -> None:
+def _receive_signals() -> None:
     """Hear the signals that a shell makes its background jobs ignore: tests send them.
 
     Under nohup that is SIGHUP, which shall not end this process though what it starts shall hear

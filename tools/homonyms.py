@@ -4,7 +4,8 @@
 
 A room is a folder of the package, at most two parts deep: `simranks/run`, `core/gang`. A class
 name counts when two modules of one room define it, or two modules of rooms of which one imports the
-other: there a reader meets both. A file name counts when three rooms use it.
+other, or when a third room imports both classes: there a reader meets both. A file name counts when
+three rooms use it.
 Each of these needs a reason in `CLASSES_WITH_REASON` or `FILES_WITH_REASON`, and a reason needs its
 homonym: the exit code is 1 if one is missing, or is left over.
 """
@@ -28,7 +29,7 @@ CLASSES_WITH_REASON = {
     "ChipWorker": _SIMPLER,
     "EtcdStore": _TORCH,
     "RendezvousError": _TORCH,
-    "RendezvousTimeout": _TORCH,
+    "RendezvousTimeout": "torch's public name, for its settings of timeouts; ours is an exception",
     "Worker": f"{_SIMPLER}; in `compat.torch`, torch's public name",
     "Device": "of a platform, and of simulated tensors: the two public interfaces say `device`",
 }
@@ -68,6 +69,7 @@ class Source(NamedTuple):
     classes: tuple[Definition, ...]
     modules: dict[str, str]  # by dotted name: the room
     imports: frozenset[tuple[str, str]]  # rooms: who imports, what is imported
+    names: frozenset[tuple[str, str]]  # a room, and the dotted name of what it imports
 
     def is_package(self, module: str) -> bool:
         """Whether this is a folder: the name of a room, and not of a file."""
@@ -78,12 +80,18 @@ class Source(NamedTuple):
         rooms = self.modules[one], self.modules[other]
         return rooms[0] == rooms[1] or rooms in self.imports or rooms[::-1] in self.imports
 
+    def rooms_importing(self, each: Definition) -> frozenset[str]:
+        """The rooms that import a class, from its module or from the package around it."""
+        package = each.module.rpartition(".")[0]
+        wanted = {f"{each.module}.{each.name}", f"{package}.{each.name}"}
+        return frozenset(room for room, name in self.names if name in wanted)
+
 
 def read(package: Path) -> Source:
     """Everything in the modules below a package's folder."""
     trees = {_dotted(path, package): path for path in sorted(package.rglob("*.py"))}
     modules = {name: _room(path.relative_to(package)) for name, path in trees.items()}
-    classes, imports = [], set()
+    classes, imports, names = [], set(), set()
     for name, path in trees.items():
         tree = ast.parse(path.read_bytes(), str(path))
         nodes = list(ast.walk(tree))
@@ -91,7 +99,8 @@ def read(package: Path) -> Source:
             Definition(n.name, name, n.lineno) for n in nodes if isinstance(n, ast.ClassDef)
         ]
         imports |= {(modules[name], modules[each]) for each in _imported(nodes) if each in modules}
-    return Source(tuple(classes), modules, frozenset(imports))
+        names |= {(modules[name], each) for each in _imported(nodes)}
+    return Source(tuple(classes), modules, frozenset(imports), frozenset(names))
 
 
 def _dotted(path: Path, package: Path) -> str:
@@ -124,13 +133,20 @@ def homonymous_classes(source: Source) -> list[Homonym]:
         met = [
             each
             for pair in combinations(definitions, 2)
-            if pair[0].module != pair[1].module and source.meet(pair[0].module, pair[1].module)
+            if pair[0].module != pair[1].module and _are_met(source, *pair)
             for each in pair
         ]
         if met:
             places = dict.fromkeys(f"{each.module}:{each.line}" for each in sorted(met))
             found.append(Homonym(name, tuple(places)))
     return found
+
+
+def _are_met(source: Source, one: Definition, other: Definition) -> bool:
+    """Whether a reader of one room meets both classes."""
+    if source.meet(one.module, other.module):
+        return True
+    return bool(source.rooms_importing(one) & source.rooms_importing(other))
 
 
 def homonymous_files(source: Source) -> list[Homonym]:

@@ -2,10 +2,10 @@
 
     python tools/run_arguments.py
 
-These are the fields of `RunOptions` in cli/run_job.py, and the arguments of `rankwise.run` in
-launch/api.py: two TypedDicts, the keywords of its signature, and their lines in its docstring.
-Type checkers and `help()` read them, so they are source text. A test compares the files with what
-this writes.
+These are the fields of `RunOptions` in cli/run_job.py, the fields of `LaunchConfig` in
+compat/torch/launcher/api.py, and the arguments of `rankwise.run` in launch/api.py: two TypedDicts,
+the keywords of its signature, and their lines in its docstring. Type checkers and `help()` read
+them, so they are source text. A test compares the files with what this writes.
 """
 
 import re
@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import fill
 
-from rankwise.launch.options import ONLY_IN_PYTHON, OPTIONS, SIM, Argument, Option
+from rankwise.launch.options import (
+    ONLY_IN_PYTHON,
+    OPTIONS,
+    SIM,
+    Argument,
+    LaunchField,
+    Option,
+    launch_fields,
+)
 
 SOURCE = Path(__file__).parents[1] / "src" / "rankwise"
 BEGIN = "# Written by `python tools/run_arguments.py` from launch/options.py.\n"
@@ -24,12 +32,32 @@ WIDTH = 100
 def texts() -> dict[Path, str]:
     """The files as they must be."""
     api, run_job = SOURCE / "launch" / "api.py", SOURCE / "cli" / "run_job.py"
-    return {run_job: _run_job(run_job.read_text()), api: _api(api.read_text())}
+    launcher = SOURCE / "compat" / "torch" / "launcher" / "api.py"
+    return {
+        run_job: _run_job(run_job.read_text()),
+        api: _api(api.read_text()),
+        launcher: _launcher(launcher.read_text()),
+    }
 
 
 def _run_job(source: str) -> str:
     fields = "".join(f"    {option.name}: {option.type}\n" for option in OPTIONS)
     return _between(source, f"    {BEGIN}", f"    {END}", fields)
+
+
+def _launcher(source: str) -> str:
+    indent = " " * 8
+    fields = "".join(f"{indent}{_field(each)}\n" for each in launch_fields())
+    return _between(source, indent + BEGIN, indent + END, fields)
+
+
+def _field(field: LaunchField) -> str:
+    annotated = f"{field.name}: {field.type}"
+    if field.is_required:
+        return annotated
+    if field.is_dictionary:
+        return f"{annotated} = field(default_factory=dict)"
+    return f"{annotated} = {_literal(field.default)}"
 
 
 def _api(source: str) -> str:

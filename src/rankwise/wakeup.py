@@ -29,9 +29,9 @@ class Wakeup:
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._poll = select.poll()
         self._poll.register(self._reading, select.POLLIN)
-        self._hears_signals = threading.current_thread() is threading.main_thread()
+        self._receives_signals = threading.current_thread() is threading.main_thread()
         self._previous_fd = -1
-        if self._hears_signals:
+        if self._receives_signals:
             self._previous_fd = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class Wakeup:
 
     def close(self) -> None:
         """Restore the previous wake-up descriptor; nobody may ring from now on."""
-        if self._hears_signals:
+        if self._receives_signals:
             signal.set_wakeup_fd(self._previous_fd)
         os.close(self._reading)
         os.close(self._writing)

@@ -45,6 +45,16 @@ def test_classes_in_rooms_of_which_one_imports_the_other_are_found(
     assert [each.name for each in homonyms.homonymous_classes(source)] == ["Row"]
 
 
+def test_classes_that_a_third_room_imports_are_found(tmp_path: Path) -> None:
+    source = package(
+        tmp_path, here__a="class Row: ...", there__b="class Row: ...",
+        third__c="from rankwise.here.a import Row\n",
+        third__d="from rankwise.there import Row as Other",
+    )  # fmt: skip
+
+    assert [each.name for each in homonyms.homonymous_classes(source)] == ["Row"]
+
+
 def test_classes_in_rooms_that_are_strangers_are_no_homonyms(tmp_path: Path) -> None:
     source = package(tmp_path, here__one="import os\nclass Row: ...", there__two="class Row: ...")
 

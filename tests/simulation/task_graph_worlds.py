@@ -634,7 +634,7 @@ class TreeWorld:
             self._run_once(steps, self._plan.abandoned_after if is_last else None)
         while self._agenda.next_instant is not None:
             self._agenda.run_next()
-            self._hear_all()
+            self._on_messages()
         if len(self.outcomes) != len(self._plan.runs):
             raise InvariantBroken("a run ended twice")
 
@@ -687,7 +687,7 @@ class TreeWorld:
         else:
             self._tell(GroupSubmitted(planned.pool, planned.children, name, accesses))
         if self._chance.randrange(4) == 0:
-            self._hear_all()
+            self._on_messages()
 
     def _allocate(self, size_bytes: int) -> None:
         self._answers.clear()
@@ -717,7 +717,7 @@ class TreeWorld:
         self._clock.advance_to(instant)
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        self._hear_all()
+        self._on_messages()
         while not condition():
             deadline, happening = self._graph.next_deadline, self._agenda.next_instant
             if happening is not None and (deadline is None or happening <= deadline):
@@ -729,9 +729,9 @@ class TreeWorld:
                 left = self._graph.unfinished_count
                 raise Deadlock(f"nothing is left to happen, but {left} tasks have not ended")
             if self._chance.randrange(3) or self._agenda.next_instant is None:
-                self._hear_all()
+                self._on_messages()
 
-    def _hear_all(self) -> None:
+    def _on_messages(self) -> None:
         """Read the pipe empty: runs of ends in one batch, everything else by itself."""
         ends: list[int] = []
         while self._pipe:

@@ -1,14 +1,16 @@
 """Broken gangs and agents, each in one way: the checkers must catch every one of them."""
 
+from typing import TYPE_CHECKING, cast
+
 import msgspec
 import pytest
 
 from rankwise.base.errors import SimulationError
-from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
+from rankwise.base.failure import Failure, FailureCause, Outcome, OutcomeStatus
 from rankwise.base.units import MILLISECOND, SECOND, Duration, Instant
 from rankwise.core.agent.alone import Alone, AloneEffect
 from rankwise.core.agent.machine import Agent
-from rankwise.core.agent.vocabulary import AgentSpec
+from rankwise.core.agent.vocabulary import AgentSpec, FinishRun
 from rankwise.core.agent.vocabulary import Effect as AgentEffect
 from rankwise.core.agent.vocabulary import Stimulus as AgentStimulus
 from rankwise.core.gang.machine import Gang
@@ -24,7 +26,9 @@ from rankwise.core.gang.vocabulary import (
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig
-from rankwise.core.rendezvous.vocabulary import GangEnded
+from rankwise.core.rendezvous.vocabulary import GangEnded, RefusalKind, Refused
+from rankwise.drivers.virtual.cluster.root_cause_truth import loss_is_root_cause
+from rankwise.drivers.virtual.cluster.simulated_worker import SimulatedWorker
 from rankwise.drivers.virtual.gang_simulator import GangSimulator, MakeAgent
 from rankwise.drivers.virtual.invariants import InvariantBroken
 from rankwise.drivers.virtual.random_plans import random_plan
@@ -36,6 +40,9 @@ from rankwise.drivers.virtual.worker_behaviour import (
     WorkerProgram,
 )
 from rankwise.sim.faults.vocabulary import Preempt
+
+if TYPE_CHECKING:
+    from rankwise.drivers.virtual.cluster.node import SimulatedNode
 
 
 class LeavesOneBehind(Gang):
@@ -286,6 +293,27 @@ def test_checker_counts_ranks_that_a_stop_signal_reached_first_as_its_consequenc
         (0, FailureCause.RAISED),
         (1, FailureCause.STOPPED),
     ]
+
+
+def told_without_a_store(failure: Failure) -> FinishRun:
+    refusal = Refused(RefusalKind.STORE, "no etcd member answered")
+    outcome = Outcome(status=OutcomeStatus.FAILED, attempts=1, failures=(failure,))
+    return FinishRun(outcome=outcome, refusal=refusal)
+
+
+def test_checker_catches_a_node_without_store_that_accuses_a_rank_which_lost_its_peer() -> None:
+    raised = Failure(local_rank=1, attempt=3, cause=FailureCause.RAISED, at=Instant(1))
+    worker = SimulatedWorker(
+        node=cast("SimulatedNode", None), round=3, local_rank=1, rank=1, pid=7,
+        program=WorkerProgram(), started_at=Instant(0), life=0,
+    )  # fmt: skip
+    told = told_without_a_store(raised)
+
+    assert loss_is_root_cause(told, {(3, 1): worker}) == ""
+
+    worker.blames_peer = True
+    assert "the store is lost" in loss_is_root_cause(told, {(3, 1): worker})
+    assert loss_is_root_cause(told, {(2, 1): worker}) == ""
 
 
 def test_the_journal_of_a_broken_run_is_kept() -> None:

@@ -109,7 +109,7 @@ class SkipsARound(Changes):
         return msgspec.structs.replace(round_, number=round_.number + (round_.number == 1))
 
 
-class SeatsOneTwice(Changes):
+class PlacesOneTwice(Changes):
     def changed(self, round_: Round) -> Round:
         if round_.phase is not RoundPhase.RUNNING or len(round_.members) < 2:
             return round_
@@ -160,33 +160,37 @@ class NeverCloses(Writes):
 class Mishears(Rendezvous):
     """A node that tells its agent something else than it should."""
 
-    def misheard(self, effect: Effect) -> list[Effect]:
+    def changed_on_the_way(self, effect: Effect) -> list[Effect]:
         raise NotImplementedError
 
     def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
-        return [each for effect in super().handle(stimulus, now) for each in self.misheard(effect)]
+        return [
+            each
+            for effect in super().handle(stimulus, now)
+            for each in self.changed_on_the_way(effect)
+        ]
 
 
 class BeginsAtRankZero(Mishears):
-    def misheard(self, effect: Effect) -> list[Effect]:
+    def changed_on_the_way(self, effect: Effect) -> list[Effect]:
         if not isinstance(effect, Settled):
             return [effect]
         return [Settled(msgspec.structs.replace(effect.world, first_rank=0))]
 
 
 class DoesNotBegin(Mishears):
-    def misheard(self, effect: Effect) -> list[Effect]:
+    def changed_on_the_way(self, effect: Effect) -> list[Effect]:
         is_last = isinstance(effect, Settled) and effect.world.node_rank == effect.world.size - 1
         return [] if is_last else [effect]
 
 
 class DoesNotStop(Mishears):
-    def misheard(self, effect: Effect) -> list[Effect]:
+    def changed_on_the_way(self, effect: Effect) -> list[Effect]:
         return [] if isinstance(effect, Dissolved) else [effect]
 
 
 class HasAVerdictOfItsOwn(Mishears):
-    def misheard(self, effect: Effect) -> list[Effect]:
+    def changed_on_the_way(self, effect: Effect) -> list[Effect]:
         if not isinstance(effect, Closed):
             return [effect]
         return [Closed(msgspec.structs.replace(effect.verdict, detail=self.offer.node_id))]
@@ -316,7 +320,7 @@ class CallsRanksThatDoNotWait(Agent):
     "kind",
     [
         WithoutConditions, SpendsTwice, SpendsNothing, SpendsForMembership,
-        SkipsARound, SeatsOneTwice, TakesTooMany, CallsEverythingASuccess, BlamesAnybody,
+        SkipsARound, PlacesOneTwice, TakesTooMany, CallsEverythingASuccess, BlamesAnybody,
         NeverCloses, ForgetsWhoWasDone, BeginsAtRankZero, DoesNotBegin, DoesNotStop,
         HasAVerdictOfItsOwn, TakesEveryRunForOver, LetsTheRunBeForgotten, BindsNothing,
     ],
@@ -359,7 +363,7 @@ def test_a_node_that_does_not_feel_its_lease_end_is_caught() -> None:
 
     world = ClusterSimulator(cut_off_with(fence=SECOND), 0, make_agent=make_agent)
 
-    with pytest.raises(InvariantBroken, match=r"lives on|is born while"):
+    with pytest.raises(InvariantBroken, match=r"lives on|starts while"):
         world.run()
 
 
@@ -422,7 +426,7 @@ def test_no_fence_is_too_little_for_clocks_that_go_slow() -> None:
         try:
             ClusterSimulator(cut_off_with(fence=0), seed).run()
         except InvariantBroken as error:
-            return "lives on" in str(error) or "is born while" in str(error)
+            return "lives on" in str(error) or "starts while" in str(error)
         return False
 
     assert any(has_two_ranks(seed) for seed in range(40))

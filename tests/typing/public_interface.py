@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import rankwise
 from rankwise import collectives, workers
+from rankwise.compat.torch.launcher import LaunchConfig
 
 
 def square(offset: int) -> int:
@@ -26,6 +27,13 @@ def run_functions() -> None:
     rankwise.run(square, [1], 2, start_method="spawn", max_restarts=3, grace=5.0, tee="0:3")
     with rankwise.ForkServer(preload=["numpy"]) as server:
         rankwise.run(square, args=(1,), server=server)
+
+
+def configure_as_torchrun_does() -> None:
+    config = LaunchConfig(1, 2, nproc_per_node=8, rdzv_configs={"timeout": 60})
+    assert_type(config.max_nodes, int)
+    assert_type(config.rdzv_configs, dict[str, Any])
+    assert_type(config.duplicate_stdout_filters, list[str] | None)
 
 
 def spawn_like_torch() -> None:

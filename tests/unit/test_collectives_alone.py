@@ -141,6 +141,7 @@ class HeldUpTransport(SolitaryTransport):
     """A barrier that lasts as long as the test wants."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.entered = threading.Event()
         self.leave = threading.Event()
 

@@ -48,7 +48,7 @@ class ExitStatus(msgspec.Struct, frozen=True):
         return -self.code if self.code < 0 else None
 
     def may_be_by(self, signals: tuple[int, ...]) -> bool:
-        """Whether one of these signals may have ended it: by itself, or as 128 plus its number."""
+        """Whether one of the signals may explain the end: as a kill, or as code 128 + signal."""
         return any(self.code in (-signal, 128 + signal) for signal in signals)
 
     @property
@@ -300,7 +300,7 @@ class Absence(StrEnum):
     ANOTHER_JOB = "another job"
     """The others run something else, or in another way."""
     TOO_LATE = "too late"
-    """The run succeeded before there was a seat for it, and it was not meant for a spare."""
+    """The run succeeded before it had a place for the node, which was no spare."""
 
 
 class EarlierAttempt(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Pickles functions and classes by value, so that their code keeps the name of its file.
 
 `cloudpickle` 3.1.3 writes `<dynamic-code>` in place of the file, so that equal code has equal
-bytes. Tracebacks, reports of hangs and the books of calls then name no file and show no line.
+bytes. Tracebacks, reports of hangs and call records then name no file and show no line.
 Every pickle by value in this package is made here.
 """
 

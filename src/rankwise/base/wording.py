@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 BY_SIGNAL = "stopped by a signal (SIGSTOP) or a debugger"
-"""What a process is that stands still."""
+"""The state of a suspended process."""
 _RANGES_SHOWN_MAX = 12
 _KIND = re.compile(r"`(\w+)`")
 _KINDS = {

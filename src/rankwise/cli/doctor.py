@@ -1,7 +1,7 @@
 """`rankwise doctor`: does this machine have what rankwise needs?
 
-Each check looks at one thing and says what was found and, where something is amiss, what to do. A
-*problem* means that runs will fail; a *warning*, that something will be missing or slow.
+Each check examines one thing, and reports the finding and, if something is wrong, what to do. A
+*problem* means that runs will fail, a *warning* that a feature will be missing or slow.
 """
 
 import ctypes

@@ -6,7 +6,7 @@ EXIT_CODE_OF_A_TIMEOUT = 124
 """What `timeout` of the core utilities says of a command that ran out of time."""
 EXIT_CODE_OF_ANOTHER_JOB = 2
 EXIT_CODE_OF_A_LATECOMER = 75
-"""EX_TEMPFAIL of sysexits.h: nothing was run here, and a later run may well have a seat."""
+"""EX_TEMPFAIL of sysexits.h: nothing ran here, and a later run may have a place for this node."""
 EXIT_CODE_OF_A_FULL_DEVICE = DEVICE_FULL_EXIT_CODE
 """Of `--timing-only`; the rank's error has it, see `simranks.torch.out_of_memory`."""
 

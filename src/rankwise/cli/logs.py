@@ -64,8 +64,8 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
     name = name_of(agents[0])
     request = ControlRequest("logs", rank=rank, follow=follow)
     shown = LogPrinter(has_prefix=rank is None)
-    heard = listen_to_all(agents, request, deadline_after(PATIENCE))
-    show(answers(heard, tells=rank is None), shown, lines)  # each rank is of one agent
+    replies = listen_to_all(agents, request, deadline_after(PATIENCE))
+    show(answers(replies, tells=rank is None), shown, lines)  # each rank is of one agent
     shown.end()
     if follow:
         for agent in agents:
@@ -74,11 +74,11 @@ def logs(run: str | None, *, rank: int | None, follow: bool, lines: int | None) 
 
 
 def show(
-    heard: "Iterable[tuple[RunSummary, dict[str, Any]]]", shown: "LogPrinter", lines: int | None
+    replies: "Iterable[tuple[RunSummary, dict[str, Any]]]", shown: "LogPrinter", lines: int | None
 ) -> None:
     """Show what agents tell: the last `lines` of each stream that is, and all that follows."""
     history: dict[RunSummary, int] = {}
-    for agent, piece in heard:
+    for agent, piece in replies:
         if "streams" in piece:  # so many pieces tell of what was
             history[agent] = piece["streams"]
             continue

@@ -140,7 +140,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         outcome, rehearsal, is_shown, again = run_equals_once(
             watched, order, partial(_again, words), _say
         )
-    leftovers.are_told = job.console and outcome.status is OutcomeStatus.SUCCEEDED
+    leftovers.are_shown = job.console and outcome.status is OutcomeStatus.SUCCEEDED
     if not is_shown:
         return outcome
     if job.console:

@@ -25,7 +25,7 @@ PLACE_PATIENCE = Duration(2 * SECOND)
 """How long agents of one name may take to tell whether they are nodes of one run."""
 
 
-Told = TypeVar("Told")
+ReplyT = TypeVar("ReplyT")
 
 
 class RunNotFound(ConfigError):
@@ -69,9 +69,9 @@ def agents_called(name: str | None) -> "list[RunSummary]":
     chosen = choose_agents(runs, name, names_of(runs, deadline_after(NAMES_PATIENCE)))
     if len(chosen) > 1:
         asked = ask_all(chosen, "status", deadline_after(PLACE_PATIENCE))
-        heard = [each for each in asked if not isinstance(each.answer, NotGenuine)]
-        chosen = [each.run for each in heard] or chosen
-        if len(chosen) > 1 and not are_of_one_run(heard):
+        replies = [each for each in asked if not isinstance(each.answer, NotGenuine)]
+        chosen = [each.run for each in replies] or chosen
+        if len(chosen) > 1 and not are_of_one_run(replies):
             pids = ", ".join(str(run.pid) for run in chosen)
             raise RunNotFound(
                 f"several runs here are called {name}, pids {pids}", hint="name a pid"
@@ -79,15 +79,15 @@ def agents_called(name: str | None) -> "list[RunSummary]":
     return chosen
 
 
-def are_of_one_run(heard: "Iterable[RunAnswer]") -> bool:
+def are_of_one_run(replies: "Iterable[RunAnswer]") -> bool:
     """Whether agents of one name meet each other; raises if one of them does not answer."""
-    places = {(each.run.uid, each.lines()[0].get("place")) for each in heard}
+    places = {(each.run.uid, each.lines()[0].get("place")) for each in replies}
     return len(places) == 1 and all(place for _, place in places)
 
 
 def answers(
-    heard: "Iterable[tuple[RunSummary, Told | RunUnreachable]]", *, tells: bool = True
-) -> "Iterator[tuple[RunSummary, Told]]":
+    replies: "Iterable[tuple[RunSummary, ReplyT | RunUnreachable]]", *, tells: bool = True
+) -> "Iterator[tuple[RunSummary, ReplyT]]":
     """What the agents of a run answer. Of several, one that does not is told of, if `tells`.
 
     Raises:
@@ -95,7 +95,7 @@ def answers(
     """
     errors: list[Exception] = []
     has_answer = False
-    for run, told in heard:
+    for run, told in replies:
         if isinstance(told, Exception):
             errors.append(told)
         else:

@@ -21,7 +21,7 @@ from rankwise.launch.cluster.addresses import (
     own_address,
     own_hosts,
 )
-from rankwise.launch.cluster.plan import MeetingPlan, plan_alone
+from rankwise.launch.cluster.plan import RendezvousPlan, plan_alone
 from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
 from rankwise.launch.limits import check_run_id
 
@@ -36,7 +36,9 @@ MASTER_PORT = 29500
 """torchrun's, for nodes that are told nothing else."""
 
 
-def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolicy) -> MeetingPlan:
+def cluster_plan(
+    options: "RunOptions", counts: NodeCounts, policy: RestartPolicy
+) -> RendezvousPlan:
     """How this node meets the others.
 
     Raises:
@@ -68,7 +70,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolic
     master_address = options.master_addr if "master_addr" in options.origins else None
     if is_static and master_address is None:
         master_address, _ = split_endpoint(endpoint)  # where rank 0's node is, as all were told
-    return MeetingPlan(
+    return RendezvousPlan(
         backend=options.rdzv_backend,
         endpoint=endpoint,
         store=settings.store,
@@ -77,7 +79,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolic
         rendezvous=rendezvous,
         address=address or own_address(endpoint),
         topology=options.node_topology,
-        seat=options.node_rank if is_static else None,
+        static_rank=options.node_rank if is_static else None,
         master_address=master_address,
         master_port=_master_port(options, is_static=is_static),
         leaves_alone=options.on_preemption == "leave",
@@ -87,7 +89,7 @@ def cluster_plan(options: "RunOptions", counts: NodeCounts, policy: RestartPolic
     )
 
 
-def plan_of_one_node(options: "RunOptions", policy: RestartPolicy, address: str) -> MeetingPlan:
+def plan_of_one_node(options: "RunOptions", policy: RestartPolicy, address: str) -> RendezvousPlan:
     """The plan of the only node, with what the user asks for beyond a gang.
 
     Raises:
@@ -195,7 +197,7 @@ def _token_fingerprint(store: Mapping[str, str], run_id: str) -> dict[str, str]:
     return {f"fingerprint of {TOKEN_VARIABLE}": fingerprint.hex()[:8]}
 
 
-def secrecy_notices(plan: MeetingPlan) -> list[str]:
+def secrecy_notices(plan: RendezvousPlan) -> list[str]:
     """Warnings for nodes of several hosts whose meeting others could take part in, or read."""
     host, _ = split_endpoint(plan.endpoint.partition(",")[0])
     is_local = host in ("localhost", "::1") or host.startswith("127.")

@@ -196,7 +196,7 @@ def _emulate(program: str, arguments: tuple[str, ...], limit_s: float | None) ->
     from rankwise.sim.runtime.wall_limit import wall_limit  # noqa: PLC0415  # the same
 
     limit = wall_limit(limit_s, remedy="a larger --max-time real:…")
-    with _failures_told(program) as end, limit, progress_shown() as tell:
+    with _failures_shown(program) as end, limit, progress_shown() as tell:
         tell(f"{program} is emulated")
         TritonScript(program, arguments).run(None, {})
     return end.code
@@ -312,7 +312,7 @@ def _simulate(
         )
     if results is not None and not swept:
         raise ConfigError("--results has no meaning without --sweep")
-    with _failures_told(program) as end:
+    with _failures_shown(program) as end:
         if swept:
             from rankwise.cli.sim_sweep import TableTarget, run_sweep  # noqa: PLC0415  # only here
 
@@ -329,11 +329,11 @@ class _SimulationEnd:
 
 
 @contextmanager
-def _failures_told(program: str) -> Iterator[_SimulationEnd]:
+def _failures_shown(program: str) -> Iterator[_SimulationEnd]:
     """Tell what the user's program fails with: its lines, and never ours."""
     end = _SimulationEnd()
     try:
-        with _sigterm_is_told():
+        with _sigterm_shown():
             yield end
     except (click.ClickException, BrokenPipeError):
         raise
@@ -344,7 +344,7 @@ def _failures_told(program: str) -> Iterator[_SimulationEnd]:
 
 
 @contextmanager
-def _sigterm_is_told() -> Iterator[None]:
+def _sigterm_shown() -> Iterator[None]:
     """Let a SIGTERM that ends this process leave a line and a whole terminal behind."""
     if threading.current_thread() is not threading.main_thread():
         yield

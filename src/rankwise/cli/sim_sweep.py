@@ -1,7 +1,7 @@
 """`--sweep`: one simulation per combination of values, each in a process of its own, on all cores.
 
-Results are shown in the order of the combinations, however they came. A combination that fails is
-told in a line of its own, and does not take the others with it. Ctrl-C shows what is done.
+Results appear in the order of the combinations, whatever the order of their ends. A combination
+that fails gets a line of its own, and the others continue. Ctrl-C shows the results so far.
 """
 
 from collections.abc import Mapping, Sequence

@@ -114,7 +114,7 @@ def completed(
     options = _with_allotted_size(options, environ)
     says_how_to_meet = any(name in options.origins for name in _MEETING_OPTIONS)
     if options.rdzv_own_etcd and not says_how_to_meet and (step := step_in(environ)) is not None:
-        return _meeting_in_own_etcd(options, step)
+        return _rendezvous_in_own_etcd(options, step)
     if "rdzv_id" not in options.origins and options.rdzv_backend not in _SERVED_BY_A_NODE:
         step = step_in(environ)
         return Completed(
@@ -138,12 +138,12 @@ def completed(
     if step.node_count == 1 and "nnodes" not in options.origins:
         return Completed(options, None)
     if "rdzv_backend" in options.origins:
-        return _meeting_in_step(options, step, options.rdzv_backend)
+        return _rendezvous_in_step(options, step, options.rdzv_backend)
     lack = _own_etcd_lack(options, step, environ)
     if lack is None:
         options = msgspec.structs.replace(options, rdzv_own_etcd=True)
-        return _meeting_in_own_etcd(options, step)
-    return _meeting_in_step(
+        return _rendezvous_in_own_etcd(options, step)
+    return _rendezvous_in_step(
         options, step, f"embedded, since {lack}: the loss of node 0 ends the run"
     )
 
@@ -231,7 +231,7 @@ def _own_etcd_lack(
     return own_etcd_lack(environ.get("PATH", ""))
 
 
-def _meeting_in_step(options: "RunOptions", step: SlurmStep, how: str) -> Completed:
+def _rendezvous_in_step(options: "RunOptions", step: SlurmStep, how: str) -> Completed:
     hosts = hosts_in(step.host_list)
     first, second = next(hosts), next(hosts, None)
     serves = step.node_index == 0
@@ -251,7 +251,7 @@ def _meeting_in_step(options: "RunOptions", step: SlurmStep, how: str) -> Comple
     return _completed(options, step, found, f"at {endpoint} ({how})")
 
 
-def _meeting_in_own_etcd(options: "RunOptions", step: SlurmStep) -> Completed:
+def _rendezvous_in_own_etcd(options: "RunOptions", step: SlurmStep) -> Completed:
     """The first three nodes of the step run the members of an etcd for it."""
     endpoint = ",".join(f"{host}:{step.port}" for host in islice(hosts_in(step.host_list), 3))
     found: dict[str, object] = {"rdzv_endpoint": endpoint, "rdzv_backend": "etcd"}

@@ -72,8 +72,10 @@ def stacks(run: str | None, *, as_json: bool, native: bool, timeout: Duration) -
 
     deadline = deadline_after(timeout)
     question: Question = "ranks" if native else "stacks"
-    heard = answers(ask_all(agents_called(run), question, deadline))
-    ranks = sorted(chain.from_iterable(lines for _, lines in heard), key=lambda line: line["rank"])
+    replies = answers(ask_all(agents_called(run), question, deadline))
+    ranks = sorted(
+        chain.from_iterable(lines for _, lines in replies), key=lambda line: line["rank"]
+    )
     if native:
         _show_native(ranks, deadline)
     if as_json:

@@ -2,7 +2,7 @@
 
 import sys
 
-from rankwise.drivers.real.early_signals import end_on_interrupt, hear_early
+from rankwise.drivers.real.early_signals import catch_early, end_on_interrupt
 
 TYPE_CHECKING = False  # an interrupt while `typing` is imported would show a traceback
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def start() -> "NoReturn":
     """The console script. A signal while it still imports ends it with one line."""
     if sys.argv[1:2] == ["run"]:
-        hear_early()
+        catch_early()
     else:
         end_on_interrupt()
     from rankwise.cli.main import main  # noqa: PLC0415  # an interrupt may come before this

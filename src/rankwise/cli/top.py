@@ -88,31 +88,31 @@ def _print_once(name: str | None, *, as_json: bool) -> None:
     from rankwise.tui.picture import Watcher  # noqa: PLC0415  # the same
     from rankwise.tui.samples import look_at  # noqa: PLC0415  # not for --help
 
-    looks = look_at(_chosen(name))
-    pictures = [Watcher(look.run).see(look) for look in looks]
+    samples = look_at(_chosen(name))
+    pictures = [Watcher(sample.run).see(sample) for sample in samples]
     if not as_json:
         from rankwise.tui.text import page  # noqa: PLC0415  # the same
 
         click.echo(page(pictures))
         return
-    print_json(_rows(looks, pictures))
+    print_json(_rows(samples, pictures))
 
 
 def _rows(
-    looks: "Sequence[RunSample]", pictures: "Sequence[RunPicture]"
+    samples: "Sequence[RunSample]", pictures: "Sequence[RunPicture]"
 ) -> "Iterator[dict[str, Any]]":
     """One object per run: what its agent says, and what each rank uses."""
     import msgspec  # noqa: PLC0415  # only here
 
     from rankwise.launch.control.client import is_suspended  # noqa: PLC0415  # only here
 
-    for look, picture in zip(looks, pictures, strict=True):
-        row: dict[str, Any] = {"run_id": look.run.run_id, "pid": look.run.pid}
-        if look.status is None:
-            state = "suspended" if is_suspended(look.run) else "silent"
-            yield row | {"state": state, "problem": look.problem}
+    for sample, picture in zip(samples, pictures, strict=True):
+        row: dict[str, Any] = {"run_id": sample.run.run_id, "pid": sample.run.pid}
+        if sample.status is None:
+            state = "suspended" if is_suspended(sample.run) else "silent"
+            yield row | {"state": state, "problem": sample.problem}
             continue
-        status = msgspec.to_builtins(look.status)
+        status = msgspec.to_builtins(sample.status)
         for worker, shown in zip(status["workers"], picture.rows, strict=True):
             del worker["marks"]
             worker |= {

@@ -44,8 +44,8 @@ def why(run: str | None, *, as_json: bool, timeout: Duration) -> None:
     """
     from rankwise.launch.control.client import ask_all  # noqa: PLC0415  # not for --help
 
-    heard = answers(ask_all(agents_called(run), "why", deadline_after(timeout)))
-    header, ranks = together([lines for _, lines in heard])
+    replies = answers(ask_all(agents_called(run), "why", deadline_after(timeout)))
+    header, ranks = together([lines for _, lines in replies])
     if as_json:
         print_json((header, *ranks))
     else:

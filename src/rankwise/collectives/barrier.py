@@ -35,7 +35,7 @@ from rankwise.base.units import Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.collectives import wording
 from rankwise.collectives.calls import Call, read_header
-from rankwise.core.matching import behind
+from rankwise.core.matching import MemberCalls, agree, behind
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.segments import (
     ABORT_REASON_BYTES,
@@ -92,7 +92,8 @@ class Barrier:
         self._phase_index = self._ledger_index(rank, LEDGER_PHASES)
         self._claim(pid)
         self.phase: int = self._ledgers[self._phase_index]
-        self.operations: int = self._read(rank, LEDGER_OPERATIONS)
+        # The segment outlives a communicator: the next one of this rank goes on counting.
+        self.calls = MemberCalls(self._read(rank, LEDGER_OPERATIONS))
         self._call: Call | None = None
         self._patience = Duration(0)
         self._expected_headers = b""
@@ -114,10 +115,10 @@ class Barrier:
         """Open an operation; its first barrier compares what the ranks are doing."""
         self._call = call
         self._patience = patience
-        self.operations += 1
+        number = self.calls.begin(call.header)
         self._memory[self._own_headers[self.phase % BUFFER_COUNT]] = call.header
         ledgers, own = self._ledgers, self._phase_index - LEDGER_PHASES
-        ledgers[own + LEDGER_OPERATIONS] = self.operations
+        ledgers[own + LEDGER_OPERATIONS] = number
         ledgers[own + LEDGER_OPENING_PHASE] = self.phase
         self._expected_headers = call.header * self.size
 
@@ -145,7 +146,7 @@ class Barrier:
         self.phase = phase
         if self._expected_headers:
             headers = self._memory[self._header_rows[(phase - 1) % BUFFER_COUNT]]
-            if headers != self._expected_headers:
+            if not agree(self._expected_headers, headers):
                 raise self._mismatch(headers)
             self._expected_headers = b""
         if self._memory[self._fates] != self._all_well:
@@ -199,7 +200,7 @@ class Barrier:
 
     def _describe_own(self) -> str:
         assert self._call is not None, "only operations have barriers"
-        return self._call.numbered(self.operations)
+        return self._call.numbered(self.calls.begun)
 
     def _describe_wait(self, phase: int) -> str:
         missing = [self._first + rank for rank in self._missing(phase)]
@@ -247,7 +248,7 @@ class Barrier:
             rank
             for rank in self._flags(self._layout.withdrawals, list(range(self.size)))
             if self._read(rank, LEDGER_PHASES) < phase
-            or self._read(rank, LEDGER_OPERATIONS) <= self.operations
+            or self._read(rank, LEDGER_OPERATIONS) <= self.calls.begun
         ]
         if withdrawn:
             flags = self._layout.withdrawals
@@ -286,7 +287,7 @@ class Barrier:
         doings = [
             (
                 self._first + rank,
-                read_header(headers[HEADER_BYTES * rank :][:HEADER_BYTES], self.operations),
+                read_header(headers[HEADER_BYTES * rank :][:HEADER_BYTES], self.calls.begun),
             )
             for rank in range(self.size)
         ]

@@ -35,6 +35,7 @@ from rankwise.base.units import SECOND, Duration, duration_from_seconds
 from rankwise.collectives.calls import Call, describe
 from rankwise.collectives.ordered_reductions import ReductionName, find_reduction
 from rankwise.collectives.transport import Flat, Transport
+from rankwise.core.matching import next_number
 from rankwise.drivers.real.worker.call_ring import (
     DONE,
     FAILED,
@@ -102,7 +103,8 @@ class Communicator:
         self._timeout = timeout
         self._rank = transport.rank
         self._size = transport.size
-        self._operations = 0
+        self._number = transport.begun
+        """That of the latest operation: the transport counts them."""
         self._busy = threading.Lock()
         self._refusal = ""
         self._has_given_up = False
@@ -260,18 +262,18 @@ class Communicator:
     def _run(self, call: Call, operation: Callable[[], None], patience: Duration) -> None:
         if not self._busy.acquire(blocking=False):
             raise LocalProtocolError(
-                f"rank {self._rank} called {call.numbered(self._operations + 1)} while another "
-                f"thread is in operation #{self._operations}",
+                f"rank {self._rank} called {call.numbered(next_number(self._number))} while "
+                f"another thread is in operation #{self._number}",
                 hint="use a communicator from one thread at a time",
             )
         try:
             if self._refusal:
                 raise CollectiveError(
-                    f"rank {self._rank} cannot do {call.numbered(self._operations + 1)}: "
+                    f"rank {self._rank} cannot do {call.numbered(next_number(self._number))}: "
                     f"{self._refusal}",
                     hint=_BEGIN_ANEW if self._has_given_up else None,
                 )
-            self._operations += 1
+            self._number = next_number(self._transport.begun)
             entry = -1 if self._entries is None else self._entries.begin(call)
             stage = FAILED
             try:
@@ -288,7 +290,7 @@ class Communicator:
             self._busy.release()
 
     def _give_up(self, call: Call, error: BaseException) -> None:
-        words = f"{type(error).__name__} in {call.numbered(self._operations)}"
+        words = f"{type(error).__name__} in {call.numbered(self._number)}"
         self.refuse(f"it is of no use after {words}")
         self._has_given_up = True
         if not isinstance(error, CollectiveError):
@@ -324,7 +326,7 @@ class Communicator:
     def _check_out(
         self, call: Call, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
-        what = call.numbered(self._operations + 1)
+        what = call.numbered(next_number(self._number))
         if not isinstance(out, np.ndarray):
             raise ConfigError(f"{what}: out is a {type(out).__name__}, expected a numpy array")
         if out.shape != shape or out.dtype != dtype:

@@ -26,6 +26,7 @@ import msgspec
 from rankwise.base.errors import CollectiveError, CollectiveTimeout
 from rankwise.base.units import SECOND, Duration
 from rankwise.collectives import wording
+from rankwise.core.matching import missing
 from rankwise.drivers.real.stores.embedded_protocol import NONCE_BYTES, Secret, new_nonce
 from rankwise.drivers.real.stores.names import Names
 
@@ -129,10 +130,10 @@ class Connector:
         with ExitStack() as stack:
             is_complete = True
             while is_complete and len(places) < here.size:
-                missing = [rank for rank in range(here.size) if rank not in places]
-                connection = stack.enter_context(self._accept(entrance, missing))
+                absent = missing(range(here.size), places)
+                connection = stack.enter_context(self._accept(entrance, absent))
                 place = self._receive(connection, RankAddress)
-                if place is not None and place.rank in missing:
+                if place is not None and place.rank in absent:
                     places[place.rank] = place
                     is_complete = place.port != _ENDED
                     if is_complete:
@@ -173,11 +174,11 @@ class Connector:
                 except OSError:
                     raise self._died(place.rank) from None
             while len(connections) < len(rail) - 1:
-                missing = [node for node in rail if node != here.node and node not in connections]
-                ranks = [rail[node].rank for node in missing]
+                absent = missing((node for node in rail if node != here.node), connections)
+                ranks = [rail[node].rank for node in absent]
                 connection = stack.enter_context(self._accept(listener, ranks))
                 caller = self._receive(connection, int)
-                if caller is not None and caller in missing:
+                if caller is not None and caller in absent:
                     connections[caller] = connection
             # Those that were hung up on stay behind, and are closed.
             return {node: each.dup() for node, each in connections.items()}

@@ -39,6 +39,11 @@ class NodesTransport:
         """How many ranks each node has; empty until they are connected."""
         self._is_even = True
 
+    @property
+    def begun(self) -> int:
+        """How many operations this rank has begun."""
+        return self._local.begun
+
     def begin(self, call: Call, patience: Duration) -> None:
         """Announce an operation; before the first, all ranks are connected."""
         self._local.begin(call, patience)

@@ -24,6 +24,11 @@ class RecordedTransport:
         self.rank = transport.rank
         self.size = transport.size
 
+    @property
+    def begun(self) -> int:
+        """How many operations this rank has begun."""
+        return self._transport.begun
+
     def begin(self, call: Call, patience: Duration) -> None:
         """Remember what is called."""
         self._call = call

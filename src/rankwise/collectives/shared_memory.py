@@ -95,6 +95,11 @@ class SharedMemoryTransport:
     def _make_scratch_view(self, dtype: np.dtype[Any], count: int) -> Flat:
         return self._scratch[: count * dtype.itemsize].view(dtype)
 
+    @property
+    def begun(self) -> int:
+        """How many operations this rank has begun."""
+        return self._barrier.calls.begun
+
     def begin(self, call: Call, patience: Duration) -> None:
         """Announce an operation."""
         self._barrier.begin(call, patience)

@@ -72,6 +72,11 @@ class RehearsedTransport:
         self._call = describe("barrier")
         self._patience: Duration | None = None
 
+    @property
+    def begun(self) -> int:
+        """How many operations this rank has begun."""
+        return self._group.begun_by(self.rank)
+
     def begin(self, call: Call, patience: Duration) -> None:
         """Remember what is called; it is compared when the ranks meet."""
         self._call = call

@@ -45,6 +45,7 @@ from rankwise.core.collectives.algorithms import (
 )
 from rankwise.core.collectives.player import Effect, Keep, Player, ProgramEnded, Transmit
 from rankwise.core.collectives.program import Copy, Fold, Receive, Span, Task
+from rankwise.core.matching import MemberCalls, next_number
 from rankwise.drivers.real.segments import ABORT_REASON_BYTES, HEADER_BYTES
 
 _HEAD = Struct(f"=4sQ{HEADER_BYTES}s")
@@ -75,7 +76,7 @@ class PeerLink:
         """Its rank in the job."""
         self.outgoing: deque[tuple[int, memoryview]] = deque()
         """What has not left: pieces of messages, by the numbers of these."""
-        self.last_heard = wording.NOTHING_YET
+        self.last_seen_in = wording.NOTHING_YET
 
     def push(self) -> list[int]:
         """Get rid of what the kernel takes; the numbers of messages of which nothing is left.
@@ -123,12 +124,12 @@ class TcpTransport:
         self.size = len(ranks)
         self._me = ranks[position]
         self._links = {place: PeerLink(each, ranks[place]) for place, each in connections.items()}
-        self._operations = 0
+        self._calls = MemberCalls()
         self._doing = ""
         self._head = memoryview(b"")
         self._patience = Duration(0)
         self._incoming = bytearray(_HEAD.size)
-        self._heard = ""
+        self._present_call = ""
         self._piece = np.empty(_PIECE_BYTES, np.uint8)
         self._player = Player(())
         self._effects: deque[Effect] = deque()
@@ -137,12 +138,18 @@ class TcpTransport:
         self._token_task = Task(position, self.size, elements=1)
         _open.add(self)
 
+    @property
+    def begun(self) -> int:
+        """How many operations this rank has begun."""
+        return self._calls.begun
+
     def begin(self, call: Call, patience: Duration) -> None:
         """Announce an operation; its number and text go before each of its messages."""
-        self._operations += 1
-        self._doing = call.numbered(self._operations)
-        self._heard = wording.last_in(self._doing)
-        self._head = memoryview(_HEAD.pack(_CALL, self._operations, call.header))
+        number = next_number(self._calls.begun)
+        self._head = memoryview(_HEAD.pack(_CALL, number, call.header))
+        self._calls.begin(self._head)
+        self._doing = call.numbered(number)
+        self._present_call = wording.last_in(self._doing)
         self._patience = patience
 
     def run(
@@ -199,7 +206,7 @@ class TcpTransport:
         """Tell all peers that this rank gave up in an operation, and send nothing any more."""
         words = reason.encode()[:ABORT_REASON_BYTES].ljust(ABORT_REASON_BYTES, b"\0")
         kind = _LOST_PEER if lost_peer else _GAVE_UP
-        farewell = _HEAD.pack(kind, self._operations, b"") + words
+        farewell = _HEAD.pack(kind, self._calls.begun, b"") + words
         for link in self._links.values():
             try:
                 if not link.outgoing:  # else it would be taken for a part of a message
@@ -277,8 +284,8 @@ class TcpTransport:
 
     def _read_head(self, link: PeerLink) -> None:
         self._read(link, memoryview(self._incoming), inside=False)
-        if self._incoming == self._head:
-            link.last_heard = self._heard
+        if self._calls.agree_with(self._incoming):
+            link.last_seen_in = self._present_call
             return
         kind, number, header = _HEAD.unpack(self._incoming)
         if kind in (_GAVE_UP, _LOST_PEER):
@@ -333,7 +340,10 @@ class TcpTransport:
         if not ready and patience_ms < _POLL_MS_MAX:
             missing = [link] if link is not None else pending
             raise wording.timed_out(
-                self._doing, self._me, self._patience, [(it.peer, it.last_heard) for it in missing]
+                self._doing,
+                self._me,
+                self._patience,
+                [(it.peer, it.last_seen_in) for it in missing],
             )
         for each in pending:
             event = ready.get(each.socket.fileno(), 0)
@@ -343,7 +353,7 @@ class TcpTransport:
                 raise self._lost(each, "has ended or given up")
 
     def _lost(self, link: PeerLink, fate: str) -> PeerDied:
-        return wording.peers_died(self._doing, self._me, [(link.peer, fate, link.last_heard)])
+        return wording.peers_died(self._doing, self._me, [(link.peer, fate, link.last_seen_in)])
 
 
 def _close_in_child() -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rankwise.base.units import Duration
 from rankwise.collectives.calls import Call
 from rankwise.collectives.ordered_reductions import Reduction, fold
+from rankwise.core.matching import MemberCalls
 
 Flat = NDArray[Any]
 """A contiguous array of one dimension."""
@@ -29,6 +30,11 @@ class Transport(Protocol):
 
     rank: int
     size: int
+
+    @property
+    def begun(self) -> int:
+        """How many operations this rank has begun, by the numbering of `core.matching`."""
+        ...
 
     def begin(self, call: Call, patience: Duration) -> None:
         """Announce an operation, in which no wait for a peer may be longer than `patience`."""
@@ -76,8 +82,18 @@ class SolitaryTransport:
     rank = 0
     size = 1
 
+    def __init__(self) -> None:
+        self._calls = MemberCalls()
+
+    @property
+    def begun(self) -> int:
+        """How many operations this rank has begun."""
+        return self._calls.begun
+
     def begin(self, call: Call, patience: Duration) -> None:
-        """Do nothing: no other rank needs to be told."""
+        """Count the operation: no other rank needs to be told."""
+        del patience
+        self._calls.begin(call)
 
     def all_reduce(self, source: Flat, result: Flat, reduction: Reduction) -> None:
         """Fold one source."""

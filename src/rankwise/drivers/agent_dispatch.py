@@ -88,7 +88,7 @@ class NodeHost(ProcessHost, Protocol):
         ...
 
     def tell_call_records(self, wanted: CallRecordsWanted) -> None:
-        """Read the ranks' calls, and ask the ranks themselves if so told: `CallRecordsTold`."""
+        """Read the ranks' calls, and ask the ranks themselves if so told: `CallRecordsReported`."""
         ...
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:

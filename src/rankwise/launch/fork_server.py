@@ -8,7 +8,7 @@ from typing import Self
 
 from rankwise.drivers.real.hosting.environments import server_environment
 from rankwise.drivers.real.hosting.hosting import Hosting
-from rankwise.drivers.real.interrupts import gate_here, unheard
+from rankwise.drivers.real.interrupts import gate_here, without_handlers
 from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.this_process import mark
 from rankwise.launch.arguments import modules_to_import
@@ -85,7 +85,7 @@ class ForkServer:
             self._forgotten.detach()
 
 
-@unheard
+@without_handlers
 def _close_forgotten(hosting: Hosting, owner: object) -> None:
     if mark() is owner:
         with gate_here().used():

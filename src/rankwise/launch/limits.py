@@ -19,7 +19,7 @@ _SHOWN_MAX = 60
 def shown(value: object) -> str:
     """A value as Python writes it, cut short: it may be a million digits, or break its `repr`."""
     try:
-        with gate_here().standing_in():
+        with gate_here().handlers_replaced():
             text = repr(value)
     except Exception as error:  # a foreign `__repr__` may raise anything
         if came_from_handler(error):

@@ -1,9 +1,9 @@
 """The table of a run's options: the one place that knows a name, its meaning and its worlds.
 
 From `OPTIONS` are made: the options of `rankwise run` (`cli.options`), the refusals of each world
-(`cli.run_job`), docs/cli.md, torchrun's parser and the defaults of its `LaunchConfig`
-(`compat.torch`). Two texts are written from it by `python tools/run_arguments.py`, because type
-checkers read them: the fields of `cli.run_job.RunOptions`, and the arguments of `rankwise.run`.
+(`cli.run_job`), docs/cli.md, torchrun's parser and its `LaunchConfig` (`compat.torch`). Three texts
+are written from it by `python tools/run_arguments.py`, because type checkers read them: the fields
+of `cli.run_job.RunOptions`, the arguments of `rankwise.run`, and the fields of `LaunchConfig`.
 
 A world is where ranks run: in `PROCESSES` of this machine or of several, simulated (`SIM`), or on a
 `RAY` cluster. `TIMING_ONLY`, `SWEEP` and `PLUG_IN` narrow one of them.
@@ -119,8 +119,6 @@ class Torchrun:
         choices: the same.
         help: the same.
         has_variable: whether torchrun's parser reads the option's PET variable.
-        field: the field of `LaunchConfig`, if it has one.
-        field_default: of that field, where that differs from the parser's.
     """
 
     def __init__(
@@ -130,15 +128,11 @@ class Torchrun:
         choices: tuple[str, ...] = (),
         help: str = "",  # noqa: A002  # what it is
         has_variable: bool = True,
-        field: str = "",
-        field_default: Any = SAME,
     ) -> None:
         self.default = default
         self.choices = choices
         self.help = help
         self.has_variable = has_variable
-        self.field = field
-        self.field_default = field_default
 
 
 class Option:
@@ -230,6 +224,50 @@ class Option:
         return f"{self.kind.type} | None" if self.initial is None else self.kind.type
 
 
+class LaunchField:
+    """A field of torchrun's `LaunchConfig`.
+
+    Attributes:
+        name: the field's.
+        help: its line in the docstring.
+        option: the option that gives the field its value; empty if none does so alone.
+        type: its annotation, as source text; `complete` takes it from the option if it is empty.
+        default: its value if it is not given; `complete` takes it from the option if it is `SAME`.
+        is_required: whether it has no default.
+        is_dictionary: whether its default is a new dictionary.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        help: str,  # noqa: A002  # what it is
+        *,
+        option: str = "",
+        type: str = "",  # noqa: A002  # the same
+        default: Any = SAME,
+        is_required: bool = False,
+        is_dictionary: bool = False,
+    ) -> None:
+        self.name = name
+        self.help = help
+        self.option = option
+        self.type = type
+        self.default = default
+        self.is_required = is_required
+        self.is_dictionary = is_dictionary
+
+    def complete(self, options: Mapping[str, Option]) -> "LaunchField":
+        """The same with the type and the default of its option, where the field has no own ones."""
+        row = options.get(self.option)
+        if row is None or row.torchrun is None:
+            return self
+        defaults = (self.default, row.torchrun.default, row.initial)
+        default = next(each for each in defaults if each is not SAME)
+        return LaunchField(
+            self.name, self.help, option=self.option, type=self.type or row.type, default=default
+        )
+
+
 PRESETS = ("default", "torus16", "pod64", "switch8")
 """The simulated machines that ship (`sim/hardware/presets`), for help and completion: to look them
 up there takes the simulator, which takes numpy."""
@@ -279,7 +317,6 @@ OPTIONS: tuple[Option, ...] = (
             default="spawn",
             choices=("spawn", "fork", "forkserver"),
             help="How functions get processes.",
-            field="start_method",
         ),
         python=Argument(
             "StartMethodName",
@@ -322,7 +359,7 @@ OPTIONS: tuple[Option, ...] = (
         "Role of the workers.",
         metavar="NAME",
         default="default",
-        torchrun=Torchrun(field="role", field_default="default_role"),
+        torchrun=Torchrun(),
         python=Argument("str", "the ranks' role, for the prefix and ROLE_NAME.", default="rank"),
     ),
     Option(
@@ -341,7 +378,7 @@ OPTIONS: tuple[Option, ...] = (
         RANKS,
         FLAG,
         "Every worker sees LOCAL_RANK=0, and one device in CUDA_VISIBLE_DEVICES.",
-        torchrun=Torchrun(field="virtual_local_rank"),
+        torchrun=Torchrun(),
     ),
     Option(
         "on",
@@ -383,7 +420,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="N",
         default=0,
         brief="Restarts of all workers after failures. [0]",
-        torchrun=Torchrun(field="max_restarts", field_default=3),
+        torchrun=Torchrun(),
         python=Argument(
             "int", "how often all ranks may be started again after a failure.", default=0
         ),
@@ -504,7 +541,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="SECONDS",
         default_shown="30s",
         variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
-        torchrun=Torchrun(field="shutdown_timeout"),
+        torchrun=Torchrun(),
         python=Argument(
             "float",
             "seconds that ranks have to end when they are told to, before they are killed.",
@@ -519,7 +556,7 @@ OPTIONS: tuple[Option, ...] = (
         "Signals that end the run gracefully. A second one kills the workers.",
         metavar="NAME,...",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        torchrun=Torchrun(field="signals_to_handle"),
+        torchrun=Torchrun(),
     ),
     Option(
         "forward_signals",
@@ -621,7 +658,7 @@ OPTIONS: tuple[Option, ...] = (
         "Copy stdout lines with one of these texts to filtered_stdout.log; ,, stands for a comma.",
         metavar="TEXT,...",
         default=(),
-        torchrun=Torchrun(field="duplicate_stdout_filters", field_default=None),
+        torchrun=Torchrun(),
     ),
     Option(
         "duplicate_stderr_filters",
@@ -630,7 +667,7 @@ OPTIONS: tuple[Option, ...] = (
         "The same for stderr and filtered_stderr.log.",
         metavar="TEXT,...",
         default=(),
-        torchrun=Torchrun(field="duplicate_stderr_filters", field_default=None),
+        torchrun=Torchrun(),
     ),
     Option(
         "log_prefix",
@@ -776,7 +813,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="NAME",
         default="none",
         default_shown="a short random name; none on several nodes, and with etcd it must be given",
-        torchrun=Torchrun(field="run_id", field_default=""),
+        torchrun=Torchrun(),
         python=Argument(
             "str | None",
             "the run's name in `rankwise ps`, without a slash; by default a random one.",
@@ -808,7 +845,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="NAME",
         default="static",
         brief="Meeting point: static, embedded, etcd, c10d.",
-        torchrun=Torchrun(field="rdzv_backend", field_default="etcd"),
+        torchrun=Torchrun(),
         refused={SIM: "simulated nodes meet in a store of their own"},
     ),
     Option(
@@ -821,7 +858,7 @@ OPTIONS: tuple[Option, ...] = (
         default="",
         default_shown="none",
         brief="Address of the meeting point.",
-        torchrun=Torchrun(field="rdzv_endpoint"),
+        torchrun=Torchrun(),
         refused={SIM: "simulated nodes meet in a store of their own"},
     ),
     Option(
@@ -842,7 +879,7 @@ OPTIONS: tuple[Option, ...] = (
         "Address under which other nodes reach this node, or the name of its interface.",
         metavar="HOST",
         default_shown="the one that packets to the endpoint leave from",
-        torchrun=Torchrun(field="local_addr"),
+        torchrun=Torchrun(),
         refused={RAY: "every agent finds its own"},
     ),
     Option(
@@ -1126,9 +1163,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="SECONDS",
         least=0,
         default=0.1,
-        torchrun=Torchrun(
-            help="Seconds between two questions to the rendezvous.", field="monitor_interval"
-        ),
+        torchrun=Torchrun(help="Seconds between two questions to the rendezvous."),
     ),
     Option(
         "event_log_handler",
@@ -1138,7 +1173,7 @@ OPTIONS: tuple[Option, ...] = (
         "or a plug-in.",
         metavar="NAME",
         default="null",
-        torchrun=Torchrun(field="event_log_handler"),
+        torchrun=Torchrun(),
     ),
 )
 """In the order of the help."""
@@ -1159,6 +1194,96 @@ ONLY_IN_PYTHON: tuple[Argument, ...] = (
     ),
 )
 
+LAUNCH_FIELDS: tuple[LaunchField, ...] = (
+    LaunchField("min_nodes", "the least number of nodes.", type="int", is_required=True),
+    LaunchField("max_nodes", "the largest number of nodes.", type="int", is_required=True),
+    LaunchField("nproc_per_node", "workers on each node.", type="int", is_required=True),
+    LaunchField(
+        "logs_specs",
+        "where the workers' output goes; by default to the console.",
+        type="LogsSpecs | None",
+        default=None,
+    ),
+    LaunchField(
+        "run_id",
+        "the run's name, the same on every node; a random one if empty.",
+        option="rdzv_id",
+        default="",
+    ),
+    LaunchField("role", "what the workers are called.", option="role", default="default_role"),
+    LaunchField(
+        "rdzv_endpoint", "where the nodes meet, see `elastic.rendezvous`.", option="rdzv_endpoint"
+    ),
+    LaunchField("rdzv_backend", "by what the nodes meet.", option="rdzv_backend", default="etcd"),
+    LaunchField(
+        "rdzv_configs",
+        "settings of the rendezvous.",
+        type="dict[str, Any]",
+        is_dictionary=True,
+    ),
+    LaunchField(
+        "rdzv_timeout",
+        'seconds to wait for the other nodes; -1 leaves it to `rdzv_configs["timeout"]`.',
+        type="int",
+        default=-1,
+    ),
+    LaunchField(
+        "max_restarts",
+        "how often all workers may start again after a failure.",
+        option="max_restarts",
+        default=3,
+    ),
+    LaunchField(
+        "monitor_interval",
+        "seconds between two questions to the rendezvous.",
+        option="monitor_interval",
+    ),
+    LaunchField("start_method", "how function workers get their processes.", option="start_method"),
+    LaunchField(
+        "log_line_prefix_template", "see `LocalElasticAgent`.", type="str | None", default=None
+    ),
+    LaunchField(
+        "metrics_cfg",
+        "the argument of `metrics.initialize_metrics`.",
+        type="dict[str, str]",
+        is_dictionary=True,
+    ),
+    LaunchField(
+        "local_addr", "this node's address, as the other nodes reach it.", option="local_addr"
+    ),
+    LaunchField("event_log_handler", "where events go.", option="event_log_handler"),
+    LaunchField("numa_options", "torch's `NumaOptions`.", type="Any", default=None),
+    LaunchField(
+        "signals_to_handle", "the signals that end the launch.", option="signals_to_handle"
+    ),
+    LaunchField(
+        "duplicate_stdout_filters",
+        "see `start_processes`.",
+        option="duplicate_stdout_filters",
+        type="list[str] | None",
+        default=None,
+    ),
+    LaunchField(
+        "duplicate_stderr_filters",
+        "the same for stderr.",
+        option="duplicate_stderr_filters",
+        type="list[str] | None",
+        default=None,
+    ),
+    LaunchField(
+        "virtual_local_rank",
+        "every worker sees LOCAL_RANK=0 and one device.",
+        option="virtual_local_rank",
+    ),
+    LaunchField(
+        "shutdown_timeout",
+        "seconds that workers have to end; by default TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30.",
+        option="shutdown_timeout",
+        type="int | None",
+    ),
+)
+"""In torch's order, which is that of positional arguments."""
+
 
 def options_needing(what: str) -> Iterator[Option]:
     """The options that mean nothing without `MACHINE`, `TIMING_ONLY` or `SWEEP`."""
@@ -1175,11 +1300,7 @@ def options_deciding(what: str) -> Iterator[Option]:
     return (option for option in OPTIONS if option.decides == what)
 
 
-def launch_defaults() -> dict[str, Any]:
-    """The defaults of torchrun's `LaunchConfig`, by field."""
-    defaults = {}
-    for option in OPTIONS:
-        if option.torchrun is not None and option.torchrun.field:
-            own = (option.torchrun.field_default, option.torchrun.default, option.initial)
-            defaults[option.torchrun.field] = next(each for each in own if each is not SAME)
-    return defaults
+def launch_fields() -> list[LaunchField]:
+    """The fields of torchrun's `LaunchConfig` in its order, each with its type and default."""
+    options = {option.name: option for option in OPTIONS}
+    return [each.complete(options) for each in LAUNCH_FIELDS]

@@ -21,7 +21,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import MICROSECOND, MILLISECOND
 from rankwise.core.pool.vocabulary import PoolSpec
 from rankwise.drivers.real.cpus import usable_cpu_count
-from rankwise.drivers.real.interrupts import gate_here, unheard
+from rankwise.drivers.real.interrupts import gate_here, without_handlers
 from rankwise.drivers.real.pool.array_memory import new_shared
 from rankwise.drivers.real.pool.engine import PoolEngine, PoolOptions
 from rankwise.drivers.real.pool.messages import CHUNK_CALLS_MAX, MessageKind
@@ -372,7 +372,7 @@ class _Chunks:
             if self._fixed_size is None and future.took_ns and _is_complete(future):
                 self._measure(call_count, future.took_ns)
         if self._left is not None and not self._is_over:
-            # The pool may be shut down meanwhile: whoever takes the values is told.
+            # The pool may be shut down meanwhile: the reader of the values gets an error.
             try:
                 self.feed()
             except Exception as error:  # noqa: BLE001  # the same
@@ -422,7 +422,7 @@ _numbers = count(1)
 _open: "weakref.WeakSet[PoolEngine]" = weakref.WeakSet()
 
 
-@unheard
+@without_handlers
 def _close_forgotten(engine: PoolEngine) -> None:
     engine.close_later()
 

@@ -27,11 +27,11 @@ from rankwise.core.agent.vocabulary import (
     FinishRun,
 )
 from rankwise.core.gang.vocabulary import (
-    Said,
+    RecoveryMessage,
+    RecoveryMessageSent,
+    RecoveryOrder,
     TellWorker,
-    WordToWorker,
     WorkerExited,
-    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.matching import CallSignature
@@ -175,7 +175,7 @@ _Word = (
     AgentStarted
     | WorkerSpawned
     | WorkerExited
-    | WorkerSaid
+    | RecoveryMessageSent
     | TellWorker
     | FailuresDescribed
     | BeginAttempt
@@ -313,10 +313,10 @@ class _Reader:
                 life = self._life(word.attempt, self._rank(word.local_rank))
                 life.ended_at = word.at
                 life.exit = "" if word.exit.ok else str(word.exit)
-            case WorkerSaid(word=Said.YIELDED):
+            case RecoveryMessageSent(word=RecoveryMessage.YIELDED):
                 life = self._life(word.attempt, self._rank(word.local_rank))
                 life.ended_at, life.exit = self._at, "left its function, to be called again"
-            case TellWorker(word=WordToWorker.AGAIN):
+            case TellWorker(word=RecoveryOrder.AGAIN):
                 self._life(word.attempt, self._rank(word.local_rank)).begun_at = self._at
             case FailuresDescribed():
                 story.failures[word.round] = word.failures
@@ -333,7 +333,7 @@ class _Reader:
             case FinishRun():
                 size = None if story.is_alone else self._world_size()
                 story.outcome = word.as_outcome(size)
-            case WorkerSaid() | TellWorker():
+            case RecoveryMessageSent() | TellWorker():
                 pass  # what asks nobody to leave or to come
 
     def _world_size(self) -> int | None:

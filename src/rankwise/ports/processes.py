@@ -33,7 +33,7 @@ class ProcessHost(Protocol):
         ...
 
     def tell(self, local_rank: int, attempt: int, word: str) -> None:
-        """Say a word to a worker that can be recovered: `WorkerSaid`, if it has to answer."""
+        """Send an order to a worker that can be recovered; it may answer `RecoveryMessageSent`."""
         ...
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:

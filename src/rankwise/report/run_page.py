@@ -202,12 +202,15 @@ def _title_of(failure: Failure, *, is_root: bool, has_many: bool) -> str:
 
 
 def _grouped(failures: Iterable[Failure]) -> list[list[Failure]]:
-    """Each failure alone, but those that hung or are accused together as one: they may be many."""
-    stories: dict[tuple[int, int | str], list[Failure]] = {}
+    """Group failures: a hang is one story, ranks accused together are one, others stand alone."""
+    stories: dict[tuple[int, FailureCause, tuple[int, ...]], list[Failure]] = {}
     for failure in failures:
-        is_shared = failure.cause is FailureCause.HUNG or failure.is_shared
-        story = headline(failure) if is_shared else failure.rank
-        stories.setdefault((failure.attempt, story), []).append(failure)
+        ranks: tuple[int, ...] = (failure.rank,)
+        if failure.cause is FailureCause.HUNG:
+            ranks = ()  # all ranks hang at once, also those that the others accuse
+        elif failure.is_shared:
+            ranks = failure.accused
+        stories.setdefault((failure.attempt, failure.cause, ranks), []).append(failure)
     return list(stories.values())
 
 

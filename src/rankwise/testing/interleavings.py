@@ -186,7 +186,7 @@ class ModelledWord:
 
     @staticmethod
     def now() -> int:
-        """Time stands still."""
+        """Time does not change."""
         return 0
 
     @staticmethod

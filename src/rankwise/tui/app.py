@@ -217,7 +217,7 @@ class Top(App[None]):
         choose: Callable[[], list[RunSummary]],
         interval_s: float,
         *,
-        look: Callable[[Sequence[RunSummary]], list[RunSample]] = lambda runs: look_at(
+        sample: Callable[[Sequence[RunSummary]], list[RunSample]] = lambda runs: look_at(
             runs, watches=True
         ),
         wait_for_end: Listen = wait_for_end,
@@ -225,7 +225,7 @@ class Top(App[None]):
         super().__init__()
         self._choose = choose
         self._interval_s = interval_s
-        self._look = look
+        self._sample = sample
         self._wait_for_end = wait_for_end
         self._watchers: dict[RunSummary, Watcher] = {}
         self._pictures: dict[RunSummary, RunPicture] = {}
@@ -294,9 +294,9 @@ class Top(App[None]):
             self._deaf.discard(run)
             self._call(self._end, run, NO_LAST_WORDS)
         going_on = [run for run in self._watchers if not self._has_ended(run)]
-        looks = self._look(going_on)
+        samples = self._sample(going_on)
         rest_s = max(self._interval_s, REST * (time.monotonic() - began))
-        self._call(self._show, looks, rest_s)
+        self._call(self._show, samples, rest_s)
 
     def _has_ended(self, run: RunSummary) -> bool:
         picture = self._pictures.get(run)
@@ -314,9 +314,9 @@ class Top(App[None]):
         self._pictures[run] = self._watchers[run].end(how)
         self._draw()
 
-    def _show(self, looks: Sequence[RunSample], rest_s: float) -> None:
-        for look in looks:
-            self._pictures[look.run] = self._watchers[look.run].see(look)
+    def _show(self, samples: Sequence[RunSample], rest_s: float) -> None:
+        for sample in samples:
+            self._pictures[sample.run] = self._watchers[sample.run].see(sample)
         self._draw()
         self.set_timer(rest_s, self._look_soon)
 

@@ -153,35 +153,39 @@ class Watcher:
         self._watch: ProgressWatch | None = None
         self._latest = RunPicture(run=run, status=None)
 
-    def see(self, look: RunSample) -> RunPicture:
+    def see(self, sample: RunSample) -> RunPicture:
         """Take in a look; one without an answer, or after the end, leaves the picture of before."""
         if self._latest.end:
             return self._latest
-        if look.status is None:
+        if sample.status is None:
             told = self._latest.status
             pids = {} if told is None else {each.rank: each.pid for each in told.workers}
             rows = tuple(
-                _halted(row, State.SUSPENDED) if pids[row.ranks[0]] in look.stopped else row
+                _halted(row, State.SUSPENDED) if pids[row.ranks[0]] in sample.stopped else row
                 for row in self._latest.rows
             )
-            self._latest = msgspec.structs.replace(self._latest, problem=look.problem, rows=rows)
+            self._latest = msgspec.structs.replace(self._latest, problem=sample.problem, rows=rows)
             return self._latest
-        while self._looks and between(self._looks[0].at, look.at) > WINDOW:
+        while self._looks and between(self._looks[0].at, sample.at) > WINDOW:
             self._looks.popleft()
-        if self._looks and _attempt(self._looks[-1]) != _attempt(look):
+        if self._looks and _attempt(self._looks[-1]) != _attempt(sample):
             self._looks.clear()
-        self._looks.append(look)
-        still = self._see_progress(look)
-        before = self._looks[0] if self._looks[0].at < look.at else None
-        late = _notably_late(look.status)
+        self._looks.append(sample)
+        still = self._see_progress(sample)
+        before = self._looks[0] if self._looks[0].at < sample.at else None
+        late = _notably_late(sample.status)
         rows = tuple(
             _row(
-                worker, look, before, still.get(worker.local_rank, 0.0), is_late=worker.rank in late
+                worker,
+                sample,
+                before,
+                still.get(worker.local_rank, 0.0),
+                is_late=worker.rank in late,
             )
-            for worker in look.status.workers
+            for worker in sample.status.workers
         )
         self._latest = RunPicture(
-            run=self._run, status=look.status, rows=rows, lacks_gpus=look.lacks_gpus
+            run=self._run, status=sample.status, rows=rows, lacks_gpus=sample.lacks_gpus
         )
         return self._latest
 
@@ -191,18 +195,18 @@ class Watcher:
         self._latest = msgspec.structs.replace(self._latest, end=how, problem="", rows=rows)
         return self._latest
 
-    def _see_progress(self, look: RunSample) -> dict[int, float]:
+    def _see_progress(self, sample: RunSample) -> dict[int, float]:
         """For how many seconds each rank has made no progress."""
-        self._watch = self._watch or ProgressWatch(None, look.at)
-        assert look.status is not None, "asked for looks with an answer"
+        self._watch = self._watch or ProgressWatch(None, sample.at)
+        assert sample.status is not None, "asked for looks with an answer"
         works = {
-            worker.local_rank: _work(worker, look)
-            for worker in look.status.workers
-            if worker.pid in look.works
+            worker.local_rank: _work(worker, sample)
+            for worker in sample.status.workers
+            if worker.pid in sample.works
         }
-        self._watch.look(works, look.at)
+        self._watch.look(works, sample.at)
         return {
-            rank: between(progress.last_progress, look.at) / SECOND
+            rank: between(progress.last_progress, sample.at) / SECOND
             for rank, progress in self._watch.ranks.items()
         }
 
@@ -214,15 +218,15 @@ def _halted(row: Row, state: State) -> Row:
     return msgspec.structs.replace(row, state=state, for_s=None, cpu_percent=None)
 
 
-def _attempt(look: RunSample) -> tuple[int, int | None]:
-    assert look.status is not None, "looks without an answer are not remembered"
-    return look.status.attempt, look.status.round
+def _attempt(sample: RunSample) -> tuple[int, int | None]:
+    assert sample.status is not None, "looks without an answer are not remembered"
+    return sample.status.attempt, sample.status.round
 
 
-def _work(worker: RankStatus, look: RunSample) -> Activity:
+def _work(worker: RankStatus, sample: RunSample) -> Activity:
     assert worker.pid is not None, "asked for ranks that live"
     return msgspec.structs.replace(
-        activity_of(worker.pid, look.works[worker.pid]),
+        activity_of(worker.pid, sample.works[worker.pid]),
         marks=(*worker.marks, worker.calls),
         is_in_call=worker.call is not None and worker.call.in_s is not None,
     )
@@ -242,23 +246,28 @@ def _notably_late(status: RunStatus) -> Collection[int]:
 
 
 def _row(
-    worker: RankStatus, look: RunSample, before: RunSample | None, still_s: float, *, is_late: bool
+    worker: RankStatus,
+    sample: RunSample,
+    before: RunSample | None,
+    still_s: float,
+    *,
+    is_late: bool,
 ) -> Row:
     state, for_s = _state(worker, still_s, is_late=is_late)
-    if worker.pid in look.stopped and state not in (State.FAILED, State.HUNG, State.ENDED):
+    if worker.pid in sample.stopped and state not in (State.FAILED, State.HUNG, State.ENDED):
         state, for_s = State.SUSPENDED, None
-    usage = None if worker.pid is None else look.usage.get(worker.pid)
-    gpus = None if worker.pid is None else look.gpus.get(worker.pid)
+    usage = None if worker.pid is None else sample.usage.get(worker.pid)
+    gpus = None if worker.pid is None else sample.gpus.get(worker.pid)
     earlier = _earlier(worker, before)
     return Row(
         ranks=(worker.rank,),
         state=state,
         for_s=for_s,
-        step_rate=_step_rate(worker, earlier, look, before),
+        step_rate=_step_rate(worker, earlier, sample, before),
         call=worker.task if worker.call is None else _call_in_words(worker),
-        late_share=_late_share(worker, look),
+        late_share=_late_share(worker, sample),
         waited_for_s=worker.waited_for_s,
-        cpu_percent=_cpu_percent(worker, look, before),
+        cpu_percent=_cpu_percent(worker, sample, before),
         memory_bytes=None if usage is None else usage.memory_bytes,
         gpu_bytes=None if gpus is None else gpus.memory_bytes,
         gpu_busy=None if gpus is None else gpus.utilisation,
@@ -295,10 +304,10 @@ def _call_in_words(worker: RankStatus) -> str:
     return " ".join(filter(None, (number, call.operation or call.text, call.group)))
 
 
-def _late_share(worker: RankStatus, look: RunSample) -> float | None:
-    if worker.came_last is None or look.status is None or not look.status.calling_s:
+def _late_share(worker: RankStatus, sample: RunSample) -> float | None:
+    if worker.came_last is None or sample.status is None or not sample.status.calling_s:
         return None
-    return worker.waited_for_s / look.status.calling_s
+    return worker.waited_for_s / sample.status.calling_s
 
 
 def _earlier(worker: RankStatus, before: RunSample | None) -> RankStatus | None:
@@ -310,23 +319,23 @@ def _earlier(worker: RankStatus, before: RunSample | None) -> RankStatus | None:
 
 
 def _step_rate(
-    worker: RankStatus, earlier: RankStatus | None, look: RunSample, before: RunSample | None
+    worker: RankStatus, earlier: RankStatus | None, sample: RunSample, before: RunSample | None
 ) -> float | None:
     if not worker.steps:
         return None
     if earlier is not None and before is not None and worker.pid is not None:
-        return (worker.steps - earlier.steps) * SECOND / between(before.at, look.at)
+        return (worker.steps - earlier.steps) * SECOND / between(before.at, sample.at)
     return worker.steps / worker.step_s if worker.step_s else None
 
 
-def _cpu_percent(worker: RankStatus, look: RunSample, before: RunSample | None) -> float | None:
-    usage = None if worker.pid is None else look.usage.get(worker.pid)
+def _cpu_percent(worker: RankStatus, sample: RunSample, before: RunSample | None) -> float | None:
+    usage = None if worker.pid is None else sample.usage.get(worker.pid)
     if usage is None or worker.pid is None:
         return None
     earlier = None if before is None else before.usage.get(worker.pid)
     if earlier is not None and before is not None:
-        return 100 * (usage.cpu_s - earlier.cpu_s) * SECOND / between(before.at, look.at)
-    return 100 * usage.cpu_s / max(look.boot_s - usage.began_s, 0.01)
+        return 100 * (usage.cpu_s - earlier.cpu_s) * SECOND / between(before.at, sample.at)
+    return 100 * usage.cpu_s / max(sample.boot_s - usage.began_s, 0.01)
 
 
 _KEYS: Mapping[SortOrder, Callable[[Row], float]] = {

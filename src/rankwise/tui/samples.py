@@ -96,12 +96,12 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunSam
     usage = usage_by_session() if is_shown else {}
     readings, lacks_gpus = _read_gpus() if usage else ([], "")
     boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    looks = []
+    samples = []
     for run in runs:
         status, problem = statuses[run]
         workers = () if status is None else status.workers
         pids = {worker.pid for worker in workers if worker.pid is not None}
-        looks.append(
+        samples.append(
             RunSample(
                 run=run,
                 at=at,
@@ -115,12 +115,12 @@ def look_at(runs: Sequence[RunSummary], *, watches: bool = False) -> list[RunSam
                 boot_s=boot_s,
             )
         )
-    return sorted(looks, key=_place)
+    return sorted(samples, key=_place)
 
 
-def _place(look: RunSample) -> tuple[str, int, int]:
+def _place(sample: RunSample) -> tuple[str, int, int]:
     """Agents of one run in the order of their nodes."""
-    return look.run.run_id, look.status.node_rank if look.status else 0, look.run.pid
+    return sample.run.run_id, sample.status.node_rank if sample.status else 0, sample.run.pid
 
 
 def _status(lines: Callable[[], list[dict[str, Any]]]) -> tuple[RunStatus | None, str]:

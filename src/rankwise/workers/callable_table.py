@@ -16,7 +16,7 @@ from typing import Any
 
 from rankwise.base.deferred_calls import empty_call
 from rankwise.base.errors import TreeValueError
-from rankwise.drivers.real.interrupts import came_from_handler, gate_here, unheard
+from rankwise.drivers.real.interrupts import came_from_handler, gate_here, without_handlers
 from rankwise.drivers.real.tree.arena import CALLABLES_MAX, Arena
 from rankwise.drivers.real.tree.pipe_protocol import FIELD_MASK
 
@@ -84,7 +84,7 @@ class CallableTable:
     def _lend(self, callable_: Any, identity: int, payload: bytes | None) -> int:
         number = mine = self._enter(callable_, payload)
 
-        @unheard
+        @without_handlers
         def on_end(_: Any) -> None:
             if self._borrowed.pop(mine, None) is not None:
                 del self._numbers[identity]

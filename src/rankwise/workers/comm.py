@@ -319,7 +319,7 @@ class CommHandle:
                 return False
             except TimeoutError:
                 raise self._late("meeting the other ranks") from None
-        welcome = self._hear_host(deadline, "meeting the other ranks")
+        welcome = self._read_from_host(deadline, "meeting the other ranks")
         if not isinstance(welcome, WorldWelcome):
             raise RemoteProtocolError(f"expected to be welcome, but got {welcome}")
         self._pids = welcome.pids
@@ -368,11 +368,11 @@ class CommHandle:
             # If the host has gone, what it said before is still to be heard.
             with suppress(BrokenPipeError):
                 _send(self._host, wish, deadline)
-            granted = self._hear_host(deadline, "allocating windows")
+            granted = self._read_from_host(deadline, "allocating windows")
             assert isinstance(granted, WindowRegion), "the descriptor came along"
             return granted
         try:
-            wishes = self._hear_wishes(wish, deadline)
+            wishes = self._read_wishes(wish, deadline)
             if len(set(wishes.values())) > 1:
                 raise different_windows(
                     {rank: (each.size, each.signals) for rank, each in wishes.items()}
@@ -386,7 +386,7 @@ class CommHandle:
             self._tell(rank, WindowsGranted(), deadline, region.fd)
         return region
 
-    def _hear_wishes(self, wish: Windows, deadline: Instant) -> dict[int, Windows]:
+    def _read_wishes(self, wish: Windows, deadline: Instant) -> dict[int, Windows]:
         wishes = {self.rank: wish}
         while len(wishes) < self.size:
             waiting = [self._channels[rank] for rank in self._channels if rank not in wishes]
@@ -410,9 +410,9 @@ class CommHandle:
         for fd in {**channels, **wanted}:
             wait.register(fd, select.POLLIN if fd in wanted else 0)
         events = wait.poll(max(0.0, between(_now(), deadline) / (SECOND / 1000)))
-        heard = [wanted[fd] for fd, event in events if fd in wanted and event & select.POLLIN]
-        if heard:
-            return heard
+        readable = [wanted[fd] for fd, event in events if fd in wanted and event & select.POLLIN]
+        if readable:
+            return readable
         for fd, _ in events:
             raise PeerDied(f"rank {channels[fd]} joined the communicator, and has ended")
         missing = ranks_in_words(set(range(self.size)).difference(present))
@@ -421,7 +421,7 @@ class CommHandle:
             f"{format_duration(self._timeout)}"
         )
 
-    def _hear_host(self, deadline: Instant, what: str) -> "Message | WindowRegion":
+    def _read_from_host(self, deadline: Instant, what: str) -> "Message | WindowRegion":
         assert self._host is not None, "only ranks other than the host hear it"
         try:
             message, fd, pid = _receive(self._host, deadline)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwise.base.errors import TreeValueError
-from rankwise.drivers.real.interrupts import unheard
+from rankwise.drivers.real.interrupts import without_handlers
 from rankwise.drivers.real.tree.arena import Arena
 from rankwise.workers.numbers import checked_shape
 from rankwise.workers.runs import Runs
@@ -47,7 +47,7 @@ class SharedArrays:
         self._living[offset] = weakref.ref(whole, partial(self._on_end, offset))
         return whole.reshape(shape)
 
-    @unheard
+    @without_handlers
     def _on_end(self, offset: int, _: object) -> None:
         """Called in any thread, and in copies of this process, which share the memory."""
         if self._arena is None or os.getpid() != self._pid:

@@ -21,7 +21,7 @@ from rankwise.base.errors import (
 )
 from rankwise.core.tasks.calls import ChipCallConfig
 from rankwise.core.tree.graph_layout import lay_out
-from rankwise.drivers.real.interrupts import came_from_handler, gate_here, unheard
+from rankwise.drivers.real.interrupts import came_from_handler, gate_here, without_handlers
 from rankwise.drivers.real.proc import check_proc
 from rankwise.drivers.real.this_process import mark
 from rankwise.drivers.real.tree.processor_placement import Home
@@ -257,7 +257,7 @@ class Worker:
 
         chip = ChipWorker()
         try:
-            with gate_here().standing_in():
+            with gate_here().handlers_replaced():
                 chip.init(self._spec.platform)
                 chip.set_device(self._spec.device_id)
         except Exception as error:
@@ -342,7 +342,7 @@ class Worker:
 
     @property
     def loss(self) -> str:
-        """Who has ended without whom this worker cannot run, in words that follow its name."""
+        """Describe the lost child that makes this worker unusable; follows the worker's name."""
         lost = None if self._tree is None else self._tree.engine.children.first_lost
         return "" if lost is None else "has lost {}, which {}".format(*lost)
 
@@ -499,7 +499,7 @@ class Worker:
         return self._arrays.make(shape, dtype)
 
 
-@unheard
+@without_handlers
 def _close_forgotten(tree: WorkerTree, owner: object, home: Home | None) -> None:
     """End a tree whose worker was forgotten, or left open at the end of the program."""
     if mark() is owner:

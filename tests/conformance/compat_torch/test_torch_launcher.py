@@ -1,6 +1,8 @@
 """Launching from Python: torch's and ours through the same scenarios."""
 
+import dataclasses
 import importlib
+import inspect
 import io
 import os
 import sys
@@ -238,3 +240,40 @@ def test_a_launch_inside_an_exceptions_handler_succeeds(side: str, launch: Launc
     assert values == {0: "fine"}
     launch.handler.set_closed.assert_not_called()
     launch.handler.shutdown.assert_called_once()
+
+
+OWN_TYPES = {"logs_specs", "numa_options"}
+"""Fields of which the type is a class of ours, or `Any` for one of a torch that is not imported."""
+
+
+def test_the_launch_config_has_torchs_fields_and_signature() -> None:
+    torchs = pytest.importorskip("torch.distributed.launcher.api").LaunchConfig
+    ours = importlib.import_module(f"{RANKWISE}.launcher.api").LaunchConfig
+    pairs = list(zip(dataclasses.fields(ours), dataclasses.fields(torchs), strict=True))
+
+    for own, other in pairs:
+        for attribute in ("name", "default", "default_factory", "kw_only", "init", "repr", "hash"):
+            assert getattr(own, attribute) == getattr(other, attribute), own.name
+        assert own.compare == other.compare
+        if own.name not in OWN_TYPES:
+            assert own.type == other.type, own.name
+    of_logs = next(own.type for own, _ in pairs if own.name == "logs_specs")
+    assert (
+        of_logs == importlib.import_module(f"{RANKWISE}.elastic.multiprocessing").LogsSpecs | None
+    )
+    of_ours = inspect.signature(ours).parameters.values()
+    of_torchs = inspect.signature(torchs).parameters.values()
+    assert [(each.name, each.kind, each.default) for each in of_ours] == [
+        (each.name, each.kind, each.default) for each in of_torchs
+    ]
+    assert ours.__match_args__ == torchs.__match_args__
+    assert repr(ours.__dataclass_params__) == repr(torchs.__dataclass_params__)
+
+
+def test_a_launch_config_is_shown_as_torchs_is() -> None:
+    torchs = pytest.importorskip("torch.distributed.launcher.api").LaunchConfig
+    ours = importlib.import_module(f"{RANKWISE}.launcher.api").LaunchConfig
+
+    shown = [repr(each(1, 2, 3, logs_specs="given")) for each in (ours, torchs)]
+
+    assert shown[0] == shown[1]

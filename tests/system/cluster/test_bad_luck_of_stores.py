@@ -152,7 +152,7 @@ def test_a_node_with_another_token_or_none_is_told_while_the_run_lives(
     assert re.search(told + r"none\)", none.stderr), none.stderr
     finished = one.finish()
     assert finished.code == 143
-    assert "round 1" not in finished.stderr, "nobody else has got a seat"
+    assert "round 1" not in finished.stderr, "no other node has got a place"
 
 
 def test_another_run_at_an_embedded_store_is_told_whose_it_is(agents: Agents) -> None:

@@ -43,7 +43,7 @@ class Silence:
         agent = Running("ip", "netns", "exec", self._node.name, *mounted)
         return self._stack.enter_context(agent)
 
-    def hear_question(self) -> None:
+    def receive_question(self) -> None:
         question, _ = self._socket.recvfrom(512)
         assert b"example" in question
 
@@ -65,7 +65,7 @@ def test_sigterm_is_answered_while_a_name_is_looked_up_first(
     silence: Silence, backend: str
 ) -> None:
     agent = silence.start(backend)
-    silence.hear_question()
+    silence.receive_question()
 
     agent.signal(signal.SIGTERM)
     done = agent.finish(WITHIN_S)
@@ -76,7 +76,7 @@ def test_sigterm_is_answered_while_a_name_is_looked_up_first(
 
 def test_sigterm_is_answered_while_the_name_of_this_node_is_looked_up(silence: Silence) -> None:
     agent = silence.start("embedded", "--local-addr", "node.example.org")
-    silence.hear_question()
+    silence.receive_question()
 
     agent.signal(signal.SIGTERM)
     done = agent.finish(WITHIN_S)
@@ -90,7 +90,7 @@ def test_a_signal_is_answered_while_the_name_of_the_master_is_looked_up(
     silence: Silence, signum: signal.Signals
 ) -> None:
     agent = silence.start_with("--master-addr", "master.example.org")
-    silence.hear_question()
+    silence.receive_question()
 
     agent.signal(signum)
 

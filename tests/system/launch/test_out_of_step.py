@@ -902,7 +902,7 @@ for step in range(100):
 
 
 def unknown_torch(folder: Path) -> None:
-    """A stand-in for such a release: the real ones that are unknown are yet to come."""
+    """Imitates such a release: real ones that are unknown do not exist yet."""
     package = folder / "torch" / "distributed"
     package.mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text("__version__ = '9.1'\n")

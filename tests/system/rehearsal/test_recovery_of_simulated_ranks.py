@@ -168,7 +168,7 @@ def test_a_rank_that_does_not_leave_is_killed_and_replaced(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("fault", "nodes", "spares", "values"),
     [
-        # A spare takes the seat: its rank is new, whatever number it has.
+        # A spare takes the place: its rank is new, whatever number it has.
         ("kill:node=0@collective=3", (2, 2), 1, {(4, 0, 2), (4, 0, 1)}),
         # The node itself is back.
         ("kill:node=1,back_after=1min@collective=3", (2, 2), 0, {(4, 0, 2), (4, 0, 1)}),

@@ -11,13 +11,13 @@ from rankwise.cli.on_ray import ray_job
 from rankwise.cli.run import STRICT_WORDS, options_in, run
 from rankwise.launch.on_ray.job import (
     RayJob,
-    RayMeeting,
+    RayRendezvous,
     agent_environment,
     agent_words,
     token_for_agents,
 )
 
-PLACE = RayMeeting(
+PLACE = RayRendezvous(
     backend="embedded", endpoint="10.0.0.1:7", settings="is_host=false", token="secret"
 )
 

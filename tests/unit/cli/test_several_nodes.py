@@ -10,7 +10,7 @@ from rankwise.base.units import SECOND
 from rankwise.cli import several_nodes
 from rankwise.cli.run import config_from_cli
 from rankwise.cli.several_nodes import secrecy_notices
-from rankwise.launch.cluster.plan import MeetingPlan
+from rankwise.launch.cluster.plan import RendezvousPlan
 from rankwise.launch.run.job import Job
 
 
@@ -24,7 +24,7 @@ def job_of(words: str) -> Job:
     return config_from_cli([*words.split(), "train.py"], {})
 
 
-def plan_of(words: str) -> MeetingPlan:
+def plan_of(words: str) -> RendezvousPlan:
     plan = job_of(words).cluster
     assert plan is not None
     return plan
@@ -40,7 +40,7 @@ def test_the_nodes_count_restarts_together() -> None:
 def test_static_nodes_meet_at_the_masters_address() -> None:
     plan = plan_of("--nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --master-port 4711")
 
-    assert (plan.backend, plan.endpoint, plan.seat) == ("static", "127.0.0.1:4711", 1)
+    assert (plan.backend, plan.endpoint, plan.static_rank) == ("static", "127.0.0.1:4711", 1)
     assert plan.rendezvous.is_static
     assert plan.master_address == "127.0.0.1"
     # The agents listen at the master's port; rank 0 gets another one.
@@ -68,7 +68,7 @@ def test_an_elastic_job_has_a_range_of_nodes_and_spares() -> None:
     assert rendezvous.lease_ttl == 3 * SECOND
     assert rendezvous.join_timeout == 60 * SECOND
     assert plan.store == {"cacert": "ca.pem"}
-    assert plan.seat is None
+    assert plan.static_rank is None
     assert plan.master_address is None
 
 
@@ -115,7 +115,7 @@ def test_variables_stand_for_flags() -> None:
     plan = config_from_cli(["train.py"], environ).cluster
 
     assert plan is not None
-    assert (plan.seat, plan.topology) == (1, "s0.s1.n7")
+    assert (plan.static_rank, plan.topology) == (1, "s0.s1.n7")
 
 
 def test_one_node_meets_nobody() -> None:

@@ -11,7 +11,7 @@ from rankwise.base.errors import ConfigError
 from rankwise.cli.run import config_from_cli, parse
 from rankwise.cli.slurm import PORT_COUNT, PORT_MIN, Completed, SlurmStep, completed, hosts_in
 from rankwise.launch.cluster import etcd_program
-from rankwise.launch.cluster.plan import MeetingPlan
+from rankwise.launch.cluster.plan import RendezvousPlan
 
 STEP = {
     "SLURM_JOB_ID": "4711",
@@ -34,7 +34,7 @@ def completed_of(words: str, **environ: str) -> Completed:
     return completed(parse([*words.split(), "train.py"], environ), environ)
 
 
-def plan_of(words: str, **environ: str) -> MeetingPlan | None:
+def plan_of(words: str, **environ: str) -> RendezvousPlan | None:
     return config_from_cli([*words.split(), "train.py"], {**STEP, **environ}).cluster
 
 
@@ -162,7 +162,7 @@ def test_static_nodes_get_slurms_numbers() -> None:
     plan = plan_of("--rdzv-backend static")
 
     assert plan is not None
-    assert (plan.backend, plan.seat) == ("static", 3)
+    assert (plan.backend, plan.static_rank) == ("static", 3)
 
 
 def test_in_an_etcd_the_run_is_called_as_slurm_calls_the_step() -> None:

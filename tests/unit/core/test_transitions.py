@@ -44,8 +44,10 @@ from rankwise.core.gang.vocabulary import (
     ProgressLooked,
     RanksBlamed,
     RecallRequested,
+    RecoveryMessage,
+    RecoveryMessageSent,
+    RecoveryOrder,
     Resumed,
-    Said,
     SpawnWorker,
     StacksDumped,
     Started,
@@ -53,10 +55,8 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Swept,
     TellWorker,
-    WordToWorker,
     WorkerExited,
     WorkerRefused,
-    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.rendezvous.configuration import NodeOffer, RendezvousConfig, RestartPolicy
@@ -69,8 +69,8 @@ from rankwise.core.tree.child_group import (
     ChildGroupSpec,
     ChildReady,
     ChildRefused,
-    CloseRequested,
     ForkServerEnded,
+    GroupCloseRequested,
     Spawn,
     StartRequested,
 )
@@ -82,10 +82,10 @@ Move = tuple[Any, Any, type]
 STOPS_MAX = 2
 PEER_GONE = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 MAY_SAY = {
-    RecallState.BOUND: (Said.OFFERS,),
-    RecallState.OFFERED: (Said.EXCEPTION_HELD, Said.WITHDRAWS),
+    RecallState.BOUND: (RecoveryMessage.OFFERS,),
+    RecallState.OFFERED: (RecoveryMessage.EXCEPTION_HELD, RecoveryMessage.WITHDRAWS),
     RecallState.EXCEPTION_HELD: (),
-    RecallState.RECALLED: (Said.YIELDED, Said.WITHDRAWS),
+    RecallState.RECALLED: (RecoveryMessage.YIELDED, RecoveryMessage.WITHDRAWS),
     RecallState.YIELDED: (),
 }
 """What a worker may say next (`rankwise.recover`)."""
@@ -211,7 +211,7 @@ class NodeWorld(World):
             return
         for rank, attempt in self.alive:
             for word in MAY_SAY[gang.workers[rank].recall_state]:
-                yield WorkerSaid(rank, attempt, word, Duration(3))
+                yield RecoveryMessageSent(rank, attempt, word, Duration(3))
         if gang is machine and gang.phase in (GangPhase.CLEARING, GangPhase.PAUSED):
             yield Resumed(1, recovers=False)
         if gang is machine and not self.recalls and not self.stops:
@@ -261,7 +261,7 @@ class NodeWorld(World):
                 pass
         super().take(fact)
         for order in self.ordered:
-            if isinstance(order, TellWorker) and order.word is WordToWorker.AGAIN:
+            if isinstance(order, TellWorker) and order.word is RecoveryOrder.AGAIN:
                 self.alive = [(rank, order.attempt) for rank, _ in self.alive]
 
     def key(self) -> Any:
@@ -297,7 +297,7 @@ class NodeWorld(World):
             gang.phase, due is None, exits is None, bool(due and exits and exits <= due),
             gang._stop is None, gang._stop_came_first,  # the same
             gang.recovers, gang.attempt, gang._exceptions_due is None, gang._resumed is None,
-            gang._is_stuck_killed, gang._is_pause_told, gang._stop_ordered_at is None,
+            gang._is_stuck_killed, gang._is_pause_reported, gang._stop_ordered_at is None,
             gang._is_recall_due, gang._verdict_due is None, gang._dumps_due is None,
         )  # fmt: skip
 
@@ -328,7 +328,7 @@ class ChildrenWorld(World):
             yield ChildEnded(child, "ended", is_well=True)
             yield ChildEnded(child, "was killed")
         yield ForkServerEnded()
-        yield CloseRequested()
+        yield GroupCloseRequested()
 
     def take(self, fact: Any) -> None:
         match fact:
@@ -428,7 +428,7 @@ def lose_peer(grace: int, *, recovers: bool) -> None:
     """A worker fails since its peer is gone, and none is dying: exploring that takes minutes."""
     gang, now = RecordedGang(GangSpec(size=2, grace=Duration(grace))), Instant(1)
     gang.recovers = recovers
-    said = (WorkerSaid(1, 0, Said.OFFERS, Duration(3)),) if recovers else ()
+    said = (RecoveryMessageSent(1, 0, RecoveryMessage.OFFERS, Duration(3)),) if recovers else ()
     for fact in (
         Started(), WorkerSpawned(0, 0, 100), WorkerSpawned(1, 0, 101), *said,
         reported(0, PEER_GONE), WorkerExited(0, 0, ExitStatus(1), now),

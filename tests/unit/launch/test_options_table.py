@@ -1,6 +1,8 @@
 """The table of a run's options, against every interface that is made from it."""
 
+import dataclasses
 import inspect
+import pickle
 import re
 import runpy
 import shlex
@@ -18,12 +20,14 @@ from rankwise.cli.on_sim import simulate
 from rankwise.cli.run import parse
 from rankwise.cli.run_job import RunOptions
 from rankwise.cli.run_sweep import sweep
+from rankwise.compat.torch.elastic.multiprocessing import DefaultLogsSpecs
 from rankwise.compat.torch.launcher.api import LaunchConfig
 from rankwise.compat.torch.run import config_from_args, get_args_parser, parse_args
 from rankwise.launch.options import (
     CHOICE,
     FLAG,
     INTEGER,
+    LAUNCH_FIELDS,
     ONLY_IN_PYTHON,
     OPTIONS,
     PROCESSES,
@@ -32,6 +36,7 @@ from rankwise.launch.options import (
     SWEEP,
     TIMING_ONLY,
     WORLDS,
+    LaunchField,
     Option,
 )
 
@@ -194,21 +199,43 @@ def test_an_option_of_torchrun_is_read_by_its_module_too(option: Option) -> None
     assert getattr(given, option.name) != get_args_parser().get_default(option.name)
 
 
-@chosen(lambda option: option.torchrun is not None and option.torchrun.field)
-def test_an_option_of_torchrun_reaches_its_launch_config(option: Option) -> None:
-    assert option.torchrun is not None
+@pytest.mark.parametrize(
+    "field", [each for each in LAUNCH_FIELDS if each.option], ids=lambda each: each.name
+)
+def test_an_option_of_torchrun_reaches_its_launch_config(field: LaunchField) -> None:
+    option = next(each for each in OPTIONS if each.name == field.option)
     given = parse_args([*example(option), "train.py"])
 
     config, *_ = config_from_args(given)
 
-    assert getattr(config, option.torchrun.field) == getattr(given, option.name)
+    assert getattr(config, field.name) == getattr(given, option.name)
 
 
-def test_every_field_of_the_launch_config_that_an_option_has_has_its_default() -> None:
-    config = LaunchConfig(1, 1, 1)
-    expected = {
-        "run_id": "", "role": "default_role", "rdzv_backend": "etcd", "max_restarts": 3,
-        "start_method": "spawn", "monitor_interval": 0.1, "virtual_local_rank": False,
-    }  # fmt: skip
+def test_the_launch_config_has_the_fields_of_the_table_and_their_help() -> None:
+    assert [each.name for each in dataclasses.fields(LaunchConfig)] == [
+        each.name for each in LAUNCH_FIELDS
+    ]
+    described = inspect.getdoc(LaunchConfig) or ""
+    assert all(f"{each.name}: {each.help}" in described for each in LAUNCH_FIELDS)
 
-    assert {name: getattr(config, name) for name in expected} == expected
+
+def test_a_launch_config_is_pickled_copied_and_compared_as_a_class_in_source_is() -> None:
+    config = LaunchConfig(1, 2, 3, role="trainer", logs_specs=DefaultLogsSpecs(log_dir="/tmp"))
+
+    again = pickle.loads(pickle.dumps(dataclasses.replace(config, logs_specs=None)))
+    twin = dataclasses.replace(config, role="trainer")
+
+    assert type(again) is LaunchConfig
+    assert (again.min_nodes, again.max_nodes, again.nproc_per_node) == (1, 2, 3)
+    assert twin == config
+    assert LaunchConfig.__qualname__ == "LaunchConfig"
+    assert LaunchConfig.__module__ == "rankwise.compat.torch.launcher.api"
+
+
+def test_two_launch_configs_share_no_dictionary() -> None:
+    first, second = LaunchConfig(1, 1, 1), LaunchConfig(1, 1, 1)
+
+    first.rdzv_configs["key"] = first.metrics_cfg["key"] = "value"
+
+    assert "key" not in second.rdzv_configs
+    assert second.metrics_cfg == {}

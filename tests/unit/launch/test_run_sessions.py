@@ -64,7 +64,7 @@ class ScriptedHost:
     def finish(self, outcome: Outcome) -> Outcome:
         return outcome
 
-    def on_told(self, outcome: Outcome) -> None:
+    def on_outcome_shown(self, outcome: Outcome) -> None:
         self.told = outcome
 
     def stop(self, signum: int | None) -> None:

@@ -4,7 +4,7 @@ import sys
 
 import msgspec
 import pytest
-from looks_of_runs import NIGHTLY, four_ranks, look_of, many_ranks, rank_status, standing
+from samples_of_runs import NIGHTLY, four_ranks, look_of, many_ranks, rank_status, standing
 
 from rankwise.drivers.real.gpus import GpuUse
 from rankwise.launch.control.client import RunSummary
@@ -57,7 +57,7 @@ def test_no_line_is_wider_than_a_terminal_and_none_commands_it(
     ranks: list[RankStatus], name: str
 ) -> None:
     run = RunSummary(name, 1, 1)
-    look = look_of(
+    sample = look_of(
         ranks,
         run=run,
         program="a-very-long-name-of-a-program/" * 5,
@@ -67,7 +67,7 @@ def test_no_line_is_wider_than_a_terminal_and_none_commands_it(
         nodes=128,
     )
 
-    text = page([Watcher(run).see(look)])
+    text = page([Watcher(run).see(sample)])
 
     assert max(map(len, text.splitlines())) <= WIDTH
     assert "\x1b" not in text
@@ -200,9 +200,9 @@ def test_ranks_that_are_suspended_with_their_agent_are_shown_as_such() -> None:
 
 
 def test_a_rank_alone_that_is_stopped_is_suspended_and_not_still() -> None:
-    look = msgspec.structs.replace(look_of(four_ranks()), stopped={5001})
+    sample = msgspec.structs.replace(look_of(four_ranks()), stopped={5001})
 
-    rows = Watcher(NIGHTLY).see(look).rows
+    rows = Watcher(NIGHTLY).see(sample).rows
 
     assert [row.state for row in rows] == [State.WAITING, State.SUSPENDED, *[State.WAITING] * 2]
 

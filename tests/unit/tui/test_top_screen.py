@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from looks_of_runs import NIGHTLY, four_ranks, look_of, many_ranks, rank_status
+from samples_of_runs import NIGHTLY, four_ranks, look_of, many_ranks, rank_status
 
 from rankwise.launch.control.client import RunSummary
 from rankwise.tui.samples import RunSample
@@ -53,7 +53,7 @@ class Shown:
 
 
 def on_screen(
-    look: Look,
+    sample: Look,
     test: Callable[[Shown], Awaitable[None]],
     *,
     runs: Sequence[RunSummary] = (NIGHTLY,),
@@ -66,7 +66,7 @@ def on_screen(
         return None
 
     async def go() -> None:
-        app = Top(lambda: list(runs), 0.01, look=look, wait_for_end=wait_for_end or wait)
+        app = Top(lambda: list(runs), 0.01, sample=sample, wait_for_end=wait_for_end or wait)
         async with app.run_test(size=SIZE) as pilot:
             await test(Shown(app, pilot))
         never.set()
@@ -133,7 +133,7 @@ def test_the_last_picture_stays_when_the_run_ends_and_the_agent_is_not_asked_aga
     told, looked = threading.Event(), threading.Event()
     asked: list[Sequence[RunSummary]] = []
 
-    def look(runs: Sequence[RunSummary]) -> list[RunSample]:
+    def sample(runs: Sequence[RunSummary]) -> list[RunSample]:
         asked.append(runs)
         looked.set()
         return [look_of(four_ranks())] if runs else []
@@ -154,7 +154,7 @@ def test_the_last_picture_stays_when_the_run_ends_and_the_agent_is_not_asked_aga
         assert asked[-1] == []
         assert any("ended" in line for line in shown.lines)
 
-    on_screen(look, test, wait_for_end=wait_for_end)
+    on_screen(sample, test, wait_for_end=wait_for_end)
 
 
 def test_an_agent_that_only_broke_off_is_asked_again_and_one_that_is_gone_is_told() -> None:

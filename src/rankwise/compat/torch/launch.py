@@ -43,7 +43,7 @@ def launch(args: argparse.Namespace) -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Be `python -m torch.distributed.launch`."""
     warnings.warn(
-        "torch.distributed.launch is deprecated, and so is its stand-in here: use `rankwise run`, "
+        "torch.distributed.launch is deprecated, and so is this module: use `rankwise run`, "
         "and read the local rank from os.environ['LOCAL_RANK'] instead of --local-rank",
         category=FutureWarning,
         stacklevel=2,

@@ -6,9 +6,9 @@ This module is for programs that call `torch.distributed.run.main(args)` or buil
 
 if __name__ == "__main__":
     # First of all: the imports below take their time, and a signal may come at any.
-    from rankwise.drivers.real.early_signals import hear_early
+    from rankwise.drivers.real.early_signals import catch_early
 
-    hear_early()
+    catch_early()
 
 import argparse
 import atexit
@@ -34,6 +34,7 @@ from rankwise.launch.inside.run_path import run_script_path
 from rankwise.launch.options import (
     FLAG,
     INTEGER,
+    LAUNCH_FIELDS,
     NUMBER,
     OPTIONS,
     SAME,
@@ -228,11 +229,7 @@ def config_from_args(
     settings: dict[str, Any] = dict(_parse_rendezvous_config(_without_quotes(args.rdzv_conf)))
     if args.rdzv_backend == "static":
         settings["rank"] = args.node_rank
-    fields = {
-        option.torchrun.field: getattr(args, option.name)
-        for option in OPTIONS
-        if option.torchrun is not None and option.torchrun.field
-    }
+    fields = {each.name: getattr(args, each.option) for each in LAUNCH_FIELDS if each.option}
     config = LaunchConfig(
         **fields | {"rdzv_endpoint": get_rdzv_endpoint(args)},
         min_nodes=nodes_min,

@@ -11,12 +11,12 @@ from rankwise.core.rendezvous.vocabulary import InquiryJudged, SheetsGathered
 
 
 def judged(gathered: SheetsGathered, size: int | None, own_id: str, now: Instant) -> InquiryJudged:
-    """Judge what was gathered. A node whose sheet cannot be read counts as one that told nothing.
+    """Judge the gathered sheets. A node with an unreadable sheet counts as one without an answer.
 
     Args:
-        gathered: what the nodes have told.
-        size: how many ranks the job has; None if this node is in no round any more.
-        own_id: this node, whose clock is ours.
+        gathered: the answers of the nodes.
+        size: the number of ranks of the job; None if this node has left its round.
+        own_id: this node; its clock is the reference.
         now: by this node's clock.
     """
     if size is None:
@@ -49,9 +49,9 @@ def _timetables(gathered: SheetsGathered, own_id: str) -> Iterator[ledger.Receiv
     for node, sheet in gathered.sheets.items():
         is_own = node == own_id
         asked_at = None if is_own else gathered.asked_at
-        heard_at = None if is_own else gathered.heard_at[node]
+        received_at = None if is_own else gathered.received_at[node]
         with suppress(RemoteProtocolError):
-            yield ledger.ReceivedTimetable(ledger.unpack_times(sheet), asked_at, heard_at)
+            yield ledger.ReceivedTimetable(ledger.unpack_times(sheet), asked_at, received_at)
 
 
 def _late(delay: ledger.Delay, text: str) -> LateRank:

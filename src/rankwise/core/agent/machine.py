@@ -77,7 +77,7 @@ from rankwise.core.agent.vocabulary import (
     PrepareRound,
     RanksStood,
     RoundPrepared,
-    StepTold,
+    StepReported,
     Stimulus,
     StopRanksAt,
 )
@@ -88,7 +88,7 @@ from rankwise.core.rendezvous import vocabulary as rendezvous_words
 from rankwise.core.rendezvous.records import Departure, Trouble, Verdict
 from rankwise.core.rendezvous.vocabulary import (
     Answer,
-    CallRecordsTold,
+    CallRecordsReported,
     Closed,
     DepartureRequested,
     Dissolved,
@@ -107,7 +107,7 @@ from rankwise.core.rendezvous.vocabulary import (
     SheetsGathered,
     StopAgreed,
     StopStepAgreed,
-    TroubleTold,
+    TroubleReported,
     World,
 )
 from rankwise.core.watch import vocabulary as watch_words
@@ -147,8 +147,8 @@ class Agent:
         self._begun_at = Instant(0)
         self._stopped_at: Instant | None = None
         self._step: int | None = None
-        self._is_failing_told = False
-        self._is_end_told = False
+        self._is_failing_reported = False
+        self._is_end_reported = False
         self._is_stop_agreed = False
         """Whether the whole job stops with this round."""
         self._chooses_step = False
@@ -228,7 +228,7 @@ class Agent:
                 self._on_preparation_failed(stimulus, now)
             case FailuresDescribed():
                 self._on_described(stimulus, now)
-            case StepTold():
+            case StepReported():
                 # Ranks of an earlier round may still write: their step is no progress of this one.
                 if self.world is not None and stimulus.round == self.world.round:
                     self._step = stimulus.step
@@ -239,7 +239,7 @@ class Agent:
                 | gang_words.WorkerRefused()
                 | gang_words.WorkerReported()
                 | gang_words.WorkerExited()
-                | gang_words.WorkerSaid()
+                | gang_words.RecoveryMessageSent()
                 | gang_words.Swept()
                 | gang_words.ProgressLooked()
                 | gang_words.DumpsLooked()
@@ -259,11 +259,11 @@ class Agent:
                 self._tell_watch(stimulus, now)
             case gang_words.Suspended():
                 self._on_suspended(stimulus, now)
-            case TroubleTold():
+            case TroubleReported():
                 # Trouble of a gang that has ended needs no inquiry any more.
                 if self.has_workers and self.world is not None:
                     self._tell_rendezvous(stimulus, now)
-            case CallRecordsTold():
+            case CallRecordsReported():
                 self._tell_rendezvous(stimulus, now)
 
     def tick(self, now: Instant) -> list[Effect]:
@@ -299,7 +299,7 @@ class Agent:
                 pass
             case AgentPhase.RUNNING:
                 self._stop_without_others(now)
-            case AgentPhase.ENDED if self._may_still_hear(now):
+            case AgentPhase.ENDED if self._may_still_learn(now):
                 pass
             case AgentPhase.WAITING | AgentPhase.ENDED:
                 self._detail = self._detail or "no verdict of the whole job came in time"
@@ -480,12 +480,12 @@ class Agent:
         self._begun_at = now
         self._stopped_at = None
         self._step = None
-        self._is_failing_told = self._is_stop_agreed = self._chooses_step = False
+        self._is_failing_reported = self._is_stop_agreed = self._chooses_step = False
         self._outcome = None
         # Asked to stop before this round began: its ranks stop in it as soon as the others agree.
         self._deadline = self._agreed_by if self._is_going else None
         self._last_round = settled.world.round
-        self._is_end_told = False
+        self._is_end_reported = False
         self._effects.append(BeginAttempt(settled.world))
         if not self.spec.is_alone:
             self._effects.append(AnnounceRound(settled.world, self._waiting_ranks))
@@ -555,8 +555,8 @@ class Agent:
 
     def _announce_end(self, number: int, why: str) -> None:
         """Tell people once why a round is over; the next one's beginning tells what was judged."""
-        if not self.spec.is_alone and not self._is_end_told:
-            self._is_end_told = True
+        if not self.spec.is_alone and not self._is_end_reported:
+            self._is_end_reported = True
             self._effects.append(AnnounceRoundEnd(number, why))
 
     # The watch
@@ -620,7 +620,7 @@ class Agent:
     def _ask_nodes(self, trouble: Trouble, now: Instant) -> None:
         world = self.world
         if self.has_workers and world is not None and len(world.members) > 1:
-            self._tell_rendezvous(TroubleTold(world.round, trouble), now)
+            self._tell_rendezvous(TroubleReported(world.round, trouble), now)
         else:
             self._tell_watch(watch_words.NodesAnswered(), now)
 
@@ -650,7 +650,7 @@ class Agent:
 
     def _tell_of_failing(self, gang: Gang, now: Instant) -> None:
         """Let the others know of a failure while this node's own workers are still ending."""
-        if self.spec.is_alone or self._is_failing_told:
+        if self.spec.is_alone or self._is_failing_reported:
             return
         if self.phase is not AgentPhase.RUNNING or self.world is None:
             return
@@ -659,7 +659,7 @@ class Agent:
         failures = self._own(gang.failures_so_far)
         if failures:
             # Once a round: what is found out later follows with the description of the failures.
-            self._is_failing_told = True
+            self._is_failing_reported = True
             first = failures[0]
             why = failure_in_words(first, self.spec.offer.host)
             # The other nodes may name the cause, or the end of a lease does, when this is told.
@@ -681,8 +681,8 @@ class Agent:
     def _was_called_off(self, failure: Failure) -> bool:
         """Whether a worker did not start because the gang was told to stop before."""
         stopped_at = self._stopped_at
-        is_unborn = failure.cause is FailureCause.NOT_STARTED
-        return is_unborn and stopped_at is not None and failure.at >= stopped_at
+        never_started = failure.cause is FailureCause.NOT_STARTED
+        return never_started and stopped_at is not None and failure.at >= stopped_at
 
     def _stop_gang(self, signal: int | None, now: Instant, *, at_once: bool = False) -> None:
         gang = self.gang
@@ -752,8 +752,8 @@ class Agent:
         self._tell_rendezvous(ended, now)
         if self.phase is not AgentPhase.ENDED:
             return  # it has learned meanwhile that all is over, or that it is wanted again
-        is_told_twice = self._stops_asked > 1
-        if self._verdict is not None or self._refusal is not None or is_told_twice:
+        is_asked_twice = self._stops_asked > 1
+        if self._verdict is not None or self._refusal is not None or is_asked_twice:
             self._leave(now)
         elif outcome.survivors:
             pids = ", ".join(map(str, outcome.survivors))
@@ -874,7 +874,7 @@ class Agent:
             self._effects.append(StopRanksAt(stimulus.round, stimulus.step))
         self._tell_rendezvous(RanksArrived(stimulus.round, stimulus.step), now)
 
-    def _may_still_hear(self, now: Instant) -> bool:
+    def _may_still_learn(self, now: Instant) -> bool:
         """Whether the verdict may still come to a node that goes; if so, look again later."""
         if not self._is_going or now >= self._last_moment or self.rendezvous.is_cut_off:
             return False

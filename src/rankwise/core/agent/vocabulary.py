@@ -101,7 +101,7 @@ class FailuresDescribed(msgspec.Struct, frozen=True, tag=True):
     failures: tuple[Failure, ...]
 
 
-class StepTold(msgspec.Struct, frozen=True, tag=True):
+class StepReported(msgspec.Struct, frozen=True, tag="StepTold"):
     """The last step of the workers of that round, sent only on request.
 
     The driver tells the last one before the last `WorkerExited` of a round.
@@ -133,7 +133,7 @@ NodeStimulus = (
     | gang.WorkerRefused
     | gang.WorkerReported
     | gang.WorkerExited
-    | gang.WorkerSaid
+    | gang.RecoveryMessageSent
     | gang.Swept
     | gang.ProgressLooked
     | gang.DumpsLooked
@@ -144,11 +144,11 @@ NodeStimulus = (
     | RoundPrepared
     | PreparationFailed
     | FailuresDescribed
-    | StepTold
+    | StepReported
     | RanksStood
     | LeaveRequested
-    | rendezvous.TroubleTold
-    | rendezvous.CallRecordsTold
+    | rendezvous.TroubleReported
+    | rendezvous.CallRecordsReported
     | HostAnswer
 )
 """What does not come from the store."""
@@ -247,7 +247,7 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @property
     def has_taken_part(self) -> bool:
-        """Whether this node ever had a seat."""
+        """Whether this node was ever a member of a round."""
         return self.last_round >= 0
 
     def as_outcome(self, size: int | None = None) -> Outcome:
@@ -266,7 +266,7 @@ class FinishRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             detail = self.detail
             if refusal is not None:
                 detail = f"{refusal.why} ({refusal.hint})" if refusal.hint else refusal.why
-            # Who was told to go before its first round never had a gang that could say so.
+            # A node stopped before its first round has no gang outcome.
             stop_signal = self.stop_signal
             was_stopped = stop_signal is not None
             # Of a run that refuses this node, the agent has ended the gang unasked.

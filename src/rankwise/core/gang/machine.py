@@ -49,7 +49,7 @@ finished: a stray of this one could hold the port or the device of the next.
 - Who keeps others waiting in a collective is found out by those who can read the ranks' call
   records (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before
   anybody is told to stop, all show where they stand, as after a hang.
-- Ctrl-Z stops the workers and their agent. No deadline counts the time in which they stood still.
+- Ctrl-Z stops the workers and their agent. No deadline counts the time of the suspension.
 - A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
   death later: only when it has taken its connections down, and written its core. So nobody is
   told to stop until another one has failed by itself, or `verdict_timeout` has passed. At once, and
@@ -80,8 +80,10 @@ from rankwise.core.gang.vocabulary import (
     ProgressLooked,
     RanksBlamed,
     RecallRequested,
+    RecoveryMessage,
+    RecoveryMessageSent,
+    RecoveryOrder,
     Resumed,
-    Said,
     SignalWorker,
     SpawnWorker,
     StacksDumped,
@@ -92,11 +94,9 @@ from rankwise.core.gang.vocabulary import (
     Sweep,
     Swept,
     TellWorker,
-    WordToWorker,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
-    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.gang.workers import GangWorkers
@@ -135,7 +135,7 @@ class Gang:
         self._dumps_due: Instant | None = None
         """Until when dying workers are awaited for the verdict, at the latest."""
         self._is_stuck_killed = False
-        self._is_pause_told = False
+        self._is_pause_reported = False
         self._is_recall_due = False
         self._resumed: Resumed | None = None
         self._stop_ordered_at: Instant | None = None
@@ -181,8 +181,8 @@ class Gang:
                 return self._on_reported(stimulus, now)
             case WorkerExited():
                 return self._on_exited(stimulus, now)
-            case WorkerSaid():
-                return self._on_said(stimulus, now)
+            case RecoveryMessageSent():
+                return self._on_recovery_message(stimulus, now)
             case RecallRequested():
                 return self._on_recall_requested(now)
             case Resumed():
@@ -266,7 +266,12 @@ class Gang:
         self._deadline = min(self._start_due, hung_at)
 
     def _worker_of(
-        self, stimulus: WorkerSpawned | WorkerRefused | WorkerReported | WorkerExited | WorkerSaid
+        self,
+        stimulus: WorkerSpawned
+        | WorkerRefused
+        | WorkerReported
+        | WorkerExited
+        | RecoveryMessageSent,
     ) -> WorkerLife | None:
         """The worker that is meant, or None when its life is over already."""
         if stimulus.attempt != self.attempt or self.phase is GangPhase.FINISHED:
@@ -362,8 +367,8 @@ class Gang:
             else:
                 # What cannot be started will not start in a recovery either: no worker is kept for
                 # it.
-                is_unborn = worker.refusal is not None
-                return self._begin_stopping(now) if is_unborn else self._end_attempt(now)
+                never_started = worker.refusal is not None
+                return self._begin_stopping(now) if never_started else self._end_attempt(now)
         match self.phase:
             case GangPhase.STARTING:
                 return []
@@ -408,21 +413,21 @@ class Gang:
 
     # Recovery
 
-    def _on_said(self, said: WorkerSaid, now: Instant) -> list[Effect]:
+    def _on_recovery_message(self, said: RecoveryMessageSent, now: Instant) -> list[Effect]:
         worker = self._worker_of(said)
         if worker is None:
             return []
         match said.word:
-            case Said.OFFERS if self._is_under_way:
+            case RecoveryMessage.OFFERS if self._is_under_way:
                 worker.recall_state = RecallState.OFFERED
                 worker.recall_timeout = said.recall_timeout
-            case Said.WITHDRAWS:
+            case RecoveryMessage.WITHDRAWS:
                 return self._on_withdrawn(worker)
             # One that is recalled leaves its function by an exception, too: that is what was asked
             # of it.
-            case Said.EXCEPTION_HELD if worker.recall_state is not RecallState.RECALLED:
-                return self._on_fell(worker, now)
-            case Said.YIELDED if worker.recall_state is RecallState.RECALLED:
+            case RecoveryMessage.EXCEPTION_HELD if worker.recall_state is not RecallState.RECALLED:
+                return self._on_exception_held(worker, now)
+            case RecoveryMessage.YIELDED if worker.recall_state is RecallState.RECALLED:
                 worker.recall_state = RecallState.YIELDED
                 if self.phase is GangPhase.RECALLING:
                     return self._clear_if_all_yielded(now)
@@ -437,10 +442,10 @@ class Gang:
         is_late = was_recalled and self.phase is GangPhase.RECALLING
         return [self._signal(worker, SIGKILL)] if is_late else []
 
-    def _on_fell(self, worker: WorkerLife, now: Instant) -> list[Effect]:
+    def _on_exception_held(self, worker: WorkerLife, now: Instant) -> list[Effect]:
         if not self._is_under_way or not self.recovers:
             worker.recall_state = RecallState.BOUND
-            return [TellWorker(worker.local_rank, self.attempt, WordToWorker.RELEASE)]
+            return [TellWorker(worker.local_rank, self.attempt, RecoveryOrder.RELEASE)]
         worker.recall_state = RecallState.EXCEPTION_HELD
         # It may come of a death of which nothing was heard yet: the worker is kept until then.
         self._exceptions_due = self._exceptions_due or after(now, self.spec.exception_timeout)
@@ -453,7 +458,7 @@ class Gang:
         for worker in held:
             worker.recall_state = RecallState.BOUND
         return [
-            TellWorker(worker.local_rank, self.attempt, WordToWorker.RELEASE)
+            TellWorker(worker.local_rank, self.attempt, RecoveryOrder.RELEASE)
             for worker in held
             if worker.is_running
         ]
@@ -474,7 +479,7 @@ class Gang:
             worker.recall_state = RecallState.RECALLED
             # Told by a word and not a signal: its function is left by an exception, with its state
             # intact.
-            effects.append(TellWorker(worker.local_rank, self.attempt, WordToWorker.RECALL))
+            effects.append(TellWorker(worker.local_rank, self.attempt, RecoveryOrder.RECALL))
         effects += [
             self._signal(worker, SIGTERM)
             for worker in self._workers.running
@@ -524,9 +529,9 @@ class Gang:
         if self._resumed is not None:
             # The next round was settled while the dead were swept: nobody need be told of a pause.
             return self._go_on(self._resumed, now)
-        if self._is_pause_told:
+        if self._is_pause_reported:
             return []
-        self._is_pause_told = True
+        self._is_pause_reported = True
         return [Pause(self._new_outcome(), self._workers.kept)]
 
     def _on_resumed(self, resumed: Resumed, now: Instant) -> list[Effect]:
@@ -543,13 +548,13 @@ class Gang:
         self._begin_starting(now)
         self._exits_due = self._stop_due = self._stop_ordered_at = self._resumed = None
         self._verdict_due = self._dumps_due = None
-        self._is_stuck_killed = self._is_pause_told = False
+        self._is_stuck_killed = self._is_pause_reported = False
         self._is_recall_due = self._stop_came_first = self._is_stopped_by_request = False
         # A new attempt's facts carry its number: facts about the last one change nothing from here
         # on.
         kept = self._workers.renew()
         return [
-            *(TellWorker(local_rank, self.attempt, WordToWorker.AGAIN) for local_rank in kept),
+            *(TellWorker(local_rank, self.attempt, RecoveryOrder.AGAIN) for local_rank in kept),
             *(
                 SpawnWorker(worker.local_rank, self.attempt)
                 for worker in self._workers

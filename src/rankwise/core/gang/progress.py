@@ -30,9 +30,9 @@ Nobody polls: `next_look` is a quarter of the patience after the last look, or h
 last progress, when it is time to warn. Progress is dated to the look that found it, so a hang is
 found at most a quarter of the patience late, never early.
 
-A look that comes much later than it was due tells that who looks stood still itself, and the ranks
-perhaps too: SIGSTOP, a suspended machine. That time is not held against them. Of Ctrl-Z it is told
-(`on_suspended`).
+If a look runs much later than it was due, the agent was suspended, and the ranks perhaps too:
+SIGSTOP, a suspended machine. That time does not count against the ranks. `on_suspended` reports
+the same of Ctrl-Z.
 
 That all others wait for one rank, and this one makes no progress, needs no rule of its own: those
 who wait in a call make none, so the rank that made progress last is the one they wait for.
@@ -102,7 +102,7 @@ class Doing(StrEnum):
 
     @property
     def is_progress(self) -> bool:
-        """Whether a rank that does this gets on."""
+        """Whether a rank that does this makes progress."""
         return self not in (Doing.WAITS, Doing.POLLS, Doing.NOTHING)
 
 
@@ -146,7 +146,7 @@ class ProgressWatch:
         if self._patience is None:
             return None
         regular = after(self._looked_at, self._interval(self._patience))
-        # Who asks in between moves the looks: then none need be due when it is time to warn.
+        # An extra query reschedules the periodic check, so the warning needs its own deadline.
         half = after(self.last_progress, Duration(self._patience // 2))
         return half if after(self._looked_at, LEAST_INTERVAL) <= half < regular else regular
 
@@ -157,7 +157,7 @@ class ProgressWatch:
         is_same_look = elapsed < LEAST_INTERVAL and works.keys() <= self._works.keys()
         if is_same_look:
             return
-        # After the agent has stood still, the ranks get the time again that it has not seen.
+        # After the agent was suspended, the ranks get the time again that it has not seen.
         late = 0
         if self._patience is not None:
             # Twice the interval: a busy agent is late by one, and that is no suspension.

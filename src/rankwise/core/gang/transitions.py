@@ -1,7 +1,7 @@
-"""Every way from one phase of a gang to another, and the facts that lead there.
+"""All transitions between the phases of a gang, with the facts that cause them.
 
-A fact that is not named for a phase leaves the gang where it is. One fact may lead through several
-phases at once. A test explores all lives of small gangs, and finds these transitions and no others;
+A fact that is not listed for a phase causes no transition. One fact may cause several transitions
+at once. A test explores all lives of small gangs, and finds exactly these transitions.
 docs/development/state-machines.md shows them as a diagram.
 """
 
@@ -13,6 +13,7 @@ from rankwise.core.gang.vocabulary import (
     ProgressLooked,
     RanksBlamed,
     RecallRequested,
+    RecoveryMessageSent,
     Resumed,
     StacksDumped,
     Started,
@@ -20,7 +21,6 @@ from rankwise.core.gang.vocabulary import (
     Swept,
     WorkerExited,
     WorkerRefused,
-    WorkerSaid,
     WorkerSpawned,
 )
 
@@ -76,7 +76,7 @@ TRANSITIONS: dict[GangPhase, dict[GangPhase, tuple[type, ...]]] = {
         GangPhase.FINISHED: (GuardianLost,),
     },
     GangPhase.RECALLING: {
-        GangPhase.CLEARING: (WorkerExited, WorkerSaid),
+        GangPhase.CLEARING: (WorkerExited, RecoveryMessageSent),
         GangPhase.STOPPING: (StopRequested,),
         GangPhase.KILLING: (StopRequested, Ticked),
         GangPhase.SWEEPING: (WorkerExited,),

@@ -102,8 +102,8 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     """Whether it had been sent SIGKILL, also where a SIGTERM was ordered that it would not obey."""
 
 
-class Said(StrEnum):
-    """What a worker that can be recovered says (`rankwise.recover`)."""
+class RecoveryMessage(StrEnum):
+    """What a worker that can be recovered tells its agent (`rankwise.recover`)."""
 
     OFFERS = "offers"
     """It runs a function that can be called again."""
@@ -115,12 +115,12 @@ class Said(StrEnum):
     """It was recalled, has left its function, and waits to be told in which world to call it."""
 
 
-class WorkerSaid(msgspec.Struct, frozen=True, tag=True):
-    """A worker said one of these words."""
+class RecoveryMessageSent(msgspec.Struct, frozen=True, tag="WorkerSaid"):
+    """A worker that can be recovered has sent a message."""
 
     local_rank: int
     attempt: int
-    word: Said
+    word: RecoveryMessage
     recall_timeout: Duration = Duration(0)
     """With an offer: how long it may take to leave its function."""
 
@@ -217,7 +217,7 @@ Stimulus = (
     | WorkerRefused
     | WorkerReported
     | WorkerExited
-    | WorkerSaid
+    | RecoveryMessageSent
     | RecallRequested
     | Resumed
     | Swept
@@ -265,24 +265,24 @@ class DumpStacks(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
-class WordToWorker(StrEnum):
-    """What a worker that can be recovered is told."""
+class RecoveryOrder(StrEnum):
+    """What the agent orders a worker that can be recovered to do."""
 
     RECALL = "recall"
-    """Leave the function, give up what binds you to the others, and say that you have yielded."""
+    """Leave the function, close connections to other ranks, and answer YIELDED."""
     RELEASE = "release"
-    """Nobody else is to blame for your exception: let it go its way."""
+    """No other rank caused the exception: raise it."""
     AGAIN = "again"
     """Call the function again, in the world of this attempt."""
 
 
 class TellWorker(msgspec.Struct, frozen=True, tag=True):
-    """Say one of these words to a worker, if it is still there."""
+    """Send an order to a worker, if it still lives."""
 
     local_rank: int
     attempt: int
     """With AGAIN the attempt that begins; the worker belongs to it from then on."""
-    word: WordToWorker
+    word: RecoveryOrder
 
 
 class Sweep(msgspec.Struct, frozen=True, tag=True):

@@ -74,21 +74,21 @@ class ReceivedTimetable(msgspec.Struct, frozen=True):
 
     table: Timetable
     asked_at: Instant | None
-    heard_at: Instant | None
+    received_at: Instant | None
 
     @property
     def shift(self) -> int:
         """What to add to its instants to have them by the leader's clock."""
-        if self.asked_at is None or self.heard_at is None:
+        if self.asked_at is None or self.received_at is None:
             return 0
-        return (self._first_answer_at + self.heard_at) // 2 - self.table.reported_at
+        return (self._first_answer_at + self.received_at) // 2 - self.table.reported_at
 
     @property
     def error(self) -> int:
         """By how much that may be wrong."""
-        if self.heard_at is None:
+        if self.received_at is None:
             return 0
-        return max(0, self.heard_at - self._first_answer_at) // 2
+        return max(0, self.received_at - self._first_answer_at) // 2
 
     @property
     def _first_answer_at(self) -> Instant:

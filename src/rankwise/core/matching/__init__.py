@@ -1,6 +1,18 @@
 """What ranks call, and which calls of theirs meet: numbers, agreement, missing members, order."""
 
-from rankwise.core.matching.matcher import GroupCalls, Match, Matcher, OrderBreak, behind, parties
+from rankwise.core.matching.matcher import (
+    GroupCalls,
+    Match,
+    Matcher,
+    MemberCalls,
+    OrderBreak,
+    agree,
+    behind,
+    missing,
+    next_number,
+    order_break,
+    parties,
+)
 from rankwise.core.matching.signature import (
     ANY_RANK,
     NO_RANK,
@@ -17,10 +29,15 @@ __all__ = [
     "GroupCalls",
     "Match",
     "Matcher",
+    "MemberCalls",
     "OrderBreak",
     "TensorForm",
+    "agree",
     "behind",
     "describe_call",
     "describe_tensors",
+    "missing",
+    "next_number",
+    "order_break",
     "parties",
 ]

@@ -21,12 +21,14 @@ whether members agree is the same for every interleaving of the members' calls.
 Groups that share two members have an order: both members must have done as much in the one group
 when they come to a call of the other. `order_breaks` finds the first pair of members that differs.
 
-Some transports do not see all arrivals, but read what others have published: how far each has come
-(`behind`) and what it calls (`parties`). They are the same rules on a snapshot. The ledger of real
-ranks (`core.ledger`) uses them, too.
+The rules are pure functions: `next_number`, `agree`, `missing` and `behind`, `order_break`. The
+classes keep the state of a world that sees every arrival, and decide by these functions. Some
+transports see no arrivals, but read what others have published: how far each has come and what it
+calls. They keep the count of their own member in `MemberCalls`, and apply the same functions to
+what they read. So does the ledger of real ranks (`core.ledger`).
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 
@@ -51,6 +53,52 @@ class OrderBreak(NamedTuple):
     done_by_first: int
     rank: int
     done_by_rank: int
+
+
+def next_number(begun: int) -> int:
+    """Number the next call of a member, which has begun so many in the group: from 1 on."""
+    return begun + 1
+
+
+def agree(signature: Any, other: Any) -> bool:
+    """Whether two members' calls of one number may meet.
+
+    Signatures may be values, or bytes that are equal only for equal values.
+    """
+    if signature is other:
+        return True
+    are_equal: bool = signature == other
+    return are_equal
+
+
+def missing(members: Iterable[int], come: Container[int]) -> list[int]:
+    """The members that have not come to a call, in their order."""
+    return [rank for rank in members if rank not in come]
+
+
+def behind(members: Iterable[int], counts: Mapping[int, int], number: int) -> list[int]:
+    """The members that have not come to a call, by how many calls each has begun.
+
+    A member without a count is unknown, and is not counted as missing.
+    """
+    come = {rank for rank, begun in counts.items() if begun >= number}
+    return missing((rank for rank in members if rank in counts), come)
+
+
+def parties(calls: Iterable[tuple[int, Party]]) -> dict[Party, list[int]]:
+    """The ranks that call the same, by what they call, in the order in which they are given."""
+    found: dict[Party, list[int]] = {}
+    for rank, call in calls:
+        found.setdefault(call, []).append(rank)
+    return found
+
+
+def order_break(group: str, first: tuple[int, int], present: tuple[int, int]) -> OrderBreak | None:
+    """Compare what two members of a call have done in another group that they share.
+
+    Each is a rank with the number of calls that it has begun there.
+    """
+    return None if first[1] == present[1] else OrderBreak(group, *first, *present)
 
 
 class Match(Generic[Entry]):
@@ -92,7 +140,7 @@ class Match(Generic[Entry]):
 
     def missing(self) -> list[int]:
         """The members that have not come."""
-        return [rank for rank in self.members if rank not in self.entries]
+        return missing(self.members, self.entries)
 
 
 class GroupCalls(Generic[Entry]):
@@ -125,7 +173,7 @@ class GroupCalls(Generic[Entry]):
 
     def begin(self, rank: int) -> int:
         """A member begins its next call; return the call's number."""
-        number = self._begun[rank] = self._begun[rank] + 1
+        number = self._begun[rank] = next_number(self._begun[rank])
         return number
 
     def join(self, rank: int, number: int, entry: Entry) -> "Match[Entry]":
@@ -135,7 +183,7 @@ class GroupCalls(Generic[Entry]):
         if match is None:
             match = Match(self.key, number, self.present, signature)
             self.open[number] = self._all_open[self.key, number] = match
-        elif signature is not match.signature and signature != match.signature:
+        elif not agree(match.signature, signature):
             match.is_agreed = False
         match.entries[rank] = self.latest[rank] = entry
         return match
@@ -203,23 +251,32 @@ class Matcher(Generic[Entry]):
     ) -> Iterator[OrderBreak]:
         """A member has come to a match: had those before it done as much in overlapping groups?"""
         for other in others:
-            count = other.begun_by(rank)
-            first, seen = match._order.setdefault(other.key, (rank, count))  # noqa: SLF001  # one machine
-            if seen != count:
-                yield OrderBreak(other.key, first, seen, rank, count)
+            done = (rank, other.begun_by(rank))
+            first = match._order.setdefault(other.key, done)  # noqa: SLF001  # one machine
+            if (found := order_break(other.key, first, done)) is not None:
+                yield found
 
 
-def behind(members: Iterable[int], counts: Mapping[int, int], number: int) -> list[int]:
-    """The members that have not come to a call, by how many calls each has begun.
+class MemberCalls:
+    """The calls of one member, for a transport that sees the other members in snapshots only.
 
-    A member without a count is unknown, and is not counted as missing.
+    Attributes:
+        begun: how many calls the member has begun.
+        signature: its present call, in the form that the transport compares.
     """
-    return [rank for rank in members if rank in counts and counts[rank] < number]
 
+    __slots__ = ("begun", "signature")
 
-def parties(calls: Iterable[tuple[int, Party]]) -> dict[Party, list[int]]:
-    """The ranks that call the same, by what they call, in the order in which they are given."""
-    found: dict[Party, list[int]] = {}
-    for rank, call in calls:
-        found.setdefault(call, []).append(rank)
-    return found
+    def __init__(self, begun: int = 0) -> None:
+        self.begun = begun
+        self.signature: Any = None
+
+    def begin(self, signature: Any) -> int:
+        """The member begins its next call; return the call's number."""
+        self.signature = signature
+        self.begun = next_number(self.begun)
+        return self.begun
+
+    def agree_with(self, signature: Any) -> bool:
+        """Whether a peer's call of this number is the member's own."""
+        return agree(self.signature, signature)

@@ -43,6 +43,7 @@ from rankwise.core.pool.vocabulary import (
     PoolSpec,
     PoolStimulus,
     PoolStopRequested,
+    PoolTaskSubmitted,
     PoolWorkerRefused,
     PoolWorkerView,
     RecallTasks,
@@ -53,7 +54,6 @@ from rankwise.core.pool.vocabulary import (
     TaskCancelled,
     TaskEnd,
     TasksRecalled,
-    TaskSubmitted,
     TaskWithdrawn,
     WorkerEnded,
     WorkerReady,
@@ -172,7 +172,7 @@ class PoolMachine:
         effects: list[PoolEffect] = []
         self._now = now
         match stimulus:
-            case TaskSubmitted():
+            case PoolTaskSubmitted():
                 self._on_submitted(stimulus, effects)
             case TaskAnswered(worker=worker, task=number, took=took):
                 self._note_duration(took)
@@ -220,7 +220,7 @@ class PoolMachine:
 
     # Tasks
 
-    def _on_submitted(self, stimulus: TaskSubmitted, effects: list[PoolEffect]) -> None:
+    def _on_submitted(self, stimulus: PoolTaskSubmitted, effects: list[PoolEffect]) -> None:
         number = stimulus.task
         if self.phase is not PoolPhase.OPEN:
             # It was on its way when the pool was closed.

@@ -53,7 +53,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
 # Stimuli
 
 
-class TaskSubmitted(msgspec.Struct, frozen=True, gc=False, tag=True):
+class PoolTaskSubmitted(msgspec.Struct, frozen=True, gc=False, tag="TaskSubmitted"):
     """A task was handed in. `needs` futures must be done first; `attempts` is at least 1."""
 
     task: int
@@ -152,7 +152,7 @@ class HostLost(msgspec.Struct, frozen=True, tag=True):
 
 
 PoolStimulus = (
-    TaskSubmitted
+    PoolTaskSubmitted
     | NeedMet
     | NeedFailed
     | TaskCancelled

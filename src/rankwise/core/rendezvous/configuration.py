@@ -56,7 +56,7 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     Attributes:
         nodes_min, nodes_max: how few nodes may run, and how many at most.
         spares: how many nodes to keep in reserve rather than run, when more than `nodes_min` come.
-        is_static: each node has a seat, and the round begins when all `nodes_max` seats are taken.
+        is_static: each node has a fixed rank; the round begins when all `nodes_max` are present.
         policy: which failures the job survives.
         settings: what else must be equal on all nodes, by name, such as the program that is run.
         last_call: how long the leader waits for more nodes once `nodes_min` are ready.
@@ -65,7 +65,7 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         rejoin_timeout: how long the next round waits for members of the last one that are here and
             are getting ready again.
         settle_delay: how long a newcomer to a running job waits for others, before all begin
-            again in a larger round; and how long a spare leaves its seat to a member of the last
+            again in a larger round; and how long a spare leaves its place to a member of the last
             round that is here and is getting ready again.
         join_timeout: how long a round may take to gather `nodes_min` nodes.
         close_timeout: how long a node that is done waits for a verdict that does not come.
@@ -150,7 +150,7 @@ class NodeOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         node_id: names this life of the agent; short, since the round lists all of them, and made
             anew by every agent. Letters, digits and `-_.`, at most 16.
-        host, address, slots, topology, seat: see `NodeRecord`.
+        host, address, slots, topology, static_rank: see `NodeRecord`.
     """
 
     node_id: str
@@ -158,7 +158,7 @@ class NodeOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     address: str
     slots: int
     topology: str = ""
-    seat: int | None = None
+    static_rank: int | None = msgspec.field(default=None, name="seat")
 
     def __post_init__(self) -> None:
         plain = self.node_id.replace("-", "").replace("_", "").replace(".", "")
@@ -168,8 +168,8 @@ class NodeOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if self.slots < 1:
             raise ValueError(f"slots is {self.slots}, expected at least one worker")
-        if self.seat is not None and self.seat < 0:
-            raise ValueError(f"seat is {self.seat}, expected 0 or more")
+        if self.static_rank is not None and self.static_rank < 0:
+            raise ValueError(f"static_rank is {self.static_rank}, expected 0 or more")
 
 
 def has_progressed(

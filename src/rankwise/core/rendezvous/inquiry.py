@@ -90,7 +90,7 @@ class NodeInquiry:
         self._lasting = Trouble.NONE
         """What is told when nothing is awaited: whether ranks stand."""
         self._written: tuple[CallRecordsNote, LeaseId | None] = (self._note, None)
-        self._asked = self._heard = ""
+        self._asked = self._received = ""
         self._read: bytes | None = None
         """The leader's inquiry as it was last taken in."""
         self._answer: InquiryAnswered | None = None
@@ -152,8 +152,8 @@ class NodeInquiry:
         """
         told: list[Notification] = []
         finding = inquiry.finding
-        if finding is not None and finding.inquiry != self._heard:
-            self._heard = finding.inquiry
+        if finding is not None and finding.inquiry != self._received:
+            self._received = finding.inquiry
             if finding.blamed:
                 told.append(
                     RanksFound(inquiry.round, finding.blamed, finding.text, finding.mismatch)
@@ -183,7 +183,7 @@ class NodeInquiry:
         return [] if self.due is None or now < self.due else self._answered()
 
     def _answered(self) -> list[Notification]:
-        """Nothing is awaited any more; ranks that stood before may stand still."""
+        """No answer is awaited any more; ranks that waited before may still wait."""
         told = self.end()
         if self._note.trouble is not self._lasting:
             self._tell(self._lasting)
@@ -235,7 +235,7 @@ class LeaderInquiry:
         self._round = -1
         self._open: Inquiry | None = None
         self._asked_at = Instant(0)
-        self._heard_at: dict[str, Instant] = {}
+        self._received_at: dict[str, Instant] = {}
         self._due: Instant | None = None
         self._unwritten: Inquiry | None = None
         self._finding: Finding | None = None
@@ -260,7 +260,7 @@ class LeaderInquiry:
         if self._open is not None and note.inquiry == self._open.id:
             # The first answer: clocks are compared by the shortest way, and later writes only
             # repeat it.
-            self._heard_at.setdefault(node, now)
+            self._received_at.setdefault(node, now)
 
     def next_look(self, now: Instant) -> Instant | None:
         """When time alone changes what is to be done."""
@@ -346,7 +346,7 @@ class LeaderInquiry:
             finding=self._finding,
         )
         self._due = after(now, ANSWERS_BY)
-        self._asked_at, self._heard_at = now, {}
+        self._asked_at, self._received_at = now, {}
 
     def _write(self, lease: LeaseId, founder: str, now: Instant) -> list[Order]:
         if self._unwritten is None or not self._requests.may_begin(Purpose.INQUIRY, now):
@@ -379,8 +379,8 @@ class LeaderInquiry:
         if is_awaited and now < self._due:
             return []
         self._due = None
-        heard_at = {node: self._heard_at[node] for node in sheets}
-        return [SheetsGathered(inquiry.id, inquiry.trouble, sheets, self._asked_at, heard_at)]
+        received_at = {node: self._received_at[node] for node in sheets}
+        return [SheetsGathered(inquiry.id, inquiry.trouble, sheets, self._asked_at, received_at)]
 
     def on_judged(self, judged: InquiryJudged, round_: Round, now: Instant) -> None:
         """The call records have been read: close the inquiry with what was found."""

@@ -31,7 +31,7 @@ from rankwise.core.rendezvous.records import (
     encode,
 )
 from rankwise.core.rendezvous.requests import Purpose, SharedKeys, StoreRequests
-from rankwise.core.rendezvous.view import HeardRecord, View
+from rankwise.core.rendezvous.view import ObservedRecord, View
 from rankwise.core.rendezvous.vocabulary import (
     Commit,
     GrantLease,
@@ -364,12 +364,12 @@ class Lead:
             record = decode_node(value, key, node)
             if record.founder != founder:
                 return  # of a run that the store has forgotten; it will find out
-            heard = HeardRecord(record, now)
+            observed = ObservedRecord(record, now)
         except RemoteProtocolError as error:
-            # A record of another version still holds a seat: the node is refused with this text,
-            # and not taken for gone.
-            heard = HeardRecord(None, now, str(error))
-        view.put(node, heard)
+            # A record of another version still holds a node rank: the node is refused with this
+            # text, and does not count as gone.
+            observed = ObservedRecord(None, now, str(error))
+        view.put(node, observed)
 
     def _on_call_records_note(
         self, node: str, key: str, value: bytes | None, founder: str, now: Instant

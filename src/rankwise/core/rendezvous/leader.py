@@ -43,9 +43,9 @@ from rankwise.core.rendezvous.view import (
     View,
     active_count,
     first_suspect,
+    in_static_order,
     judge,
     ranked,
-    seated,
     verdict_on_failure,
 )
 
@@ -118,7 +118,7 @@ def _gather(view: View, round_: Round, now: Instant) -> Decision:
         return Decision(closing)
     candidates = _without_struck(view, round_)
     enough = active_count(view.config, len(candidates))
-    if enough == 0 or (view.config.is_static and seated(candidates, enough) is None):
+    if enough == 0 or (view.config.is_static and in_static_order(candidates, enough) is None):
         # The last call begins anew: who left may have been among those that others waited for.
         view.enough_since = None
         return _wait_for_more(view, round_, candidates, now)
@@ -148,7 +148,7 @@ def _closing(view: View, round_: Round) -> Round | None:
 
 
 def _stopped(view: View, round_: Round, preempted: list[str]) -> Round:
-    records = [heard.record for node, heard in view.last_words() if node == preempted[0]]
+    records = [observed.record for node, observed in view.last_records() if node == preempted[0]]
     signal = next((record.signal for record in records if record is not None), None)
     verdict = Verdict(
         status=OutcomeStatus.STOPPED,
@@ -166,8 +166,8 @@ def _closed(round_: Round, verdict: Verdict) -> Round:
 def _departing(view: View, departure: Departure) -> list[str]:
     return [
         node
-        for node, heard in view.last_words()
-        if heard.record is not None and heard.record.departure is departure
+        for node, observed in view.last_records()
+        if observed.record is not None and observed.record.departure is departure
     ]
 
 
@@ -175,7 +175,7 @@ def _refusing(view: View, round_: Round, now: Instant) -> Round | None:
     """The same round with the refusals that are due; None if none is new."""
     found = dict(view.unreadable)
     if view.config.is_static:
-        found |= _badly_seated(view, now)
+        found |= _badly_placed(view, now)
     found = {node: why for node, why in found.items() if node not in round_.refusals}
     if not found:
         return None
@@ -184,33 +184,35 @@ def _refusing(view: View, round_: Round, now: Instant) -> Round | None:
     return msgspec.structs.replace(round_, refusals=kept | found)
 
 
-def _badly_seated(view: View, now: Instant) -> dict[str, str]:
-    """Nodes whose seat does not exist, or is claimed by another node too.
+def _badly_placed(view: View, now: Instant) -> dict[str, str]:
+    """Nodes whose static rank does not exist, or is claimed by another node too.
 
     A claim is given the time in which the lease of a node that is dead ends: an agent that was
     killed and started again claims what its former self still seems to hold.
     """
-    seats = view.config.nodes_max
+    static_ranks = view.config.nodes_max
     claims: dict[int, list[str]] = {}
     refusals = {}
-    for node, heard in sorted(view.nodes.items()):
-        if heard.record is None or node in view.refusals:
+    for node, observed in sorted(view.nodes.items()):
+        if observed.record is None or node in view.refusals:
             continue
-        seat = heard.record.seat
-        if seat is None or seat >= seats:
-            what = "no node rank" if seat is None else f"node rank {seat}"
-            refusals[node] = f"{what} was given, and this run has node ranks 0 to {seats - 1}"
+        static_rank = observed.record.static_rank
+        if static_rank is None or static_rank >= static_ranks:
+            what = "no node rank" if static_rank is None else f"node rank {static_rank}"
+            refusals[node] = (
+                f"{what} was given, and this run has node ranks 0 to {static_ranks - 1}"
+            )
         else:
-            claims.setdefault(seat, []).append(node)
+            claims.setdefault(static_rank, []).append(node)
     members = view.membership
-    for seat, nodes in claims.items():
+    for static_rank, nodes in claims.items():
         if len(nodes) < 2 or now < _conflict_is_true_at(view, nodes):
             continue
         for node in nodes:
             if node in members:
-                continue  # it holds the seat; only those who come later are told
+                continue  # it holds the rank; only nodes that come later are refused
             others = [other for other in nodes if other != node]
-            refusals[node] = f"node rank {seat} is claimed by {labels(view, others)} too"
+            refusals[node] = f"node rank {static_rank} is claimed by {labels(view, others)} too"
     return refusals
 
 
@@ -220,11 +222,11 @@ def _conflict_is_true_at(view: View, nodes: list[str]) -> Instant:
 
 
 def _next_conflict_at(view: View, now: Instant) -> Instant | None:
-    """When two claims of one seat that are here now will be believed."""
+    """When two present claims of one static rank will be believed."""
     claims: dict[int, list[str]] = {}
-    for node, heard in view.nodes.items():
-        if heard.record is not None and heard.record.seat is not None:
-            claims.setdefault(heard.record.seat, []).append(node)
+    for node, observed in view.nodes.items():
+        if observed.record is not None and observed.record.static_rank is not None:
+            claims.setdefault(observed.record.static_rank, []).append(node)
     due = [_conflict_is_true_at(view, nodes) for nodes in claims.values() if len(nodes) > 1]
     return min((instant for instant in due if instant > now), default=None)
 
@@ -257,8 +259,12 @@ def _wait_for_more(
     present = labels(view, sorted(candidates)) or "none"
     here = f"{len(candidates)} of at least {config.nodes_min} nodes are ready ({present})"
     if config.is_static:
-        seats = {record.seat for record in candidates.values()}
-        missing = [str(seat) for seat in range(config.nodes_max) if seat not in seats]
+        static_ranks = {record.static_rank for record in candidates.values()}
+        missing = [
+            str(static_rank)
+            for static_rank in range(config.nodes_max)
+            if static_rank not in static_ranks
+        ]
         here += f"; missing node ranks {', '.join(missing[:SHOWN_MAX])}" if missing else ""
     late = [node for node in view.nodes if _may_become_ready(view, node, candidates)]
     here += f"; not fit yet: {labels(view, late)}" if late else ""
@@ -293,10 +299,10 @@ def _last_call_ends(view: View, candidates: dict[str, NodeRecord], now: Instant)
     last = after(view.enough_since, config.last_call)
     late = {node for node in view.nodes if _may_become_ready(view, node, candidates)}
     if len(candidates) >= config.nodes_max + config.spares:
-        # A spare could have the seat of a member that is slower than it; but with the member's
+        # A spare could have the place of a member that is slower than it; but with the member's
         # ranks that are alive, what they have in memory would be lost.
-        keeps_seat = bool(late & view.membership)
-        return after(view.enough_since, config.settle_delay) if keeps_seat else now
+        keeps_place = bool(late & view.membership)
+        return after(view.enough_since, config.settle_delay) if keeps_place else now
     if late & view.membership:
         # Without them the round would be dissolved for them as soon as they are ready.
         return max(last, after(view.enough_since, config.rejoin_timeout))
@@ -327,8 +333,8 @@ def _why_not_yet(view: View, candidates: dict[str, NodeRecord]) -> str:
 
 def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count: int) -> Round:
     if view.config.is_static:
-        members = seated(candidates, count)
-        assert members is not None, "settled only when every seat is taken"
+        members = in_static_order(candidates, count)
+        assert members is not None, "settled only when every node rank is taken"
     else:
         # Members keep their ranks where they can: what they have in memory or on disk is by rank.
         members = ranked(candidates, round_.members, count)
@@ -337,9 +343,9 @@ def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count
     judgement = judge(view, round_) if round_.members else None
     struck = _struck_hosts(view, round_)
     excluded = {
-        node: f"too many failures began on its host {heard.record.host}"
-        for node, heard in view.nodes.items()
-        if heard.record is not None and heard.record.host in struck and node not in members
+        node: f"too many failures began on its host {observed.record.host}"
+        for node, observed in view.nodes.items()
+        if observed.record is not None and observed.record.host in struck and node not in members
     }
     kept = {node: why for node, why in round_.refusals.items() if node in view.nodes}
     return Round(
@@ -408,8 +414,8 @@ def _watch_over(view: View, round_: Round, now: Instant) -> Decision:
     done = 0
     failing, gone, preempted, leaving = [], [], [], []
     for node in round_.members:
-        heard = view.nodes.get(node)
-        record = heard.record if heard is not None else _last_record_if_done(view, node)
+        observed = view.nodes.get(node)
+        record = observed.record if observed is not None else _last_record_if_done(view, node)
         if record is not None and record.departure is Departure.PREEMPTED:
             # Before a failure: a scheduler's SIGTERM makes ranks fail, and the job must end as
             # stopped.
@@ -469,9 +475,9 @@ def _last_record_if_done(view: View, node: str) -> NodeRecord | None:
 
 
 def _stopping(view: View, round_: Round, node: str) -> Round:
-    heard = view.nodes.get(node)
+    observed = view.nodes.get(node)
     # It may have gone since: one that is done is a member all the same.
-    record = _last_record_if_done(view, node) if heard is None else heard.record
+    record = _last_record_if_done(view, node) if observed is None else observed.record
     return msgspec.structs.replace(
         round_,
         phase=RoundPhase.STOPPING,
@@ -547,7 +553,7 @@ def _see_off(view: View, round_: Round) -> Decision:
     """STOPPING: agree on the step as soon as all have told theirs; close when all have ended."""
     pending = view.blockers()
     if not pending:
-        records = [heard.record for _, heard in view.last_words()]
+        records = [observed.record for _, observed in view.last_records()]
         # The request may have come when all work was done: then the job has succeeded.
         if len(records) >= len(round_.members) and all(
             record is not None and record.is_done and record.ended == round_.number
@@ -570,9 +576,9 @@ def _see_off(view: View, round_: Round) -> Decision:
     if len(told) < len(steps):
         return Decision(waiting=waiting)
     gone_steps = [
-        heard.record.arrived_at
-        for _, heard in view.last_words()
-        if heard.record is not None and heard.record.arrived_at is not None
+        observed.record.arrived_at
+        for _, observed in view.last_records()
+        if observed.record is not None and observed.record.arrived_at is not None
     ]
     # The latest step: a rank that is beyond another's cannot go back.
     return Decision(msgspec.structs.replace(round_, stop_at=max([*told, *gone_steps])))

@@ -48,7 +48,7 @@ from rankwise.core.rendezvous.node_state import RendezvousState
 from rankwise.core.rendezvous.records import Departure, Round, RoundPhase
 from rankwise.core.rendezvous.requests import Purpose
 from rankwise.core.rendezvous.vocabulary import (
-    CallRecordsTold,
+    CallRecordsReported,
     DeadlinePassed,
     DepartureRequested,
     Effect,
@@ -62,7 +62,7 @@ from rankwise.core.rendezvous.vocabulary import (
     RanksArrived,
     RevokeLease,
     Stimulus,
-    TroubleTold,
+    TroubleReported,
 )
 
 QUIET_FACTS = (LeaseRenewed, DeadlinePassed)
@@ -152,9 +152,9 @@ class Rendezvous:
                 self._node.own.rewrite(departure=stimulus.departure, signal=stimulus.signal)
             case RanksArrived():
                 self._node.own.rewrite(arrived_at=stimulus.step)
-            case TroubleTold():
+            case TroubleReported():
                 self._node.inquiry.on_trouble(stimulus.round, stimulus.trouble, now)
-            case CallRecordsTold():
+            case CallRecordsReported():
                 self._node.inquiry.on_call_records(stimulus.inquiry, stimulus.sheet)
             case InquiryJudged():
                 if self._node.is_leading and self.round is not None:
@@ -250,7 +250,7 @@ class Rendezvous:
         node.effects += node.lease.keep(now)
         if node.shared.is_stale:
             node.effects += node.shared.read(node.own.record.founder, now)
-        if not node.membership.is_told_the_end:
+        if not node.membership.knows_the_end:
             self._take_part(now)
         is_leading = node.is_leading
         if is_leading:
@@ -263,7 +263,7 @@ class Rendezvous:
     def _inquire(self, now: Instant) -> None:
         """Tell the others of this node's calls, and ask for theirs where it leads."""
         node = self._node
-        is_over = node.membership.is_dissolved or node.membership.is_told_the_end
+        is_over = node.membership.is_dissolved or node.membership.knows_the_end
         node.effects += node.inquiry.end() if is_over else node.inquiry.give_up(now)
         lease, founder = node.lease.id, node.own.record.founder
         if lease is None or not node.succession.has_agreed:
@@ -313,10 +313,10 @@ class Rendezvous:
             node.say_left()
             return
         # The last word first, so that the leader need not wait for workers that are gone.
-        own, is_told_the_end = node.own, node.membership.is_told_the_end
-        if not own.is_written and (own.revision is not None or not is_told_the_end):
+        own, knows_the_end = node.own, node.membership.knows_the_end
+        if not own.is_written and (own.revision is not None or not knows_the_end):
             self._write_record(now)
-        if is_told_the_end:
+        if knows_the_end:
             node.effects += own.take_back_note(now)
         requests = node.requests
         if any(requests.is_under_way(purpose) for purpose in LAST_WORDS):

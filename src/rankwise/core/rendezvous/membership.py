@@ -34,7 +34,7 @@ class Membership:
     Args:
         me: the node's id.
         own: its record.
-        is_static: whether each node has a seat of its own.
+        is_static: whether each node has a node rank of its own from the start.
     """
 
     def __init__(self, me: str, own: OwnRecord, *, is_static: bool) -> None:
@@ -48,14 +48,14 @@ class Membership:
         """Whether that round is over, so that the node is wanted for another."""
         self.has_ended = False
         """Whether its gang of that round has ended."""
-        self.is_told_the_end = False
+        self.knows_the_end = False
         """Whether the agent knows the verdict, or why it may not take part."""
         self._me = me
         self._own = own
         self._is_static = is_static
         self._spare_in = -1
-        self._is_stop_told = False
-        self._is_step_told = False
+        self._is_stop_reported = False
+        self._is_step_reported = False
 
     @property
     def is_spare(self) -> bool:
@@ -76,7 +76,7 @@ class Membership:
         """The node is ready for another round."""
         self.member_of = None
         self.has_ended = self.is_dissolved = False
-        self._is_stop_told = self._is_step_told = False
+        self._is_stop_reported = self._is_step_reported = False
 
     def turn_to(self, round_: Round, value: bytes, place: int | None) -> None:
         """There is a new round, or the old one has changed; `value` is what it was read from."""
@@ -84,9 +84,9 @@ class Membership:
 
     def refuse(self, refused: Refused) -> list[Notification]:
         """Tell the agent that it may not take part, unless it knows the end already."""
-        if self.is_told_the_end:
+        if self.knows_the_end:
             return []
-        self.is_told_the_end = True
+        self.knows_the_end = True
         return [refused]
 
     def cut_off(self, why: str) -> list[Notification]:
@@ -104,16 +104,16 @@ class Membership:
     def compare(self, *, is_registered: bool) -> list[Notification]:
         """Compare the round with what the agent knows of it."""
         round_ = self.round
-        if round_ is None or self.is_told_the_end:
+        if round_ is None or self.knows_the_end:
             return []
         if self._me in round_.refusals:
             # Refused nodes are told before all else: they must not wait for a round that is not
             # theirs.
-            kind = RefusalKind.SEAT if self._is_static else RefusalKind.EXCLUDED
+            kind = RefusalKind.STATIC_RANK if self._is_static else RefusalKind.EXCLUDED
             return self.refuse(Refused(kind, round_.refusals[self._me], ""))
         if round_.phase is RoundPhase.CLOSED:
             assert round_.verdict is not None, "a closed round has a verdict"
-            self.is_told_the_end = True
+            self.knows_the_end = True
             return [Closed(round_.verdict)]
         if self.member_of is not None:
             return self._compare_as_member(round_, self.member_of)
@@ -133,11 +133,11 @@ class Membership:
         if round_.phase is not RoundPhase.STOPPING or self.is_dissolved:
             return []
         notifications: list[Notification] = []
-        if not self._is_stop_told:
-            self._is_stop_told = True
+        if not self._is_stop_reported:
+            self._is_stop_reported = True
             notifications.append(StopAgreed(world.round, round_.why, round_.signal))
-        if round_.stop_at is not None and not self._is_step_told:
-            self._is_step_told = True
+        if round_.stop_at is not None and not self._is_step_reported:
+            self._is_step_reported = True
             notifications.append(StopStepAgreed(world.round, round_.stop_at))
         return notifications
 
@@ -216,7 +216,7 @@ class RoundWait:
         """Why a request to the store failed; empty once one like it has succeeded."""
         self.troubled: Purpose | None = None
         """What that request was for."""
-        self.heard_at = Instant(0)
+        self.received_at = Instant(0)
         """When the store last answered anything."""
         self.announce_at: Instant | None = None
         self._config = config
@@ -225,7 +225,7 @@ class RoundWait:
         self._shared = shared
         self._succession = succession
         self._since: Instant | None = None
-        self._told = ""
+        self._announced = ""
         """What people were told last of this wait."""
         self._again_at = Instant(0)
         """When they are told again, though nothing has changed."""
@@ -233,12 +233,12 @@ class RoundWait:
 
     def silence(self, now: Instant) -> str:
         """For how long the store has not answered, in words."""
-        return format_duration(between(self.heard_at, now))
+        return format_duration(between(self.received_at, now))
 
     def begin(self, now: Instant) -> None:
         """Count from now for how long this node waits, and tell people if it takes long."""
         self._since = now
-        self._told = ""
+        self._announced = ""
         self._pause = self._config.announce_every
         self.announce_at = after(now, self._pause)
 
@@ -288,14 +288,16 @@ class RoundWait:
             return []
         self.announce_at = after(now, self._config.announce_every)
         waiting = self._waiting_for(is_leading=is_leading)
-        if not waiting or self._since is None or self._membership.is_told_the_end:
+        if not waiting or self._since is None or self._membership.knows_the_end:
             return []
         # While others work on, perhaps for hours, what changes is who has ended.
-        is_news = waiting != self._told and not (self._told and self._membership.member_of)
+        is_news = waiting != self._announced and not (
+            self._announced and self._membership.member_of
+        )
         if not is_news and now < self._again_at:
             return []
         self._pause = self._config.announce_every if is_news else Duration(2 * self._pause)
-        self._told, self._again_at = waiting, after(now, self._pause)
+        self._announced, self._again_at = waiting, after(now, self._pause)
         number = 0 if self._membership.round is None else self._membership.round.number
         return [AnnounceWaiting(number, waiting, between(self._since, now))]
 
@@ -321,8 +323,8 @@ class RoundWait:
             return "for a node that leads"
         who = leader.decode("utf-8", "backslashreplace")
         round_ = self._membership.round
-        is_gathering = round_ is not None and round_.phase is RoundPhase.GATHERING
-        why = round_.why if round_ is not None and is_gathering else ""
+        is_collecting = round_ is not None and round_.phase is RoundPhase.GATHERING
+        why = round_.why if round_ is not None and is_collecting else ""
         return f"for node {who}, which gathers the others{last_end_in_words(why)}"
 
     def _waiting_for_members(self) -> str:

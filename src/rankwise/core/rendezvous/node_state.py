@@ -103,7 +103,7 @@ class RendezvousState:
         """Whether this node may try to take the lead, when its turn comes."""
         return (
             self.is_registered
-            and not self.membership.is_told_the_end
+            and not self.membership.knows_the_end
             and self.lead.is_to_be_had(self.lease.id)
         )
 
@@ -193,7 +193,7 @@ class RendezvousState:
         deadlines = [
             self.requests.next_deadline(now), self.waiting.announce_at, self.inquiry.due
         ]  # fmt: skip
-        if not self.membership.is_told_the_end:
+        if not self.membership.knows_the_end:
             deadlines += (self.waiting.deadline, self.own.flush_at, self.succession.abandoned_at)
         if self.is_leading:
             deadlines += (self.lead.run_lease.due_at, self.lead.inquiry.next_look(now))
@@ -208,7 +208,7 @@ class RendezvousState:
     def on_answer(self, answer: Answer, now: Instant) -> None:
         """Take in whatever the store says."""
         if not isinstance(answer, RequestFailed):
-            self.waiting.heard_at = now
+            self.waiting.received_at = now
         match answer:
             case KeysChanged():
                 self._on_changes(answer, now)
@@ -421,7 +421,7 @@ class RendezvousState:
             if founder is not None:
                 self._forget(founder)
             return
-        if self.membership.is_told_the_end:
+        if self.membership.knows_the_end:
             return
         found = self.succession.look()
         if isinstance(found, Refused):

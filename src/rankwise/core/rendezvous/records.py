@@ -34,7 +34,7 @@ class Charter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         nodes_min, nodes_max: how few nodes may run, and how many at most.
         spares: how many nodes are kept in reserve rather than run.
         restarts_max: how many failures the job survives.
-        is_static: whether each node has a seat of its own.
+        is_static: whether each node has a node rank of its own from the start.
         settings: what else must be equal, by the name of its option.
         founder: the node that wrote it. Tells a run from one that began anew in a store that has
             forgotten the first; the only field in which nodes differ.
@@ -78,7 +78,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         port: what its worker 0 would listen on, should it have rank 0 in the round it is ready for.
         slots: how many workers it runs.
         topology: where it stands in the network, as `rack7/switch2`: ranks follow its order.
-        seat: the node rank that it must have (static only).
+        static_rank: the node rank that it must have (static only).
         ready: the first round that it could take part in; none of its earlier workers lives.
         ended: the last round of which none of its workers lives any more.
         is_done: whether its workers of round `ended` all succeeded.
@@ -100,7 +100,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slots: int
     port: int = 0
     topology: str = ""
-    seat: int | None = None
+    static_rank: int | None = msgspec.field(default=None, name="seat")
     ready: int = -1
     ended: int = -1
     is_done: bool = False
@@ -275,7 +275,7 @@ class Lineup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         hosts: of the members, in the order of node ranks.
         came: who was not in the round before; empty for the first round.
         left: who was, and is not any more.
-        reserve: who is here and has no seat.
+        reserve: nodes that are here and are no members.
     """
 
     hosts: tuple[str, ...] = ()

@@ -2,8 +2,8 @@
 
 A node has one lease at a time, renewed for as long as it takes part. It counts from when its last
 renewal was *sent*, so by this node's own clock it ends before the store can have ended it. It is
-renewed all the time, without waiting for the answer before: what was lost on a way that is whole
-again would be waited for in vain. So when the store has gone, the last renewal is less than
+renewed all the time, without waiting for the answer before: a request lost in an outage would
+otherwise block until its timeout. So when the store has gone, the last renewal is less than
 `RENEW_EVERY` old, and when it is back, the next one is as near: it may be away for the whole lease
 but a second. Where many nodes share a store, which would have to bear all that, renewals are
 farther apart, though not when one was not answered.
@@ -166,7 +166,7 @@ class OwnRecord:
             address=offer.address,
             slots=offer.slots,
             topology=offer.topology,
-            seat=offer.seat,
+            static_rank=offer.static_rank,
         )
         self.failures: tuple[Failure, ...] = ()
         self.flush_at: Instant | None = None

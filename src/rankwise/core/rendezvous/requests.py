@@ -163,7 +163,7 @@ class SharedKeys:
 
     @property
     def is_lead_free(self) -> bool:
-        """Whether nobody leads; who has put a name there without a lease is none of us."""
+        """True if there is no leader. A leader key without a lease was not written by rankwise."""
         return self.leader.value is None or self.leader.lease is None
 
     def read(self, founder: str, now: Instant) -> list[Order]:

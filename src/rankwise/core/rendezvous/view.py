@@ -45,8 +45,8 @@ from rankwise.core.rendezvous.records import (
 
 
 @dataclass(slots=True, frozen=True)
-class HeardRecord:
-    """A node's record as last heard, and when that was.
+class ObservedRecord:
+    """A node's record as last received, and when that was.
 
     `record` is None if it cannot be read; `problem` then says why.
     """
@@ -60,7 +60,7 @@ class HeardRecord:
 class Gone:
     """A member whose record has vanished: what it was at last, and when that was seen."""
 
-    last: HeardRecord | None
+    last: ObservedRecord | None
     at: Instant
     has_ended: bool
     """Whether it had told before that none of its workers lived any more."""
@@ -76,7 +76,7 @@ class View:
 
     def __init__(self, config: RendezvousConfig, now: Instant) -> None:
         self.config = config
-        self.nodes: dict[str, HeardRecord] = {}
+        self.nodes: dict[str, ObservedRecord] = {}
         self.unreadable: dict[str, str] = {}
         """Those whose record cannot be read, and why."""
         self.since: dict[str, Instant] = {}
@@ -95,17 +95,17 @@ class View:
         self.enough_since: Instant | None = None
         self.ended_since: Instant | None = None
 
-    def put(self, node: str, heard: HeardRecord) -> None:
+    def put(self, node: str, observed: ObservedRecord) -> None:
         """A node has written its record."""
         if node not in self.nodes:
-            self.since[node] = heard.at
-            self.newcomer_at = heard.at
+            self.since[node] = observed.at
+            self.newcomer_at = observed.at
             if node in self.gone:
                 # Its new record says nothing of the workers that it had when it vanished.
                 self.returned.add(node)
-        self.nodes[node] = heard
-        if heard.record is None:
-            self.unreadable[node] = heard.problem
+        self.nodes[node] = observed
+        if observed.record is None:
+            self.unreadable[node] = observed.problem
         else:
             self.unreadable.pop(node, None)
 
@@ -141,7 +141,7 @@ class View:
         noted = self.done.get(node)
         if noted is None or noted.ended != self.run_number:
             return Gone(None, now, has_ended=False)
-        return Gone(HeardRecord(noted, now), now, has_ended=True)
+        return Gone(ObservedRecord(noted, now), now, has_ended=True)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -179,8 +179,8 @@ class View:
         run_number, members, refusals = self.run_number, self.membership, self.refusals
         return {
             node: record
-            for node, heard in self.nodes.items()
-            if (record := heard.record) is not None
+            for node, observed in self.nodes.items()
+            if (record := observed.record) is not None
             and record.departure is Departure.STAYS
             and record.ready >= 0
             and (record.ready > run_number or node not in members)
@@ -193,10 +193,10 @@ class View:
         return [
             node
             for node in self.members
-            if (heard := self.nodes.get(node)) is not None
+            if (observed := self.nodes.get(node)) is not None
             and (
-                heard.record is None
-                or (heard.record.ended < number and heard.record.ready <= number)
+                observed.record is None
+                or (observed.record.ended < number and observed.record.ready <= number)
             )
         ]
 
@@ -213,7 +213,9 @@ class View:
         gone = self.gone.get(node)
         words = [self.nodes.get(node), None if gone is None else gone.last]
         records = [
-            heard.record for heard in words if heard is not None and heard.record is not None
+            observed.record
+            for observed in words
+            if observed is not None and observed.record is not None
         ]
         suspect = None if self.round is None else self.round.suspect
         is_suspect = suspect is not None and suspect.node == node
@@ -234,23 +236,23 @@ class View:
         ]
         return after(max(vanished), self.config.fence) if vanished else None
 
-    def last_words(self) -> Iterator[tuple[str, HeardRecord]]:
+    def last_records(self) -> Iterator[tuple[str, ObservedRecord]]:
         """Each member with its last record, whether it is here or gone, in the order of ranks."""
         for node in self.members:
-            heard = self.nodes.get(node)
+            observed = self.nodes.get(node)
             gone = self.gone.get(node)
             if gone is not None and gone.last is not None:
                 yield node, gone.last
-            if heard is not None:
-                yield node, heard
+            if observed is not None:
+                yield node, observed
 
     def host(self, node: str) -> str:
         """The machine on which a node is or was, as far as is known."""
-        heard = self.nodes.get(node)
-        if heard is None and node in self.gone:
-            heard = self.gone[node].last
-        if heard is not None and heard.record is not None:
-            return heard.record.host
+        observed = self.nodes.get(node)
+        if observed is None and node in self.gone:
+            observed = self.gone[node].last
+        if observed is not None and observed.record is not None:
+            return observed.record.host
         # It vanished before this node led; the leader before has written down who it was.
         hosts = () if self.round is None else self.round.lineup.hosts
         label = dict(zip(self.members, hosts, strict=False)).get(node, "")
@@ -302,12 +304,12 @@ def ranked(
     return tuple(node if node is not None else next(gaps) for node in ranks)
 
 
-def seated(candidates: Mapping[str, NodeRecord], count: int) -> tuple[str, ...] | None:
-    """The ids of the candidates by seat, or None while a seat is empty or taken twice."""
-    by_seat = {record.seat: node for node, record in candidates.items()}
-    if len(candidates) != count or by_seat.keys() != set(range(count)):
+def in_static_order(candidates: Mapping[str, NodeRecord], count: int) -> tuple[str, ...] | None:
+    """The candidates by static rank, or None while a rank is missing or taken twice."""
+    by_rank = {record.static_rank: node for node, record in candidates.items()}
+    if len(candidates) != count or by_rank.keys() != set(range(count)):
         return None
-    return tuple(by_seat[seat] for seat in range(count))
+    return tuple(by_rank[static_rank] for static_rank in range(count))
 
 
 def _in_network_order(candidates: Mapping[str, NodeRecord], nodes: Iterable[str]) -> list[str]:
@@ -359,16 +361,20 @@ def judge(view: View, ended: Round) -> Judgement:
     # The loss of a node explains what other ranks raised, and must not cost a restart.
     is_failure = ended.is_failure and not view.lost
     steps = [
-        heard.record.step
-        for _, heard in view.last_words()
-        if heard.record is not None and heard.record.step is not None
+        observed.record.step
+        for _, observed in view.last_records()
+        if observed.record is not None and observed.record.step is not None
     ]
     best_step = max([*steps, *([] if ended.best_step is None else [ended.best_step])], default=None)
     rounds_without_progress = ended.rounds_without_progress
     # Nodes lost after a round that ended for another reason did not end it: a leader that has left
     # looks lost to the next one, though it had said that it leaves.
     if ended.is_failure or (ended.gone and view.lost):
-        ran = [heard.record.ran for _, heard in view.last_words() if heard.record is not None]
+        ran = [
+            observed.record.ran
+            for _, observed in view.last_records()
+            if observed.record is not None
+        ]
         progressed = has_progressed(
             view.config.policy, steps, ended.best_step, max(ran, default=ZERO)
         )
@@ -437,13 +443,13 @@ def _suspects(view: View, ended: Round) -> list[Suspect]:
 def _reported_failures(view: View, number: int) -> Iterator[Suspect]:
     """The failures of a round in which workers failed by themselves, on the leader's clock."""
     seen: set[tuple[str, int]] = set()
-    for node, heard in view.last_words():
-        record = heard.record
+    for node, observed in view.last_records():
+        record = observed.record
         if record is None or record.failing != number:
             continue
         for note in record.failures:
             if note.failure.cause is FailureCause.STOPPED or (node, note.failure.rank) in seen:
                 continue
             seen.add((node, note.failure.rank))
-            failure = msgspec.structs.replace(note.failure, at=Instant(heard.at - note.age))
+            failure = msgspec.structs.replace(note.failure, at=Instant(observed.at - note.age))
             yield Suspect(failure=failure, node=node, host=record.host)

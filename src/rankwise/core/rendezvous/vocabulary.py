@@ -256,7 +256,7 @@ class RanksArrived(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
-class TroubleTold(msgspec.Struct, frozen=True, tag=True):
+class TroubleReported(msgspec.Struct, frozen=True, tag="TroubleTold"):
     """A reason to ask all nodes for the calls of their ranks; NONE withdraws it.
 
     What is awaited is answered `InquiryAnswered`, at the latest when `ANSWER_WITHIN` is over.
@@ -266,7 +266,7 @@ class TroubleTold(msgspec.Struct, frozen=True, tag=True):
     trouble: Trouble
 
 
-class CallRecordsTold(msgspec.Struct, frozen=True, tag="BooksTold"):
+class CallRecordsReported(msgspec.Struct, frozen=True, tag="BooksTold"):
     """The ranks' call records, which the leader has asked for, packed (`core/ledger/sheets.py`).
 
     If all ranks of a node are done, it is their timetable (`core/ledger/timetables.py`).
@@ -305,8 +305,8 @@ FromAgent = (
     | GangEnded
     | DepartureRequested
     | RanksArrived
-    | TroubleTold
-    | CallRecordsTold
+    | TroubleReported
+    | CallRecordsReported
     | InquiryJudged
     | Left
     | DeadlinePassed
@@ -372,8 +372,8 @@ class SheetsGathered(msgspec.Struct, frozen=True, tag=True):
     sheets: dict[str, bytes]
     """By node."""
     asked_at: Instant
-    heard_at: dict[str, Instant]
-    """When the nodes were asked, and when each was heard, by this node's clock."""
+    received_at: dict[str, Instant] = msgspec.field(name="heard_at")
+    """When the nodes were asked, and when each answered, by this node's clock."""
 
 
 class RanksFound(msgspec.Struct, frozen=True, tag=True):
@@ -413,8 +413,8 @@ class RefusalKind(StrEnum):
     """Another version of rankwise wrote what lies in the store."""
     CHARTER = "charter"
     """The other nodes want another job: numbers of nodes, restarts, settings, another token."""
-    SEAT = "seat"
-    """Two nodes want one seat, or a seat does not exist."""
+    STATIC_RANK = "seat"
+    """Two nodes want one node rank, or no such node rank exists."""
     EXCLUDED = "excluded"
     """Too many failures began on its host."""
     IDENTITY = "identity"

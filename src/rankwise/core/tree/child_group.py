@@ -3,7 +3,7 @@
 Theory of operation
 ===================
 
-    IDLE ─StartRequested→ STARTING ─all ready→ UP ─CloseRequested→ CLOSING ─all gone→ IDLE
+    IDLE ─StartRequested→ STARTING ─all ready→ UP ─GroupCloseRequested→ CLOSING ─all gone→ IDLE
                              │ a refusal, an end, the deadline
                              └→ ABORTING ─all gone→ IDLE
 
@@ -103,12 +103,12 @@ class ForkServerEnded(msgspec.Struct, frozen=True, tag=True):
     """The parent of all children has ended, and they with it."""
 
 
-class CloseRequested(msgspec.Struct, frozen=True, tag=True):
+class GroupCloseRequested(msgspec.Struct, frozen=True, tag="CloseRequested"):
     """The group is not needed any more."""
 
 
 ChildGroupStimulus = (
-    StartRequested | ChildReady | ChildRefused | ChildEnded | ForkServerEnded | CloseRequested
+    StartRequested | ChildReady | ChildRefused | ChildEnded | ForkServerEnded | GroupCloseRequested
 )
 
 
@@ -127,7 +127,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     child: int
 
 
-class Kill(msgspec.Struct, frozen=True, tag=True):
+class KillChild(msgspec.Struct, frozen=True, tag="Kill"):
     """End this child at once."""
 
     child: int
@@ -173,7 +173,7 @@ class GroupLost(msgspec.Struct, frozen=True, tag=True):
     children: tuple[int, ...]
 
 
-class Closed(msgspec.Struct, frozen=True, tag=True):
+class GroupClosed(msgspec.Struct, frozen=True, tag="Closed"):
     """The group is gone.
 
     Attributes:
@@ -186,7 +186,15 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
 
 
 ChildGroupEffect = (
-    Spawn | Release | Kill | CameUp | StartFailed | ChildLost | ChildReplaced | GroupLost | Closed
+    Spawn
+    | Release
+    | KillChild
+    | CameUp
+    | StartFailed
+    | ChildLost
+    | ChildReplaced
+    | GroupLost
+    | GroupClosed
 )
 
 
@@ -224,7 +232,7 @@ class ChildGroup:
                 return self._on_end(stimulus, now)
             case ForkServerEnded():
                 return self._on_fork_server_end()
-            case CloseRequested():
+            case GroupCloseRequested():
                 return self._close(now)
 
     def tick(self, now: Instant) -> list[ChildGroupEffect]:
@@ -281,7 +289,7 @@ class ChildGroup:
             return self._finish()
         self._killed = list(self._living)
         self._deadline = after(now, self.spec.kill_patience)
-        return [Kill(child) for child in self._living]
+        return [KillChild(child) for child in self._living]
 
     def _on_end(self, end: ChildEnded, now: Instant) -> list[ChildGroupEffect]:
         child = end.child
@@ -335,7 +343,7 @@ class ChildGroup:
 
     def _close(self, now: Instant) -> list[ChildGroupEffect]:
         if self.phase is ChildGroupPhase.IDLE:
-            return [Closed((), ())]
+            return [GroupClosed((), ())]
         if self.phase is ChildGroupPhase.STARTING:
             return self._abort((None, "it was closed while it started", False), now)
         if self.phase is not ChildGroupPhase.UP:
@@ -363,4 +371,4 @@ class ChildGroup:
         if was is ChildGroupPhase.ABORTING:
             child, reason, refused = self._failure
             return [StartFailed(child, reason, refused, survivors)]
-        return [Closed(tuple(self._killed), survivors)]
+        return [GroupClosed(tuple(self._killed), survivors)]

@@ -1,7 +1,7 @@
-"""The children's queues: who has room, what is sent when, what is taken back.
+"""The queues of children: free places, when words are sent, and which are recalled.
 
-Words are sent at once to a child that has nothing to do, and otherwise in batches. A child that is
-idle while another has work gets a part of it, by a recall.
+An idle child gets a word at once, a busy one gets words in batches. If a child is idle while
+another has queued work, a recall moves a part of that work to it.
 """
 
 from collections import deque

@@ -9,8 +9,8 @@ from rankwise.core.tree.child_group import (
     ChildGroupPhase,
     ChildReady,
     ChildRefused,
-    CloseRequested,
     ForkServerEnded,
+    GroupCloseRequested,
     StartRequested,
 )
 
@@ -24,14 +24,14 @@ TRANSITIONS: dict[ChildGroupPhase, dict[ChildGroupPhase, tuple[type, ...]]] = {
         ChildGroupPhase.ABORTING: (
             ChildEnded,
             ChildRefused,
-            CloseRequested,
+            GroupCloseRequested,
             Ticked,
             ForkServerEnded,
         ),
     },
     ChildGroupPhase.ABORTING: {ChildGroupPhase.IDLE: (ChildEnded, Ticked, ForkServerEnded)},
-    ChildGroupPhase.UP: {ChildGroupPhase.CLOSING: (CloseRequested,)},
+    ChildGroupPhase.UP: {ChildGroupPhase.CLOSING: (GroupCloseRequested,)},
     ChildGroupPhase.CLOSING: {
-        ChildGroupPhase.IDLE: (ChildEnded, CloseRequested, Ticked, ForkServerEnded)
+        ChildGroupPhase.IDLE: (ChildEnded, GroupCloseRequested, Ticked, ForkServerEnded)
     },
 }

@@ -222,7 +222,7 @@ class ExitWatch:
         if not self._facts:
             return
         waiting = self._facts[0]
-        fact, is_late = waiting.fact, now >= after(waiting.heard_at, HOLD_MAX)
+        fact, is_late = waiting.fact, now >= after(waiting.received_at, HOLD_MAX)
         if waiting.is_judged or is_late or self.gang is None:
             self._pass_next()
         elif isinstance(fact, WorkerExited):
@@ -258,7 +258,7 @@ class ExitWatch:
         exited = self._facts[0].fact
         assert isinstance(exited, WorkerExited), "only exits are passed on by this"
         # A fact has one budget, however many holds it goes through.
-        is_late = now >= after(self._facts[0].heard_at, HOLD_MAX)
+        is_late = now >= after(self._facts[0].received_at, HOLD_MAX)
         if is_late or not (self._gang_lives and exited.exit.may_be_by(self._spec.stop_signals)):
             self._pass_next()
             return
@@ -303,7 +303,7 @@ class ExitWatch:
         self, reason: HoldReason, fact: WorkerExited | WorkerReported, now: Instant
     ) -> Hold:
         # The exception of an ERROR hold has left the queue already, so the hold counts from now.
-        heard_at = self._facts[0].heard_at if self._facts else now
+        received_at = self._facts[0].received_at if self._facts else now
         return Hold(
             reason=reason,
             attempt=fact.attempt,
@@ -311,7 +311,7 @@ class ExitWatch:
             began_at=now,
             step=HoldStep.LOOKING,
             due=now,
-            ends_by=after(heard_at, HOLD_MAX),
+            ends_by=after(received_at, HOLD_MAX),
             error=fact.error if isinstance(fact, WorkerReported) else None,
         )
 
@@ -484,7 +484,7 @@ class ExitWatch:
     def _note(self, hold: Hold, now: Instant, *, is_stop: bool) -> None:
         held = between(hold.began_at, now)
         exits = tuple(
-            HeldExit(each.fact.local_rank, between(max(each.heard_at, hold.began_at), now))
+            HeldExit(each.fact.local_rank, between(max(each.received_at, hold.began_at), now))
             for each in self._facts
             if isinstance(each.fact, WorkerExited)
         )
@@ -611,7 +611,7 @@ class ExitWatch:
     def _on_suspended(self, duration: Duration) -> None:
         """Let no deadline count the time in which the node was suspended."""
         for waiting in self._facts:
-            waiting.heard_at = after(waiting.heard_at, duration)
+            waiting.received_at = after(waiting.received_at, duration)
         if self.hold is not None:
             self.hold.due = after(self.hold.due, duration)
             self.hold.ends_by = after(self.hold.ends_by, duration)

@@ -15,7 +15,7 @@ class WaitingFact:
     """A fact that the gang has not heard yet."""
 
     fact: Stimulus
-    heard_at: Instant
+    received_at: Instant
     is_judged: bool = False
     """Whether it was held back before, and is passed on next."""
 

@@ -1,8 +1,8 @@
-"""What the exit watch is told (stimuli) and what it orders (effects).
+"""The stimuli and effects of the exit watch.
 
-It is told the facts of the gang (`core/gang/vocabulary.py`), and orders that they are passed on.
-The words here are what it asks the host about the calls of ranks, and the answers. The call records
-stay with the host: an answer has what follows from them.
+The watch gets the facts of the gang (`core/gang/vocabulary.py`), and orders when each is passed on.
+This module has its questions to the host about the calls of ranks, and the answers. Call records
+stay in the host: an answer has only the conclusions.
 """
 
 from enum import StrEnum

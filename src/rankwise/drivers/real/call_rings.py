@@ -179,10 +179,10 @@ class ArrivalReader(CallReader):
     @property
     def is_standing(self) -> bool:
         """Whether the rank is in the call that it began last."""
-        return self.standing_in is not None
+        return self.group_waited_in is not None
 
     @property
-    def standing_in(self) -> str | None:
+    def group_waited_in(self) -> str | None:
         """The group of the call that the rank began last, if it is in it; empty for a message."""
         last = head_of(self._segment, self._local_rank)[HEAD_CALLS]
         if not last:

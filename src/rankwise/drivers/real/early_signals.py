@@ -19,7 +19,7 @@ _OWN_CODE = (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
 """Signals whose number is in the exit code; the others stop a run as SIGTERM does."""
 
 
-def hear_early() -> None:
+def catch_early() -> None:
     """Hear all signals of a launcher: each ends it with a line, or does nothing yet."""
     end_on_interrupt()
     outlive_user_signals()

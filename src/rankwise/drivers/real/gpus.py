@@ -139,20 +139,20 @@ class Gpus:
     def _read(self, index: int) -> GpuReading:
         nvml, handle = self._nvml, self._handles[index]
 
-        def told(name: str, *args: Any) -> Any:
+        def query(name: str, *args: Any) -> Any:
             try:
                 return getattr(nvml, name)(handle, *args)
             except nvml.NVMLError:
                 return None
 
-        memory = told("nvmlDeviceGetMemoryInfo")
-        rates = told("nvmlDeviceGetUtilizationRates")
-        bits = told("nvmlDeviceGetCurrentClocksEventReasons") or 0
+        memory = query("nvmlDeviceGetMemoryInfo")
+        rates = query("nvmlDeviceGetUtilizationRates")
+        bits = query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         violations = {
-            "thermal": told("nvmlDeviceGetViolationStatus", nvml.NVML_PERF_POLICY_THERMAL),
-            "power cap": told("nvmlDeviceGetViolationStatus", nvml.NVML_PERF_POLICY_POWER),
+            "thermal": query("nvmlDeviceGetViolationStatus", nvml.NVML_PERF_POLICY_THERMAL),
+            "power cap": query("nvmlDeviceGetViolationStatus", nvml.NVML_PERF_POLICY_POWER),
         }
-        processes = told("nvmlDeviceGetComputeRunningProcesses") or ()
+        processes = query("nvmlDeviceGetComputeRunningProcesses") or ()
         uuid, name = self._names[index]
         return GpuReading(
             index=index,
@@ -161,12 +161,12 @@ class Gpus:
             memory_bytes=None if memory is None else int(memory.used),
             memory_bytes_max=None if memory is None else int(memory.total),
             utilisation=None if rates is None else rates.gpu / 100,
-            temperature_c=told("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            temperature_c=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
             throttled_by=_reasons(bits),
             throttled_ns={
                 why: int(each.violationTime) for why, each in violations.items() if each is not None
             },
-            ecc_errors=told(
+            ecc_errors=query(
                 "nvmlDeviceGetTotalEccErrors",
                 nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
                 nvml.NVML_VOLATILE_ECC,
@@ -176,9 +176,9 @@ class Gpus:
 
 
 def _reasons(bits: int) -> tuple[str, ...]:
-    told = tuple(why for mask, why in _THROTTLING.items() if bits & mask)
-    is_hardware = bits & _HARDWARE_SLOWDOWN and not {"thermal", "power brake"}.intersection(told)
-    return (*told, "hardware") if is_hardware else told
+    query = tuple(why for mask, why in _THROTTLING.items() if bits & mask)
+    is_hardware = bits & _HARDWARE_SLOWDOWN and not {"thermal", "power brake"}.intersection(query)
+    return (*query, "hardware") if is_hardware else query
 
 
 def open_gpus() -> Gpus | None:

@@ -31,7 +31,7 @@ calls inside of calls share, and every other thread one that keeps nobody waitin
 
 *What a handler raised* in the user's code must not be taken for what that code raised:
 `came_from_handler` tells. *Where an exception goes nowhere*, since Python calls us when an object
-ends, no handler runs: `unheard` sends the signal again.
+ends, no handler runs: `without_handlers` sends the signal again.
 
 *What is an instant.* CPython looks for signals after calls into C, at the beginning of functions
 and at the end of loops. An assignment is none of these, nor is the first one in a `finally`: they
@@ -76,7 +76,7 @@ _SEND_AGAIN_S = 0.01
 
 
 class _Keeper:
-    """Stands in for a handler of the program, and keeps it waiting while the gate is shut."""
+    """Replaces a handler of the program, and defers it while the gate is shut."""
 
     __slots__ = ("gate", "handler")
 
@@ -86,14 +86,14 @@ class _Keeper:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         gate = self.gate
-        if not gate.is_shut and not _is_unheard(frame):
+        if not gate.is_shut and not _is_without_handlers(frame):
             gate.due.pop(signum, None)
             _call(self.handler, signum, frame)
             return
         due = gate.later if gate.is_patient else gate.due
         due[signum] = self.handler
         if not gate.is_shut:
-            _thread.start_new_thread(_send_until_heard, (gate,))
+            _thread.start_new_thread(_send_until_handled, (gate,))
         elif gate.waker is not None and not gate.is_patient:
             try:
                 gate.waker()
@@ -112,7 +112,7 @@ def _call(handler: Any, signum: int, frame: FrameType | None) -> None:
 
 
 def came_from_handler(error: BaseException) -> bool:
-    """Whether a signal handler has raised it, while somebody stood in for it."""
+    """Whether a signal handler of the program has raised it, while it was replaced."""
     return _MARK in error.__dict__
 
 
@@ -152,7 +152,7 @@ class HandlerGate:
         self.is_shut = True
         if self._holders and self is _main and [*map(_handler_of, self._watched)] != self._found:
             try:
-                self._stand_in()
+                self._replace_handlers()
             except BaseException:  # a handler that nobody kept yet
                 self.is_shut = False
                 raise
@@ -189,8 +189,8 @@ class HandlerGate:
                     self.run_due()
 
     @contextmanager
-    def standing_in(self) -> Iterator[None]:
-        """Stand in for the program's handlers in a block that is as open to them as before.
+    def handlers_replaced(self) -> Iterator[None]:
+        """Replace the program's handlers in a block in which they still run at once.
 
         So that `came_from_handler` can tell what they raise.
         """
@@ -207,7 +207,7 @@ class HandlerGate:
         return bool(self._holders)
 
     def acquire(self, holder: object) -> None:
-        """Begin to stand in for the program's handlers; in other threads than main, do nothing."""
+        """Replace the program's handlers; in other threads than main, do nothing."""
         self._holders.add(holder)
         if self is _main:
             self._watched = tuple(
@@ -215,7 +215,7 @@ class HandlerGate:
                 for signum in _CATCHABLE
                 if signum in self._watched or callable(_handler_of(signum))
             )
-            self._stand_in()
+            self._replace_handlers()
 
     def release(self, holder: object) -> None:
         """When nobody else has acquired the gate, put the program's handlers back."""
@@ -223,7 +223,7 @@ class HandlerGate:
         if self is _main and not self._holders:
             self._put_back()
 
-    def _stand_in(self) -> None:
+    def _replace_handlers(self) -> None:
         for signum in self._watched:
             handler = _handler_of(signum)
             if callable(handler) and not isinstance(handler, _Keeper):
@@ -268,7 +268,7 @@ class _Instant:
     """Shuts the main thread's gate for microseconds, in a block; elsewhere does nothing.
 
     `HandlerGate.used` looks at each signal, which takes longer than to submit a task. This one
-    stands in for the handlers that raise most often: of Ctrl-C, of time-outs by alarm and of
+    replaces the handlers that raise most often: of Ctrl-C, of time-outs by alarm and of
     SIGTERM.
     """
 
@@ -328,7 +328,7 @@ def gate_here() -> HandlerGate:
     return _main if threading.get_ident() == _main_thread else HandlerGate()
 
 
-def unheard(function: Callable[..., None]) -> Callable[..., None]:
+def without_handlers(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate what Python calls when an object ends: what is raised in there reaches nobody.
 
     The gate is shut meanwhile, and a signal that has come is sent again when it has returned.
@@ -344,22 +344,22 @@ def unheard(function: Callable[..., None]) -> Callable[..., None]:
         finally:
             gate.is_shut = was_shut
             if gate.due and not was_shut:
-                _thread.start_new_thread(_send_until_heard, (gate,))
+                _thread.start_new_thread(_send_until_handled, (gate,))
 
-    _unheard.add(call.__code__)  # type: ignore[attr-defined]  # a plain function
+    _without_handlers.add(call.__code__)  # type: ignore[attr-defined]  # a plain function
     return call
 
 
-_unheard: set[CodeType] = set()
+_without_handlers: set[CodeType] = set()
 
 
-def _is_unheard(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code not in _unheard:
+def _is_without_handlers(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _without_handlers:
         frame = frame.f_back
     return frame is not None
 
 
-def _send_until_heard(gate: HandlerGate) -> None:
+def _send_until_handled(gate: HandlerGate) -> None:
     """Send the signals that are due again, from a thread of its own, until the main one has heard.
 
     One that comes between its last look and its sleep does not wake it up, so once is not enough.

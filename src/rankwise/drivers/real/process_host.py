@@ -34,14 +34,14 @@ from rankwise.core.gang.vocabulary import (
     DumpsLooked,
     GuardianLost,
     ProgressLooked,
+    RecoveryMessageSent,
+    RecoveryOrder,
     StacksDumped,
     Stimulus,
     Swept,
-    WordToWorker,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
-    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.drivers.real.hosting.connection import Connection, GuardianConnection
@@ -302,12 +302,12 @@ class RealProcessHost:
         """Let the guardian kill all workers at that instant, however this process fares then."""
         self._guardian.fence(at)
 
-    def tell(self, local_rank: int, attempt: int, word: WordToWorker) -> None:
+    def tell(self, local_rank: int, attempt: int, word: RecoveryOrder) -> None:
         """Say a word to a worker that can be recovered; see ports.processes."""
         link = self._current.get(local_rank)
         if link is None or link.is_over or link.line is None:
             return
-        if word is not WordToWorker.AGAIN:
+        if word is not RecoveryOrder.AGAIN:
             tell(link.line, AgentWord(word, peers=tuple(self.pids().values())))
             return
         # Its process is the same, so facts about it carry the new number from here on.
@@ -391,7 +391,7 @@ class RealProcessHost:
             for speaker in list(self._current.values()) if code != 0 else ():
                 # What workers have said before may explain this exit, and must reach the gang
                 # first.
-                self._on_said(speaker)
+                self._on_recovery_message(speaker)
             self._on_over(link)
             exiting = self._word_of_exit(link, code)
             if exiting is not None:
@@ -456,17 +456,21 @@ class RealProcessHost:
         if link.result_fd >= 0:
             self._reactor.watch_readable(link.result_fd, partial(self._read_result, link))
         if link.line is not None:
-            self._reactor.watch_readable(link.line.fileno(), partial(self._on_said, link))
+            self._reactor.watch_readable(
+                link.line.fileno(), partial(self._on_recovery_message, link)
+            )
         return link
 
-    def _on_said(self, link: WorkerLink) -> None:
+    def _on_recovery_message(self, link: WorkerLink) -> None:
         if link.line is None:
             return
         words, has_ended = take_words(link.line)
         if has_ended:
             self._close_line(link)
         for each in words:
-            said = WorkerSaid(link.local_rank, link.attempt, each.word, each.recall_timeout)
+            said = RecoveryMessageSent(
+                link.local_rank, link.attempt, each.word, each.recall_timeout
+            )
             self._deliver(said)
 
     def _close_line(self, link: WorkerLink) -> None:

@@ -122,7 +122,7 @@ def is_present(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process stands still for a signal, such as SIGSTOP, or for a debugger."""
+    """Whether a process is stopped by a signal, such as SIGSTOP, or by a debugger."""
     return _fields_after_name(_read(f"/proc/{pid}/stat"))[:1] in ([state] for state in _STOPPED)
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import msgspec
 
 from rankwise.base.units import Duration
-from rankwise.core.gang.vocabulary import Said, WordToWorker
+from rankwise.core.gang.vocabulary import RecoveryMessage, RecoveryOrder
 
 LINE_VARIABLE = "RANKWISE_RECOVER_FD"
 """Names the worker's end of the line."""
@@ -26,14 +26,14 @@ DESCRIPTORS_MAX = 3
 class WorkerWord(msgspec.Struct, frozen=True):
     """What a worker says."""
 
-    word: Said
+    word: RecoveryMessage
     recall_timeout: Duration = Duration(0)
 
 
 class AgentWord(msgspec.Struct, frozen=True):
     """What a worker is told; descriptors may come beside the word."""
 
-    word: WordToWorker
+    word: RecoveryOrder
     environment: dict[str, str | None] = {}
     """With AGAIN: the variables of its new world; None for one that is not set in it."""
     descriptors: tuple[str, ...] = ()

@@ -166,7 +166,7 @@ class SegmentLayout(msgspec.Struct, frozen=True):
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How fast a worker gets on: in steps, or where it counts none, in its outermost sections.
+    """The progress rate of a worker: in steps, or where it counts none, in its outermost sections.
 
     Attributes:
         steps: how many it has done.

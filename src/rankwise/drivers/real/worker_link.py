@@ -134,8 +134,8 @@ class WorkerLink(msgspec.Struct):
         By SIGABRT and SIGPIPE native code dies of a closed connection.
         """
         ours = (None, 0, -SIGTERM, *(-signum for signum in SELF_INFLICTED_SIGNALS))
-        has_told = self.has_raised or self.exiting is not None
-        return self.exit_code not in ours and not has_told and not self.is_killed
+        has_reported = self.has_raised or self.exiting is not None
+        return self.exit_code not in ours and not has_reported and not self.is_killed
 
     @property
     def is_read(self) -> bool:

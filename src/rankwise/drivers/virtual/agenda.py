@@ -32,7 +32,7 @@ class MovableClock(Protocol):
 
 
 class VirtualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that changes only when it is set."""
 
     def __init__(self) -> None:
         self._now = Instant(0)

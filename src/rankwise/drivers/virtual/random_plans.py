@@ -111,7 +111,7 @@ def _failing(chance: Random) -> Ending:
         Exits(chance.randint(1, 255)),
         Dies(chance.choice(FATAL_SIGNALS)),
         Raises("loss is NaN", exit_takes=between(chance, ZERO, 100 * MILLISECOND)),
-        Raises(PEER_IS_GONE, exception="RuntimeError"),
+        Raises(PEER_IS_GONE, exception="RuntimeError", blames_peer=True),
         Raises("a thread lives on", exit_takes=between(chance, ZERO, 20 * SECOND)),
     )
     return chance.choice(endings)

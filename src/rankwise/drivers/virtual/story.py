@@ -43,7 +43,7 @@ from rankwise.core.gang.vocabulary import (
 from rankwise.core.watch.vocabulary import NoteHold
 from rankwise.core.watch.wording import hold_in_words
 
-Told = tuple[str, int | None, str]
+ShownLine = tuple[str, int | None, str]
 """A line in parts: before the worker's rank, the rank if there is one, after it."""
 
 
@@ -77,7 +77,7 @@ def _lines(entries: list[StoryLine]) -> Iterator[str]:
         yield f"{stamp}  {before}{_ranks(ranks)}{after}"
 
 
-def _tell(entry: StoryLine) -> Told | None:
+def _tell(entry: StoryLine) -> ShownLine | None:
     if entry.stimulus is not None:
         told, mark = _tell_stimulus(entry.stimulus, entry.at), "<"
     else:
@@ -86,7 +86,7 @@ def _tell(entry: StoryLine) -> Told | None:
     return told and (f"{mark} {told[0]}", told[1], told[2])
 
 
-def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told | None:
+def _tell_stimulus(stimulus: Stimulus, now: Instant) -> ShownLine | None:
     match stimulus:
         case AgentStarted():
             return "started", None, ""
@@ -113,7 +113,7 @@ def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told | None:
         case StacksDumped():
             return "stacks dumped", None, ""
         case Suspended(duration):
-            return f"stood still for {format_duration(duration)}", None, ""
+            return f"was suspended for {format_duration(duration)}", None, ""
         case GuardianLost(reason):
             return f"guardian lost: {reason}", None, ""
         case Ticked():
@@ -122,7 +122,7 @@ def _tell_stimulus(stimulus: Stimulus, now: Instant) -> Told | None:
             return None
 
 
-def _tell_effect(effect: Effect) -> Told | None:
+def _tell_effect(effect: Effect) -> ShownLine | None:
     match effect:
         case SpawnWorker(rank, attempt):
             return "spawn ", rank, f", attempt {attempt}"

@@ -33,6 +33,8 @@ class Raises(msgspec.Struct, frozen=True, tag=True):
     message: str
     exception: str = "RuntimeError"
     exit_takes: Duration = ZERO
+    blames_peer: bool = False
+    """Whether a peer that is gone, or has not come, is the reason (simulated only)."""
 
 
 class RunsForever(msgspec.Struct, frozen=True, tag=True):

@@ -19,37 +19,37 @@ from rankwise.core.agent.vocabulary import AgentSpec, Announcement, FinishRun, S
 from rankwise.core.gang.machine import Gang
 from rankwise.core.gang.vocabulary import (
     RecallRequested,
+    RecoveryMessageSent,
     Resumed,
     Started,
     WorkerExited,
-    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.gang.vocabulary import Stimulus as GangStimulus
 from rankwise.core.rendezvous.configuration import NodeOffer
 from rankwise.core.rendezvous.records import Trouble
-from rankwise.core.rendezvous.vocabulary import InquiryAnswered, Order, RefusalKind, TroubleTold
+from rankwise.core.rendezvous.vocabulary import InquiryAnswered, Order, RefusalKind, TroubleReported
 from rankwise.core.watch.vocabulary import WatchSpec
 from rankwise.drivers.agent_dispatch import AgentDispatch
 from rankwise.launch.cluster.node_host import RealNodeHost
-from rankwise.launch.cluster.plan import MeetingPlan
+from rankwise.launch.cluster.plan import RendezvousPlan
 from rankwise.launch.run.run_parts import RunParts
 
 if TYPE_CHECKING:
     from rankwise.launch.cluster.console_announcements import ConsoleAnnouncements
     from rankwise.launch.cluster.metrics import AgentSnapshot
     from rankwise.launch.cluster.probe import Probe
-    from rankwise.launch.looking.hang_watch import NodesTold
+    from rankwise.launch.looking.hang_watch import NodesAnswer
 
 NEVER = Instant(1 << 63)
-_OF_PROCESSES = (WorkerSpawned, WorkerSaid, WorkerExited)
+_OF_PROCESSES = (WorkerSpawned, RecoveryMessageSent, WorkerExited)
 """What the recorder is told of ranks."""
 
 
 class AgentRunner:
     """Runs the agent of this node, which meets others or is alone, as `plan` says."""
 
-    def __init__(self, plan: MeetingPlan, parts: RunParts) -> None:
+    def __init__(self, plan: RendezvousPlan, parts: RunParts) -> None:
         job = parts.job
         self._parts = parts
         self._plan = plan
@@ -65,7 +65,7 @@ class AgentRunner:
                     address=plan.address,
                     slots=job.gang.size,
                     topology=plan.topology,
-                    seat=plan.seat,
+                    static_rank=plan.static_rank,
                 ),
                 gang=job.gang,
                 watch=WatchSpec(stop_signals=tuple(sorted(job.signals)), asks_about_hangs=True),
@@ -204,12 +204,12 @@ class AgentRunner:
         world = self._agent.world
         if self._agent.spec.is_alone or world is None or len(world.members) < 2:
             return False
-        self._dispatch.deliver(TroubleTold(world.round, trouble))
+        self._dispatch.deliver(TroubleReported(world.round, trouble))
         return self._agent.has_workers
 
-    def nodes_told(self, answered: InquiryAnswered) -> "NodesTold | None":
+    def nodes_answered(self, answered: InquiryAnswered) -> "NodesAnswer | None":
         """That answer with the names of nodes; None if the round is over."""
-        from rankwise.launch.looking.hang_watch import NodesTold  # noqa: PLC0415  # rare
+        from rankwise.launch.looking.hang_watch import NodesAnswer  # noqa: PLC0415  # rare
 
         world = self._agent.world
         if world is None:
@@ -220,7 +220,7 @@ class AgentRunner:
         silent = tuple(names.get(node, node) for node in answered.silent)
         if not answered.in_time:
             silent = others
-        return NodesTold(answered.text, others, silent)
+        return NodesAnswer(answered.text, others, silent)
 
     def wake(self) -> None:
         """Let a deadline that has passed take effect."""
@@ -232,7 +232,7 @@ class AgentRunner:
         """Whether an exit is held back until ranks or nodes have answered."""
         return self._agent.watch is not None and self._agent.watch.awaits_answers
 
-    def _meet(self, plan: MeetingPlan, parts: RunParts) -> Callable[[Order], None]:
+    def _meet(self, plan: RendezvousPlan, parts: RunParts) -> Callable[[Order], None]:
         """Become a client of the store where the nodes meet."""
         from rankwise.drivers.real.store_client import StoreClient  # noqa: PLC0415  # for several
         from rankwise.drivers.real.stores.opening import open_store, token_of  # noqa: PLC0415  # the same
@@ -282,7 +282,7 @@ class AgentRunner:
         self._fence = after(alive_until, Duration(rendezvous.config.fence // 2))
         self._parts.host.fence(self._fence)
 
-    def _answer_for_health(self, plan: MeetingPlan, port: int, parts: RunParts) -> None:
+    def _answer_for_health(self, plan: RendezvousPlan, port: int, parts: RunParts) -> None:
         from rankwise.launch.cluster.health import HealthServer  # noqa: PLC0415  # rare
 
         server = parts.stack.enter_context(
@@ -296,7 +296,7 @@ class AgentRunner:
             endpoint = endpoint_text(self._agent.spec.offer.address, server.port)
             parts.say(f"health: http://{endpoint}/health")
 
-    def _probe(self, plan: MeetingPlan, parts: RunParts) -> "Probe":
+    def _probe(self, plan: RendezvousPlan, parts: RunParts) -> "Probe":
         from rankwise.launch.cluster.probe import Probe  # noqa: PLC0415  # rare
         from rankwise.launch.control.addresses import shown_id  # noqa: PLC0415  # the same
 

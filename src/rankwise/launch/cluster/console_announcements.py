@@ -16,7 +16,7 @@ from rankwise.core.agent.vocabulary import (
 from rankwise.core.gang.vocabulary import AnnounceKill, AnnounceStuck
 from rankwise.core.rendezvous.records import HOSTS_MAX, Verdict
 from rankwise.core.rendezvous.vocabulary import AnnounceWaiting, MadeSpare, World
-from rankwise.launch.cluster.plan import MeetingPlan
+from rankwise.launch.cluster.plan import RendezvousPlan
 from rankwise.launch.run.job import Job
 from rankwise.launch.telling.notices import Say, fields_of
 
@@ -31,14 +31,14 @@ class ConsoleAnnouncements:
         first_rank: the lowest of this node's ranks in its last round.
     """
 
-    def __init__(self, job: Job, plan: MeetingPlan, say: Say) -> None:
+    def __init__(self, job: Job, plan: RendezvousPlan, say: Say) -> None:
         self._job = job
         self._say = say
         self._is_alone = plan.is_alone
         self.first_rank = 0
         self._restarts = 0
         self._place, self._endpoint = plan.place, plan.endpoint
-        self._seats_known = min(plan.rendezvous.nodes_max, HOSTS_MAX)
+        self._places_known = min(plan.rendezvous.nodes_max, HOSTS_MAX)
 
     def tell_too_late(self, verdict: Verdict) -> None:
         """Say that nothing was started here, since the run is over."""
@@ -66,8 +66,8 @@ class ConsoleAnnouncements:
                 )
             case MadeSpare():
                 # A round may be smaller than the job: then the next one has room for this node.
-                has_seat = 0 < len(announcement.lineup.hosts) < self._seats_known
-                when = "with the next round" if has_seat else "as soon as a seat is free"
+                has_place = 0 < len(announcement.lineup.hosts) < self._places_known
+                when = "with the next round" if has_place else "as soon as a place is free"
                 self._say(
                     f"this node is a spare for now: {announcement.why}; it is taken in {when}",
                     "spare",

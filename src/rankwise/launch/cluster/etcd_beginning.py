@@ -117,17 +117,17 @@ def _listed_by_others(
     Raises:
         StoreUnavailable: one runs and does not answer, or none of the machines can be reached.
     """
-    is_heard_of, last_error = False, ""
+    is_known, last_error = False, ""
     for other in others:
         try:
             sock = Names().connect(other.host, other.port + 1, PATIENCE_S)
         except ConnectionRefusedError:
-            is_heard_of = True
+            is_known = True
         except OSError as error:
             last_error = f"{other.peer_url}: {describe(error)}"
         else:
             return _listed_by(other, sock, tls)
-    if is_heard_of:
+    if is_known:
         return None
     raise StoreUnavailable(f"no other member can be reached: {last_error}")
 

@@ -21,18 +21,18 @@ from rankwise.core.agent.vocabulary import (
     PreparationFailed,
     RanksStood,
     RoundPrepared,
-    StepTold,
+    StepReported,
     Stimulus,
 )
-from rankwise.core.gang.vocabulary import WordToWorker, WorkerExited
+from rankwise.core.gang.vocabulary import RecoveryOrder, WorkerExited
 from rankwise.core.rendezvous.vocabulary import (
-    CallRecordsTold,
+    CallRecordsReported,
     CallRecordsWanted,
     InquiryAnswered,
     World,
 )
 from rankwise.core.watch.vocabulary import LookOrder
-from rankwise.launch.cluster.plan import MeetingPlan
+from rankwise.launch.cluster.plan import RendezvousPlan
 from rankwise.launch.run.master_port import ReservedPort, listen_next_to
 from rankwise.launch.run.node_ranks import NodeRanks
 from rankwise.launch.run.run_parts import RunParts
@@ -56,7 +56,7 @@ class RealNodeHost:
     """One node of a cluster; a `rankwise.drivers.agent_dispatch.NodeHost`."""
 
     def __init__(
-        self, parts: RunParts, plan: MeetingPlan, deliver: Callable[[Stimulus], None]
+        self, parts: RunParts, plan: RendezvousPlan, deliver: Callable[[Stimulus], None]
     ) -> None:
         self._parts = parts
         self._plan = plan
@@ -114,7 +114,7 @@ class RealNodeHost:
 
     def tell(self, local_rank: int, attempt: int, word: str) -> None:
         """Say a word to a worker that can be recovered."""
-        self._processes.tell(local_rank, attempt, WordToWorker(word))
+        self._processes.tell(local_rank, attempt, RecoveryOrder(word))
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
         """Kill what the attempt's workers left behind."""
@@ -193,7 +193,7 @@ class RealNodeHost:
         self._parts.watches.tell_call_records(wanted, on_sheet)
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
-        """Tell whoever waits for that."""
+        """Wake the callers that wait for that."""
         self._parts.watches.on_inquiry_answered(answered)
 
     def look_at_ranks(self, order: LookOrder) -> None:
@@ -201,7 +201,7 @@ class RealNodeHost:
         self._parts.watches.look(order, self._deliver)
 
     def _tell_sheet(self, inquiry: str, sheet: bytes) -> None:
-        self._deliver(CallRecordsTold(inquiry, sheet))
+        self._deliver(CallRecordsReported(inquiry, sheet))
 
     def note_exit(self, exited: WorkerExited) -> None:
         """Tell what has to be told before a rank's exit."""
@@ -224,7 +224,7 @@ class RealNodeHost:
         segment = self._parts.planner.segment
         step = None if segment is None else segment.steps()
         if step is not None:
-            self._deliver(StepTold(number, step))
+            self._deliver(StepReported(number, step))
 
     def _tell_end(self, local_rank: int) -> None:
         """Let no rank on its way to the step wait for this one, if they are not connected yet."""

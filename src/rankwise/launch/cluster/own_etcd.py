@@ -15,10 +15,9 @@ survive the loss of any one, the first included. What each party's death means:
 - *Two agents of the three are gone at once*: there is no quorum, and the run ends as with any store
   that does not answer.
 
-Who knows the run's token is let in, and nobody else, at both ports: all nodes have the certificate
-that follows from it, and etcd asks for that one (`token_certificate`). Its key is in no file that
-could outlive the agent. Without the extra
-`rankwise[tls]` nothing is asked for, and `rankwise run` warns.
+Both ports require the certificate derived from the run's token, which all nodes have
+(`token_certificate`). Its key is in no file that could outlive the agent. Without the extra
+`rankwise[tls]` etcd requires no certificate, and `rankwise run` warns.
 """
 
 import os

@@ -7,7 +7,7 @@ import msgspec
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 
 
-class MeetingPlan(msgspec.Struct, frozen=True, kw_only=True):
+class RendezvousPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How this node meets the others, if there are others.
 
     Attributes:
@@ -19,7 +19,7 @@ class MeetingPlan(msgspec.Struct, frozen=True, kw_only=True):
         node_id: what tells this agent apart from all others of the run, on this host too.
         address: this node's own, as the others reach it.
         topology: nodes next to each other in this order get neighbouring ranks.
-        seat: this node's rank, if it was given (`static`).
+        static_rank: this node's rank, if it was given (`static`).
         master_address: what ranks are told instead of the first node's address, behind a NAT.
         master_port: where rank 0 listens, if it is on this node; None reserves a free port.
         leaves_alone: SIGTERM takes this node out of the job instead of stopping all.
@@ -40,7 +40,7 @@ class MeetingPlan(msgspec.Struct, frozen=True, kw_only=True):
     node_id: str = msgspec.field(default_factory=lambda: os.urandom(4).hex())
     address: str
     topology: str = ""
-    seat: int | None = None
+    static_rank: int | None = None
     master_address: str | None = None
     master_port: int | None = None
     leaves_alone: bool = False
@@ -73,9 +73,9 @@ def plan_alone(
     *,
     checks: tuple[str, ...] = (),
     health_port: int | None = None,
-) -> MeetingPlan:
+) -> RendezvousPlan:
     """The plan of a node that is the only one."""
-    return MeetingPlan(
+    return RendezvousPlan(
         rendezvous=RendezvousConfig(nodes_min=1, nodes_max=1, policy=policy),
         address=address,
         checks=checks,

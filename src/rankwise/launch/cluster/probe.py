@@ -42,7 +42,7 @@ class Probe:
         self._patience_s = patience_s
         self._last: AgentSnapshot | None = None
         self._gpus: Gpus | None = None
-        self._told = threading.Condition()
+        self._answer_came = threading.Condition()
 
     def snapshot(self, *, measures: bool) -> AgentSnapshot | None:
         """How the agent says that it is, and what its ranks use; None if it does not answer."""
@@ -64,19 +64,19 @@ class Probe:
 
     def conclude(self) -> None:
         """In the agent's thread, at its end: what it is now is what it will be."""
-        with self._told:
+        with self._answer_came:
             self._last = self._look()
-            self._told.notify_all()  # who asked a moment ago would wait for an agent that is gone
+            self._answer_came.notify_all()  # a late question would wait for an agent that is gone
 
     def _asked(self) -> AgentSnapshot | None:
         answers: list[AgentSnapshot] = []
 
         def answer() -> None:
-            with self._told:
+            with self._answer_came:
                 answers.append(self._look())
-                self._told.notify_all()
+                self._answer_came.notify_all()
 
         self._ask(answer)
-        with self._told:
-            self._told.wait_for(lambda: answers or self._last, self._patience_s)
+        with self._answer_came:
+            self._answer_came.wait_for(lambda: answers or self._last, self._patience_s)
         return answers[0] if answers else self._last

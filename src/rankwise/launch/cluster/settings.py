@@ -36,7 +36,7 @@ TIMING_SETTINGS = {
     "settle_delay": TimingSetting(
         "settle_delay",
         "how long a node that joins a running job waits for others before the next round; "
-        "also how long a spare leaves its seat to a returning member",
+        "also how long a spare leaves its place to a returning member",
     ),
     "lease_ttl": TimingSetting(
         "lease_ttl",

@@ -136,23 +136,23 @@ class _Complaints(logging.Handler):
         super().__init__(logging.WARNING)
         self._ask = ask
         self._say = say
-        self._untold = ""
-        self._is_told = False
+        self._problem = ""
+        self._is_shown = False
 
     def emit(self, record: logging.LogRecord) -> None:
         self.note(record.getMessage())
 
     def note(self, text: str) -> None:
         """In any thread: let the first one be told."""
-        if not self._untold:
-            self._untold = _in_plain_words(" ".join(text.split()))
+        if not self._problem:
+            self._problem = _in_plain_words(" ".join(text.split()))
             self._ask(self.tell)
 
     def tell(self) -> None:
         """In the agent's thread: say it, if there is something to say that was not said."""
-        if self._untold and not self._is_told:
-            self._is_told = True
-            told = f"metrics cannot be sent to the OpenTelemetry collector: {self._untold}"
+        if self._problem and not self._is_shown:
+            self._is_shown = True
+            told = f"metrics cannot be sent to the OpenTelemetry collector: {self._problem}"
             self._say(told, "no-telemetry")
 
 

@@ -162,7 +162,7 @@ def listen_to_all(
             ears[connection.fileno()] = _Ear(run, connection)
             poller.register(connection, POLLIN)
         while ears:
-            due = [fd for fd, ear in ears.items() if to_the_end or not ear.has_heard]
+            due = [fd for fd, ear in ears.items() if to_the_end or not ear.has_answer]
             remaining = max(0, deadline - time.monotonic_ns())
             # Rounded up: with 0 ms it would poll without pause in the last millisecond.
             ready = [fd for fd, _ in poller.poll(-(-remaining // MILLISECOND) if due else None)]
@@ -175,7 +175,7 @@ def listen_to_all(
                         break
                     yield ear.run, told
             if not ready or not remaining:  # one that talks on must not hide that others are late
-                late = (fd for fd in due if to_the_end or not ears[fd].has_heard)
+                late = (fd for fd in due if to_the_end or not ears[fd].has_answer)
                 # A refusal says more than that the rest of the answer is late.
                 lost = {fd: _late(ears[fd].run) for fd in late if not ears[fd].is_over} | lost
             for fd in [fd for fd, ear in ears.items() if ear.is_over or fd in lost]:
@@ -192,7 +192,7 @@ class _Ear:
 
     def __init__(self, run: RunSummary, connection: socket.socket) -> None:
         self.run = run
-        self.has_heard = False
+        self.has_answer = False
         self.is_over = False
         self._connection = connection
         self._begun = b""
@@ -200,7 +200,7 @@ class _Ear:
     @property
     def is_whole(self) -> bool:
         """Whether what has come ends with a line."""
-        return self.has_heard and not self._begun
+        return self.has_answer and not self._begun
 
     def lines(self) -> list[Answer]:
         """The lines that are whole now; a last one that breaks off is none."""
@@ -210,7 +210,7 @@ class _Ear:
             piece = b""  # it broke off, and what is missing will tell
         self.is_over = not piece
         *whole, self._begun = (self._begun + piece).split(b"\n")
-        self.has_heard = self.has_heard or bool(whole)
+        self.has_answer = self.has_answer or bool(whole)
         return [msgspec.json.decode(line, type=Answer) for line in whole]
 
 

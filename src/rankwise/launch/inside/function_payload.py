@@ -55,7 +55,7 @@ def pack_function(
     plain_args = (
         {rank: tuple(own) for rank, own in args.items()} if arguments_by_rank else tuple(args)
     )
-    with gate_here().standing_in():
+    with gate_here().handlers_replaced():
         try:
             call, header["sources"] = _pickled((fn, plain_args))
         except Exception as error:

@@ -34,7 +34,7 @@ def values_by_rank(frames: Mapping[int, bytes | bytearray]) -> dict[int, Any]:
         GangError: a value arrived that cannot be unpickled here.
     """
     values: dict[int, Any] = {}
-    with gate_here().standing_in():
+    with gate_here().handlers_replaced():
         for rank, frame in frames.items():
             try:
                 result = read_result(frame)

@@ -30,7 +30,7 @@ from rankwise.base.units import SECOND, Duration
 if TYPE_CHECKING:
     import socket
 
-    from rankwise.core.gang.vocabulary import Said
+    from rankwise.core.gang.vocabulary import RecoveryMessage
     from rankwise.drivers.real.recall_line import AgentWord
 
 RECALL_SIGNAL = signal.SIGRTMIN + 7
@@ -41,7 +41,7 @@ RAISED_AT = "_rankwise_raised_at"
 """Tells the reporter when an exception that was held back was raised: monotonic and wall clock."""
 
 R = TypeVar("R")
-Heard: TypeAlias = "tuple[AgentWord, list[int]]"
+ReceivedWord: TypeAlias = "tuple[AgentWord, list[int]]"
 """A word of the agent, and the descriptors that have come with it."""
 
 
@@ -137,11 +137,11 @@ class AgentLine(Protocol):
         """Let a rank `note` each word as soon as it has come, and get `RECALL_SIGNAL` if told."""
         ...
 
-    def say(self, word: "Said", recall_timeout: Duration) -> None:
+    def say(self, word: "RecoveryMessage", recall_timeout: Duration) -> None:
         """Say a word to the agent."""
         ...
 
-    def next_word(self) -> "Heard | None":
+    def next_word(self) -> "ReceivedWord | None":
         """Wait for the next word; None when the agent has ended."""
         ...
 
@@ -156,7 +156,7 @@ class _SocketLine:
     def __init__(self, line: "socket.socket") -> None:
         self._line = line
         self._main = threading.get_ident()
-        self._words: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()
+        self._words: queue.SimpleQueue[ReceivedWord | None] = queue.SimpleQueue()
 
     def listen(self, rank: "RecoverableRank") -> None:
         """Begin to listen, in a thread of ours."""
@@ -164,13 +164,13 @@ class _SocketLine:
             target=self._listen, args=(rank,), name="rankwise-recover", daemon=True
         ).start()
 
-    def say(self, word: "Said", recall_timeout: Duration) -> None:
+    def say(self, word: "RecoveryMessage", recall_timeout: Duration) -> None:
         """Say a word to the agent."""
         from rankwise.drivers.real.recall_line import WorkerWord, say  # noqa: PLC0415  # as below
 
         say(self._line, WorkerWord(word, recall_timeout))
 
-    def next_word(self) -> "Heard | None":
+    def next_word(self) -> "ReceivedWord | None":
         """Wait for the next word."""
         return self._words.get()
 
@@ -179,17 +179,17 @@ class _SocketLine:
         gc.collect()
 
     def _listen(self, rank: "RecoverableRank") -> None:
-        from rankwise.core.gang.vocabulary import WordToWorker  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not for who only boots
         from rankwise.drivers.real.recall_line import receive  # noqa: PLC0415  # the same
 
-        heard = receive(self._line)
-        while heard is not None:
-            rank.note(heard[0])
-            self._words.put(heard)
-            if heard[0].word is WordToWorker.RECALL:
-                _interrupt_waits(heard[0].peers, rank.earlier_connections)
+        received = receive(self._line)
+        while received is not None:
+            rank.note(received[0])
+            self._words.put(received)
+            if received[0].word is RecoveryOrder.RECALL:
+                _interrupt_waits(received[0].peers, rank.earlier_connections)
                 signal.pthread_kill(self._main, RECALL_SIGNAL)
-            heard = receive(self._line)
+            received = receive(self._line)
         self._words.put(None)
 
 
@@ -216,13 +216,13 @@ class RecoverableRank:
 
     def note(self, word: "AgentWord") -> None:
         """A word has come, which `next_word` will tell when the main thread asks."""
-        from rankwise.core.gang.vocabulary import WordToWorker  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not for who only boots
 
-        self._is_recalled = word.word is WordToWorker.RECALL
+        self._is_recalled = word.word is RecoveryOrder.RECALL
 
     def run(self, function: Callable[[], R], timeout: float) -> R:
         """Call the function until it comes to its end by itself."""
-        from rankwise.core.gang.vocabulary import Said  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import RecoveryMessage  # noqa: PLC0415  # not for who only boots
 
         if self._is_running:
             raise LocalProtocolError(
@@ -233,7 +233,7 @@ class RecoverableRank:
             )
         self._is_running = True
         try:
-            self._say(Said.OFFERS, Duration(round(timeout * SECOND)))
+            self._say(RecoveryMessage.OFFERS, Duration(round(timeout * SECOND)))
             while True:
                 result = self._call(function)
                 if result is not None:
@@ -242,11 +242,11 @@ class RecoverableRank:
         finally:
             self._is_running = False
             self._store = None
-            self._say(Said.WITHDRAWS)
+            self._say(RecoveryMessage.WITHDRAWS)
 
     def _call(self, function: Callable[[], R]) -> tuple[R] | None:
         """Call it once; what it returns, or None if it was recalled, or has raised."""
-        from rankwise.core.gang.vocabulary import Said  # noqa: PLC0415  # as above
+        from rankwise.core.gang.vocabulary import RecoveryMessage  # noqa: PLC0415  # as above
 
         try:
             self.earlier_connections = _connections_to_keep()
@@ -264,17 +264,17 @@ class RecoverableRank:
         except Exception as error:  # noqa: BLE001  # it is raised again, or belongs to a death
             _stamp(error)
             self._held = error
-            self._say(Said.EXCEPTION_HELD)
+            self._say(RecoveryMessage.EXCEPTION_HELD)
         return None
 
     def _wait_until_called_again(self) -> None:
         """Do what the agent says; come back when the function is to be called again."""
-        from rankwise.core.gang.vocabulary import Said, WordToWorker  # noqa: PLC0415  # as above
+        from rankwise.core.gang.vocabulary import RecoveryMessage, RecoveryOrder  # noqa: PLC0415  # as above
 
         while True:
-            heard = self._line.next_word()
-            word = None if heard is None else heard[0].word
-            if heard is not None and word is WordToWorker.RECALL:
+            received = self._line.next_word()
+            word = None if received is None else received[0].word
+            if received is not None and word is RecoveryOrder.RECALL:
                 held, self._held = self._held, None
                 if held is not None:
                     _let_go_of(held)
@@ -282,15 +282,15 @@ class RecoverableRank:
                 self._store = None
                 _give_up_world()
                 self._line.release()
-                self._say(Said.YIELDED)
-            elif heard is not None and word is WordToWorker.AGAIN:
-                _enter_world(*heard)
+                self._say(RecoveryMessage.YIELDED)
+            elif received is not None and word is RecoveryOrder.AGAIN:
+                _enter_world(*received)
                 return
             else:  # it is ours, or the agent has ended, and its guardian is about to end us
                 held, self._held = self._held, None
                 raise held or SystemExit(1)
 
-    def _say(self, word: "Said", recall_timeout: Duration = NO_TIME) -> None:
+    def _say(self, word: "RecoveryMessage", recall_timeout: Duration = NO_TIME) -> None:
         self._line.say(word, recall_timeout)
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:

@@ -137,7 +137,7 @@ class CallWatch:
         self._quiet = QUIET if hang_timeout is None else min(QUIET, Duration(hang_timeout // 3))
         self._pause_max = min(_PAUSE_MAX, Duration(2 * self._quiet))
         self._questions = RecorderQuestions(host, reactor, clock)
-        self._told = ""
+        self._last_blame = ""
         self._stuck: set[int] = set()
         self._doubts_from, self._doubt_pause = clock.now(), INTERVAL
         self._is_doubting = False
@@ -156,7 +156,7 @@ class CallWatch:
             return None
         is_looking = self._looks_at is not None
         self._looks_at = self._attempt
-        self._begun, self._suspicion, self._told = {}, "", ""
+        self._begun, self._suspicion, self._last_blame = {}, "", ""
         self._standing, self._stuck = {}, set()
         self._doubts_from, self._doubt_pause = self._clock.now(), INTERVAL
         self._questions = RecorderQuestions(self._host, self._reactor, self._clock)
@@ -390,7 +390,7 @@ class CallWatch:
             rank: begun
             for rank, begun in self._stood.items()
             # While ranks start, some wait for others on every healthy node.
-            if self.lateness.readers[rank].standing_in not in (None, INIT_GROUP)
+            if self.lateness.readers[rank].group_waited_in not in (None, INIT_GROUP)
         }
         # What C++ calls is in no call record.
         if not standing and between(self._still_since, self._clock.now()) >= self._quiet:
@@ -409,7 +409,7 @@ class CallWatch:
         last, self._begun = self._begun, begun
         if last != begun:
             self._still_since = self._clock.now()
-            self._asked_at, self._pause, self._told = None, None, ""
+            self._asked_at, self._pause, self._last_blame = None, None, ""
         self._stood = {
             rank: count for rank, count in begun.items() if count and last.get(rank) == count
         }
@@ -441,7 +441,7 @@ class CallWatch:
         stands = any(reader.is_standing for reader in self.lateness.readers.values())
         pause = self._pause or (min(STANDING, self._quiet) if stands else self._quiet)
         since = self._still_since if self._asked_at is None else self._asked_at
-        is_due |= bool(self._told) or now >= after(since, pause)
+        is_due |= bool(self._last_blame) or now >= after(since, pause)
         if is_due and self._questions.ask(self._judge_answers):
             self._asked_at, self._pause = now, min(Duration(2 * pause), self._pause_max)
 
@@ -460,13 +460,13 @@ class CallWatch:
         records = [self._without_haste(record) for record in self._call_records()]
         recorded = self._recorded_call_records(records)
         blame = find_blame(recorded, patience_is_over=False, issued_is_waiting=True)
-        last, self._told = self._told, ""
+        last, self._last_blame = self._last_blame, ""
         if blame is None or not blame.is_certain:
             return
         if blame.text == last:
             self._accuse(blame)
         else:
-            self._told = blame.text
+            self._last_blame = blame.text
 
     def _doubt_past(self) -> None:
         """Ask what a call was that ranks seem to differ in, and less often if they agreed."""

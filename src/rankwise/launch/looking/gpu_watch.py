@@ -170,11 +170,11 @@ class GpuWatch:
         while (deliver := self._wanted.get()) is not None:
             deliver(gpus.read())
             if self._stop_listening is None:  # the first reading is what later ones are compared to
-                self._stop_listening = listen_for_xids(gpus, self._hear_xid)
+                self._stop_listening = listen_for_xids(gpus, self._post_xid)
         if self._stop_listening is not None:
             self._stop_listening()
 
-    def _hear_xid(self, xid: Xid) -> None:
+    def _post_xid(self, xid: Xid) -> None:
         """In the thread of events."""
         self._reactor.post(partial(self._on_xid, xid))
 

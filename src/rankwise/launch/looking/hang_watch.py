@@ -33,7 +33,7 @@ WINDOW = Duration(500 * MILLISECOND)
 """How long ranks are watched for an answer to `rankwise why`."""
 
 
-class NodesTold(msgspec.Struct, frozen=True):
+class NodesAnswer(msgspec.Struct, frozen=True):
     """What the nodes of a run have told when they were asked why it does not go on.
 
     Attributes:
@@ -125,7 +125,7 @@ class HangWatch:
         verdict, _ = self._watches.explain_hang()
         self._watches.ask_other_nodes(partial(self._look_later, verdict, reply))
 
-    def _look_later(self, own: str, reply: "Reply", told: NodesTold | None) -> None:
+    def _look_later(self, own: str, reply: "Reply", told: NodesAnswer | None) -> None:
         verdict = own if told is None else told.verdict or own
         again = after(self._clock.now(), WINDOW)
         self._reactor.call_at(again, partial(self._look_again, verdict, reply))
@@ -136,7 +136,7 @@ class HangWatch:
             lambda: self._watches.ask_other_nodes(partial(self._compare, verdict, reply))
         )
 
-    def _compare(self, verdict: str, reply: "Reply", told: NodesTold | None) -> None:
+    def _compare(self, verdict: str, reply: "Reply", told: NodesAnswer | None) -> None:
         now, waits = self._watches.explain_hang()
         header: dict[str, Any] = {"verdict": now}
         if told is not None:

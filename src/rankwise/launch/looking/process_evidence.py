@@ -24,12 +24,12 @@ class ProcessEvidence:
     """Gathers evidence about the workers of one run.
 
     Args:
-        host: knows each worker's streams.
-        planner: knows each worker's files and its place in the world.
+        host: has each worker's streams.
+        planner: has each worker's files and its place in the world.
         wall_offset: nanoseconds from the monotonic clock to the calendar.
 
     Attributes:
-        gpus: know what the node's GPUs have reported; None where there are none.
+        gpus: what the node's GPUs have reported; None on a node without GPUs.
     """
 
     def __init__(self, host: RealProcessHost, planner: JobPlanner, wall_offset: int) -> None:

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING
 
 import rankwise
 from rankwise.base.units import MILLISECOND, SECOND, ZERO, Duration, Instant, after
-from rankwise.core.gang.vocabulary import Said, WorkerExited, WorkerSaid, WorkerSpawned
+from rankwise.core.gang.vocabulary import (
+    RecoveryMessage,
+    RecoveryMessageSent,
+    WorkerExited,
+    WorkerSpawned,
+)
 from rankwise.core.ledger import Begun, Group
 from rankwise.core.matching import CallSignature
 from rankwise.drivers.real.call_rings import CallReader, SeenCall, words_in
@@ -120,7 +125,7 @@ class RunRecorder:
         self._ranks: dict[int, _RankReader] = {}
         self._cpp_calls_until: dict[tuple[int, int], int] = {}
 
-    def on_stimulus(self, stimulus: WorkerSpawned | WorkerSaid | WorkerExited) -> None:
+    def on_stimulus(self, stimulus: WorkerSpawned | RecoveryMessageSent | WorkerExited) -> None:
         """Begin with the first rank; take a last look at one that ends or is called again."""
         if stimulus.attempt > self._attempt:  # of which no rank need be new: they are called again
             self._attempt = stimulus.attempt
@@ -261,10 +266,10 @@ class RunRecorder:
         return sum(self._journal.record(RECORDER, record, now) for record in records)
 
 
-def _has_left(stimulus: WorkerSpawned | WorkerSaid | WorkerExited) -> bool:
+def _has_left(stimulus: WorkerSpawned | RecoveryMessageSent | WorkerExited) -> bool:
     """Whether a rank does nothing more in this attempt."""
-    if isinstance(stimulus, WorkerSaid):
-        return stimulus.word is Said.YIELDED
+    if isinstance(stimulus, RecoveryMessageSent):
+        return stimulus.word is RecoveryMessage.YIELDED
     return isinstance(stimulus, WorkerExited)
 
 
@@ -280,7 +285,7 @@ class _RankReader:
         self._rank = first_rank + local_rank
         self._complete_since = now
         self._known: dict[bytes, int] = {}
-        self._groups_told = 0
+        self._groups_recorded = 0
 
     def read(
         self, now: Instant, most: int, *, since: Instant = _ALWAYS, is_last: bool = False
@@ -345,7 +350,7 @@ class _RankReader:
         return number
 
     def _new_groups(self) -> dict[int, RecordedGroup]:
-        told, self._groups_told = self._groups_told, len(self._calls.keys)
+        told, self._groups_recorded = self._groups_recorded, len(self._calls.keys)
         groups = self._calls.groups
         return {
             number: RecordedGroup(key, groups[key].label, groups[key].size, groups[key].members)

@@ -1,4 +1,4 @@
-"""What is found out about the ranks of a run, for whoever asks.
+"""Answers to questions about the ranks of a run.
 
 The exit watch of the agent (`core/watch`) asks while it holds an exit back, `rankwise why` and the
 time limit when they are due. The watches that find it out (`call_watch.py`, `hang_watch.py`) are
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rankwise.launch.cluster.agent_runner import AgentRunner
     from rankwise.launch.control.server import Reply
     from rankwise.launch.looking.call_watch import CallWatch
-    from rankwise.launch.looking.hang_watch import HangWatch, NodesTold
+    from rankwise.launch.looking.hang_watch import HangWatch, NodesAnswer
     from rankwise.launch.looking.rank_records import RunRecorder
     from rankwise.launch.looking.rank_status import WaitedSoFar
     from rankwise.launch.run.planning import JobPlanner
@@ -187,11 +187,11 @@ class Watches:
         """Ask the ranks what C++ has called; call back when they have told, or cannot."""
         self._call_watch.ask(on_answers)
 
-    def ask_other_nodes(self, on_answer: Callable[["NodesTold | None"], None]) -> None:
+    def ask_other_nodes(self, on_answer: Callable[["NodesAnswer | None"], None]) -> None:
         """Ask the other nodes what their ranks do."""
 
         def tell(answered: "InquiryAnswered | None") -> None:
-            on_answer(None if answered is None else self._agent.nodes_told(answered))
+            on_answer(None if answered is None else self._agent.nodes_answered(answered))
 
         self._ask_nodes(Trouble.WHY, tell)
 

@@ -1,23 +1,23 @@
-"""Who of the agents runs, and what that makes of the job. No I/O: the driver tells what happens.
+"""Which agents run, and the job's exit code. No I/O: the driver reports what happens.
 
-A *seat* is a place in the placement group. It is
+The placement group has a *bundle* for each agent. Its state is
 
     PENDING  from the start, and again after its agent was lost: Ray looks for a node
-    RUNNING  an agent is at work there
+    RUNNING  an agent runs there
     ENDED    its agent has ended with a code, and with it the run as far as this node knows
-    GIVEN_UP it was lost too often
+    GIVEN_UP its agents were lost too often
 
-The job is over when nobody runs, and either an agent has ended by itself, or there is nobody left
-to wait for. A seat that still waits for a node is then not waited for: the others have finished.
+The job is over when no agent runs, and either an agent has ended by itself, or no bundle is
+pending. In the first case, pending bundles do not count: the other agents have finished.
 """
 
 from enum import Enum
 
 LOSSES_MAX = 3
-"""How often one seat is filled again: nodes die, but not again and again under one agent."""
+"""How often a bundle gets another agent: nodes die, but not again and again under one agent."""
 
 
-class Seat(Enum):
+class BundleState(Enum):
     """See the module's text."""
 
     PENDING = "pending"
@@ -27,15 +27,15 @@ class Seat(Enum):
 
 
 class ActorPlacement:
-    """All seats of one job.
+    """All bundles of one job.
 
     Attributes:
-        states: of each seat.
+        states: of each bundle.
         stop_signal: the first signal that was passed on, if any.
     """
 
     def __init__(self, count: int) -> None:
-        self.states = [Seat.PENDING] * count
+        self.states = [BundleState.PENDING] * count
         self.stop_signal: int | None = None
         self._losses = [0] * count
         self._codes: dict[int, int] = {}
@@ -43,17 +43,17 @@ class ActorPlacement:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to wait for."""
-        if Seat.RUNNING in self.states:
+        if BundleState.RUNNING in self.states:
             return False
         is_anybody_wanted = self.stop_signal is None and not self._codes
-        return not (is_anybody_wanted and Seat.PENDING in self.states)
+        return not (is_anybody_wanted and BundleState.PENDING in self.states)
 
     @property
     def code(self) -> int:
-        """The job's exit code: what the agents say, who all know the same verdict.
+        """The job's exit code, from those of the agents, which share one verdict.
 
-        Success is only said by an agent when all nodes of the run have succeeded, so it outweighs
-        an agent that was stopped or lost before.
+        An agent reports success only if all nodes of the run have succeeded. So one success
+        outweighs an agent that was stopped or lost before.
         """
         if 0 in self._codes.values():
             return 0
@@ -61,24 +61,24 @@ class ActorPlacement:
             return self._codes[min(self._codes)]
         return 1 if self.stop_signal is None else 128 + self.stop_signal
 
-    def begin(self, seat: int) -> None:
+    def begin(self, bundle: int) -> None:
         """An agent has begun."""
-        self.states[seat] = Seat.RUNNING
+        self.states[bundle] = BundleState.RUNNING
 
-    def end(self, seat: int, code: int) -> None:
+    def end(self, bundle: int, code: int) -> None:
         """An agent has ended by itself."""
-        self.states[seat] = Seat.ENDED
-        self._codes[seat] = code
+        self.states[bundle] = BundleState.ENDED
+        self._codes[bundle] = code
 
-    def lose(self, seat: int) -> bool:
-        """An agent was lost, perhaps with its node; returns whether to fill the seat again."""
-        self._losses[seat] += 1
-        gives_up = self._losses[seat] > LOSSES_MAX or self.stop_signal is not None
-        self.states[seat] = Seat.GIVEN_UP if gives_up else Seat.PENDING
+    def lose(self, bundle: int) -> bool:
+        """An agent was lost, perhaps with its node; returns whether to start another one."""
+        self._losses[bundle] += 1
+        gives_up = self._losses[bundle] > LOSSES_MAX or self.stop_signal is not None
+        self.states[bundle] = BundleState.GIVEN_UP if gives_up else BundleState.PENDING
         return not gives_up
 
     def stop(self, signal: int) -> list[int]:
-        """A signal has come; returns the seats whose agents are to get it."""
+        """A signal has come; returns the bundles whose agents get it."""
         if self.stop_signal is None:
             self.stop_signal = signal
-        return [seat for seat, state in enumerate(self.states) if state is Seat.RUNNING]
+        return [bundle for bundle, state in enumerate(self.states) if state is BundleState.RUNNING]

@@ -2,16 +2,16 @@
 
     this process      the placement group, the store in which nodes meet (unless there is another),
                       the console, signals
-    one actor a seat  `node_agent`: an agent, on a node of its own (STRICT_SPREAD)
+    one actor each    `node_agent`: an agent in each bundle, on a node of its own (STRICT_SPREAD)
 
-Nothing is polled. One thread waits for the placement group, then one per seat follows its actor;
+Nothing is polled. One thread waits for the placement group, then one per bundle follows its actor;
 they and the signal handlers put what happens into one queue, which the main thread reads.
 
 What happens when one dies:
 
 - an agent: its code is what the run came to on that node;
 - an actor or its node: Ray says so. The other agents notice by themselves and go on if they are
-  enough; the seat is filled again as soon as Ray has a node for it (`seats`);
+  enough; the bundle gets another agent when Ray has a node for it (`actor_placement`);
 - this process: Ray ends the actors, and the kernel the agents with them. The store is gone too, so
   for a job that must outlive its driver name an etcd;
 - the cluster's head: the same.
@@ -34,7 +34,7 @@ from rankwise.drivers.real.clock import SystemClock
 from rankwise.launch.on_ray.actor_placement import ActorPlacement
 from rankwise.launch.on_ray.job import (
     RayJob,
-    RayMeeting,
+    RayRendezvous,
     agent_environment,
     agent_words,
     token_for_agents,
@@ -46,7 +46,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Placed(NamedTuple):
-    """Every seat has a node."""
+    """Every bundle has a node."""
 
 
 class Unplaced(NamedTuple):
@@ -64,7 +64,7 @@ class SignalCame(NamedTuple):
 class ActorMessage(NamedTuple):
     """An actor has told something; see `node_agent`."""
 
-    seat: int
+    bundle: int
     kind: str
     value: Any
 
@@ -72,7 +72,7 @@ class ActorMessage(NamedTuple):
 class LostActor(NamedTuple):
     """An actor has died, perhaps with its node."""
 
-    seat: int
+    bundle: int
     why: str
 
 
@@ -110,10 +110,10 @@ class _MainThread:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._bundle = _bundle(job, nodes)
         fitting = sum(_fits(self._bundle, resources) for resources in nodes)
-        self._seats = ActorPlacement(min(job.nodes_max, max(job.nodes_min, fitting)))
+        self._placement = ActorPlacement(min(job.nodes_max, max(job.nodes_min, fitting)))
         self._actors: dict[int, Any] = {}
-        count = len(self._seats.states)
-        place = None if count == 1 == job.nodes_max else _meeting_place(ray, job, environ, stack)
+        count = len(self._placement.states)
+        place = None if count == 1 == job.nodes_max else _rendezvous_place(ray, job, environ, stack)
         self._words = agent_words(job, count, place)
         self._environment = agent_environment(environ, place)
 
@@ -121,14 +121,14 @@ class _MainThread:
         """Turn until the job is over."""
         from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415  # the extra
 
-        count = len(self._seats.states)
+        count = len(self._placement.states)
         group = placement_group([self._bundle] * count, strategy="STRICT_SPREAD")
         try:
             self._in_thread(lambda: self._wait_placed(group))
-            while not self._seats.is_over:
+            while not self._placement.is_over:
                 self._handle(self._stimuli.get(), group)
             self._write_what_is_left()
-            return self._seats.code
+            return self._placement.code
         finally:
             for actor in self._actors.values():
                 self._ray.kill(actor)
@@ -137,35 +137,35 @@ class _MainThread:
     def _handle(self, stimulus: Stimulus, group: Any) -> None:
         match stimulus:
             case Placed():
-                for seat in range(len(self._seats.states)):
-                    self._fill(seat, group)
+                for bundle in range(len(self._placement.states)):
+                    self._fill(bundle, group)
             case Unplaced(why):
                 raise RankwiseError(why, hint="`ray status` shows which resources are free")
             case SignalCame(number):
-                for seat in self._seats.stop(number):
-                    self._actors[seat].signal.remote(number)
-            case ActorMessage(seat, "began", host):
-                self._begin(seat, host)
-            case ActorMessage(seat, "ended", code):
-                self._seats.end(seat, code)
+                for bundle in self._placement.stop(number):
+                    self._actors[bundle].signal.remote(number)
+            case ActorMessage(bundle, "began", host):
+                self._begin(bundle, host)
+            case ActorMessage(bundle, "ended", code):
+                self._placement.end(bundle, code)
             case ActorMessage(_, stream, data):
                 _write(stream, data)
-            case LostActor(seat, why):
-                again = self._seats.lose(seat)
+            case LostActor(bundle, why):
+                again = self._placement.lose(bundle)
                 later = "; another agent starts when Ray has a node for it" if again else ""
-                _say(f"node {seat} is lost: {why}{later}")
+                _say(f"node {bundle} is lost: {why}{later}")
                 if again:
-                    self._fill(seat, group)
+                    self._fill(bundle, group)
 
-    def _begin(self, seat: int, host: str) -> None:
-        self._seats.begin(seat)
+    def _begin(self, bundle: int, host: str) -> None:
+        self._placement.begin(bundle)
         if not self._job.is_quiet:
-            _say(f"agent {seat} of {len(self._seats.states)} begins on {host}")
-        if self._seats.stop_signal is not None:  # it came while Ray was starting the actor
-            self._actors[seat].signal.remote(self._seats.stop_signal)
+            _say(f"agent {bundle} of {len(self._placement.states)} begins on {host}")
+        if self._placement.stop_signal is not None:  # it came while Ray was starting the actor
+            self._actors[bundle].signal.remote(self._placement.stop_signal)
 
-    def _fill(self, seat: int, group: Any) -> None:
-        """Start an agent on a seat, and follow it."""
+    def _fill(self, bundle: int, group: Any) -> None:
+        """Start an agent in a bundle, and follow it."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415  # the extra
 
         named = {"CPU": "num_cpus", "GPU": "num_gpus"}
@@ -175,13 +175,13 @@ class _MainThread:
             resources=others,
             max_concurrency=2,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=seat
+                group, placement_group_bundle_index=bundle
             ),
         )
-        actor = self._actors[seat] = actor_class.remote()
-        self._in_thread(lambda: self._follow(seat, actor))
+        actor = self._actors[bundle] = actor_class.remote()
+        self._in_thread(lambda: self._follow(bundle, actor))
 
-    def _follow(self, seat: int, actor: Any) -> None:
+    def _follow(self, bundle: int, actor: Any) -> None:
         """In a thread: put what an actor tells into the queue."""
         stream = actor.run.options(num_returns="streaming").remote(
             self._words, self._environment, os.getcwd()
@@ -189,18 +189,18 @@ class _MainThread:
         try:
             for item in stream:
                 kind, value = self._ray.get(item)
-                self._stimuli.put(ActorMessage(seat, kind, value))
+                self._stimuli.put(ActorMessage(bundle, kind, value))
         except self._ray.exceptions.RayError as error:
-            self._stimuli.put(LostActor(seat, _reason(error)))
+            self._stimuli.put(LostActor(bundle, _reason(error)))
 
     def _wait_placed(self, group: Any) -> None:
-        """In a thread: wait until every seat has a node."""
+        """In a thread: wait until every bundle has a node."""
         if group.wait(timeout_seconds=self._job.patience / SECOND):
             self._stimuli.put(Placed())
             return
         wanted = ", ".join(f"{name}: {amount:g}" for name, amount in self._bundle.items())
         why = (
-            f"Ray has not found {len(self._seats.states)} nodes with {wanted} each within "
+            f"Ray has not found {len(self._placement.states)} nodes with {wanted} each within "
             f"{self._job.patience / SECOND:g} s"
         )
         self._stimuli.put(Unplaced(why))
@@ -281,13 +281,13 @@ def _signals_put_into(stimuli: SimpleQueue[Stimulus]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _meeting_place(
+def _rendezvous_place(
     ray: Any, job: RayJob, environ: Mapping[str, str], stack: ExitStack
-) -> RayMeeting:
+) -> RayRendezvous:
     """Where the agents meet: as the user says, or in a store in this process."""
     if job.endpoint is not None:
         assert job.backend is not None, "an endpoint comes with its backend"
-        return RayMeeting(
+        return RayRendezvous(
             backend=job.backend,
             endpoint=job.endpoint,
             settings=job.settings,
@@ -306,7 +306,9 @@ def _meeting_place(
     _, port = store.server.address
     host = f"[{address}]" if ":" in address else address
     settings = ",".join(filter(str.strip, (job.settings, "is_host=false")))
-    return RayMeeting(backend="embedded", endpoint=f"{host}:{port}", settings=settings, token=token)
+    return RayRendezvous(
+        backend="embedded", endpoint=f"{host}:{port}", settings=settings, token=token
+    )
 
 
 def _bundle(job: RayJob, nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -42,7 +42,7 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
     is_quiet: bool = False
 
 
-class RayMeeting(msgspec.Struct, frozen=True, kw_only=True):
+class RayRendezvous(msgspec.Struct, frozen=True, kw_only=True):
     """Where the agents of one run meet, as words for each of them.
 
     Attributes:
@@ -60,12 +60,12 @@ def token_for_agents(environ: Mapping[str, str]) -> str | None:
     return None if environ.get(TOKEN_VARIABLE) else secrets.token_hex(16)
 
 
-def agent_words(job: RayJob, seat_count: int, place: RayMeeting | None) -> list[str]:
+def agent_words(job: RayJob, bundle_count: int, place: RayRendezvous | None) -> list[str]:
     """The words of `rankwise run` for each agent; None for `place` if there is one node."""
     words = [f"--rdzv-id={job.run_id}"]
     if place is not None:
         words += [
-            f"--nnodes={min(job.nodes_min, seat_count)}:{seat_count}",
+            f"--nnodes={min(job.nodes_min, bundle_count)}:{bundle_count}",
             f"--rdzv-backend={place.backend}",
             f"--rdzv-endpoint={place.endpoint}",
             f"--rdzv-conf={place.settings}",
@@ -74,7 +74,7 @@ def agent_words(job: RayJob, seat_count: int, place: RayMeeting | None) -> list[
     return [*words, *job.words]
 
 
-def agent_environment(environ: Mapping[str, str], place: RayMeeting | None) -> dict[str, str]:
+def agent_environment(environ: Mapping[str, str], place: RayRendezvous | None) -> dict[str, str]:
     """The variables that agents get in addition to those of their node."""
     passed_on = {
         name: value

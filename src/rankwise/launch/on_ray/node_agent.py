@@ -1,4 +1,4 @@
-"""The actor of one seat: runs `rankwise run` on its node, and hands out its output in whole lines.
+"""The actor of one bundle: runs `rankwise run` on its node, and returns its output in lines.
 
 `run` is a stream of items, made in one thread of the actor: `("began", host)`, then
 `("stdout" | "stderr", bytes)`, and last `("ended", code)`. `signal` runs in another thread.

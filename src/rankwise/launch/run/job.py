@@ -13,7 +13,7 @@ import msgspec
 from rankwise.base.units import Duration
 from rankwise.core.gang.vocabulary import GangSpec
 from rankwise.core.rendezvous.configuration import RestartPolicy
-from rankwise.launch.cluster.plan import MeetingPlan, plan_alone
+from rankwise.launch.cluster.plan import RendezvousPlan, plan_alone
 
 StartMethodName = Literal["forkserver", "spawn", "fork"]
 """How the workers of a Python function may be made."""
@@ -172,7 +172,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     program: Program
     gang: GangSpec
     policy: RestartPolicy = RestartPolicy()
-    cluster: MeetingPlan | None = None
+    cluster: RendezvousPlan | None = None
     run_id: str
     role: str = "default"
     start_method: StartMethod = StartMethod.SUBPROCESS
@@ -205,7 +205,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.start_method is StartMethod.AUTO and bool(self.preload)
 
     @property
-    def plan(self) -> MeetingPlan:
+    def plan(self) -> RendezvousPlan:
         """How its nodes meet; without one, a node is alone, with the job's policy."""
         return self.cluster or plan_alone(self.policy, self.master_addr)
 

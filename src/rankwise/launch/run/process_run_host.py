@@ -226,7 +226,7 @@ class ProcessRunHost:
         # Those that were stopped for the others' failures; the agent has had its own described.
         return replace(outcome, failures=self._describe(outcome.failures), lateness=told)
 
-    def on_told(self, outcome: Outcome) -> None:
+    def on_outcome_shown(self, outcome: Outcome) -> None:
         """Answer those who wait for the end; among nodes, tell signals that it is over."""
         if "_answers" in vars(self):  # somebody has asked
             self._answers.tell_end(outcome)

@@ -101,7 +101,7 @@ class RunHost(Protocol):
         """Let all output out; the outcome with what is known now, each failure described."""
         ...
 
-    def on_told(self, outcome: Outcome) -> None:
+    def on_outcome_shown(self, outcome: Outcome) -> None:
         """The outcome is complete: tell those who wait for it."""
         ...
 
@@ -187,8 +187,8 @@ class Session:
         self.clocks = RunClocks(agents=limits, limits=limits)
         self._caught_as: int | None = None
         """As it was sent: a program may handle SIGALRM, of which SIGTERM is only our reading."""
-        self._signals_told: set[int] = set()
-        self._passed_told: dict[int, tuple[list[int], list[int]]] = {}
+        self._signals_announced: set[int] = set()
+        self._passed_announced: dict[int, tuple[list[int], list[int]]] = {}
         """Which ranks a signal was passed on to, and which others there were, as was last told."""
         self._stop_asked_at: Instant | None = None
         self._is_asked_by_ranks = False
@@ -214,7 +214,7 @@ class Session:
         if outcome.status is OutcomeStatus.STOPPED:
             # Only of a stop: of a failure the report tells where its root cause stood.
             outcome = replace(outcome, stood=self._stood, awaited=self._awaited)
-        host.on_told(outcome)
+        host.on_outcome_shown(outcome)
         return outcome
 
     @property
@@ -286,8 +286,8 @@ class Session:
 
     def _heed(self, signum: int) -> int | None:
         """Do what a signal asks for; the one by which it stops the run, if it does."""
-        effect, is_new = self.effects[signum], signum not in self._signals_told
-        self._signals_told.add(signum)
+        effect, is_new = self.effects[signum], signum not in self._signals_announced
+        self._signals_announced.add(signum)
         match effect:
             case SignalEffect.STOPS:
                 return signum
@@ -309,8 +309,8 @@ class Session:
 
     def tell_passed_on(self, signum: int, reached: list[int], others: list[int]) -> None:
         """Say which ranks were sent a signal, unless that is what the last line said of it."""
-        if self._passed_told.get(signum) != (reached, others):
-            self._passed_told[signum] = reached, others
+        if self._passed_announced.get(signum) != (reached, others):
+            self._passed_announced[signum] = reached, others
             from rankwise.launch.telling.announcements import passed_on_line  # noqa: PLC0415  # rare
 
             self.say(passed_on_line(signum, reached, others), "signal", signal=signum)

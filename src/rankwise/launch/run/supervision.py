@@ -119,7 +119,7 @@ class Supervision:
         if self._session is not None or self._finished.is_set():
             raise LocalProtocolError("a supervision runs once; make another for another run")
         try:
-            with _too_few_files_told(), ExitStack() as stack:
+            with _too_few_files_explained(), ExitStack() as stack:
                 try:
                     session = self._make_session(stack)
                 finally:
@@ -267,7 +267,7 @@ class Supervision:
 
 
 @contextmanager
-def _too_few_files_told() -> Iterator[None]:
+def _too_few_files_explained() -> Iterator[None]:
     """Say what to do where the limit of open files ends a run, wherever that is: at an import."""
     try:
         yield

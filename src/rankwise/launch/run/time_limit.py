@@ -17,7 +17,7 @@ from rankwise.drivers.real.reactor import Reactor
 from rankwise.ports.clock import Clock
 
 if TYPE_CHECKING:
-    from rankwise.launch.looking.hang_watch import NodesTold
+    from rankwise.launch.looking.hang_watch import NodesAnswer
     from rankwise.launch.looking.watches import Watches
 
 WINDOW = Duration(500 * MILLISECOND)
@@ -83,7 +83,7 @@ class RunTimeLimit:
     def _find_verdict(self, on_verdict: Callable[[str], None]) -> None:
         """Find out who keeps the others waiting, on all nodes."""
 
-        def choose(own: str, told: "NodesTold | None") -> None:
+        def choose(own: str, told: "NodesAnswer | None") -> None:
             on_verdict(own if told is None else told.verdict or own)
 
         self._watches.ask_recorders(

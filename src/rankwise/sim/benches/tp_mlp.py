@@ -1,7 +1,7 @@
 """A transformer's MLP, tensor-parallel over all devices, against the unsharded computation.
 
-The first layer is cut by columns, the second by rows, as Megatron-LM does it: a single all-reduce
-for the whole block, after which every rank has the result.
+The first layer is split by columns, the second by rows, as in Megatron-LM. One all-reduce at the
+end gives the result to every rank.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,9 @@
 
 What does not go in the rounds of a ring is timed by its programs (`message_graph`).
 
-Every rank sends one message in each round, spread over its lanes. Of a message, two instants count:
-when its *head*, the first slot of each lane, can be sent on, and when its *tail*, the last slot,
-can. A message that a rank sends on follows the one that it receives from head to tail, so the ring
+Every rank sends one message in each round, spread over its lanes. A message has two times: when its
+*head*, the first slot of each lane, can be forwarded, and when its *tail*, the last slot, can. A
+message that a rank sends on follows the one that it receives from head to tail, so the ring
 is a pipeline here as it is queue by queue (`execution`):
 
     start   = max(head is there, way is free)

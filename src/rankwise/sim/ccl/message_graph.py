@@ -5,8 +5,8 @@ the memories of both PEs; flows that are under way at an instant have max-min fa
 (`hardware.fair_shares`), by lanes. Equal flows begin and end at equal instants, so that all of them
 are one event: a thousand ranks that do the same cost what a few do.
 
-Of a step two instants count, as round a ring (`message_execution`): its *head*, when the first slot
-of each lane may be used, and its *tail*, when the last one may. A step that is about the same span
+A step has two times, as round a ring (`message_execution`): its *head*, when the first slot of each
+lane may be used, and its *tail*, when the last one may. A step that is about the same span
 as the one that it waits for follows it slot by slot, from head to tail; any other one waits for the
 end. So trees and recursive doubling are pipelines, and halving is not.
 

@@ -40,7 +40,7 @@ from rankwise.sim.hardware.memory import (
 from rankwise.sim.hardware.op_log import Operand, OpLog
 from rankwise.sim.hardware.peers import Peers
 from rankwise.sim.hardware.quantities import exact_picoseconds, picoseconds
-from rankwise.sim.hardware.replicas import Images
+from rankwise.sim.hardware.replicas import Replicas
 from rankwise.sim.hardware.shown import in_notebook
 from rankwise.sim.hardware.topology import Topology, load_topology
 from rankwise.sim.hardware.watchpoints import Watchpoints
@@ -57,7 +57,7 @@ class GraphEngine:
         wall_limit_s: how many seconds of real time one wait may take.
 
     Attributes:
-        images: the launches that were not simulated, since another device did the same.
+        replicas: the launches that were not simulated, since another device did the same.
         peers: the memory that devices share with each other.
         watchpoints: who waits for memory to change.
     """
@@ -76,8 +76,8 @@ class GraphEngine:
             time_limit=time_limit, wall_limit_s=wall_limit_s, written=exact_picoseconds
         )
         self.machine = HardwareMachine(self.simulator, self.topology)
-        self.images: Images[Any] = Images(self.machine)
-        self.images.are_allowed &= self.topology.faults is None  # else devices are not alike
+        self.replicas: Replicas[Any] = Replicas(self.machine)
+        self.replicas.are_allowed &= self.topology.faults is None  # else devices are not alike
         self.op_log = OpLog()
         self.peers = Peers()
         self.watchpoints = Watchpoints()
@@ -190,11 +190,11 @@ class GraphEngine:
             handle.started_at = self.now
             yield self._command_time
             touched = _touched_by(handle.command)
-            self.images.begin_command(touched)
+            self.replicas.begin_command(touched)
             try:
                 value = yield from self._effect(handle, handle.command)
             finally:
-                self.images.end_command(touched)
+                self.replicas.end_command(touched)
         except TimeLimit:
             raise  # no failure of the command, which was only running when the time was over
         except Exception as exception:  # noqa: BLE001 (it is raised where the handle is waited for)

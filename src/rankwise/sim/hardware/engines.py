@@ -33,7 +33,7 @@ class _Engine(Server):
         return self.free_at <= at
 
     def account(self, size: int, work: int) -> None:
-        """Add what an image has worked on, and how long."""
+        """Add what a replica has worked on, and how long."""
         self.flops += size
         self._work += work
 

@@ -18,7 +18,7 @@ class KernelEnvironment:
 
     Attributes:
         sip: the number of the SIP.
-        pes: the PEs that programs are dealt to (`seats`).
+        pes: the PEs that programs are dealt to (`occupancy`).
         space: the SIP's virtual addresses.
         queues: what connects its programs with others; None for the queues between all PEs.
     """

@@ -17,10 +17,10 @@ from rankwise.sim.hardware.cost_models import cost_model
 from rankwise.sim.hardware.engines import GemmEngine, MathEngine
 from rankwise.sim.hardware.faults import live_route
 from rankwise.sim.hardware.links import FlowLane, Link, start_flow
+from rankwise.sim.hardware.occupancy import PeOccupancy
 from rankwise.sim.hardware.paths import Path
 from rankwise.sim.hardware.quantities import Rate, picoseconds
 from rankwise.sim.hardware.routing import Hop, link_of_hop, mesh_route, node_name
-from rankwise.sim.hardware.seats import Seats
 from rankwise.sim.kernel import Future, Server, Simulator, all_of
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Sip:
     """One device: a mesh of cubes.
 
     Attributes:
-        seats: which of its PEs have a program.
+        occupancy: which of its PEs have a program.
     """
 
     def __init__(self, machine: "HardwareMachine", number: int) -> None:
@@ -255,7 +255,7 @@ class Sip:
         self.number = number
         self.name = f"sip{number}"
         self.cube_count = machine.topology.machine.sip.cubes.count
-        self.seats = Seats()
+        self.occupancy = PeOccupancy()
         self._cubes: dict[int, Cube] = {}
         self._parts: dict[PartPlace, Part] = {}
         self._parts_count = 0

@@ -1,14 +1,13 @@
-"""Queues between PEs: fixed slots, credits that come back, and what waiting costs.
+"""Queues between PEs: fixed slots, credits that return, and the cost of waiting.
 
-A message is one slot. For each, the sender spends a credit, the bytes move over the links, and the
-slot lies at the receiver until the receiver frees it; then a credit message of its own
-(`credit_bytes`) goes back over the links in the other direction and the sender may fill the slot
-again. So a slow receiver holds up its sender, by no more than the slots, and a queue without free
-slots is visible as what its sender waits for.
+A message takes one slot. The sender spends a credit, the bytes move over the links, and the slot is
+taken at the receiver until the receiver frees it. Then a credit message (`credit_bytes`) returns
+over the links, and the sender may fill the slot again. So the slots limit how far a sender can be
+ahead of a slow receiver, and reports show a full queue as the reason of the sender's wait.
 
-A sender that finds no credit either sleeps, and needs `wake_ns` to go on when one comes, or spins,
-and sees it at the next multiple of `poll_ns` after it began to look. Slots arrive in the order in
-which they were sent.
+A sender without credit either sleeps or spins. A sleeper needs `wake_ns` to continue when a credit
+comes. A spinner sees the credit at the next multiple of `poll_ns` after its first poll. Slots
+arrive in the order in which they were sent.
 """
 
 from collections.abc import Callable

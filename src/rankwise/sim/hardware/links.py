@@ -209,7 +209,7 @@ class Link:
             simulator.call_at(start + self.latency, flow.path[hop].offer, flow, hop, chunk, tail)
 
     def account(self, size: int, work: int) -> None:
-        """Add what a transfer or an image has carried, and how long that takes the link alone."""
+        """Add what a transfer or a replica has carried, and how long that takes the link alone."""
         self._bytes += size
         self._work += work
 

@@ -1,23 +1,22 @@
-"""SIPs that do the same: one launch is simulated, the others are its images, at any instant.
+"""SIPs that do the same: one launch is simulated, the others are its replicas, at any instant.
 
 Ranks of a large program launch the same kernel, each on a SIP of its own and with its tensors in
 the same places there. Where nothing else touches their SIPs, their launches take the same time,
-part by part. So one of them, the *original*, is simulated, and what it does is written down. An
-*image* is not: it is written to the op log as its original is, as much later as it has begun later,
-and at its end its links and engines are said to have been as busy. Times do not depend on it, cost
-does.
+part by part. So one of them, the *original*, is simulated and recorded. A *replica* is not
+simulated: the op log gets the entries of its original, shifted by the difference of their begins.
+At its end, its links and engines count as equally busy. Replicas change no simulated time, only
+the cost of the simulation.
 
 **With data**, each calculates its own numbers, and shows at the beginning that they decide the same
 (`Candidate.rehearse`).
 
-**Quiet at the beginning.** A launch is an original or an image if no other command is being carried
-out on its SIP, all links and engines there are idle, and no flow from elsewhere is under way there.
+**Idle at the beginning.** A launch is an original or a replica if its SIP is idle: no other
+command runs there, no link or engine is busy, and no flow from elsewhere is in flight.
 
-**Touched on the way.** Commands tell which SIPs they touch before they do, and so do flows between
-SIPs. An image that is touched is simulated after all, from its beginning: its launch is carried out
-apart from everything else up to the present instant (`Simulator.catch_up`), which is what would
-have happened, since nothing has touched its SIP meanwhile. If an original is touched, it is
-no original any more, and its images are simulated.
+**Touched meanwhile.** A command or a flow between SIPs announces which SIPs it touches. A replica
+on such a SIP is then simulated from its beginning, apart from everything else, up to the present
+instant (`Simulator.catch_up`). The result is exact, because nothing has touched its SIP before. If
+a command touches the SIP of an original, its replicas are simulated.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -29,12 +28,12 @@ from rankwise.sim.kernel import Future, Steps
 _KEPT = 16
 """Originals that are remembered, the latest ones; each has a list of its operations."""
 _IN_VAIN_MAX = 16
-"""After so many originals without an image, a launch is one only if another device does the same:
+"""After so many originals without a replica, a launch is one only if another device does the same:
 to write down what it does costs a fifth of a small launch."""
 
 
 class Candidate(Protocol):
-    """A launch that may have images, or be one."""
+    """A launch that may have replicas, or be one."""
 
     def rehearse(self) -> tuple[Hashable, Callable[[], None]] | None:
         """Calculate what it stores: how it decides, and what takes its numbers back.
@@ -71,7 +70,7 @@ _NOTHING = 0, 0
 
 
 class Original(Generic[Member]):
-    """A launch that is simulated, and what it does, for its images.
+    """A launch that is simulated, and what it does, for its replicas.
 
     Attributes:
         sip: where it runs.
@@ -80,7 +79,7 @@ class Original(Generic[Member]):
         duration: picoseconds; None while it goes on.
         entries: its operations so far: what, and from when to when since the beginning.
         decides: how its data decides.
-        images: those that are under way.
+        replicas: those that are under way.
         together: those of them that have begun at the same instant.
         grown: happens with the next entry, and with the end.
     """
@@ -95,12 +94,12 @@ class Original(Generic[Member]):
         self.duration: int | None = None
         self.entries: list[tuple[Any, int, int]] = []
         self.decides = decides
-        self.images: list[Image[Member]] = []
-        self.together: list[Image[Member]] = []
-        self.later: dict[int, list[Image[Member]]] = {}
-        """The images that began after it, by the instant; one process follows it for all of one."""
+        self.replicas: list[Replica[Member]] = []
+        self.together: list[Replica[Member]] = []
+        self.later: dict[int, list[Replica[Member]]] = {}
+        """The replicas that began later, by instant; one process follows the original for each."""
         self.grown = machine.simulator.future(f"an operation of the launch on sip{sip}")
-        # Plain pairs: every launch that may have images asks all parts of its SIP, twice.
+        # Plain pairs: every launch that may have replicas asks all parts of its SIP, twice.
         self._before = {place: (part.busy, part.amount) for place, part in self._parts().items()}
         self._turns_before = self._turns_now()
         self._done: list[tuple[PartPlace, _Account]] = []
@@ -118,14 +117,14 @@ class Original(Generic[Member]):
         began = self.began
         self.entries.append((entry, start - began, end - began))
         if self.together:
-            for image in self.together:
-                image.written += 1
-                image.member.log_image(entry, start, end, self.sip)
-        if len(self.images) > len(self.together):
+            for replica in self.together:
+                replica.written += 1
+                replica.member.log_image(entry, start, end, self.sip)
+        if len(self.replicas) > len(self.together):
             self.tell()
 
     def end(self) -> None:
-        """It has ended, and nothing has touched its SIP: images know all of what it did."""
+        """It has ended, and nothing has touched its SIP: replicas know all of what it did."""
         self.member = None
         self.duration = self._machine.simulator.now - self.began
         before = self._before
@@ -135,11 +134,11 @@ class Original(Generic[Member]):
             if done != _NOTHING:
                 self._done.append((place, _Account(*done)))
         for (cube, number), turn in self._turns_now().items():
-            # Of another PE, the image's own turn counts: it may have done more before.
+            # Of another PE, the replica's own turn counts: it may have done more before.
             if turn != self._turns_before.get((cube, number), number):
                 self._turns.append((cube, number, turn))
-        for image in self.together.copy():
-            image.end()
+        for replica in self.together.copy():
+            replica.end()
         self.tell()
 
     def tell(self) -> None:
@@ -149,14 +148,14 @@ class Original(Generic[Member]):
 
     def account_on(self, sip: int) -> None:
         """Say of the parts of another SIP that they have done what those of this one did."""
-        image = self._machine.sip(sip)
+        replica = self._machine.sip(sip)
         for place, done in self._done:
-            image.part(place).account(done.size, done.busy)
+            replica.part(place).account(done.size, done.busy)
         for cube, pe, turn in self._turns:
-            image.cube(cube).pe(pe).dma_turn = turn
+            replica.cube(cube).pe(pe).dma_turn = turn
 
 
-class Image(Generic[Member]):
+class Replica(Generic[Member]):
     """A launch that is not simulated, unless its SIP is touched.
 
     Attributes:
@@ -164,57 +163,57 @@ class Image(Generic[Member]):
         began: the instant.
         member: the launch.
         written: how many operations are in the op log.
-        ended: happens when it has ended, be it as an image or not.
+        ended: happens when it has ended, be it as a replica or not.
     """
 
     def __init__(
         self,
-        images: "Images[Member]",
+        replicas: "Replicas[Member]",
         original: Original[Member],
         sip: int,
         member: Member,
         take_back: Callable[[], None],
     ) -> None:
-        self._images = images
+        self._replicas = replicas
         self._original = original
         self._take_back = take_back
-        self._simulator = images.simulator
+        self._simulator = replicas.simulator
         self.written = 0
         self.sip = sip
         self.began = self._simulator.now
         self.member = member
         self.ended: Future = self._simulator.future(f"the launch on sip{sip}")
-        original.images.append(self)
+        original.replicas.append(self)
         self._beside = original.together
-        """The images that began with it."""
+        """The replicas that began with it."""
         is_later = original.duration is not None or original.began != self.began
         is_followed = not is_later or self.began in original.later
         if is_later:
             self._beside = original.later.setdefault(self.began, [])
         self._beside.append(self)
         if not is_followed:
-            self._simulator.process(self._follow(), f"images from sip{sip} on")
+            self._simulator.process(self._follow(), f"replicas from sip{sip} on")
 
     def _follow(self) -> Steps:
-        """Do what the original does, as much later as these images have begun later."""
-        original, images = self._original, self._beside
-        while images:
+        """Do what the original does, as much later as these replicas have begun later."""
+        original, replicas = self._original, self._beside
+        while replicas:
             now = self._simulator.now - self.began
-            written = min(image.written for image in images)
+            written = min(replica.written for replica in replicas)
             if written < len(original.entries):
                 due = original.entries[written][2]
                 if due > now:
                     yield due - now
                 else:
-                    for image in images:
-                        image.write_down()
+                    for replica in replicas:
+                        replica.write_down()
             elif original.duration is None:
                 yield original.grown
             elif original.duration > now:
                 yield original.duration - now
             else:
-                for image in images.copy():
-                    image.end()
+                for replica in replicas.copy():
+                    replica.end()
         del original.later[self.began]
 
     def write_down(self) -> None:
@@ -236,7 +235,7 @@ class Image(Generic[Member]):
         """Something is about to touch its SIP: carry it out from its beginning up to now."""
         self._leave()
         self._original.tell()  # the process that followed it has nothing to wait for any more
-        self._images.count -= 1
+        self._replicas.count -= 1
         self._take_back()
         self._simulator.catch_up(self.began, self._begin)
 
@@ -250,17 +249,17 @@ class Image(Generic[Member]):
             self.ended.succeed()
 
     def _leave(self) -> None:
-        self._original.images.remove(self)
+        self._original.replicas.remove(self)
         self._beside.remove(self)
-        self._images.forget(self)
+        self._replicas.forget(self)
 
 
-class Images(Generic[Member]):
-    """The launches on a machine that may be images of each other.
+class Replicas(Generic[Member]):
+    """The launches on a machine that may be replicas of each other.
 
     Attributes:
         are_allowed: whether there are any; set it to False to have every launch simulated.
-        count: how many launches were not simulated, but were images of another.
+        count: how many launches were not simulated, but were replicas of another.
         simulator: the simulation.
     """
 
@@ -270,11 +269,11 @@ class Images(Generic[Member]):
         self.simulator = machine.simulator
         self._machine = machine
         self._coming: list[tuple[int, Hashable, Member]] = []
-        self._roles: dict[int, Original[Member] | Image[Member]] = {}
+        self._roles: dict[int, Original[Member] | Replica[Member]] = {}
         """By SIP, of the launches that go on."""
         self._originals: dict[Hashable, Original[Member]] = {}
         self._in_vain = 0
-        """How many originals there have been since the last image."""
+        """How many originals there have been since the last replica."""
         self._seen: dict[Hashable, int] = {}
         """By likeness, the SIP that the latest launch was on that nobody has rehearsed."""
         self._commands: dict[int, int] = {}
@@ -298,7 +297,7 @@ class Images(Generic[Member]):
             return
         for sip in sips:
             role = self._roles.pop(sip, None)
-            if isinstance(role, Image):
+            if isinstance(role, Replica):
                 role.simulate()
             elif role is not None:
                 self.spoil(role)
@@ -308,21 +307,21 @@ class Images(Generic[Member]):
         self._roles.pop(original.sip, None)
         for likeness in [key for key, each in self._originals.items() if each is original]:
             del self._originals[likeness]
-        for image in original.images.copy():
-            image.simulate()
+        for replica in original.replicas.copy():
+            replica.simulate()
 
-    def forget(self, image: Image[Member]) -> None:
-        """An image has ended, or is simulated."""
-        self._roles.pop(image.sip, None)
+    def forget(self, replica: Replica[Member]) -> None:
+        """A replica has ended, or is simulated."""
+        self._roles.pop(replica.sip, None)
 
     def end(self, original: Original[Member]) -> None:
-        """A launch that may have images has ended."""
+        """A launch that may have replicas has ended."""
         if self._roles.get(original.sip) is original:
             del self._roles[original.sip]
             original.end()
 
     def role_of(self, sip: int, likeness: Hashable, member: Member, *, has_data: bool) -> Steps:
-        """What a launch is that begins now: an `Original`, an `Image`, or None if neither.
+        """What a launch is that begins now: an `Original`, a `Replica`, or None if neither.
 
         Args:
             sip: the device of the launch, which nothing that it does leaves.
@@ -343,7 +342,7 @@ class Images(Generic[Member]):
 
     def _role(
         self, sip: int, likeness: Hashable, member: Member, *, has_data: bool, alike: int
-    ) -> Original[Member] | Image[Member] | None:
+    ) -> Original[Member] | Replica[Member] | None:
         original = self._originals.get(likeness)
         needs_another = has_data or self._in_vain >= _IN_VAIN_MAX
         if (
@@ -365,7 +364,7 @@ class Images(Generic[Member]):
         if original is not None and original.decides == decides:
             self.count += 1
             self._in_vain = 0
-            return Image(self, original, sip, member, take_back)
+            return Replica(self, original, sip, member, take_back)
         take_back()
         self._in_vain += 1
         original = Original(self._machine, sip, member, decides)

@@ -1,8 +1,8 @@
-"""Watchpoints: who waits for memory to change, by the bytes that they watch.
+"""Watchpoints: the programs that wait for memory to change, by the bytes that they watch.
 
-Thousands of programs may wait for a signal each, and each signal that arrives concerns one of them.
-So a change wakes those who watch its bytes, and those who watch all memory. Who is woken looks
-again, and may wait anew: to be woken says that something was written, not that it is different.
+Thousands of programs may wait for a signal each, and each signal concerns one of them. So a write
+wakes the programs that watch its bytes, and those that watch all memory. A wake-up only means
+"written". The program checks its condition again, and waits again if it is false.
 """
 
 from collections.abc import Iterable

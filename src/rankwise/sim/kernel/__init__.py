@@ -1,6 +1,6 @@
-"""The discrete-event kernel: simulated time, processes, scarce things, greenlets.
+"""The discrete-event kernel: simulated time, processes, resources, greenlets.
 
-Knows nothing of accelerators. Time is an integer whose unit is the model's choice.
+It has no knowledge of accelerators. Time is an integer whose unit is the model's choice.
 """
 
 from rankwise.base.errors import Deadlock, SimulationError, TimeLimit, Waiting

@@ -102,13 +102,13 @@ class Device(NamedTuple):
         sip: the number of the SIP.
         cubes: those of its cubes that are the rank's.
         pes_per_cube: how many PEs each cube has.
-        seat: which of the ranks on this SIP it is.
+        index_on_sip: which of the ranks on this SIP it is.
     """
 
     sip: int
     cubes: tuple[int, ...]
     pes_per_cube: int
-    seat: int = 0
+    index_on_sip: int = 0
 
     @property
     def pes(self) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ class Device(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"sip:{self.sip}" if not self.seat else f"sip:{self.sip}.{self.seat}"
+        return f"sip:{self.sip}" if not self.index_on_sip else f"sip:{self.sip}.{self.index_on_sip}"
 
 
 def devices_for(
@@ -140,9 +140,9 @@ def devices_for(
         )
     devices = []
     for rank in range(world_size):
-        place, seat = divmod(rank, per_sip)
-        first, last = (cube_count * each // per_sip for each in (seat, seat + 1))
-        devices.append(Device(sips[place], tuple(range(first, last)), pes_per_cube, seat))
+        place, index_on_sip = divmod(rank, per_sip)
+        first, last = (cube_count * each // per_sip for each in (index_on_sip, index_on_sip + 1))
+        devices.append(Device(sips[place], tuple(range(first, last)), pes_per_cube, index_on_sip))
     return devices
 
 

@@ -133,13 +133,13 @@ class StreamRegistry:
 
     Args:
         context: whose they are.
-        seats: how many ranks can share a SIP; each has a default stream of its own there.
+        ranks_per_sip: how many ranks can share a SIP; each has a default stream of its own there.
     """
 
-    def __init__(self, context: "RuntimeContext", seats: int) -> None:
+    def __init__(self, context: "RuntimeContext", ranks_per_sip: int) -> None:
         # Weak, so that a context is freed with its last reference, not at the next collection.
         self._context: RuntimeContext = weakref.proxy(context)
-        self._count = seats
+        self._count = ranks_per_sip
         self._of_device: dict[Device, list[Stream]] = {}
         self._default: dict[Device, Stream] = {}
         self._collective: dict[tuple[Device, str], Stream] = {}
@@ -155,7 +155,7 @@ class StreamRegistry:
         """The default stream of a device."""
         stream = self._default.get(device)
         if stream is None:
-            stream = self._register(Stream(self._context, device.seat, device))
+            stream = self._register(Stream(self._context, device.index_on_sip, device))
             self._default[device] = stream
         return stream
 

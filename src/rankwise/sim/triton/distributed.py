@@ -1,13 +1,13 @@
-"""Kernels that talk: peers' memory and signals, from inside a kernel.
+"""Communication inside kernels: the memory and the signals of peers.
 
 The names are those of Triton-distributed's `language` (`rank`, `symm_at`, `wait`, `notify`, ...)
 and of NVSHMEM's device functions (`put`, `putmem_signal_block`, `signal_wait_until`, ...). A
-pointer to symmetric memory becomes a pointer to a peer's with `symm_at`; loads, stores and atomics
-go through it as through any other.
+pointer to symmetric memory becomes a pointer to a peer's with `symm_at`. Loads, stores and atomics
+use it like any other pointer.
 
-Every signal is a release: all that its program has stored before is in memory when it arrives.
-Every wait is an acquire: what the program loads afterwards, it sees as of then. The scopes and
-semantics that calls name are checked, and change nothing beyond that.
+Every signal is a release: earlier stores of its program are in memory when it arrives. Every wait
+is an acquire: later loads of the program see memory as of the end of the wait. Scopes and semantics
+in calls are checked, and have no other effect.
 """
 
 import operator

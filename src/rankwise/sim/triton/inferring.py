@@ -40,7 +40,7 @@ def type_of(value: Any) -> TypeOf | None:
     return None
 
 
-def _stand_in(type_: dtype, shape: tuple[int, ...]) -> tensor:
+def _abstract_tensor(type_: dtype, shape: tuple[int, ...]) -> tensor:
     return tensor(None, type_, shape)
 
 
@@ -82,7 +82,7 @@ class Reading:
         return (
             None
             if known is None
-            else _stand_in(t.dtype_named(known[0]), known[1])
+            else _abstract_tensor(t.dtype_named(known[0]), known[1])
             if (not isinstance(plain(value), tensor))
             else plain(value)
         )
@@ -105,7 +105,7 @@ class Reading:
                 return self._combined(operator, self._needed(left), self._needed(right))
             case ast.Compare(left=left, ops=[_], comparators=[right]):
                 sides = self._needed(left), self._needed(right)
-                return _stand_in(t.int1, _shape(*sides)) if _has_block(sides) else None
+                return _abstract_tensor(t.int1, _shape(*sides)) if _has_block(sides) else None
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 return tuple(map(self._needed, elements))
             case ast.Attribute(value=owner, attr=name):
@@ -135,11 +135,11 @@ class Reading:
             raise _Unknown
         for one, other in ((left, right), (right, left)):
             if isinstance(one, tensor) and one.dtype.is_ptr() and sign in "+-":
-                return _stand_in(one.dtype, _shape(one, other))
+                return _abstract_tensor(one.dtype, _shape(one, other))
         mine, theirs, type_ = combined(left, right, sign)
         if sign == "/" and type_.is_int():
             type_ = t.float32
-        return _stand_in(type_, _shape(mine, theirs))
+        return _abstract_tensor(type_, _shape(mine, theirs))
 
     def _cut(self, block: Any, keys: ast.expr) -> tensor:
         """`block[:, None]`: what is no slice and no None has no type."""
@@ -153,7 +153,7 @@ class Reading:
                     shape.append(sizes.pop(0))
                 case _:
                     raise _Unknown
-        return _stand_in(block.dtype, (*shape, *sizes))
+        return _abstract_tensor(block.dtype, (*shape, *sizes))
 
     def _called(self, node: ast.Call) -> Any:
         name = getattr(node.func, "id", "")
@@ -190,30 +190,30 @@ def _shape(left: Any, right: Any) -> tuple[int, ...]:
 
 
 def _cast(input: tensor, dtype: dtype, *_rest: Any, **_options: Any) -> tensor:
-    return _stand_in(dtype.scalar, input.shape)
+    return _abstract_tensor(dtype.scalar, input.shape)
 
 
 def _loaded(pointer: tensor, *_rest: Any, **_options: Any) -> tensor:
-    return _stand_in(pointer.dtype.element_ty, pointer.shape)  # type: ignore[attr-defined]
+    return _abstract_tensor(pointer.dtype.element_ty, pointer.shape)  # type: ignore[attr-defined]
 
 
 def _program_number(axis: Any) -> tensor:
     del axis
-    return _stand_in(t.int32, ())
+    return _abstract_tensor(t.int32, ())
 
 
 def _full(shape: Any, value: Any, dtype: dtype) -> tensor:
     del value
-    return _stand_in(dtype, plain_shape((shape,)))
+    return _abstract_tensor(dtype, plain_shape((shape,)))
 
 
 def _extremum(x: Any, y: Any, *_rest: Any, **_options: Any) -> tensor:
     left, right, type_ = combined(x, y, "maximum")
-    return _stand_in(type_, _shape(left, right))
+    return _abstract_tensor(type_, _shape(left, right))
 
 
 def _range(start: int, end: int) -> tensor:
-    return _stand_in(t.int32, (end - start,))
+    return _abstract_tensor(t.int32, (end - start,))
 
 
 def _reduced(block: tensor, axis: int | None, type_: dtype, *, keep_dims: bool) -> tensor:
@@ -222,7 +222,7 @@ def _reduced(block: tensor, axis: int | None, type_: dtype, *, keep_dims: bool) 
     sizes = (
         1 if at in axes else size for at, size in enumerate(shape) if keep_dims or at not in axes
     )
-    return _stand_in(type_, tuple(sizes))
+    return _abstract_tensor(type_, tuple(sizes))
 
 
 def _sum(
@@ -251,14 +251,14 @@ def _where(condition: Any, x: Any, y: Any) -> tensor:
     elif _has_block((x, y)):
         x, y, type_ = combined(x, y, "where")
     else:
-        x, y, type_ = combined(_stand_in(number_type(x), ()), y, "where")
+        x, y, type_ = combined(_abstract_tensor(number_type(x), ()), y, "where")
     shape = _shape(x, y)
-    return _stand_in(type_, broadcast_shape(getattr(condition, "shape", ()), shape))
+    return _abstract_tensor(type_, broadcast_shape(getattr(condition, "shape", ()), shape))
 
 
 def _broadcast(input: Any, *shape: Any) -> tensor:
     type_ = input.dtype if isinstance(input, tensor) else number_type(input)
-    return _stand_in(type_, plain_shape(shape))
+    return _abstract_tensor(type_, plain_shape(shape))
 
 
 _SIGNS: dict[type[ast.operator], str] = {

@@ -1,7 +1,7 @@
 """`KernelRunner`: a kernel on the processing elements of a simulated machine.
 
-Each program is a fiber on a PE (`hardware.seats` says which). What it calculates is real; what that
-costs is told to the PE's engines (`timing`), and its messages go through the modelled queues
+Each program is a fiber on a PE, which `hardware.occupancy` chooses. It calculates real numbers. Its
+cost goes to the engines of the PE (`timing`), its messages go through the modelled queues
 (`queues`).
 Kernels are children of the main greenlet, which drives the agenda, never of the rank that happened
 to launch them: when a rank dies, its kernels do not die in the middle with it.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.sim.hardware.engine import GraphEngine
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
-from rankwise.sim.hardware.replicas import Image, Original
+from rankwise.sim.hardware.replicas import Original, Replica
 from rankwise.sim.kernel import Steps, main_greenlet
 from rankwise.sim.triton.execution import ACTIVE
 from rankwise.sim.triton.jit import BoundLaunch, JITFunction
@@ -88,21 +88,23 @@ class KernelRunner:
         launching = MachineLaunch(env, self.ahead, self.is_representative_of, self.place, self.part)
         launching.prepare(launch)
         self.ran_whole = launching.is_whole
-        likeness, images = launching.likeness(), env.engine.images
-        role: Original[MachineLaunch] | Image[MachineLaunch] | None = None
+        likeness, replicas = launching.likeness(), env.engine.replicas
+        role: Original[MachineLaunch] | Replica[MachineLaunch] | None = None
         if likeness is not None:
-            role = yield from images.role_of(env.sip, likeness, launching, has_data=env.enable_data)
+            role = yield from replicas.role_of(
+                env.sip, likeness, launching, has_data=env.enable_data
+            )
         try:
-            if isinstance(role, Image):
+            if isinstance(role, Replica):
                 yield role.ended
                 return
             launching.original = role
             yield from launching.all_steps()
             if role is not None:
-                images.end(role)
+                replicas.end(role)
         except BaseException:
             if isinstance(role, Original):
-                images.spoil(role)
+                replicas.spoil(role)
             raise
         finally:
             launching.take_back()

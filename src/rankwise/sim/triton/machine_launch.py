@@ -18,8 +18,8 @@ from rankwise.base.errors import LocalProtocolError
 from rankwise.sim.hardware.environment import DealtPes, KernelEnvironment
 from rankwise.sim.hardware.memory import SIP_STRIDE, sip_of
 from rankwise.sim.hardware.memory import Mapping as HostMapping
+from rankwise.sim.hardware.occupancy import ProgramsOnPes
 from rankwise.sim.hardware.op_log import Operand
-from rankwise.sim.hardware.seats import SeatedPrograms
 from rankwise.sim.kernel import Future, Process, Steps, park, start_fiber
 from rankwise.sim.triton.access_trace import AccessTrace, rehearsed
 from rankwise.sim.triton.dtypes import dtype, dtype_named
@@ -123,8 +123,8 @@ class MachineLaunch:
         self._recordings: tuple[Recording, ...] | None = None
         self._host_mappings: list[HostMapping] = []
         self.original: Original[MachineLaunch] | None = None
-        """Notes what this launch does, for its images."""
-        self._programs: SeatedPrograms | None = None
+        """Notes what this launch does, for its replicas."""
+        self._programs: ProgramsOnPes | None = None
         self._key: Hashable = None
         self._skip = 0
         self._places: dict[str, str] = {}
@@ -249,11 +249,11 @@ class MachineLaunch:
             raise
         self.end()
 
-    def _start(self) -> SeatedPrograms:
+    def _start(self) -> ProgramsOnPes:
         """Have a process begin for each program: a fiber, or the repetition of a recorded one."""
         function, given, sizes, stages = self._function, self._given, self._sizes, self._stages
         if self._recordings is not None:
-            return self._seated(len(self._recordings), self._repeated(self._recordings))
+            return self._on_pes(len(self._recordings), self._repeated(self._recordings))
         launch, body = function.prepared(given, sizes, self._shared.setters)
         launch.computes = self._env.enable_data
         launch.may_spin_wait = function.waits()
@@ -269,15 +269,15 @@ class MachineLaunch:
         if self._shared.races is not None and self._env.queues is None:
             launch.races = self._shared.races.launch(count, self._rank.rank, self._run_of)
         self._races = launch.races
-        return self._seated(count, partial(self._fiber, launch, body))
+        return self._on_pes(count, partial(self._fiber, launch, body))
 
-    def _seated(self, count: int, begin: "Callable[[int, Pe], Process]") -> SeatedPrograms:
+    def _on_pes(self, count: int, begin: "Callable[[int, Pe], Process]") -> ProgramsOnPes:
         env = self._env
         # Collectives have lanes of their own: whether they are kernels must make no difference.
-        seats = None if env.queues is not None else env.machine.sip(env.sip).seats
-        return SeatedPrograms(
+        occupancy = None if env.queues is not None else env.machine.sip(env.sip).occupancy
+        return ProgramsOnPes(
             self._simulator,
-            seats,
+            occupancy,
             self._pes,
             count,
             begin,
@@ -357,7 +357,7 @@ class MachineLaunch:
         self._wait_for_others(execution, future)
 
     def _wait_for_others(self, execution: Execution, future: Future) -> Any:
-        """Leave a program's fiber, and its seat, until another program has done something."""
+        """Leave a program's fiber, and its PE, until another program has done something."""
         clock, programs = execution.observer, self._programs
         assert isinstance(clock, ProgramClock), "a program runs in simulated time"
         assert programs is not None, "it has begun"

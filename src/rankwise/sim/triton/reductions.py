@@ -1,8 +1,8 @@
 """Reductions and scans along an axis, with the language's own or with a user's combine function.
 
-A combine function is called on halves of the block: pairs of neighbours first, then pairs of pairs,
-so that an associative function may do without being commutative. Sums of narrow floats are
-accumulated in fp32 and rounded once, as the accelerator's adders do.
+A combine function gets halves of the block: pairs of neighbours first, then pairs of pairs. So it
+must be associative, but need not be commutative. Sums of narrow floats are accumulated in fp32 and
+rounded once, as in the accelerator's adders.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """`triton.testing`: timing of emulated kernels, and tables over parameters.
 
-The times are those of the emulation, in real milliseconds; on a simulated machine they are virtual.
+Times are real milliseconds of the emulation, or virtual ones on a simulated machine.
 """
 
 import math

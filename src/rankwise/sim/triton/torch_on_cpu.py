@@ -52,7 +52,7 @@ class _Naming:
         """What the device of the program is."""
         return modelled_device.properties() if self.is_done else _EMULATOR
 
-    def is_told(self, frame: Any) -> bool:
+    def sees_device(self, frame: Any) -> bool:
         """Whether the code that asks finds the modelled device."""
         return self.is_done and not modelled_device.is_asked_by(frame, "torch", "rankwise")
 
@@ -67,7 +67,7 @@ def _capability(_device: Any = None) -> tuple[int, int]:
 
 
 def _is_available() -> bool:
-    return NAMING.is_told(sys._getframe(1))  # noqa: SLF001  # no other way to the caller
+    return NAMING.sees_device(sys._getframe(1))  # noqa: SLF001  # no other way to the caller
 
 
 class _OnDevice(nullcontext[None]):
@@ -116,8 +116,8 @@ def cuda_on_cpu(torch: ModuleType) -> Iterator[None]:
             if func == is_cuda:
                 return True
             if func in answers:
-                is_told = NAMING.is_told(sys._getframe(1))  # noqa: SLF001  # no other way to the caller
-                return answers[func] if is_told else func(*args)
+                sees_device = NAMING.sees_device(sys._getframe(1))  # noqa: SLF001  # no other way to the caller
+                return answers[func] if sees_device else func(*args)
             if func is tensor.cuda:
                 NAMING.is_done = True
                 return args[0]

@@ -297,7 +297,7 @@ def _modules() -> dict[str, ModuleType]:
     return modules
 
 
-class _StandInLoader(Loader):
+class _ShimLoader(Loader):
     """Fills a module with what the emulator has under its name: new ones, and those reloaded."""
 
     def exec_module(self, module: ModuleType) -> None:
@@ -321,7 +321,7 @@ class _StandInLoader(Loader):
         del fullname
 
 
-_LOADER = _StandInLoader()
+_LOADER = _ShimLoader()
 
 
 def _file_of(name: str) -> str:

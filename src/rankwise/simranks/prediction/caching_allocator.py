@@ -20,7 +20,7 @@ those of torch's `c10/cuda/CUDACachingAllocator.cpp`:
 With `expandable_segments:True`, each pool and stream has one segment of addresses, which is backed
 by memory in pages of 2 MiB (small pool) and 20 MiB (large pool), at the lowest address that fits.
 
-The machine knows no clock: whoever frees a block says when its other streams pass.
+The machine has no clock: the caller that frees a block says when its other streams pass.
 """
 
 from bisect import bisect_left, insort

@@ -310,7 +310,7 @@ def _exposed_in_words(figures: Figures) -> str:
     return f"{told}; {', '.join(shares)}" if shares else told
 
 
-class Stage(NamedTuple):
+class PipelineStage(NamedTuple):
     """A stage of the pipelines of a program.
 
     Attributes:
@@ -325,7 +325,7 @@ class Stage(NamedTuple):
     peak: int
 
 
-def stages_of(prediction: Prediction) -> list[Stage]:
+def stages_of(prediction: Prediction) -> list[PipelineStage]:
     """The stages, if ranks send each other messages: by the place in the group that they use."""
     by_position: dict[int, list[RankClock]] = {}
     # Messages in shorter groups, such as of two neighbours, tell no place in the whole pipeline.
@@ -345,7 +345,7 @@ def stages_of(prediction: Prediction) -> list[Stage]:
         return float(sum(values) / sum(weights) / max(1, steps))
 
     return [
-        Stage(
+        PipelineStage(
             position,
             mean("computing", clocks),
             mean("for_peers", clocks),

@@ -19,7 +19,7 @@ from rankwise.launch.cluster.console_announcements import (
     lineup_text,
     stop_line,
 )
-from rankwise.launch.cluster.plan import MeetingPlan
+from rankwise.launch.cluster.plan import RendezvousPlan
 from rankwise.launch.run.job import Job
 from rankwise.launch.telling.notices import Say
 
@@ -34,13 +34,13 @@ class NodesAnnouncements:
         is_alone: whether one agent stands for all nodes, as on a machine alone.
     """
 
-    def __init__(self, job: Job, plan: MeetingPlan, say: Say, *, is_alone: bool) -> None:
+    def __init__(self, job: Job, plan: RendezvousPlan, say: Say, *, is_alone: bool) -> None:
         self._job = job
         self._plan = plan
         self._say = say
         self._is_alone = is_alone
         self._consoles: dict[str, ConsoleAnnouncements] = {}
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
         self._lost: dict[int, list[str]] = {}
 
     def note_loss(self, round_number: int, host: str) -> None:
@@ -80,8 +80,8 @@ class NodesAnnouncements:
         return f"{nodes} lost, and {why}"
 
     def _once(self, line: str, event: str, more: str = "", **fields: Any) -> None:
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._shown:
+            self._shown.add(line)
             self._say(line + more, event, **fields)
 
     def _say_of(self, host: str) -> Say:

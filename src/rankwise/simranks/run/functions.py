@@ -38,11 +38,11 @@ def run_simulated(job: Job, machine: str | None, given: "SimulationArguments") -
 
     Args:
         job: of one function.
-        machine: a preset or a topology file; None: no time but what is slept.
+        machine: a preset or a topology file; None: only sleeping takes time.
         given: the arguments of `rankwise.run` that are for simulated ranks only; see there.
 
     Raises:
-        WorkersFailed: ranks failed. A note says how to have their order again.
+        WorkersFailed: ranks failed. A note says how to repeat their order.
         ConfigError: an argument cannot be used.
     """
     __tracebackhide__ = True  # from pytest, as in `raise_unless_succeeded`

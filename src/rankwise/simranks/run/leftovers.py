@@ -31,11 +31,11 @@ class Leftovers:
         tell: takes the command lines of those that were killed, by pid.
 
     Attributes:
-        are_told: whether anybody is to hear of them; after a failure, nobody is.
+        are_shown: whether anybody is to hear of them; after a failure, nobody is.
     """
 
     def __init__(self, tell: Callable[[Mapping[int, str]], None]) -> None:
-        self.are_told = False
+        self.are_shown = False
         self._tell = tell
         self._spared: set[int] = set()
         if has_children():  # a shell had them, before it became this process
@@ -46,7 +46,7 @@ class Leftovers:
     def _kill(self) -> None:
         killed: dict[int, str] = {}
         kill_descendants(_PATIENCE_NS, spared=self._spared | _helpers(), killed=killed)
-        if killed and self.are_told:
+        if killed and self.are_shown:
             self._tell(killed)
 
 

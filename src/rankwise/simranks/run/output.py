@@ -284,7 +284,7 @@ class Output:
         if self._reader is not None:
             self._reader.stop()
             self._reader = None
-        # Kept, as the count must only grow: whether a rank gets on is told by its growth.
+        # Kept, as the count must only grow: its growth is progress of the rank.
         self._past_file_bytes += sum(stream.file_bytes for stream in self.streams.values())
         for stream in self.streams.values():
             stream.close()

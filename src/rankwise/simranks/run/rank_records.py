@@ -36,7 +36,7 @@ class RankRecords:
         destinations: the files of the present attempt.
         nodes: the number of each rank's node.
         last_alive: when a rank has run last.
-        watch: whether the ranks get on that can go on.
+        watch: whether ranks that can continue make progress.
         look_interval: how often gangs ask that, in virtual time; for them it is a time-out.
         patience: how long no rank can go on before that is a hang; not less than `look_interval`.
         hang: what is said of ranks that have hung.

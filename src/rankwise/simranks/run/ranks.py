@@ -25,20 +25,20 @@ from rankwise.core.agent.vocabulary import (
     FailuresDescribed,
     RanksStood,
     RoundPrepared,
-    StepTold,
+    StepReported,
     Stimulus,
 )
 from rankwise.core.gang.vocabulary import (
     DumpsLooked,
     ProgressLooked,
     RanksBlamed,
-    Said,
+    RecoveryMessage,
+    RecoveryMessageSent,
+    RecoveryOrder,
     StacksDumped,
     Swept,
-    WordToWorker,
     WorkerExited,
     WorkerReported,
-    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.ledger import Blame
@@ -131,7 +131,7 @@ class SimulatedRanks:
         self._path = tuple(search_path(Function("", b""), os.environ))
         self._ranks: dict[int, Rank] = {}
         self._over: set[int] = set()
-        self._is_gathering = False
+        self._is_collecting = False
 
     def prepare_round(self, number: int) -> None:
         """Simulated ranks are always fit."""
@@ -143,7 +143,7 @@ class SimulatedRanks:
         # Those that have yielded are called again; all others are of the attempt that is over.
         self._ranks = {place: rank for place, rank in self._ranks.items() if rank.is_between_worlds}
         self._over = set()
-        self._is_gathering = False
+        self._is_collecting = False
         self._records.begin_attempt(world.round, world.size)
         self._records.accused.append(self._accuse)
 
@@ -163,7 +163,7 @@ class SimulatedRanks:
         reporter = _Reporter(note, partial(self._report, local_rank), note_exit)
         rank = self._world.spawn(number, process, lambda: self._live(rank, reporter))
         if self._job.restarts_allowed:
-            SimulatedLine(rank, partial(self._on_said, local_rank))
+            SimulatedLine(rank, partial(self._on_recovery_message, local_rank))
         self._ranks[local_rank] = rank
         self._deliver(WorkerSpawned(local_rank, attempt, os.getpid()))
 
@@ -187,9 +187,11 @@ class SimulatedRanks:
             self._records.judge(rank, patience_is_over=tells_of_time(error))
         self._deliver(WorkerReported(local_rank, self._place.round, error))
 
-    def _on_said(self, local_rank: int, word: Said, recall_timeout: Duration) -> None:
+    def _on_recovery_message(
+        self, local_rank: int, word: RecoveryMessage, recall_timeout: Duration
+    ) -> None:
         assert self._place is not None, "ranks speak in a world"
-        self._deliver(WorkerSaid(local_rank, self._place.round, word, recall_timeout))
+        self._deliver(RecoveryMessageSent(local_rank, self._place.round, word, recall_timeout))
 
     def signal(self, local_rank: int, attempt: int, signal: int) -> None:
         """Send a rank a signal, unless it is on its way to a step to stop at."""
@@ -198,7 +200,7 @@ class SimulatedRanks:
         rank = self._ranks[local_rank]
         # One that counts its steps learns of the stop by `should_stop`: SIGTERM would end it
         # earlier.
-        if signal == SIGKILL or not (self._is_gathering and rank.number in self._world.steps):
+        if signal == SIGKILL or not (self._is_collecting and rank.number in self._world.steps):
             rank.signal(signal)
 
     def kill_all(self) -> None:
@@ -234,7 +236,7 @@ class SimulatedRanks:
         """
         world = self._world
         if world.steps:
-            self._is_gathering = True
+            self._is_collecting = True
             if world.last_step is None:
                 # The farthest step: a rank cannot go back, and the others can still reach it.
                 world.last_step = max(world.steps.values())
@@ -260,7 +262,7 @@ class SimulatedRanks:
         """Never ordered: who waits for whom is known here when it comes about."""
 
     def look_for_progress(self, attempt: int) -> None:
-        """If no rank can go on, or none gets on, they have hung, and perhaps one is to blame."""
+        """If no rank can continue or makes progress, they have hung, and one may be to blame."""
         now, records = self._clock.now(), self._records
         # The gang asks again when its time-out, the records' interval, has passed since.
         last_progress = after(now, Duration(records.watch.look_interval - records.look_interval))
@@ -302,14 +304,14 @@ class SimulatedRanks:
         line = None if rank is None or rank.is_over else line_of(rank)
         if rank is None or line is None:
             return
-        told = AgentWord(WordToWorker(word))
-        if told.word is WordToWorker.AGAIN:
+        told = AgentWord(RecoveryOrder(word))
+        if told.word is RecoveryOrder.AGAIN:
             assert self._place is not None, "ranks are called in a world"
             number, process = self._settle(local_rank, self._place)
             self._world.rejoin(rank, number, process)
             names = (*sorted(VARIABLES_OF_RANKS & process.environment.keys()), _ERROR_FILE)
             variables = {name: process.environment.get(name) for name in names}
-            told = AgentWord(WordToWorker.AGAIN, variables)
+            told = AgentWord(RecoveryOrder.AGAIN, variables)
         line.tell(told)
 
     def sweep(self, attempt: int, spares: Sequence[int] = ()) -> None:
@@ -331,7 +333,7 @@ class SimulatedRanks:
             self._records.end_rank(number, code)
             if len(self._over) == self._place.slots and self._world.steps:
                 # Before the last exit: with that the gang is over, and its progress must be known.
-                self._deliver(StepTold(attempt, max(self._world.steps.values())))
+                self._deliver(StepReported(attempt, max(self._world.steps.values())))
             self._deliver(WorkerExited(local_rank, attempt, ExitStatus(code), self._clock.now()))
 
     def described(self, failure: Failure) -> Failure:

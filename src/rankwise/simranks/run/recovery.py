@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 
 from rankwise.base.units import Duration
-from rankwise.core.gang.vocabulary import Said, WordToWorker
+from rankwise.core.gang.vocabulary import RecoveryMessage, RecoveryOrder
 from rankwise.drivers.real.recall_line import AgentWord
-from rankwise.launch.inside.recovery import RECALL_SIGNAL, Heard, RecoverableRank
+from rankwise.launch.inside.recovery import RECALL_SIGNAL, ReceivedWord, RecoverableRank
 from rankwise.simranks.world.gates import Gate
 from rankwise.simranks.world.ranks import Rank
 from rankwise.simranks.world.world import running_rank
@@ -37,10 +37,10 @@ class SimulatedLine:
         on_said: is told what the rank says, and how long it may take to leave its function.
     """
 
-    def __init__(self, rank: Rank, on_said: Callable[[Said, Duration], None]) -> None:
+    def __init__(self, rank: Rank, on_said: Callable[[RecoveryMessage, Duration], None]) -> None:
         self._rank = rank
-        self._on_said = on_said
-        self._words: deque[Heard] = deque()
+        self._on_recovery_message = on_said
+        self._words: deque[ReceivedWord] = deque()
         self._next = _Word()
         self._note: Callable[[AgentWord], None] = _nobody_listens
         rank.own_state[_LINE] = self
@@ -49,12 +49,12 @@ class SimulatedLine:
         """Let it know each word at once."""
         self._note = rank.note
 
-    def say(self, word: Said, recall_timeout: Duration) -> None:
+    def say(self, word: RecoveryMessage, recall_timeout: Duration) -> None:
         """Say a word to the agent."""
-        self._rank.is_between_worlds = word is Said.YIELDED
-        self._on_said(word, recall_timeout)
+        self._rank.is_between_worlds = word is RecoveryMessage.YIELDED
+        self._on_recovery_message(word, recall_timeout)
 
-    def next_word(self) -> Heard:
+    def next_word(self) -> ReceivedWord:
         """Wait for a word of the agent."""
         while not self._words:
             self._next = _Word()
@@ -69,7 +69,7 @@ class SimulatedLine:
         self._note(word)
         self._words.append((word, []))
         self._next.open()
-        if word.word is WordToWorker.RECALL:
+        if word.word is RecoveryOrder.RECALL:
             self._rank.signal(RECALL_SIGNAL)
 
 

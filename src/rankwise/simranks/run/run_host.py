@@ -176,7 +176,7 @@ class SimulatedRunHost:
             ),
         )
 
-    def on_told(self, outcome: Outcome) -> None:
+    def on_outcome_shown(self, outcome: Outcome) -> None:
         """Nobody waits: no other terminal can ask about simulated ranks."""
 
     def stop(self, signum: int | None) -> None:
@@ -277,7 +277,7 @@ class SimulatedRunHost:
         )
 
     def _watch_the_token(self) -> None:
-        """Tell of a rank that keeps the run token, and know whether it gets on all the same."""
+        """Report a rank that keeps the run token; return whether it makes progress all the same."""
         output, token_patience = self._output, self._world.scheduler.patience
         token_patience.on_held = self._tell_who_holds
         hang_timeout = self._session.job.gang.hang_timeout

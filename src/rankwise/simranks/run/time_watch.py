@@ -1,4 +1,4 @@
-"""Whether simulated ranks get on while virtual time passes, or only sleep, poll and wait.
+"""Whether simulated ranks make progress while virtual time passes, or only sleep and wait.
 
 A rank that asks in a loop whether something has happened, or whose alarm rings for ever, lets time
 pass, so no deadlock stops the world. What counts as progress is the same as on real processes
@@ -44,13 +44,13 @@ _COST_OF_LOOK = 50 * MICROSECOND
 
 
 class TimeWatch:
-    """Looks at the ranks of a run; called in the scheduler thread.
+    """Checks the progress of ranks; called in the scheduler thread.
 
     Args:
-        world: where they live.
-        hang_timeout: without progress for so long they have hung; None leaves it to the watch.
+        world: the ranks.
+        hang_timeout: time without progress that counts as a hang; None leaves it to the watch.
         clock: real time.
-        printed: how many bytes ranks have printed so far.
+        printed: returns the number of bytes that ranks have printed so far.
     """
 
     def __init__(

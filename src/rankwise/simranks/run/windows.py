@@ -9,7 +9,7 @@ A death is told as by `PeerWatch`: a rank that ends without having left is marke
 
 Deadlines are instants of virtual time, so who times out first is the same in each equal run.
 Sleeps of two minutes or more, which is the usual patience, have no deadline: when they can never
-end, the world comes to rest, and the report says which signal or barrier each rank waits for.
+end, no rank can continue, and the report says which signal or barrier each rank waits for.
 """
 
 import inspect
@@ -22,6 +22,7 @@ from typing import Any
 from rankwise.base.errors import CollectiveTimeout, RankwiseError, TreeValueError
 from rankwise.base.units import SECOND, Duration, Instant, after, format_duration
 from rankwise.base.wording import ranks_in_words
+from rankwise.core.matching import missing
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.windows.in_process_communicators import (
     IN_PROCESS_COMMUNICATORS,
@@ -76,7 +77,7 @@ class _Point(Gate):
 
     def describe(self) -> str:
         """Say what is waited for, and for whom."""
-        absent = [rank for rank in range(self.size) if rank not in self.arrived]
+        absent = missing(range(self.size), self.arrived)
         return f"{self._what}, to which {ranks_in_words(absent)} did not come"
 
     def fail(self, error: RankwiseError) -> None:

@@ -57,7 +57,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    """Stand in for `torch.rms_norm`."""
+    """Replace `torch.rms_norm`."""
     if are_distributed(input, weight):
         return rms_norm_of_locals(rms_norm, input, normalized_shape, weight, eps)
     if not _is_charged(input, weight):
@@ -112,7 +112,7 @@ def scaled_dot_product_attention(  # noqa: PLR0917  # torch's parameters
     is_causal: bool = False,
     **options: Any,
 ) -> Any:
-    """Stand in for `torch.nn.functional.scaled_dot_product_attention`."""
+    """Replace `torch.nn.functional.scaled_dot_product_attention`."""
     tensors, cuda = (query, key, value, attn_mask), torch.backends.cuda
     is_fused = (
         cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()

@@ -115,7 +115,7 @@ def install(world: SimulatedWorld, device: str = "cpu") -> Callable[[], None]:
         stack.callback(setattr, owner, name, original)
 
     original = c10d._world  # noqa: SLF001  # see the module's text
-    replace("_world", _stand_in)
+    replace("_world", _movable_record)
     stack.callback(_become, c10d._world, original)  # noqa: SLF001  # the same
     replace("_new_process_group_helper", _with_our_backend)
     replace("_process_group_name", _unique_per_rank)
@@ -324,7 +324,7 @@ class RankWorld(c10d._World):  # type: ignore[misc]  # noqa: SLF001  # see the m
         self.__dict__ |= {name: {} for name in (*maps, "tags_to_pg", "pg_to_tag")}
 
 
-def _stand_in(original: Any) -> Any:
+def _movable_record(original: Any) -> Any:
     """Another object for torch's record, which can become that of the rank that runs.
 
     Other modules of torch have it under names of their own, so it stays, and what it is moves.

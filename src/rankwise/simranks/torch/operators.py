@@ -62,7 +62,7 @@ class CustomOperators:
         torch.library._clear_torch_ops_cache(set(self.definers))  # noqa: SLF001  # as it does itself
 
     def make_library(self, kind: str, namespace: str, key: str, file: str, line: int) -> Any:
-        """Stand in for `torch._C._dispatch_library`."""
+        """Replace `torch._C._dispatch_library`."""
         rank = rank_of_thread()
         if rank is None or not self._is_called_by_program(sys._getframe(1)):  # noqa: SLF001  # whose it is
             return _make_library(kind, namespace, key, file, line)

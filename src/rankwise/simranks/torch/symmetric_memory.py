@@ -3,7 +3,7 @@
 All ranks live in one process, so a peer's memory is a tensor like any other: `get_buffer` gives it,
 and what a program computes with it is computed. What is simulated is who waits for whom. A signal
 is a word of a pad, which a peer sets and the rank that waits for it takes back; one that never
-comes leaves the world at rest, and is named in the report.
+comes stops all ranks, and the report names it.
 
 On a modelled machine a signal, and what `put_signal` copies, take the time of a message. What a
 program itself loads from a peer's memory counts as memory of its own device.

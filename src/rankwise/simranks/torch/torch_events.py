@@ -105,7 +105,7 @@ class RecordedProcessGroup(NamedProcessGroup):
     def __init__(self, group: Any, backend: str, name: str, recorder: EventRecorder) -> None:
         super().__init__(group.rank(), group.size(), backend)
         self._group = group
-        self._told = name
+        self._group_name = name
         self._recorder = recorder
         self._coalescing: list[RecordedWork] | None = None
 
@@ -141,15 +141,15 @@ class RecordedProcessGroup(NamedProcessGroup):
         return RecordedWork(self._group._end_coalescing(device), [], finish)  # noqa: SLF001  # the same
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._recorder.operations.get(self._told, 0)
+        return self._recorder.operations.get(self._group_name, 0)
 
     def record(self, name: str, args: tuple[Any, ...], taken: int | None, given: int | None) -> Any:
         """Carry an operation out, and record it."""
         inputs = [] if taken is None else _flat(args[taken])
         outputs = [] if given is None else _flat(args[given])
-        words = f"{name.strip('_')} #{self._recorder.numbered(self._told)}"
+        words = f"{name.strip('_')} #{self._recorder.numbered(self._group_name)}"
         shapes = describe_shapes(inputs or outputs)
-        words += (f" of {shapes}" if shapes else "") + f" in group {self._told}"
+        words += (f" of {shapes}" if shapes else "") + f" in group {self._group_name}"
         if name == "broadcast" and args[1].rootRank != self.rank():
             inputs = []
         if name == "reduce" and args[1].rootRank != self.rank():

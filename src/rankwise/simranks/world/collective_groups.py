@@ -5,7 +5,7 @@ the transport: each member brings a load with its call, and waits at a gate. The
 carries the operation out for all, and opens the gate.
 
 A collective whose members call different things fails on all of them when all have come, so its
-message can tell each rank's line. If a rank never comes, the world comes to rest, and the report
+message can tell each rank's line. If a rank never comes, no rank can continue, and the report
 asks each pending collective which members are missing.
 
 Messages from rank to rank are matched in the order of being posted, by source and tag. A send is
@@ -28,6 +28,7 @@ from rankwise.core.matching import (
     Match,
     Matcher,
     describe_call,
+    missing,
     parties,
 )
 from rankwise.simranks.world.alarms import Alarms
@@ -84,7 +85,7 @@ class Conditions:
         if self.equals is None:
             return ranks, ranks
         present = tuple(rank for rank in ranks if rank in self.equals.simulated)
-        return present, self.equals.stand_ins(ranks, present)
+        return present, self.equals.representatives(ranks, present)
 
     def begin_attempt(self) -> None:
         """Forget what belongs to ranks that are no more."""
@@ -136,7 +137,7 @@ class CollectiveGroup:
         is_of_threads: whether a rank has called an operation in a thread that it has started: such
             a group and others have no order.
         gives_up: whether operations fail as soon as a member that they lack has ended; otherwise
-            the world comes to rest, and the report tells where everybody stands.
+            the run goes on until no rank can continue, and the report tells where each waits.
     """
 
     gives_up = False
@@ -388,10 +389,10 @@ class _Creation(Gate):
 
     def describe(self) -> str:
         """Say what is waited for, and for whom."""
-        missing = [rank for rank in self._group.present if rank not in self.makers]
+        absent = missing(self._group.present, self.makers)
         members = ranks_in_words(self._group.ranks)
-        text = f"the group of {members}, not made by {ranks_in_words(missing)}"
-        return text + "".join(f"; {error.message}" for error in self._group.ended(missing))
+        text = f"the group of {members}, not made by {ranks_in_words(absent)}"
+        return text + "".join(f"; {error.message}" for error in self._group.ended(absent))
 
 
 class PendingCollective(Gate):
@@ -450,10 +451,10 @@ class PendingCollective(Gate):
 
     def describe(self) -> str:
         """Say what is waited for, and for whom."""
-        missing = self.missing()
+        absent = self.missing()
         text = f"{self._describe_call()} in group {self.group.describe()}"
-        text += f", not called by {ranks_in_words(missing)}" if missing else ", called by all"
-        text += "".join(f"; {error.message}" for error in self.group.ended(missing))
+        text += f", not called by {ranks_in_words(absent)}" if absent else ", called by all"
+        text += "".join(f"; {error.message}" for error in self.group.ended(absent))
         return text if self.match.is_agreed else f"{text}; {self._doings()}"
 
     @property

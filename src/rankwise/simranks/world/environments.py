@@ -1,7 +1,7 @@
-"""`os.environ` in threads that ranks have started: it shows the variables of the thread's rank.
+"""`os.environ` in threads that ranks have started: it has the variables of the thread's rank.
 
-Such a thread runs beside whichever rank has the run token, whose variables are in place. Once a
-rank has threads, they are looked for by the thread that asks.
+Such a thread may run while another rank has the run token, so `os.environ` has the variables of
+that rank. Once a rank has threads, each access finds the variables by the thread that asks.
 """
 
 import os

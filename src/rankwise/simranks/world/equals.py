@@ -251,7 +251,7 @@ class Equals:
                 self._divide(division, f"ranks send messages in {kind}")
         self.check(ranks)
 
-    def stand_ins(self, ranks: Sequence[int], present: Sequence[int]) -> tuple[int, ...]:
+    def representatives(self, ranks: Sequence[int], present: Sequence[int]) -> tuple[int, ...]:
         """For each member of a group, the present one of its class; empty if none is present."""
         if not present:
             return ()

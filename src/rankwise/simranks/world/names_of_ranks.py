@@ -94,8 +94,8 @@ class _NamePlace(NamedTuple):
 class _Cells:
     """Names that are read and written together, at each hand-over.
 
-    The code is made for the names that there are, as if somebody had written it out: that takes a
-    quarter of the time of `getattr` and `setattr`.
+    The code is generated for the given names, one statement per name. It takes a quarter of the
+    time of `getattr` and `setattr`.
     """
 
     read: Callable[[], tuple[Any, ...]]

@@ -16,7 +16,7 @@ NOTICE_S = 30.0
 STOP_NOTICE_S = 2.0
 """The same after a request to stop."""
 _LOOKS_PER_PATIENCE = 4
-"""How often it is asked whether a rank gets on, before it is given up."""
+"""How often the progress of a rank is checked before the rank is given up."""
 
 
 class TokenPatience:

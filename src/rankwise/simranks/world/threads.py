@@ -246,7 +246,7 @@ class _Lock:
 
     __slots__ = ("__weakref__", "_lock", "_turns", "_waiters")
     _make: Callable[[], Any] = staticmethod(allocate_lock)
-    _told = "a lock that another thread holds"
+    _awaited = "a lock that another thread holds"
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -261,7 +261,7 @@ class _Lock:
         if lock.acquire(blocking=False):
             return True
         until = _now_s() + timeout
-        waiter = _Waiter(self._turns, self._told)
+        waiter = _Waiter(self._turns, self._awaited)
         waiter.acquire()
         self._waiters.append(waiter)
         try:

@@ -56,7 +56,7 @@ class Turns:
         self._scheduler = scheduler
         self._door = threading.RLock()
         self._is_resting = False
-        self._births = 0
+        self._starting = 0
 
     @contextmanager
     def starting_thread(self) -> Iterator[None]:
@@ -64,16 +64,16 @@ class Turns:
         with self._door:
             # Before it runs it is in no list: without this count the world would look like a
             # deadlock.
-            self._births += 1
+            self._starting += 1
         try:
             yield
         except BaseException:  # there are too many of them, for instance
-            self._end_birth()
+            self._end_start()
             raise
 
-    def _end_birth(self) -> None:
+    def _end_start(self) -> None:
         with self._door:
-            self._births -= 1
+            self._starting -= 1
             self._ring_if_resting()
 
     def begin_thread(self, rank: Rank, thread: threading.Thread | None) -> Strand:
@@ -82,7 +82,7 @@ class Turns:
         with self._door:
             self.helpers[strand.ident] = strand
             rank.helpers.append(strand)
-            self._births -= 1
+            self._starting -= 1
         return strand
 
     def own_strand(self) -> Strand | None:
@@ -267,7 +267,7 @@ class Turns:
             threads = [*self.helpers.values()]
             # A main thread that is away has given up the token, and asks like any other.
             threads += [rank.main for rank in self._scheduler.ranks.values() if rank.main.is_away]
-            return bool(self._births or self.asks or any(map(_may_ask, threads)))
+            return bool(self._starting or self.asks or any(map(_may_ask, threads)))
 
     def wait_for_ask(self) -> None:
         """Let threads without the token come to ask for it, in real time."""

@@ -292,15 +292,15 @@ def the_journal_tells_lives_in_order(world: ProcessWorld) -> None:
     entries = _entries(record)
     instants = [entry.at for entry in entries]
     assert instants == sorted(instants)
-    born: set[int] = set()
+    started: set[int] = set()
     ended: set[int] = set()
     for entry in entries:
         match entry.stimulus:
             case WorkerSpawned(local_rank):
-                assert local_rank not in born
-                born.add(local_rank)
+                assert local_rank not in started
+                started.add(local_rank)
             case WorkerExited(local_rank, _, _, at):
-                assert local_rank in born - ended
+                assert local_rank in started - ended
                 assert at <= entry.at
                 ended.add(local_rank)
             case _:

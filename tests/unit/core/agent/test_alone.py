@@ -19,7 +19,7 @@ from rankwise.core.agent.vocabulary import (
     PrepareRound,
     RanksStood,
     RoundPrepared,
-    StepTold,
+    StepReported,
     Stimulus,
     StopRanksAt,
 )
@@ -260,14 +260,14 @@ def test_what_cannot_be_started_is_not_tried_again_unless_it_is_asked_for() -> N
 
 def test_rounds_without_progress_end_the_run() -> None:
     node = Node(RestartPolicy(restarts_max=9, rounds_without_progress_max=2))
-    node.tell(StepTold(0, 5))
+    node.tell(StepReported(0, 5))
     node.exits(0, 1, -15)  # a first step is progress
-    node.tell(StepTold(1, 5))
+    node.tell(StepReported(1, 5))
     node.exits(1, 1, -15)
     assert node.agent.finished is None
 
     node.now = after(node.now, Duration(2 * SECOND))
-    node.tell(Ticked(), StepTold(2, 4))
+    node.tell(Ticked(), StepReported(2, 4))
     node.exits(2, 1, -15)
 
     verdict = node.finished.verdict

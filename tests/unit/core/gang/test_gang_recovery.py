@@ -11,27 +11,27 @@ from rankwise.core.gang.vocabulary import (
     AnnounceStuck,
     Pause,
     RecallRequested,
+    RecoveryMessage,
+    RecoveryMessageSent,
+    RecoveryOrder,
     Resumed,
-    Said,
     SignalWorker,
     SpawnWorker,
     StopRequested,
     Sweep,
     Swept,
     TellWorker,
-    WordToWorker,
-    WorkerSaid,
     WorkerSpawned,
 )
 
 TIMEOUT = Duration(5 * SECOND)
 
 
-def said(local_rank: int, word: Said, attempt: int = 0) -> WorkerSaid:
-    return WorkerSaid(local_rank, attempt, word, TIMEOUT)
+def said(local_rank: int, word: RecoveryMessage, attempt: int = 0) -> RecoveryMessageSent:
+    return RecoveryMessageSent(local_rank, attempt, word, TIMEOUT)
 
 
-def tell(word: WordToWorker, local_ranks: list[int], attempt: int = 0) -> list[TellWorker]:
+def tell(word: RecoveryOrder, local_ranks: list[int], attempt: int = 0) -> list[TellWorker]:
     return [TellWorker(local_rank, attempt, word) for local_rank in local_ranks]
 
 
@@ -39,7 +39,7 @@ def recoverable_gang(size: int = 3, offering: tuple[int, ...] = (0, 1, 2)) -> Ga
     gang = running_gang(size)
     gang.recovers = True
     for local_rank in offering:
-        gang.handle(said(local_rank, Said.OFFERS), Instant(0))
+        gang.handle(said(local_rank, RecoveryMessage.OFFERS), Instant(0))
     return gang
 
 
@@ -48,7 +48,7 @@ def paused_gang() -> Gang:
     gang = recoverable_gang()
     gang.handle(exited(1, -9, at=1), Instant(1))
     for local_rank in (0, 2):
-        gang.handle(said(local_rank, Said.YIELDED), Instant(2))
+        gang.handle(said(local_rank, RecoveryMessage.YIELDED), Instant(2))
     gang.handle(Swept(0, (), (0, 2)), Instant(3))
     assert gang.phase is GangPhase.PAUSED
     return gang
@@ -59,7 +59,7 @@ def test_a_death_recalls_those_that_can_be_called_again_and_stops_the_others() -
 
     effects = gang.handle(exited(1, -9, at=1), Instant(1))
 
-    assert effects == [*tell(WordToWorker.RECALL, [0]), SignalWorker(2, 0, 15)]
+    assert effects == [*tell(RecoveryOrder.RECALL, [0]), SignalWorker(2, 0, 15)]
     assert gang.phase is GangPhase.RECALLING
 
 
@@ -79,7 +79,7 @@ def test_a_gang_in_which_nobody_offers_is_stopped() -> None:
 def test_a_worker_whose_function_has_returned_cannot_be_called_again() -> None:
     gang = recoverable_gang()
     for local_rank in (0, 2):
-        gang.handle(said(local_rank, Said.WITHDRAWS), Instant(0))
+        gang.handle(said(local_rank, RecoveryMessage.WITHDRAWS), Instant(0))
 
     assert gang.handle(exited(1, -9, at=1), Instant(1)) == signal_orders(15, [0, 2])
 
@@ -88,8 +88,8 @@ def test_when_all_have_yielded_what_the_dead_left_is_swept_and_the_gang_pauses()
     gang = recoverable_gang()
     gang.handle(exited(1, -9, at=1), Instant(1))
 
-    assert gang.handle(said(0, Said.YIELDED), Instant(2)) == []
-    assert gang.handle(said(2, Said.YIELDED), Instant(2)) == [Sweep(0, (0, 2))]
+    assert gang.handle(said(0, RecoveryMessage.YIELDED), Instant(2)) == []
+    assert gang.handle(said(2, RecoveryMessage.YIELDED), Instant(2)) == [Sweep(0, (0, 2))]
     (pause,) = gang.handle(Swept(0, (), (0, 2)), Instant(3))
 
     assert isinstance(pause, Pause)
@@ -103,7 +103,7 @@ def test_a_paused_gang_goes_on_with_those_that_are_left_and_new_ones() -> None:
 
     effects = gang.handle(Resumed(1, recovers=True), Instant(4))
 
-    assert effects == [*tell(WordToWorker.AGAIN, [0, 2], attempt=1), SpawnWorker(1, 1)]
+    assert effects == [*tell(RecoveryOrder.AGAIN, [0, 2], attempt=1), SpawnWorker(1, 1)]
     gang.handle(WorkerSpawned(1, 1, 77), Instant(5))
     assert gang.phase is GangPhase.RUNNING
     assert gang.failures_so_far == ()
@@ -116,7 +116,7 @@ def test_those_that_were_called_again_can_be_recalled_at_once() -> None:
 
     effects = gang.handle(exited(1, -9, at=6, attempt=1), Instant(6))
 
-    assert effects == tell(WordToWorker.RECALL, [0, 2], attempt=1)
+    assert effects == tell(RecoveryOrder.RECALL, [0, 2], attempt=1)
 
 
 def test_a_late_fact_about_the_attempt_before_changes_nothing() -> None:
@@ -129,10 +129,10 @@ def test_a_late_fact_about_the_attempt_before_changes_nothing() -> None:
 def test_a_round_that_another_node_ends_recalls_ranks_none_of_which_has_failed() -> None:
     gang = recoverable_gang()
 
-    assert gang.handle(RecallRequested(), Instant(1)) == tell(WordToWorker.RECALL, [0, 1, 2])
+    assert gang.handle(RecallRequested(), Instant(1)) == tell(RecoveryOrder.RECALL, [0, 1, 2])
     assert gang.handle(RecallRequested(), Instant(1)) == []  # asked for twice
     for local_rank in (0, 1, 2):
-        gang.handle(said(local_rank, Said.YIELDED), Instant(2))
+        gang.handle(said(local_rank, RecoveryMessage.YIELDED), Instant(2))
     (pause,) = gang.handle(Swept(0, (), (0, 1, 2)), Instant(3))
 
     assert isinstance(pause, Pause)
@@ -144,12 +144,12 @@ def test_a_gang_that_goes_on_with_all_its_workers_runs_at_once() -> None:
     gang = recoverable_gang()
     gang.handle(RecallRequested(), Instant(1))
     for local_rank in (0, 1, 2):
-        gang.handle(said(local_rank, Said.YIELDED), Instant(2))
+        gang.handle(said(local_rank, RecoveryMessage.YIELDED), Instant(2))
     gang.handle(Swept(0, (), (0, 1, 2)), Instant(3))
 
     effects = gang.handle(Resumed(1, recovers=True), Instant(4))
 
-    assert effects == tell(WordToWorker.AGAIN, [0, 1, 2], attempt=1)
+    assert effects == tell(RecoveryOrder.AGAIN, [0, 1, 2], attempt=1)
     assert gang.phase is GangPhase.RUNNING
     gang.handle(exited(1, -9, at=6, attempt=1), Instant(6))
     assert [failure.local_rank for failure in gang.failures_so_far] == [1]
@@ -159,7 +159,7 @@ def test_what_fails_after_another_node_has_ended_the_round_is_no_failure_of_this
     gang = recoverable_gang()
     gang.handle(RecallRequested(), Instant(1))
     for local_rank in (0, 2):
-        gang.handle(said(local_rank, Said.YIELDED), Instant(2))
+        gang.handle(said(local_rank, RecoveryMessage.YIELDED), Instant(2))
     gang.handle(exited(1, 1, at=3), Instant(3))
     (pause,) = gang.handle(Swept(0, (), (0, 2)), Instant(4))
 
@@ -179,19 +179,19 @@ def test_a_recall_while_ranks_are_made_waits_until_all_exist() -> None:
     gang = starting_gang(2)
     gang.recovers = True
     gang.handle(spawned(0), Instant(0))
-    gang.handle(said(0, Said.OFFERS), Instant(0))
+    gang.handle(said(0, RecoveryMessage.OFFERS), Instant(0))
 
     assert gang.handle(RecallRequested(), Instant(1)) == []
     effects = gang.handle(spawned(1), Instant(2))
 
-    assert effects == [*tell(WordToWorker.RECALL, [0]), SignalWorker(1, 0, 15)]
+    assert effects == [*tell(RecoveryOrder.RECALL, [0]), SignalWorker(1, 0, 15)]
     assert gang.phase is GangPhase.RECALLING
 
 
 def test_who_does_not_leave_its_function_in_time_is_killed_and_replaced() -> None:
     gang = recoverable_gang()
     gang.handle(exited(1, -9, at=1), Instant(1))
-    gang.handle(said(0, Said.YIELDED), Instant(2))
+    gang.handle(said(0, RecoveryMessage.YIELDED), Instant(2))
 
     late = Instant(1 + TIMEOUT)
     assert gang.next_deadline == late
@@ -207,7 +207,7 @@ def test_who_does_not_leave_its_function_in_time_is_killed_and_replaced() -> Non
 def test_who_survives_that_kill_ends_the_gang() -> None:
     gang = recoverable_gang()
     gang.handle(exited(1, -9, at=1), Instant(1))
-    gang.handle(said(0, Said.YIELDED), Instant(2))
+    gang.handle(said(0, RecoveryMessage.YIELDED), Instant(2))
     gang.handle(Ticked(), Instant(1 + TIMEOUT))
     later = gang.next_deadline
     assert later is not None
@@ -224,7 +224,7 @@ def test_a_death_in_the_pause_is_swept_after_before_the_gang_goes_on() -> None:
     assert gang.handle(Resumed(1, recovers=True), Instant(5)) == []
     assert gang.handle(Swept(0, (), (0, 2)), Instant(6)) == []  # an answer to an earlier sweep
     assert gang.handle(Swept(0, (), (0,)), Instant(7)) == [
-        *tell(WordToWorker.AGAIN, [0], attempt=1), SpawnWorker(1, 1), SpawnWorker(2, 1),
+        *tell(RecoveryOrder.AGAIN, [0], attempt=1), SpawnWorker(1, 1), SpawnWorker(2, 1),
     ]  # fmt: skip
 
 
@@ -254,42 +254,44 @@ def test_a_stop_in_the_pause_kills_those_that_wait_and_the_failure_stays_one() -
 def test_an_exception_is_held_until_a_death_explains_it() -> None:
     gang = recoverable_gang()
 
-    assert gang.handle(said(0, Said.EXCEPTION_HELD), Instant(1)) == []
+    assert gang.handle(said(0, RecoveryMessage.EXCEPTION_HELD), Instant(1)) == []
     effects = gang.handle(exited(1, -9, at=2), Instant(2))
 
-    assert effects == tell(WordToWorker.RECALL, [0, 2])
+    assert effects == tell(RecoveryOrder.RECALL, [0, 2])
 
 
 def test_exceptions_that_no_death_explains_are_released_together() -> None:
     gang = recoverable_gang()
-    gang.handle(said(0, Said.EXCEPTION_HELD), Instant(1))
-    gang.handle(said(2, Said.EXCEPTION_HELD), Instant(5))
+    gang.handle(said(0, RecoveryMessage.EXCEPTION_HELD), Instant(1))
+    gang.handle(said(2, RecoveryMessage.EXCEPTION_HELD), Instant(5))
 
     assert gang.next_deadline == Instant(1 + gang.spec.exception_timeout)
-    assert gang.handle(Ticked(), gang.next_deadline) == tell(WordToWorker.RELEASE, [0, 2])
+    assert gang.handle(Ticked(), gang.next_deadline) == tell(RecoveryOrder.RELEASE, [0, 2])
 
 
 def test_without_restarts_an_exception_is_released_at_once() -> None:
     gang = recoverable_gang()
     gang.recovers = False
 
-    assert gang.handle(said(0, Said.EXCEPTION_HELD), Instant(1)) == tell(WordToWorker.RELEASE, [0])
+    assert gang.handle(said(0, RecoveryMessage.EXCEPTION_HELD), Instant(1)) == tell(
+        RecoveryOrder.RELEASE, [0]
+    )
 
 
 def test_a_rank_that_returns_while_it_is_recalled_is_killed_since_it_is_late() -> None:
     gang = recoverable_gang()
     gang.handle(exited(1, -9, at=1), Instant(1))
 
-    assert gang.handle(said(0, Said.WITHDRAWS), Instant(2)) == [SignalWorker(0, 0, 9)]
+    assert gang.handle(said(0, RecoveryMessage.WITHDRAWS), Instant(2)) == [SignalWorker(0, 0, 9)]
 
 
 def test_a_death_while_workers_are_being_made_waits_until_all_of_them_exist() -> None:
     gang = starting_gang(2)
     gang.recovers = True
     gang.handle(spawned(0), Instant(0))
-    gang.handle(said(0, Said.OFFERS), Instant(0))
+    gang.handle(said(0, RecoveryMessage.OFFERS), Instant(0))
     gang.handle(Resumed(1, recovers=True), Instant(0))  # it is not for a gang that runs
     assert gang.phase is GangPhase.STARTING
 
     gang.handle(spawned(1), Instant(1))
-    assert gang.handle(exited(1, -9, at=1), Instant(1)) == tell(WordToWorker.RECALL, [0])
+    assert gang.handle(exited(1, -9, at=1), Instant(1)) == tell(RecoveryOrder.RECALL, [0])

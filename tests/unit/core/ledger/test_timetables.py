@@ -51,10 +51,10 @@ def timetable(rank: int, late_ms: float, *, clock: int = 0, is_of_cpp: bool = Tr
 
 
 def blamed(own: Timetable, other: Timetable, there_and_back: int = 4 * MILLISECOND) -> int | None:
-    heard_at = Instant(ASKED_AT + 300 * MILLISECOND + there_and_back)
+    received_at = Instant(ASKED_AT + 300 * MILLISECOND + there_and_back)
     tables = (
         ReceivedTimetable(own, None, None),
-        ReceivedTimetable(unpack_times(pack_times(other)), ASKED_AT, heard_at),
+        ReceivedTimetable(unpack_times(pack_times(other)), ASKED_AT, received_at),
     )
     found = late_over_nodes(tables, 2)
     if found is None:

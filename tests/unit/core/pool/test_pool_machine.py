@@ -20,6 +20,7 @@ from rankwise.core.pool.vocabulary import (
     PoolSpec,
     PoolStimulus,
     PoolStopRequested,
+    PoolTaskSubmitted,
     PoolWorkerRefused,
     RecallTasks,
     ReleasePool,
@@ -29,7 +30,6 @@ from rankwise.core.pool.vocabulary import (
     TaskCancelled,
     TaskEnd,
     TasksRecalled,
-    TaskSubmitted,
     TaskWithdrawn,
     WorkerEnded,
     WorkerReady,
@@ -47,7 +47,7 @@ def pool_of(size: int, **spec: int | None) -> PoolMachine:
     """A pool whose workers are all ready and idle."""
     machine = PoolMachine(PoolSpec(size=size, **spec))  # type: ignore[arg-type]
     for worker in range(1, size + 1):
-        fed(machine, TaskSubmitted(-worker))
+        fed(machine, PoolTaskSubmitted(-worker))
         for effect in fed(machine, WorkerReady(worker)):
             if isinstance(effect, RecallTasks):  # it was sent to another one ahead
                 fed(machine, TasksRecalled(effect.worker, (-worker,)))
@@ -58,7 +58,7 @@ def pool_of(size: int, **spec: int | None) -> PoolMachine:
 def test_task_starts_a_worker_and_is_sent_when_it_is_ready() -> None:
     machine = PoolMachine(PoolSpec(size=2))
 
-    assert fed(machine, TaskSubmitted(7)) == [StartWorker(1)]
+    assert fed(machine, PoolTaskSubmitted(7)) == [StartWorker(1)]
     assert fed(machine, WorkerReady(1)) == [SendTask(1, 7)]
     assert fed(machine, TaskAnswered(1, 7)) == [EndTask(7, TaskEnd.ANSWERED)]
 
@@ -66,7 +66,7 @@ def test_task_starts_a_worker_and_is_sent_when_it_is_ready() -> None:
 def test_no_more_workers_start_than_there_are_tasks() -> None:
     machine = PoolMachine(PoolSpec(size=3))
 
-    effects = fed(machine, *map(TaskSubmitted, range(5)))
+    effects = fed(machine, *map(PoolTaskSubmitted, range(5)))
 
     assert effects == [StartWorker(1), StartWorker(2), StartWorker(3)]
 
@@ -74,7 +74,7 @@ def test_no_more_workers_start_than_there_are_tasks() -> None:
 def test_next_task_lies_in_the_socket_of_a_busy_worker() -> None:
     machine = pool_of(1)
 
-    effects = fed(machine, *map(TaskSubmitted, (1, 2, 3)))
+    effects = fed(machine, *map(PoolTaskSubmitted, (1, 2, 3)))
 
     assert effects == [SendTask(1, 1), SendTask(1, 2)]
     assert fed(machine, TaskAnswered(1, 1, LONG)) == [
@@ -85,7 +85,7 @@ def test_next_task_lies_in_the_socket_of_a_busy_worker() -> None:
 
 def test_many_short_tasks_are_sent_ahead_and_few_after_a_long_one() -> None:
     machine = pool_of(1)
-    sent = fed(machine, *map(TaskSubmitted, range(1000)))
+    sent = fed(machine, *map(PoolTaskSubmitted, range(1000)))
     for task in range(200):
         sent += fed(machine, TaskAnswered(1, task, 1000))
 
@@ -101,7 +101,7 @@ def count_of_sent(effects: list[PoolEffect]) -> int:
 
 def test_one_of_many_queued_tasks_is_cancelled_and_the_others_keep_their_order() -> None:
     machine = pool_of(1)
-    fed(machine, *map(TaskSubmitted, range(10)))
+    fed(machine, *map(PoolTaskSubmitted, range(10)))
     begun = machine.workers[0].task
     cancelled = fed(machine, *(TaskCancelled(task) for task in (5, 9)))
 
@@ -118,7 +118,7 @@ def test_one_of_many_queued_tasks_is_cancelled_and_the_others_keep_their_order()
 
 def test_idle_worker_gets_what_lies_in_a_busy_workers_socket() -> None:
     machine = pool_of(2)
-    fed(machine, *map(TaskSubmitted, (1, 2, 3)))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2, 3)))
 
     # Worker 2 is done first, and 3 lies behind 2 or 1.
     effects = fed(machine, TaskAnswered(1, 2, LONG))
@@ -131,14 +131,14 @@ def test_idle_worker_gets_what_lies_in_a_busy_workers_socket() -> None:
 
 def test_nothing_is_recalled_twice_from_a_worker_that_has_taken_it() -> None:
     machine = pool_of(2)
-    fed(machine, *map(TaskSubmitted, (1, 2, 3)), TaskAnswered(1, 2, LONG))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2, 3)), TaskAnswered(1, 2, LONG))
 
     assert fed(machine, TasksRecalled(2, ())) == []
 
 
 def test_task_behind_a_long_one_goes_before_what_is_queued() -> None:
     machine = pool_of(2)
-    fed(machine, *map(TaskSubmitted, range(1, 8)))  # worker 2 has 1 and 3, worker 1 has 2 and 4
+    fed(machine, *map(PoolTaskSubmitted, range(1, 8)))  # worker 2 has 1 and 3, worker 1 has 2 and 4
     later = after(NOW, Duration(SECOND))
 
     effects = machine.handle(TaskAnswered(1, 2, LONG), later)
@@ -152,7 +152,7 @@ def test_task_behind_a_long_one_goes_before_what_is_queued() -> None:
 
 def test_worker_from_which_all_was_recalled_gets_tasks_again() -> None:
     machine = PoolMachine(PoolSpec(size=2))
-    fed(machine, *map(TaskSubmitted, (1, 2)), WorkerReady(1))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2)), WorkerReady(1))
 
     assert fed(machine, WorkerReady(2)) == [RecallTasks(1)]
     effects = fed(machine, TasksRecalled(1, (1, 2)))
@@ -163,7 +163,7 @@ def test_worker_from_which_all_was_recalled_gets_tasks_again() -> None:
 def test_dependent_is_sent_when_its_last_need_is_met() -> None:
     machine = pool_of(1)
 
-    assert fed(machine, TaskSubmitted(1, needs=2), NeedMet(1)) == []
+    assert fed(machine, PoolTaskSubmitted(1, needs=2), NeedMet(1)) == []
     assert fed(machine, NeedMet(1)) == [SendTask(1, 1)]
 
 
@@ -172,7 +172,7 @@ def test_dependent_is_sent_when_its_last_need_is_met() -> None:
 )
 def test_dependent_ends_as_its_need_does(*, was_cancelled: bool, end: TaskEnd) -> None:
     machine = pool_of(1)
-    fed(machine, TaskSubmitted(1, needs=2))
+    fed(machine, PoolTaskSubmitted(1, needs=2))
 
     assert fed(machine, NeedFailed(1, was_cancelled)) == [EndTask(1, end)]
     assert fed(machine, NeedMet(1), NeedFailed(1)) == []
@@ -180,7 +180,7 @@ def test_dependent_ends_as_its_need_does(*, was_cancelled: bool, end: TaskEnd) -
 
 def test_death_fails_the_task_that_ran_and_the_next_runs_elsewhere() -> None:
     machine = pool_of(1)
-    fed(machine, *map(TaskSubmitted, (1, 2)))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2)))
 
     effects = fed(machine, WorkerEnded(1, "it was killed", begun=(1,)))
 
@@ -190,7 +190,7 @@ def test_death_fails_the_task_that_ran_and_the_next_runs_elsewhere() -> None:
 
 def test_task_with_attempts_left_runs_again_after_a_death() -> None:
     machine = pool_of(1)
-    fed(machine, TaskSubmitted(1, attempts=2))
+    fed(machine, PoolTaskSubmitted(1, attempts=2))
 
     assert fed(machine, WorkerEnded(1, "killed", begun=(1,))) == [StartWorker(2)]
     assert fed(machine, WorkerReady(2)) == [SendTask(2, 1)]
@@ -200,7 +200,7 @@ def test_task_with_attempts_left_runs_again_after_a_death() -> None:
 
 def test_attempts_of_a_chunk_that_has_advanced_count_anew() -> None:
     machine = pool_of(1)
-    fed(machine, TaskSubmitted(1, attempts=2))
+    fed(machine, PoolTaskSubmitted(1, attempts=2))
 
     for worker in (1, 2, 3):
         died = WorkerEnded(worker, "killed", begun=(1,), advanced=(1,))
@@ -214,7 +214,7 @@ def test_attempts_of_a_chunk_that_has_advanced_count_anew() -> None:
 
 def test_worker_ends_after_its_tasks_and_is_replaced_on_demand() -> None:
     machine = PoolMachine(PoolSpec(size=1, tasks_max=2))
-    fed(machine, *map(TaskSubmitted, (1, 2, 3)), WorkerReady(1), TaskAnswered(1, 1, LONG))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2, 3)), WorkerReady(1), TaskAnswered(1, 1, LONG))
 
     effects = fed(machine, TaskAnswered(1, 2, LONG))
 
@@ -225,20 +225,20 @@ def test_worker_ends_after_its_tasks_and_is_replaced_on_demand() -> None:
 
 def test_workers_that_die_before_they_are_ready_break_the_pool() -> None:
     machine = PoolMachine(PoolSpec(size=1))
-    fed(machine, TaskSubmitted(1))
+    fed(machine, PoolTaskSubmitted(1))
 
     assert fed(machine, WorkerEnded(1, "it broke")) == [StartWorker(2)]
     assert fed(machine, PoolWorkerRefused(2, "no memory")) == [StartWorker(3)]
     effects = fed(machine, WorkerEnded(3, "it broke"))
 
     assert effects == [EndTask(1, TaskEnd.ABANDONED, "it broke"), ReleasePool()]
-    assert fed(machine, TaskSubmitted(2)) == [EndTask(2, TaskEnd.ABANDONED, "it broke")]
+    assert fed(machine, PoolTaskSubmitted(2)) == [EndTask(2, TaskEnd.ABANDONED, "it broke")]
 
 
 def test_pool_goes_on_with_the_workers_that_it_can_have() -> None:
     machine = pool_of(1)
     machine._size = 2
-    fed(machine, *map(TaskSubmitted, (1, 2, 3)))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2, 3)))
 
     effects = fed(machine, *(PoolWorkerRefused(worker, "no memory") for worker in (2, 3, 4)))
 
@@ -248,7 +248,7 @@ def test_pool_goes_on_with_the_workers_that_it_can_have() -> None:
 
 def test_initializer_that_fails_breaks_the_pool() -> None:
     machine = PoolMachine(PoolSpec(size=2))
-    fed(machine, *map(TaskSubmitted, (1, 2)))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2)))
 
     effects = fed(machine, InitializerFailed(1, "it raised"))
 
@@ -262,7 +262,7 @@ def test_initializer_that_fails_breaks_the_pool() -> None:
 
 def test_close_lets_tasks_end_and_then_the_workers() -> None:
     machine = pool_of(1)
-    fed(machine, TaskSubmitted(1), TaskSubmitted(2, needs=1))
+    fed(machine, PoolTaskSubmitted(1), PoolTaskSubmitted(2, needs=1))
 
     assert fed(machine, CloseRequested()) == []
     fed(machine, TaskAnswered(1, 1, LONG), NeedMet(2))
@@ -282,14 +282,14 @@ def test_worker_that_does_not_end_is_killed() -> None:
 
 def test_close_that_cancels_spares_what_was_sent() -> None:
     machine = pool_of(1)
-    fed(machine, *map(TaskSubmitted, (1, 2, 3)))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2, 3)))
 
     assert fed(machine, CloseRequested(cancels=True)) == [EndTask(3, TaskEnd.CANCELLED)]
 
 
 def test_stop_interrupts_what_runs_cancels_the_rest_and_kills_after_the_grace() -> None:
     machine = pool_of(1)
-    fed(machine, *map(TaskSubmitted, (1, 2, 3)))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2, 3)))
 
     assert fed(machine, PoolStopRequested()) == [
         EndTask(3, TaskEnd.CANCELLED),
@@ -307,7 +307,7 @@ def test_stop_interrupts_what_runs_cancels_the_rest_and_kills_after_the_grace() 
 
 def test_task_that_could_not_be_sent_ends_and_the_worker_goes_on() -> None:
     machine = pool_of(1)
-    fed(machine, *map(TaskSubmitted, (1, 2)))
+    fed(machine, *map(PoolTaskSubmitted, (1, 2)))
 
     assert fed(machine, TaskWithdrawn(1, 1)) == [EndTask(1, TaskEnd.CANCELLED)]
     assert fed(machine, TaskAnswered(1, 2)) == [EndTask(2, TaskEnd.ANSWERED)]
@@ -369,7 +369,7 @@ class _World:
         return None
 
     def step(self, worker: int) -> None:
-        """A worker gets on: it becomes ready, takes a task, or answers."""
+        """A worker makes progress: it becomes ready, takes a task, or answers."""
         if worker in self.killed or (worker in self.ending and worker not in self.running):
             self.die(worker)
         elif worker in self.starting:
@@ -421,7 +421,7 @@ def test_each_task_ends_exactly_once(
         if what == "submit" and not world.is_released:
             task = len(attempts)
             attempts[task], needs[task] = more, number
-            world.tell(TaskSubmitted(task, needs=number, attempts=more))
+            world.tell(PoolTaskSubmitted(task, needs=number, attempts=more))
         elif what == "step" and workers:
             world.step(workers[number % len(workers)])
         elif what == "die" and workers:

@@ -10,7 +10,7 @@ from rankwise.base.units import MILLISECOND, SECOND, Duration
 from rankwise.core.rendezvous.configuration import RendezvousConfig, RestartPolicy
 from rankwise.core.rendezvous.records import LateRank, Trouble
 from rankwise.core.rendezvous.vocabulary import (
-    CallRecordsTold,
+    CallRecordsReported,
     CallRecordsWanted,
     Commit,
     GangEnded,
@@ -23,7 +23,7 @@ from rankwise.core.rendezvous.vocabulary import (
     RanksFound,
     Settled,
     SheetsGathered,
-    TroubleTold,
+    TroubleReported,
 )
 
 Kind = TypeVar("Kind", bound=Notification)
@@ -43,7 +43,7 @@ def test_a_run_whose_calls_move_asks_nothing() -> None:
 def test_who_waits_after_a_time_out_is_told_what_the_call_records_of_all_nodes_say() -> None:
     table = running()
 
-    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
+    table.tell("b", TroubleReported(0, Trouble.TIMED_OUT))
     inquiry = answer_all(table, Trouble.TIMED_OUT)
     gathered = told(table, "a", SheetsGathered)
     table.tell("a", InquiryJudged(inquiry, (1,), TEXT, mismatch=ABSENT))
@@ -59,26 +59,26 @@ def test_a_node_that_is_done_learns_who_has_made_others_wait_and_nobody_is_accus
     table = running()
 
     asked_at = table.now
-    table.tell("b", TroubleTold(0, Trouble.DONE))
+    table.tell("b", TroubleReported(0, Trouble.DONE))
     inquiry = answer_all(table, Trouble.DONE)
     [gathered] = told(table, "a", SheetsGathered)
     table.tell("a", InquiryJudged(inquiry, late=LATE))
 
-    assert (gathered.asked_at, gathered.heard_at) == (asked_at, {"a": table.now, "b": table.now})
+    assert (gathered.asked_at, gathered.received_at) == (asked_at, {"a": table.now, "b": table.now})
     assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, late=LATE)]
     assert told(table, "a", RanksFound) == []
 
 
 def test_nodes_that_are_done_one_after_the_other_ask_once_a_second() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.DONE))
+    table.tell("b", TroubleReported(0, Trouble.DONE))
     table.tell("a", InquiryJudged(answer_all(table, Trouble.DONE), late=LATE))
     written = len(writes_of_inquiries(table))
 
-    table.tell("a", TroubleTold(0, Trouble.DONE))
+    table.tell("a", TroubleReported(0, Trouble.DONE))
     at_once, written_since = told(table, "a", InquiryAnswered), writes_of_inquiries(table)[written:]
     table.pass_time(SECOND)
-    table.tell("a", TroubleTold(0, Trouble.DONE))
+    table.tell("a", TroubleReported(0, Trouble.DONE))
     table.tell("a", InquiryJudged(answer_all(table, Trouble.DONE)))
 
     assert (at_once, written_since) == ([InquiryAnswered(0, late=LATE)], [])
@@ -87,10 +87,10 @@ def test_nodes_that_are_done_one_after_the_other_ask_once_a_second() -> None:
 
 def test_a_node_that_is_done_while_another_is_told_who_was_late_is_told_it_too() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.DONE))
+    table.tell("b", TroubleReported(0, Trouble.DONE))
     inquiry = answer_all(table, Trouble.DONE)
 
-    table.tell("a", TroubleTold(0, Trouble.DONE))
+    table.tell("a", TroubleReported(0, Trouble.DONE))
     table.tell("a", InquiryJudged(inquiry, late=LATE))
 
     for node in ("a", "b"):
@@ -103,9 +103,9 @@ def test_nobody_waits_for_the_call_records_of_a_node_that_was_done_and_has_gone(
     table.tell("b", GangEnded(round=0, is_done=True))
     table.tell("b", Left())
 
-    table.tell("a", TroubleTold(0, Trouble.DONE))
+    table.tell("a", TroubleReported(0, Trouble.DONE))
     inquiry = told(table, "a", CallRecordsWanted)[-1].inquiry
-    table.tell("a", CallRecordsTold(inquiry, b"sheet of a"))
+    table.tell("a", CallRecordsReported(inquiry, b"sheet of a"))
     table.tell("a", InquiryJudged(inquiry, late=LATE))
 
     assert told(table, "a", SheetsGathered)[0].sheets == {"a": b"sheet of a"}
@@ -114,7 +114,7 @@ def test_nobody_waits_for_the_call_records_of_a_node_that_was_done_and_has_gone(
 
 def test_who_has_failed_for_another_node_is_heard_of_after_that_one() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
+    table.tell("b", TroubleReported(0, Trouble.TIMED_OUT))
     inquiry = answer_all(table, Trouble.TIMED_OUT)
 
     table.tell("a", InquiryJudged(inquiry, (1,), TEXT))
@@ -127,7 +127,7 @@ def test_who_has_failed_for_another_node_is_heard_of_after_that_one() -> None:
 
 def test_who_keeps_its_own_node_waiting_is_told_at_once() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
+    table.tell("b", TroubleReported(0, Trouble.TIMED_OUT))
     inquiry = answer_all(table, Trouble.TIMED_OUT)
 
     table.tell("a", InquiryJudged(inquiry, (2,), TEXT))
@@ -137,9 +137,9 @@ def test_who_keeps_its_own_node_waiting_is_told_at_once() -> None:
 
 def test_a_silent_node_is_waited_for_no_longer_than_a_second() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.FAILED))
+    table.tell("b", TroubleReported(0, Trouble.FAILED))
     inquiry = told(table, "a", CallRecordsWanted)[-1].inquiry
-    table.tell("b", CallRecordsTold(inquiry, b"sheet of b"))
+    table.tell("b", CallRecordsReported(inquiry, b"sheet of b"))
 
     table.pass_time(SECOND)
     table.tell("a", InquiryJudged(inquiry))
@@ -152,7 +152,7 @@ def test_who_hears_nothing_from_the_leader_goes_on_by_itself() -> None:
     table = running()
     table.is_reached = lambda order: not _is_about_call_records(order)
 
-    table.tell("b", TroubleTold(0, Trouble.FAILED))
+    table.tell("b", TroubleReported(0, Trouble.FAILED))
     table.pass_time(2 * SECOND)
 
     assert told(table, "b", InquiryAnswered) == [InquiryAnswered(0, in_time=False)]
@@ -160,7 +160,7 @@ def test_who_hears_nothing_from_the_leader_goes_on_by_itself() -> None:
 
 def test_ranks_that_only_stand_are_accused_when_two_inquiries_agree() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    table.tell("b", TroubleReported(0, Trouble.STANDS))
     first = answer_all(table, Trouble.STANDS)
     table.tell("a", InquiryJudged(first, (1,), TEXT, is_certain=True))
     after_one = told(table, "a", RanksFound)
@@ -178,7 +178,7 @@ def test_ranks_that_only_stand_are_accused_when_two_inquiries_agree() -> None:
 
 def test_nobody_is_accused_of_being_late_while_ranks_only_stand() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    table.tell("b", TroubleReported(0, Trouble.STANDS))
 
     for _ in range(4):
         table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS), (1,), TEXT))
@@ -189,7 +189,7 @@ def test_nobody_is_accused_of_being_late_while_ranks_only_stand() -> None:
 
 def test_pauses_between_inquiries_double_while_the_same_ranks_stand() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    table.tell("b", TroubleReported(0, Trouble.STANDS))
     asked_at = []
 
     for _ in range(5):
@@ -206,10 +206,10 @@ def test_pauses_between_inquiries_double_while_the_same_ranks_stand() -> None:
 
 def test_ranks_that_move_again_are_asked_no_more() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    table.tell("b", TroubleReported(0, Trouble.STANDS))
     table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS)))
 
-    table.tell("b", TroubleTold(0, Trouble.NONE))
+    table.tell("b", TroubleReported(0, Trouble.NONE))
     table.pass_time(120 * SECOND)
 
     assert len(told(table, "a", CallRecordsWanted)) == 1
@@ -217,7 +217,7 @@ def test_ranks_that_move_again_are_asked_no_more() -> None:
 
 def test_a_question_accuses_nobody() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.WHY))
+    table.tell("b", TroubleReported(0, Trouble.WHY))
     inquiry = answer_all(table, Trouble.WHY)
 
     table.tell("a", InquiryJudged(inquiry, (1,), TEXT, is_certain=True))
@@ -228,9 +228,9 @@ def test_a_question_accuses_nobody() -> None:
 
 def test_ranks_that_stand_are_not_forgotten_when_somebody_has_asked_why() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    table.tell("b", TroubleReported(0, Trouble.STANDS))
     table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS)))
-    table.tell("b", TroubleTold(0, Trouble.WHY))
+    table.tell("b", TroubleReported(0, Trouble.WHY))
     table.tell("a", InquiryJudged(answer_all(table, Trouble.WHY)))
 
     table.pass_time(SECOND)
@@ -240,8 +240,8 @@ def test_ranks_that_stand_are_not_forgotten_when_somebody_has_asked_why() -> Non
 
 def test_ranks_that_begin_to_stand_while_somebody_asks_why_are_told_of_afterwards() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.WHY))
-    table.tell("b", TroubleTold(0, Trouble.STANDS))
+    table.tell("b", TroubleReported(0, Trouble.WHY))
+    table.tell("b", TroubleReported(0, Trouble.STANDS))
 
     table.tell("a", InquiryJudged(answer_all(table, Trouble.WHY)))
 
@@ -250,11 +250,11 @@ def test_ranks_that_begin_to_stand_while_somebody_asks_why_are_told_of_afterward
 
 def test_a_time_out_of_an_earlier_round_accuses_nobody_who_is_late_in_this_one() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
+    table.tell("b", TroubleReported(0, Trouble.TIMED_OUT))
     table.tell("a", InquiryJudged(answer_all(table, Trouble.TIMED_OUT)))
     begin_another_round(table)
 
-    table.tell("a", TroubleTold(1, Trouble.STANDS))
+    table.tell("a", TroubleReported(1, Trouble.STANDS))
     table.tell("a", InquiryJudged(answer_all(table, Trouble.STANDS)))
     table.pass_time(120 * SECOND)
 
@@ -264,8 +264,8 @@ def test_a_time_out_of_an_earlier_round_accuses_nobody_who_is_late_in_this_one()
 
 def test_what_two_nodes_ask_for_at_once_is_answered_by_one_inquiry_or_the_next() -> None:
     table = running()
-    table.tell("b", TroubleTold(0, Trouble.TIMED_OUT))
-    table.tell("a", TroubleTold(0, Trouble.FAILED))
+    table.tell("b", TroubleReported(0, Trouble.TIMED_OUT))
+    table.tell("a", TroubleReported(0, Trouble.FAILED))
 
     table.tell("a", InquiryJudged(answer_all(table, Trouble.TIMED_OUT)))
     after_one = told(table, "a", InquiryAnswered)
@@ -305,7 +305,7 @@ def answer_all(table: Table, trouble: Trouble) -> str:
     wanted = told(table, "a", CallRecordsWanted)[-1]
     assert wanted.trouble is trouble
     for node in ("a", "b"):
-        table.tell(node, CallRecordsTold(wanted.inquiry, f"sheet of {node}".encode()))
+        table.tell(node, CallRecordsReported(wanted.inquiry, f"sheet of {node}".encode()))
     return wanted.inquiry
 
 

@@ -18,7 +18,7 @@ from rankwise.core.rendezvous.records import (
     Round,
     RoundPhase,
 )
-from rankwise.core.rendezvous.view import HeardRecord, View
+from rankwise.core.rendezvous.view import ObservedRecord, View
 
 BEGIN = Instant(100 * SECOND)
 
@@ -32,8 +32,8 @@ def record(node: str, **fields: Any) -> NodeRecord:
 
 
 def hear(view: View, at: int, **records: NodeRecord) -> None:
-    for node, heard in records.items():
-        view.put(node, HeardRecord(heard, Instant(at)))
+    for node, observed in records.items():
+        view.put(node, ObservedRecord(observed, Instant(at)))
 
 
 def running(*members: str, settings: RendezvousConfig, **fields: Any) -> View:
@@ -401,7 +401,7 @@ def test_a_preempted_member_stops_all_at_the_largest_step() -> None:
 
 def test_two_nodes_that_want_one_seat_are_both_told_after_a_lease() -> None:
     view = View(config(is_static=True), BEGIN)
-    hear(view, BEGIN, a=record("a", ready=0, seat=1), b=record("b", ready=0, seat=1))
+    hear(view, BEGIN, a=record("a", ready=0, static_rank=1), b=record("b", ready=0, static_rank=1))
     assert decide(view, BEGIN).wake_at == BEGIN + 6 * SECOND
 
     refusals = follow(view, BEGIN + 6 * SECOND).refusals

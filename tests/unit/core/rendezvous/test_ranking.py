@@ -3,13 +3,13 @@ from hypothesis import strategies as st
 
 from rankwise.core.rendezvous.configuration import RendezvousConfig
 from rankwise.core.rendezvous.records import NodeRecord
-from rankwise.core.rendezvous.view import active_count, ranked, seated
+from rankwise.core.rendezvous.view import active_count, in_static_order, ranked
 
 NODES = st.lists(st.sampled_from("abcdefghij"), unique=True)
 
 
-def record(host: str = "h", topology: str = "", seat: int | None = None) -> NodeRecord:
-    return NodeRecord(host=host, address=host, slots=1, topology=topology, seat=seat)
+def record(host: str = "h", topology: str = "", static_rank: int | None = None) -> NodeRecord:
+    return NodeRecord(host=host, address=host, slots=1, topology=topology, static_rank=static_rank)
 
 
 @given(candidates=NODES, previous=NODES, data=st.data())
@@ -51,11 +51,11 @@ def test_newcomers_are_ordered_by_network_then_host_with_numbers_as_numbers() ->
 
 
 def test_seats_are_taken_by_their_owners_and_a_missing_one_settles_nothing() -> None:
-    both = {"a": record(seat=1), "b": record(seat=0)}
+    both = {"a": record(static_rank=1), "b": record(static_rank=0)}
 
-    assert seated(both, 2) == ("b", "a")
-    assert seated({"a": record(seat=1)}, 2) is None
-    assert seated(both | {"c": record(seat=1)}, 2) is None
+    assert in_static_order(both, 2) == ("b", "a")
+    assert in_static_order({"a": record(static_rank=1)}, 2) is None
+    assert in_static_order(both | {"c": record(static_rank=1)}, 2) is None
 
 
 def test_spares_are_kept_only_beyond_the_minimum() -> None:

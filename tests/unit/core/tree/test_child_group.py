@@ -16,11 +16,11 @@ from rankwise.core.tree.child_group import (
     ChildReady,
     ChildRefused,
     ChildReplaced,
-    Closed,
-    CloseRequested,
     ForkServerEnded,
+    GroupClosed,
+    GroupCloseRequested,
     GroupLost,
-    Kill,
+    KillChild,
     Release,
     Spawn,
     StartFailed,
@@ -67,7 +67,10 @@ def test_a_group_is_up_when_all_are_ready() -> None:
 
 
 def test_a_group_of_nobody_is_up_at_once() -> None:
-    assert tell(group_of(), StartRequested(), CloseRequested()) == [CameUp(), Closed((), ())]
+    assert tell(group_of(), StartRequested(), GroupCloseRequested()) == [
+        CameUp(),
+        GroupClosed((), ()),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -87,8 +90,8 @@ def test_the_first_fault_ends_all_and_is_told_when_they_are_gone(
     tell(group, StartRequested(), ChildReady(0))
 
     killed = tell(group, fault)
-    assert Kill(0) in killed
-    assert Kill(2) in killed
+    assert KillChild(0) in killed
+    assert KillChild(2) in killed
     assert tell(group, ChildRefused(2, "KeyError: later"), ChildEnded(2, KILLED)) == []
     told = tell(group, ChildEnded(0, KILLED), ChildEnded(1, "ended with exit code 1"))
 
@@ -102,7 +105,7 @@ def test_a_child_that_is_late_is_named() -> None:
     tell(group, StartRequested(), ChildReady(0))
 
     assert group.tick(Instant(10 * SECOND - 1)) == []
-    assert group.tick(Instant(10 * SECOND)) == [Kill(0), Kill(1)]
+    assert group.tick(Instant(10 * SECOND)) == [KillChild(0), KillChild(1)]
     tell(group, ChildEnded(0, KILLED))
 
     assert tell(group, ChildEnded(1, KILLED)) == [
@@ -134,38 +137,38 @@ def test_a_successor_that_never_gets_ready_gets_none() -> None:
 def test_closing_goes_by_stage() -> None:
     group = group_that_is_up(1, 0, 2, 0)
 
-    assert tell(group, CloseRequested()) == [Release(1), Release(3)]
+    assert tell(group, GroupCloseRequested()) == [Release(1), Release(3)]
     assert tell(group, ended_well(1)) == []
     assert tell(group, ended_well(3)) == [Release(0)]
     assert tell(group, ended_well(0)) == [Release(2)]
-    assert tell(group, ended_well(2)) == [Closed((), ())]
+    assert tell(group, ended_well(2)) == [GroupClosed((), ())]
 
 
 def test_a_bad_end_while_it_is_closed_is_told_of_a_child_that_nobody_replaces() -> None:
     lasting, replaceable = group_that_is_up(0, 0), group_that_is_up(0, 0, replaceable=True)
     for group in (lasting, replaceable):
-        tell(group, CloseRequested())
+        tell(group, GroupCloseRequested())
 
     assert tell(lasting, ChildEnded(1, KILLED)) == [ChildLost(1, KILLED, successor=False)]
-    assert tell(lasting, ended_well(0)) == [Closed((), ())]
+    assert tell(lasting, ended_well(0)) == [GroupClosed((), ())]
     assert tell(replaceable, ChildEnded(1, KILLED)) == []
 
 
 def test_who_is_left_when_the_fork_server_ends_is_lost_also_while_it_is_closed() -> None:
     up, closing = group_that_is_up(0, 0), group_that_is_up(0, 0, 1)
-    tell(closing, CloseRequested(), ended_well(0))
+    tell(closing, GroupCloseRequested(), ended_well(0))
 
     assert tell(up, ForkServerEnded()) == [GroupLost((0, 1))]
-    assert tell(closing, ForkServerEnded()) == [GroupLost((1, 2)), Closed((), ())]
+    assert tell(closing, ForkServerEnded()) == [GroupLost((1, 2)), GroupClosed((), ())]
 
 
 def test_what_does_not_end_in_time_is_killed_and_named() -> None:
     group = group_that_is_up(0, 1)
-    tell(group, CloseRequested())
+    tell(group, GroupCloseRequested())
 
-    assert group.tick(Instant(5 * SECOND)) == [Kill(0), Kill(1)]
+    assert group.tick(Instant(5 * SECOND)) == [KillChild(0), KillChild(1)]
     assert tell(group, ChildEnded(0, KILLED)) == []
-    assert tell(group, ChildEnded(1, KILLED)) == [Closed((0, 1), ())]
+    assert tell(group, ChildEnded(1, KILLED)) == [GroupClosed((0, 1), ())]
 
 
 def test_without_the_fork_server_nobody_comes_up() -> None:

@@ -244,14 +244,14 @@ def test_rank_that_dies_of_a_signal_to_the_run_waits_for_the_stop_and_follows_it
 def test_gang_that_is_stopped_hears_of_births_before_the_exits_that_were_held_back() -> None:
     watch = watch_of(makes_calls=False)  # seed 7369: else it swept rank 1 without its grace
     assert watch.gang is not None
-    born = WorkerSpawned(1, 0, 101)
+    spawned = WorkerSpawned(1, 0, 101)
     watch.handle(exited(0, -SIGTERM), Instant(0))
-    assert watch.handle(born, Instant(5)) == []
+    assert watch.handle(spawned, Instant(5)) == []
     watch.handle(StopRequested(SIGTERM), Instant(10))
     watch.gang.handle(StopRequested(SIGTERM), Instant(10))
 
     note = hold_of(HoldReason.STOP, [(0, 10)], [HoldStep.AWAITING_STOP], is_stop=True)
-    assert watch.handle(Passed(), Instant(10)) == [note, PassOn(born)]
+    assert watch.handle(Passed(), Instant(10)) == [note, PassOn(spawned)]
     assert watch.handle(Passed(), Instant(10)) == [PassOn(exited(0, -SIGTERM, at=11))]
 
 

@@ -97,11 +97,11 @@ class Agent:
             self.carry_out(self.watch.handle(Passed(), now), now)
 
     def check_deadlines(self, now: Instant) -> None:
-        for fact, heard_at in self.heard[len(self.passed) :]:
-            latest = after(heard_at, HOLD_MAX)
+        for fact, received_at in self.heard[len(self.passed) :]:
+            latest = after(received_at, HOLD_MAX)
             if self.stopped_at is not None:
                 latest = max(latest, after(self.stopped_at, GRACE))
-            assert now <= latest, f"{fact} of {heard_at} is still held back at {now}"
+            assert now <= latest, f"{fact} of {received_at} is still held back at {now}"
 
 
 FACT_TYPES = (WorkerExited, type(reported(0)), type(spawned(0)), Swept)

@@ -15,7 +15,7 @@ from rankwise.drivers.real.interrupts import (
     HandlerGate,
     came_from_handler,
     gate_here,
-    unheard,
+    without_handlers,
     write_to_reader,
 )
 
@@ -169,7 +169,7 @@ def test_a_fork_of_a_process_at_a_shut_gate_begins_anew(gate: HandlerGate) -> No
 
 
 def test_what_a_handler_raises_is_known_from_what_the_code_raised(gate: HandlerGate) -> None:
-    with gate.standing_in(), pytest.raises(Asked) as caught:
+    with gate.handlers_replaced(), pytest.raises(Asked) as caught:
         signal.raise_signal(signal.SIGUSR1)
 
     assert came_from_handler(caught.value)
@@ -181,7 +181,7 @@ def test_what_a_handler_raises_is_known_from_what_the_code_raised(gate: HandlerG
 def test_a_handler_runs_when_what_nobody_hears_has_returned(moment: str, gate: HandlerGate) -> None:
     ended: list[str] = []
 
-    @unheard
+    @without_handlers
     def on_end(_: object) -> None:
         if moment == "the middle":
             signal.raise_signal(signal.SIGUSR1)
@@ -203,7 +203,7 @@ def test_a_handler_runs_when_what_nobody_hears_has_returned(moment: str, gate: H
 
     things = [Asked()]
     reference = weakref.ref(things[0], on_end)
-    with gate.standing_in(), pytest.raises(Asked):
+    with gate.handlers_replaced(), pytest.raises(Asked):
         end_it()
 
     assert reference() is None

@@ -187,8 +187,8 @@ def test_progress_is_the_latest_sign_of_life_of_anybody() -> None:
 
     stage.host.look_for_progress(0)
 
-    born_at = 100_000
-    assert stage.run() == [ProgressLooked(0, Instant(born_at + 3 * MILLISECOND))]
+    started_at = 100_000
+    assert stage.run() == [ProgressLooked(0, Instant(started_at + 3 * MILLISECOND))]
 
 
 def test_a_lost_guardian_takes_everybody_along_in_silence() -> None:

@@ -63,7 +63,7 @@ def rank_order(values: Sequence[Array], _add: Add, kind: dtype) -> Array:
         return kind.rounded(reduce(np.add, values))
 
 
-def seated(values: Sequence[Array], add: Add) -> list[Array]:
+def at_positions(values: Sequence[Array], add: Add) -> list[Array]:
     """Those who are left when the spare ranks have given their data away."""
     size = len(values)
     spare = size - (1 << (size.bit_length() - 1))
@@ -72,14 +72,14 @@ def seated(values: Sequence[Array], add: Add) -> list[Array]:
 
 
 def neighbours_first(values: Sequence[Array], add: Add, _kind: dtype) -> Array:
-    level = seated(values, add)
+    level = at_positions(values, add)
     while len(level) > 1:
         level = [add(level[index], level[index + 1]) for index in range(0, len(level), 2)]
     return level[0]
 
 
 def farthest_first(values: Sequence[Array], add: Add, _kind: dtype) -> Array:
-    level = seated(values, add)
+    level = at_positions(values, add)
     while len(level) > 1:
         half = len(level) // 2
         level = [add(level[index], level[index + half]) for index in range(half)]

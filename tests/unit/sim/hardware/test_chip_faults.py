@@ -149,8 +149,8 @@ def test_jitter_is_decided_by_the_seed_and_by_the_name_of_the_part() -> None:
 
 
 def test_devices_with_faults_are_no_images_of_each_other() -> None:
-    assert not GraphEngine(machine_with("jitter:percent=1")).images.are_allowed
-    assert GraphEngine(machine_with()).images.are_allowed
+    assert not GraphEngine(machine_with("jitter:percent=1")).replicas.are_allowed
+    assert GraphEngine(machine_with()).replicas.are_allowed
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_rank_that_does_not_run_brings_what_its_class_brings() -> None:
     halves = Division(GroupKind(2, 4), (1,))
     equals = Equals(RankChoice(frozenset({0, 2, 5, 6}), divisions=(halves,)), 8)
 
-    assert equals.stand_ins(range(8), [0, 2, 5, 6]) == (0, 0, 2, 0, 5, 5, 6, 5)
+    assert equals.representatives(range(8), [0, 2, 5, 6]) == (0, 0, 2, 0, 5, 5, 6, 5)
     assert [equals.weight(rank) for rank in (0, 5)] == [2, 2]
 
 

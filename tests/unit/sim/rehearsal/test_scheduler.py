@@ -232,11 +232,11 @@ def test_a_rank_that_gets_on_is_given_up_when_it_does_no_more() -> None:
     held, looks = threading.Event(), []
     scheduler = scheduler_of(held.wait)
 
-    def gets_on(rank: Rank) -> bool:
+    def makes_progress(rank: Rank) -> bool:
         looks.append(rank.number)
         return len(looks) < 6
 
-    scheduler.patience.makes_progress = gets_on
+    scheduler.patience.makes_progress = makes_progress
     stuck = scheduler.run(patience_s=0.02)
 
     assert stuck is scheduler.ranks[0]
@@ -249,11 +249,11 @@ def test_who_asks_for_a_stop_does_not_wait_for_a_rank_that_gets_on() -> None:
     held = threading.Event()
     scheduler = scheduler_of(held.wait)
 
-    def gets_on(_rank: Rank) -> bool:
+    def makes_progress(_rank: Rank) -> bool:
         scheduler.interrupt(0.02)
         return True
 
-    scheduler.patience.makes_progress = gets_on
+    scheduler.patience.makes_progress = makes_progress
 
     assert scheduler.run(patience_s=0.02) is scheduler.ranks[0]
     held.set()

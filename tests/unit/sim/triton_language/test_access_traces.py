@@ -48,11 +48,11 @@ def whole(high: int, *shape: int) -> Callable[[Any], Any]:
 
 
 def ran(kernel: Any, grid: int, makers: list[Any], numbers: list[Any], meta: dict[str, Any],
-        *, images: bool, before: Any = None) -> tuple[GraphEngine, list[Arrays]]:  # fmt: skip
+        *, replicas: bool, before: Any = None) -> tuple[GraphEngine, list[Arrays]]:  # fmt: skip
     """Launch a kernel on all ranks, each with data of its own; what memory holds afterwards."""
     found: list[Arrays] = [[] for _ in range(RANKS)]
     engine = GraphEngine("default")
-    engine.images.are_allowed = images
+    engine.replicas.are_allowed = replicas
     with RuntimeContext(engine, ccl={}) as torch:
 
         def worker(rank: int) -> None:
@@ -71,9 +71,9 @@ def check_equal(kernel: Any, grid: int, makers: list[Any], numbers: list[Any],
                 **meta: Any) -> int:  # fmt: skip
     """Launch with images and without: the same numbers, times and log; how many images."""
     (engine, here), (other, there) = (
-        ran(kernel, grid, makers, numbers, meta, images=images) for images in (True, False)
+        ran(kernel, grid, makers, numbers, meta, replicas=replicas) for replicas in (True, False)
     )
-    assert other.images.count == 0
+    assert other.replicas.count == 0
     for mine, theirs in zip(here, there, strict=True):
         for one, two in zip(mine, theirs, strict=True):
             np.testing.assert_array_equal(one.view(np.uint8), two.view(np.uint8))
@@ -85,7 +85,7 @@ def check_equal(kernel: Any, grid: int, makers: list[Any], numbers: list[Any],
         for machine in (engine.machine, other.machine)
     ]
     assert parts[0] == parts[1]
-    return engine.images.count
+    return engine.replicas.count
 
 
 HALF = np.float16
@@ -329,18 +329,18 @@ def test_what_fails_by_its_data_fails_as_it_does_without_images() -> None:
                      SCALES=True, ADDS=False, BLOCK=64, BLOCKS=1)  # fmt: skip
 
     makers = [floats(256), floats(256)]
-    for images in (True, False):
+    for replicas in (True, False):
         with pytest.raises(BaseException, match=r"device_assert failed") as caught:
-            ran(asserting, 2, makers, [], {"B": 64}, images=images, before=spoil)
+            ran(asserting, 2, makers, [], {"B": 64}, replicas=replicas, before=spoil)
         assert "rank 2" in str(caught.value)
 
 
 def launched_on_lent_memory(
-    *, images: bool, shared: bool, awaits: bool = False, twice: bool = False
+    *, replicas: bool, shared: bool, awaits: bool = False, twice: bool = False
 ) -> tuple[GraphEngine, Arrays]:
     """Launch a kernel that works in place on each SIP, on memory of the host."""
     engine = GraphEngine("default")
-    engine.images.are_allowed = images
+    engine.replicas.are_allowed = replicas
     arrays = [np.arange(256, dtype=np.float32)]
     arrays = arrays * RANKS if shared else [arrays[0] * sip for sip in range(RANKS)]
     if awaits:
@@ -363,23 +363,23 @@ def launched_on_lent_memory(
 @pytest.mark.parametrize("shared", [True, False])
 def test_launches_on_the_same_memory_of_the_host_are_simulated(shared: bool) -> None:
     (engine, here), (other, there) = (
-        launched_on_lent_memory(images=images, shared=shared) for images in (True, False)
+        launched_on_lent_memory(replicas=replicas, shared=shared) for replicas in (True, False)
     )
 
-    assert engine.images.count == (0 if shared else RANKS - 1)
+    assert engine.replicas.count == (0 if shared else RANKS - 1)
     assert engine.now == other.now
     np.testing.assert_array_equal(here, there)
 
 
 def test_launches_that_have_the_same_memory_in_two_places_are_simulated() -> None:
     """By their addresses no program uses what another one has stored."""
-    engine, _ = launched_on_lent_memory(images=True, shared=False, twice=True)
+    engine, _ = launched_on_lent_memory(replicas=True, shared=False, twice=True)
 
-    assert engine.images.count == 0
+    assert engine.replicas.count == 0
 
 
 def test_launches_while_somebody_waits_for_memory_to_change_are_simulated() -> None:
     """Who is woken by a store sees what it has stored, and not what will be stored later."""
-    engine, _ = launched_on_lent_memory(images=True, shared=False, awaits=True)
+    engine, _ = launched_on_lent_memory(replicas=True, shared=False, awaits=True)
 
-    assert engine.images.count == 0
+    assert engine.replicas.count == 0

@@ -8,8 +8,8 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 import rankwise.compat.torch.elastic.rendezvous.registry as rdzv_registry
 from rankwise.compat.torch.elastic import events, metrics
@@ -36,85 +36,90 @@ from rankwise.compat.torch.elastic.rendezvous import RendezvousParameters
 from rankwise.compat.torch.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from rankwise.compat.torch.elastic.utils.logging import get_logger
 from rankwise.drivers.real.proc import check_proc
-from rankwise.launch.options import launch_defaults
+from rankwise.launch.options import LaunchField, launch_fields
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
 
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 RENDEZVOUS_TIMEOUT_S = 900
 SHUTDOWN_TIMEOUT_S = "30"
-_DEFAULTS = launch_defaults()
 
 logger = get_logger(__name__)
 
 
-@dataclass
-class LaunchConfig:
-    """What a launch is.
+def _complete(self: "LaunchConfig") -> None:
+    """Fill in what no argument has said, as `__post_init__` of the config."""
+    if self.rdzv_timeout != -1:
+        self.rdzv_configs["timeout"] = self.rdzv_timeout
+    else:
+        self.rdzv_configs.setdefault("timeout", RENDEZVOUS_TIMEOUT_S)
+    if self.logs_specs is None:
+        self.logs_specs = DefaultLogsSpecs()
+    if self.shutdown_timeout is None:
+        self.shutdown_timeout = int(
+            os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_TIMEOUT_S)
+        )
+    elif self.shutdown_timeout < 0:
+        raise ValueError(f"shutdown_timeout must be non-negative, got {self.shutdown_timeout}")
+
+
+def _made(each: LaunchField) -> tuple[str, Any, Any]:
+    """A field of the table as `make_dataclass` takes it."""
+    annotation = eval(each.type, {"Any": Any, "LogsSpecs": LogsSpecs})  # noqa: S307  # our table's
+    if each.is_required:
+        return each.name, annotation, field()
+    if each.is_dictionary:
+        return each.name, annotation, field(default_factory=dict)
+    return each.name, annotation, field(default=each.default)
+
+
+_FIELDS = launch_fields()
+_DOCSTRING = f"""What a launch is: one row of the table of options for each field.
 
     Attributes:
-        min_nodes, max_nodes: how many nodes take part.
-        nproc_per_node: workers of each.
-        logs_specs: where their output goes; by default to the console.
-        run_id: the run's name, the same on every node; a random one if empty.
-        role: what the workers are called.
-        rdzv_endpoint, rdzv_backend, rdzv_configs: where the nodes meet, see `elastic.rendezvous`.
-        rdzv_timeout: seconds to wait for the others; -1 leaves it to `rdzv_configs["timeout"]`.
-        max_restarts: how often all workers may be started again after a failure.
-        monitor_interval: seconds between two questions to the rendezvous.
-        start_method: how function workers get their processes.
-        log_line_prefix_template: see `LocalElasticAgent`.
-        metrics_cfg: handed to `metrics.initialize_metrics`.
-        local_addr: this node's address, as the others reach it.
-        event_log_handler: where events go.
-        numa_options: torch's `NumaOptions`.
-        signals_to_handle: the signals that end the launch.
-        duplicate_stdout_filters, duplicate_stderr_filters: see `start_processes`.
-        virtual_local_rank: every worker sees LOCAL_RANK=0 and one device.
-        shutdown_timeout: seconds that workers have to end; by default
-            TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30.
-
+{"".join(f"        {each.name}: {each.help}{chr(10)}" for each in _FIELDS)}
     Raises:
         ValueError: `shutdown_timeout` is negative.
     """
 
-    min_nodes: int
-    max_nodes: int
-    nproc_per_node: int
-    logs_specs: LogsSpecs | None = None
-    run_id: str = _DEFAULTS["run_id"]
-    role: str = _DEFAULTS["role"]
-    rdzv_endpoint: str = _DEFAULTS["rdzv_endpoint"]
-    rdzv_backend: str = _DEFAULTS["rdzv_backend"]
-    rdzv_configs: dict[str, Any] = field(default_factory=dict)
-    rdzv_timeout: int = -1
-    max_restarts: int = _DEFAULTS["max_restarts"]
-    monitor_interval: float = _DEFAULTS["monitor_interval"]
-    start_method: str = _DEFAULTS["start_method"]
-    log_line_prefix_template: str | None = None
-    metrics_cfg: dict[str, str] = field(default_factory=dict)
-    local_addr: str | None = _DEFAULTS["local_addr"]
-    event_log_handler: str = _DEFAULTS["event_log_handler"]
-    numa_options: Any = None
-    signals_to_handle: str = _DEFAULTS["signals_to_handle"]
-    duplicate_stdout_filters: list[str] | None = _DEFAULTS["duplicate_stdout_filters"]
-    duplicate_stderr_filters: list[str] | None = _DEFAULTS["duplicate_stderr_filters"]
-    virtual_local_rank: bool = _DEFAULTS["virtual_local_rank"]
-    shutdown_timeout: int | None = _DEFAULTS["shutdown_timeout"]
+if TYPE_CHECKING:
 
-    def __post_init__(self) -> None:
-        if self.rdzv_timeout != -1:
-            self.rdzv_configs["timeout"] = self.rdzv_timeout
-        else:
-            self.rdzv_configs.setdefault("timeout", RENDEZVOUS_TIMEOUT_S)
-        if self.logs_specs is None:
-            self.logs_specs = DefaultLogsSpecs()
-        if self.shutdown_timeout is None:
-            self.shutdown_timeout = int(
-                os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_TIMEOUT_S)
-            )
-        elif self.shutdown_timeout < 0:
-            raise ValueError(f"shutdown_timeout must be non-negative, got {self.shutdown_timeout}")
+    @dataclass
+    class LaunchConfig:
+        """What a launch is; type checkers read its fields here."""
+
+        # Written by `python tools/run_arguments.py` from launch/options.py.
+        min_nodes: int
+        max_nodes: int
+        nproc_per_node: int
+        logs_specs: LogsSpecs | None = None
+        run_id: str = ""
+        role: str = "default_role"
+        rdzv_endpoint: str = ""
+        rdzv_backend: str = "etcd"
+        rdzv_configs: dict[str, Any] = field(default_factory=dict)
+        rdzv_timeout: int = -1
+        max_restarts: int = 3
+        monitor_interval: float = 0.1
+        start_method: str = "spawn"
+        log_line_prefix_template: str | None = None
+        metrics_cfg: dict[str, str] = field(default_factory=dict)
+        local_addr: str | None = None
+        event_log_handler: str = "null"
+        numa_options: Any = None
+        signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+        duplicate_stdout_filters: list[str] | None = None
+        duplicate_stderr_filters: list[str] | None = None
+        virtual_local_rank: bool = False
+        shutdown_timeout: int | None = None
+        # The end of what is written.
+else:
+    LaunchConfig = make_dataclass(
+        "LaunchConfig",
+        map(_made, _FIELDS),
+        # Python 3.11 sets no module: without it the class could not be pickled.
+        namespace={"__post_init__": _complete, "__doc__": _DOCSTRING, "__module__": __name__},
+    )
 
 
 class elastic_launch:  # noqa: N801  # torch's name

@@ -38,7 +38,7 @@ KILL_PATIENCE = Duration(1 * SECOND)
 SPAWN_PATIENCE = Duration(30 * SECOND)
 """How long one that is ready may take to make a process."""
 LATE = Duration(1 * SECOND)
-"""Who looks so much later than was due, has not run meanwhile."""
+"""If a check runs this late, the process was suspended."""
 
 _CHANGES_SHARE_MAX = 0.25
 """How many variables a worker may have to itself, before those that all share are sent anew."""

@@ -1,7 +1,7 @@
-"""The two process attributes that Python has no call for.
+"""Set two process attributes for which Python has no function.
 
-They are set through `_ctypes`, the core of `ctypes`, because importing `ctypes` itself would take
-a third of the guardian's start-up; `call_function` is what every `ctypes` function ends in.
+The calls go through `_ctypes`, the core of `ctypes`, because the import of `ctypes` itself would
+take a third of the guardian's start-up. Every `ctypes` function ends in `call_function`.
 """
 
 import _ctypes

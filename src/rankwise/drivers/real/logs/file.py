@@ -29,7 +29,7 @@ class DiskComplaints:
         self._say = say
         self._paths: dict[int, str] = {}
         self._lost_bytes: dict[int, int] = {}
-        self._has_told_removal = False
+        self._has_reported_removal = False
 
     def complain(self, path: str, error: OSError) -> None:
         """Say one sentence about `path`, unless there has been one about its disk."""
@@ -43,8 +43,8 @@ class DiskComplaints:
 
     def complain_of_removal(self, path: str) -> None:
         """Say, once, that a file was removed while it was written."""
-        if not self._has_told_removal:
-            self._has_told_removal = True
+        if not self._has_reported_removal:
+            self._has_reported_removal = True
             self._say(f"{path} was removed while the job ran; what was written there is lost")
 
     def add_loss(self, path: str, lost_bytes: int) -> None:

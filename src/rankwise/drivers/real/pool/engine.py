@@ -56,6 +56,7 @@ from rankwise.core.pool.vocabulary import (
     PoolSpec,
     PoolStimulus,
     PoolStopRequested,
+    PoolTaskSubmitted,
     PoolWorkerRefused,
     PoolWorkerView,
     RecallTasks,
@@ -65,7 +66,6 @@ from rankwise.core.pool.vocabulary import (
     TaskAnswered,
     TaskEnd,
     TasksRecalled,
-    TaskSubmitted,
     TaskWithdrawn,
     WorkerEnded,
     WorkerReady,
@@ -155,10 +155,10 @@ class PoolSample(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a pool.
 
     Attributes:
-        phase: how far it has come.
-        queued: how many tasks no worker runs yet.
-        done, failed: how many calls have ended, and how many of these with an error.
-        workers: what each does.
+        phase: from start to shutdown.
+        queued: the number of tasks that no worker runs yet.
+        done, failed: the number of calls that have ended, and of these with an error.
+        workers: the state of each worker.
     """
 
     phase: PoolPhase
@@ -337,7 +337,7 @@ class PoolEngine:
                 return future
         future.task, future.tell = number, self.tell
         self._tasks[number] = task
-        self._inbox.append(TaskSubmitted(number, len(needs), attempts))
+        self._inbox.append(PoolTaskSubmitted(number, len(needs), attempts))
         # Read after the entry is made: who makes room looks into the inbox after that.
         if needs or self._machine.can_send or self._machine.phase is not PoolPhase.OPEN:
             self._pump()

@@ -319,7 +319,7 @@ class C10dWatch:
     def __init__(self, store: C10dStore, prefix: str, after: Revision) -> None:
         self._store = store
         self._prefix = prefix
-        self._told = after
+        self._reported = after
         self._connection: TorchStoreMethods | None = None
         self._closed = Event()
 
@@ -356,8 +356,8 @@ class C10dWatch:
     def _changes(self) -> tuple[Change, ...]:
         log = self._store.log
         with log.changed:
-            changes = log.keyspace.changes_after(self._told, self._prefix)
-            self._told = max(self._told, log.keyspace.revision)
+            changes = log.keyspace.changes_after(self._reported, self._prefix)
+            self._reported = max(self._reported, log.keyspace.revision)
             return changes
 
 

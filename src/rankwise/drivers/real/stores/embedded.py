@@ -374,7 +374,7 @@ class EmbeddedWatch:
     def __init__(self, store: EmbeddedStore, prefix: str, after: Revision) -> None:
         self._store = store
         self._prefix = prefix
-        self._told = after
+        self._reported = after
         self._connection = WatchConnection[_Conversation](
             store.let_go, lambda: store.is_closed, (OSError,)
         )
@@ -407,14 +407,14 @@ class EmbeddedWatch:
         if isinstance(answer, protocol.Ended):
             self._connection.hang_up()
             raise self._store.note_end()
-        told = _expected(answer, protocol.Told, "the embedded store")
-        self._told = max(self._told, told.up_to)
+        told = _expected(answer, protocol.ChangesReported, "the embedded store")
+        self._reported = max(self._reported, told.up_to)
         return told.changes
 
     def _connect(self) -> "_Conversation":
         conversation = self._store.connect()
         self._connection.take(conversation)
-        conversation.say(protocol.WatchAsked(self._prefix, self._told))
+        conversation.say(protocol.WatchAsked(self._prefix, self._reported))
         return conversation
 
 

@@ -107,7 +107,7 @@ class RevokeAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class WatchAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Tell changes from now on; `Told` again and again, or `Forgotten`."""
+    """Tell changes from now on; `ChangesReported` again and again, or `Forgotten`."""
 
     prefix: str
     after: Revision
@@ -138,7 +138,7 @@ class Lost(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reason: str
 
 
-class Told(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ChangesReported(msgspec.Struct, frozen=True, tag="Told", array_like=True):
     """Changes under the watch's prefix, and up to which revision they are all."""
 
     changes: tuple[Change, ...]
@@ -169,7 +169,7 @@ class Tried(msgspec.Struct, frozen=True, tag=True, array_like=True):
     result: Committed | Conflict
 
 
-Answer = Read | Tried | Granted | Done | Lost | Told | Forgotten | Ended | Misunderstood
+Answer = Read | Tried | Granted | Done | Lost | ChangesReported | Forgotten | Ended | Misunderstood
 
 
 # Made here, since two threads that meet a type for the first time at once crash msgspec (0.22).

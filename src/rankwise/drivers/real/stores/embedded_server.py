@@ -343,7 +343,7 @@ class EmbeddedServer:
                 return protocol.Done()
             case protocol.WatchAsked(prefix, revision):
                 connection.watch = (prefix, revision)
-                return protocol.Told((), revision)
+                return protocol.ChangesReported((), revision)
 
     def _tell(self, connection: _Connection) -> None:
         """Tell a watch what has changed, if it has taken what it was told before."""
@@ -362,7 +362,7 @@ class EmbeddedServer:
                 up_to = self._keyspace.revision if is_all else portion[-1].revision
                 connection.watch = (prefix, up_to)
                 if portion:
-                    connection.say(protocol.Told(portion, up_to))
+                    connection.say(protocol.ChangesReported(portion, up_to))
             try:
                 self._send(connection)
             except OSError:

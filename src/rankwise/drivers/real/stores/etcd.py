@@ -157,7 +157,7 @@ class EtcdWatch:
     def __init__(self, members: Members, prefix: str, after: Revision | None) -> None:
         self._members = members
         self._prefix = prefix
-        self._told = after
+        self._reported = after
         self._connection = WatchConnection(_Stream.close, members.closed.is_set, STREAM_IS_OVER)
 
     @property
@@ -184,7 +184,7 @@ class EtcdWatch:
 
     def pass_over(self, revision: Revision) -> None:
         """Do not tell what was changed up to that revision."""
-        self._told = max(self._told or revision, revision)
+        self._reported = max(self._reported or revision, revision)
 
     def close(self) -> None:
         """End the watch and wake a thread that waits in `next`."""
@@ -220,7 +220,7 @@ class EtcdWatch:
         raise patience.exhausted(last_error, self._members.hint_for(last_error)) from last_error
 
     def _open(self, member: EtcdMember, ends_at: float) -> "_Stream":
-        sock = self._members.open_stream(member, "/watch", watch_body(self._prefix, self._told))
+        sock = self._members.open_stream(member, "/watch", watch_body(self._prefix, self._reported))
         stream = _Stream(self._members, member, sock)
         self._connection.take(stream)
         try:
@@ -236,7 +236,7 @@ class EtcdWatch:
             self._connection.hang_up()
             raise Compacted(
                 f"etcd has forgotten the changes up to {reply.compact_revision}, the watch of"
-                f" {self._prefix!r} has seen those up to {self._told}",
+                f" {self._prefix!r} has seen those up to {self._reported}",
                 reply.compact_revision,
                 hint="read again, and watch after the snapshot's revision",
             )
@@ -249,13 +249,15 @@ class EtcdWatch:
             reason = reply.cancel_reason or "the watch was ended"
             self._members.raise_complaint(reason, 503, self._members.current)
         changes = tuple(
-            event.change() for event in reply.events if event.kv.mod_revision > (self._told or 0)
+            event.change()
+            for event in reply.events
+            if event.kv.mod_revision > (self._reported or 0)
         )
         if changes:
-            self._told = changes[-1].revision
-        elif self._told is None or not reply.created:
+            self._reported = changes[-1].revision
+        elif self._reported is None or not reply.created:
             # Where the watch begins, or a sign of progress: everything up to it has been told.
-            self._told = max(self._told or Revision(0), Revision(reply.header.revision))
+            self._reported = max(self._reported or Revision(0), Revision(reply.header.revision))
         return changes
 
 

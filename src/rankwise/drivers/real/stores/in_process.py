@@ -108,7 +108,7 @@ class MemoryWatch:
         self._shared = shared
         self._client = client
         self._prefix = prefix
-        self._told = after
+        self._reported = after
         self._is_closed = False
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
@@ -117,8 +117,8 @@ class MemoryWatch:
             now = self._shared.now()
             give_up_at = after(now, patience)
             while not (self._is_closed or self._client.is_closed):
-                changes = self._shared.keyspace.changes_after(self._told, self._prefix)
-                self._told = max(self._told, self._shared.keyspace.revision)
+                changes = self._shared.keyspace.changes_after(self._reported, self._prefix)
+                self._reported = max(self._reported, self._shared.keyspace.revision)
                 if changes or now >= give_up_at:
                     return changes
                 lease_ends_at = self._shared.keyspace.next_deadline

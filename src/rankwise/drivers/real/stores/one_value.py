@@ -10,7 +10,7 @@ anew, and what this client changes is told at once.
 
 Leases are counters in the value. A client that renews one raises its counter; every client
 remembers when, by its own clock, it first saw the counter as it is, and ends a lease whose counter
-has stood still for the whole time to live. So clocks are not compared. A client that could not look
+has not changed for the whole time to live. So clocks are not compared. A client that could not look
 for a while (it was stopped, or the place did not answer) counts anew from when it looks again:
 nobody could have been seen alive meanwhile.
 
@@ -42,7 +42,7 @@ LONGEST_PAUSE = Duration(1 * SECOND)
 LOOKS_PER_LIFE = 5
 """How often a watch looks, at least, while a lease could live without being renewed."""
 AWAY = Duration(1 * SECOND)
-"""Who looks so much later than it would have was stopped, or got no answer."""
+"""If a check runs this late, the client was stopped, or got no answer."""
 
 T = TypeVar("T")
 
@@ -218,7 +218,7 @@ class OneValueStore(Store):
                 draft.keyspace.revoke_lease(lease)
 
     def _overdue(self) -> dict[LeaseId, int]:
-        """Leases that stood still for their whole life, with the counter that they stand at."""
+        """Leases that did not change for their whole life, with their counters."""
         now = self.clock.now()
         return {
             lease: self._seen[lease].renewals
@@ -291,7 +291,7 @@ class OneValueWatch:
     def __init__(self, store: OneValueStore, prefix: str, after: Revision) -> None:
         self._store = store
         self._prefix = prefix
-        self._told = after
+        self._reported = after
         self._is_closed = False
 
     def next(self, patience: Duration) -> tuple[Change, ...]:
@@ -301,12 +301,12 @@ class OneValueWatch:
         pause = FIRST_PAUSE
         while not self._is_over():
             known = store.changes
-            before = self._told
-            changes, self._told, longest = store.poll(self._prefix, self._told)
+            before = self._reported
+            changes, self._reported, longest = store.poll(self._prefix, self._reported)
             left = give_up_at - store.clock.now()
             if changes or left <= 0:
                 return changes
-            if self._told != before:
+            if self._reported != before:
                 pause = FIRST_PAUSE
             with store.changed:
                 store.changed.wait_for(

@@ -43,11 +43,11 @@ from rankwise.core.tree.child_group import (
     ChildReady,
     ChildRefused,
     ChildReplaced,
-    Closed,
-    CloseRequested,
     ForkServerEnded,
+    GroupClosed,
+    GroupCloseRequested,
     GroupLost,
-    Kill,
+    KillChild,
     Release,
     Spawn,
     StartFailed,
@@ -169,7 +169,7 @@ class Children:
         self._exits: dict[int, ExitStatus] = {}
         self._killed: set[int] = set()
         self._failure: StartFailed | None = None
-        self._closed: Closed | None = None
+        self._closed: GroupClosed | None = None
         self._fork_server = 0
         self._resources = ExitStack()
 
@@ -229,7 +229,7 @@ class Children:
             self._open_all()
             self._tell_group(StartRequested())
             while self._group.phase in (ChildGroupPhase.STARTING, ChildGroupPhase.ABORTING):
-                self._hear_all(self.read(self._group.next_deadline))
+                self._on_messages(self.read(self._group.next_deadline))
                 self.gate.run_due()
         except BaseException:
             self.abandon(deadline)
@@ -413,7 +413,7 @@ class Children:
     def _tell_group(self, stimulus: ChildGroupStimulus) -> None:
         self._carry_out(self._door.tell(stimulus, Instant(time.monotonic_ns())))
 
-    def _hear_all(self, words: list[int]) -> None:
+    def _on_messages(self, words: list[int]) -> None:
         for word in words:
             self.on_word(word)
 
@@ -422,7 +422,7 @@ class Children:
             match effect:
                 case Spawn(child=child):
                     self._order("spawn", child, {"child": child})
-                case Kill(child=child):
+                case KillChild(child=child):
                     self.kill(child)
                 case Release(child=child):
                     self.send(child, [RELEASE])
@@ -438,7 +438,7 @@ class Children:
                     self._listener.child_replaced(child)
                 case GroupLost(children=left):
                     self._on_group_lost(left)
-                case Closed():
+                case GroupClosed():
                     self._closed = effect
 
     def _on_lost(self, lost: ChildLost) -> None:
@@ -464,9 +464,9 @@ class Children:
         deadline = after(_now(), self._close_patience)
         if self._fork_server and self._group.phase is ChildGroupPhase.UP:
             try:
-                self._tell_group(CloseRequested())
+                self._tell_group(GroupCloseRequested())
                 while self._closed is None:
-                    self._hear_all(self.read(self._group.next_deadline))
+                    self._on_messages(self.read(self._group.next_deadline))
                     self.gate.run_due()
                 self._read_exit_reports()
             finally:

@@ -560,7 +560,7 @@ class TreeEngine:
                 # They come first, also because a dead child's last words must be heard before.
                 self._tell(self._ends(ends))
                 ends = []
-            self._hear_of_child(kind, word)
+            self._on_child_message(kind, word)
         if ends:
             self._tell(self._ends(ends))
 
@@ -603,7 +603,7 @@ class TreeEngine:
                     # It ends, which is told like any end; but the next run must know for sure.
                     self.children.lost[child] = report.loss
 
-    def _hear_of_child(self, kind: int, word: int) -> None:
+    def _on_child_message(self, kind: int, word: int) -> None:
         child, value = word & FIELD_MASK, word >> VALUE_SHIFT
         if kind == ANSWERED:
             if value == LEFT_IN_FILE:

@@ -22,14 +22,14 @@ _TASKS = Path("/proc/self/task")
 
 
 def fork_from_new_thread(become: Callable[[], NoReturn], on_forked: Callable[[int], None]) -> None:
-    """Fork this process in a new thread, which is the main thread of the copy.
+    """Fork this process from a new thread, which becomes the main thread of the child.
 
     Args:
-        become: what the copy does; it sees the caller's context variables.
-        on_forked: told the pid of the copy, whatever interrupts the caller meanwhile.
+        become: runs in the child, with the caller's context variables.
+        on_forked: gets the pid of the child, even if the caller is interrupted meanwhile.
 
     Raises:
-        OSError: there can be no such process.
+        OSError: the fork failed.
     """
     failures: list[OSError] = []
 

@@ -11,7 +11,7 @@ and on `STACKS_SIGNAL`. An exception that nobody caught is written as a record, 
 error file when one is asked for, *before* `sys.excepthook` is called, and not by means of it:
 programs that replace the hook are heard as well, and their hooks still work.
 
-Without a report pipe the program runs all the same, unheard.
+Without a report pipe the program runs all the same, without_handlers.
 
 **The end.** An interpreter ends with full garbage collections, and most of what these look at was
 there before the program: a tenth of what it takes to run an empty one. So that is set aside, which
@@ -777,8 +777,8 @@ def _hook_without_our_frames(hook: "Callable[..., Any]") -> "Callable[..., Any]"
     ) -> None:
         sys.excepthook = hook
         sys.last_traceback = error.__traceback__ = without_our_frames(traceback)
-        is_told_briefly = hook is sys.__excepthook__ and _is_one_of_many() and not error.args
-        if kind is KeyboardInterrupt and is_told_briefly:
+        is_shown_briefly = hook is sys.__excepthook__ and _is_one_of_many() and not error.args
+        if kind is KeyboardInterrupt and is_shown_briefly:
             print(_interrupt_in_a_line(error), file=sys.stderr)  # noqa: T201
         elif hook is sys.__excepthook__ and _is_of_a_cell(error.__traceback__):
             print(_format(error), end="", file=sys.stderr)  # noqa: T201

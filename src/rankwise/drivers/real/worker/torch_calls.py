@@ -638,17 +638,17 @@ class _Entered:
             kind = getattr(op, "op", op)  # of `ReduceOp(ReduceOp.SUM)`, which has an address
             reduction = "sum" if op is None else str(kind).rpartition(".")[2].lower()
             match.append(reduction)
-        root_told = ""
+        root_text = ""
         for name, way in _ROOTS:
             root = self._argument(name, args, kwargs)
             if root is not None:
                 of_group = name.startswith("group")
                 peer = self._groups.rank_of(group, root) if of_group else int(root)
                 root_number = peer
-                root_told = f" {way} rank {peer}"
-        if not root_told and self._name in _TO_OR_FROM_RANK_0:
-            root_told, root_number = _TO_OR_FROM_RANK_0[self._name], 0
-        match.append(root_told)
+                root_text = f" {way} rank {peer}"
+        if not root_text and self._name in _TO_OR_FROM_RANK_0:
+            root_text, root_number = _TO_OR_FROM_RANK_0[self._name], 0
+        match.append(root_text)
         dtype = getattr(tensor, "dtype", None)
         match.append(str(dtype))
         if tensor is not None and self._is_of_one_size(group):

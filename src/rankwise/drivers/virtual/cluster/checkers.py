@@ -5,16 +5,16 @@ start and end of a worker, and what each agent told in the end. It shares no cod
 machines but the words in which they write.
 
 - One round is current at a time: what is written follows lawfully on what was written before; no
-  worker is born while one of an earlier round lives.
+  worker starts while one of an earlier round lives.
 - No rank is held by two living workers. One that has left its function (`rankwise.recover`) holds
-  none until it is called again: then it is started, and what is said of those that are born holds.
+  none until it is called again: then it is started, and what is said of those that start holds.
 - A restart is spent for each round that ended by a failure, once, and for no other; never more than
   there are.
 - No round ends because a node goes that is done: with leave, by SIGKILL, leading or not.
 - A node that is admitted to a round runs in it within a few leases, unless it died or the round
   ended.
 - One run is current at a time under one id: another is founded only when the one before is closed
-  or led by nobody, and no worker is born while one of an earlier run lives. Who took part in a run
+  or led by nobody, and no worker starts while one of an earlier run lives. Who took part in a run
   that is over begins nothing more in it; and who took part in a run that the store has forgotten
   takes part in no other. So a run that a newcomer begins in an empty store ends as it may.
 - Who is asked to stop is gone a grace later, and the few answers of the store that its last words
@@ -51,7 +51,7 @@ from rankwise.core.rendezvous.vocabulary import RefusalKind, World
 from rankwise.drivers.virtual.cluster.cluster_plan import ClusterPlan
 from rankwise.drivers.virtual.cluster.known_runs import RoundRecords, RunRecords
 from rankwise.drivers.virtual.cluster.node import SimulatedNode
-from rankwise.drivers.virtual.cluster.root_cause_truth import loss_is_told, verdict_is_true
+from rankwise.drivers.virtual.cluster.root_cause_truth import loss_is_root_cause, verdict_is_true
 from rankwise.drivers.virtual.cluster.simulated_worker import SimulatedWorker
 from rankwise.drivers.virtual.invariants import InvariantBroken
 
@@ -303,7 +303,7 @@ class ClusterChecker:
         holder = self._rank_holders.get(worker.rank)
         if holder is not None:
             self._broken(
-                f"rank {worker.rank} is born on {worker.node.host} in round {worker.round}, and "
+                f"rank {worker.rank} starts on {worker.node.host} in round {worker.round}, and "
                 f"lives on {holder.node.host} in round {holder.round}"
             )
         run = self._run_of[worker.node.node_id]
@@ -312,7 +312,7 @@ class ClusterChecker:
             if (run_number, number) != mine and living and not self._was_ever_emptied:
                 where = "" if run_number == run.number else " of another run"
                 self._broken(
-                    f"a worker of round {worker.round} is born while {living} of round "
+                    f"a worker of round {worker.round} starts while {living} of round "
                     f"{number}{where} live"
                 )
         self._rank_holders[worker.rank] = worker
@@ -420,7 +420,7 @@ class ClusterChecker:
             self._broken(f"{node.node_id} ends, and ranks wait there to be called again")
         if finished.verdict is None and finished.refusal is None and not finished.detail:
             self._broken(f"{node.node_id} ends and does not say why")
-        if problem := loss_is_told(finished):
+        if problem := loss_is_root_cause(finished, node.workers.workers):
             self._broken(f"{node.node_id}: {problem}")
         if finished.verdict is not None:
             self._judge_verdict(node, finished.verdict)

@@ -127,7 +127,7 @@ class GangChecker:
         self._agent = agent
         self._host = host
         self._attempts: list[AttemptRecords] = []
-        self._stops_heard = 0
+        self._stops_received = 0
         self._stopped_at: Instant | None = None
         self._guardian_lost = False
         self._restart: tuple[Instant, int] | None = None
@@ -155,7 +155,7 @@ class GangChecker:
             return True
         is_open = isinstance(fact, WorkerExited) and fact.exit.code in (-SIGTERM, 128 + SIGTERM)
         if is_open and self._gang_lives:
-            patience = self._spec.grace if self._stops_heard else STOP_NOTICE
+            patience = self._spec.grace if self._stops_received else STOP_NOTICE
             self._held_until = after(now, patience)
             return True
         return False
@@ -177,7 +177,7 @@ class GangChecker:
     def _note_fact(self, stimulus: Any, now: Instant) -> None:
         match stimulus:
             case WorkerSpawned(local_rank, attempt):
-                self._note_birth(self._attempts[attempt], local_rank, now)
+                self._note_start(self._attempts[attempt], local_rank, now)
             case WorkerRefused(local_rank, attempt):
                 records = self._attempts[attempt]
                 records.refused_at[local_rank] = now
@@ -277,7 +277,7 @@ class GangChecker:
             )
         self._broken(f"nothing will ever happen again, and the agent is {self._agent.phase}")
 
-    def _note_birth(self, records: AttemptRecords, local_rank: int, now: Instant) -> None:
+    def _note_start(self, records: AttemptRecords, local_rank: int, now: Instant) -> None:
         self._find_reasons_to_end(records, just_before(now))
         if self._gave_up_starting(records) or records.sweep_ordered_at is not None:
             records.started_too_late.add(local_rank)
@@ -325,7 +325,7 @@ class GangChecker:
             self._must_end(records, now)
 
     def _note_stop(self, now: Instant) -> None:
-        self._stops_heard += 1
+        self._stops_received += 1
         if self._stopped_at is None:
             self._stopped_at = now
         if not self._attempts:
@@ -334,7 +334,7 @@ class GangChecker:
         was_ending = records.ending_since is not None
         records.ended_by_stop = records.ended_by_stop or not was_ending
         self._must_end(records, now)
-        if self._stops_heard > 1 and was_ending:
+        if self._stops_received > 1 and was_ending:
             records.kill_allowed_at = min(records.kill_allowed_at or now, now)
 
     def _must_end(self, records: AttemptRecords, now: Instant) -> None:
@@ -462,7 +462,7 @@ class GangChecker:
         self._find_reasons_to_end(records, now)
         if self._gave_up_starting(records):
             waited_for = (waited_for & records.started) - records.started_too_late
-        if self._stops_heard:
+        if self._stops_received:
             waited_for &= (
                 records.started
             )  # a gang that stops does not wait for workers that were never started
@@ -475,7 +475,7 @@ class GangChecker:
         self._restarts_announced += 1
         if self._restarts_announced > self._policy.restarts_max:
             self._broken(f"restart {self._restarts_announced} of {self._policy.restarts_max}")
-        if self._stops_heard:
+        if self._stops_received:
             self._broken("a restart after a stop was requested")
         if not announcement.failures:
             self._broken("a restart without a failure")
@@ -497,7 +497,7 @@ class GangChecker:
             root,
             [self._host.workers[root.attempt, rank] for rank in sorted(records.started)],
             clock=self._host.clock,
-            heard_until=records.ending_since,
+            known_until=records.ending_since,
             ended_by_stop=records.ended_by_stop,
         )
         if problem:
@@ -542,9 +542,9 @@ class GangChecker:
         swept_clean = records.swept is not None and not records.swept.survivors
         has_restarts = self._restarts_announced < self._policy.restarts_max
         may_restart = swept_clean and not self._is_final(outcome.failures[0])
-        if has_restarts and may_restart and not self._stops_heard and not self._guardian_lost:
+        if has_restarts and may_restart and not self._stops_received and not self._guardian_lost:
             self._broken("failed, though restarts were left")
-        if has_restarts and not self._stops_heard and not outcome.detail:
+        if has_restarts and not self._stops_received and not outcome.detail:
             self._broken("restarts were left, and the outcome does not say why")
 
     def _judge_survivors(self, records: AttemptRecords, outcome: Outcome) -> None:

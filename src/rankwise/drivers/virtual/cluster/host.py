@@ -26,23 +26,23 @@ from rankwise.core.gang.vocabulary import (
     GuardianLost,
     ProgressLooked,
     RanksBlamed,
-    Said,
+    RecoveryMessage,
+    RecoveryMessageSent,
+    RecoveryOrder,
     StacksDumped,
     Swept,
-    WordToWorker,
     WorkerExited,
     WorkerRefused,
     WorkerReported,
-    WorkerSaid,
     WorkerSpawned,
 )
 from rankwise.core.ledger import Group, Sheet, pack
 from rankwise.core.rendezvous.records import Trouble
 from rankwise.core.rendezvous.vocabulary import (
-    CallRecordsTold,
+    CallRecordsReported,
     CallRecordsWanted,
     InquiryAnswered,
-    TroubleTold,
+    TroubleReported,
     World,
 )
 from rankwise.core.watch.vocabulary import (
@@ -227,13 +227,13 @@ class SimulatedHost:
         def tell_times() -> None:
             late = self._habits.late
             sheet = packed_times(workers, group, self.clock, late=late, asked_at=asked_at)
-            self._deliver(CallRecordsTold(wanted.inquiry, sheet))
+            self._deliver(CallRecordsReported(wanted.inquiry, sheet))
 
         if wanted.trouble is Trouble.DONE:
             self._line.later(takes, tell_times)
             return
         records = tuple(call_record_of(worker, group, self.clock) for worker in workers)
-        self._later(takes, CallRecordsTold(wanted.inquiry, pack(Sheet(records), asked_at)))
+        self._later(takes, CallRecordsReported(wanted.inquiry, pack(Sheet(records), asked_at)))
 
     def on_inquiry_answered(self, answered: InquiryAnswered) -> None:
         """Let the ranks fail whose time-outs were held back."""
@@ -294,17 +294,17 @@ class SimulatedHost:
 
     def tell(self, local_rank: int, attempt: int, word: str) -> None:
         """Say a word to a worker that can be called again, if it is still there."""
-        if word == WordToWorker.AGAIN:
+        if word == RecoveryOrder.AGAIN:
             self._call_again(local_rank, attempt)
             return
         worker = self.workers.get((attempt, local_rank))
         if worker is None or not worker.is_alive:
             return
         assert worker.recovers, f"{word} for rank {local_rank} of {attempt}, which offers nothing"
-        if word == WordToWorker.RELEASE:
-            assert worker.fell_at is not None, "it holds an exception"
+        if word == RecoveryOrder.RELEASE:
+            assert worker.exception_held_at is not None, "it holds an exception"
             assert worker.held is not None, "it holds an exception"
-            self._raise(worker, worker.held, worker.fell_at)
+            self._raise(worker, worker.held, worker.exception_held_at)
             return
         worker.is_recalled = True
         if not happens(self._chance, self._habits.stuck):
@@ -341,31 +341,32 @@ class SimulatedHost:
             for worker in self.workers.values()
         )
 
-    def stand_in_call(self, absent: SimulatedWorker, patience: Duration) -> None:
+    def let_ranks_wait_for(self, absent: SimulatedWorker, patience: Duration) -> None:
         """The ranks of that worker's round wait for it in a collective, and not for ever."""
         keys = [key for key in self.living if key[0] == absent.round]
         standing = [self.workers[key] for key in keys if self.workers[key] is not absent]
         for worker in standing:
             worker.stands_since = self._agenda.now()
         if standing:
-            self._later(self._up_to(LOOK_TAKES), TroubleTold(absent.round, Trouble.STANDS))
+            self._later(self._up_to(LOOK_TAKES), TroubleReported(absent.round, Trouble.STANDS))
             over = Duration(patience + self._up_to(LOOK_TAKES))
             self._line.later(over, partial(self._time_out, absent.round))
 
     def _time_out(self, round_number: int) -> None:
         """A rank has waited for too long: hold that back until the other nodes have been asked."""
         agent = self._node.agent
-        self._deliver(TroubleTold(round_number, Trouble.TIMED_OUT))
+        self._deliver(TroubleReported(round_number, Trouble.TIMED_OUT))
         if agent is None or not agent.has_workers:
             self._fail_of_time_out(round_number)
 
     def _fail_of_time_out(self, round_number: int) -> None:
         for key in sorted(key for key in self.living if key[0] == round_number):
             worker = self.workers[key]
-            may_raise = worker.failed_at is None and not worker.is_told_to_die
-            may_raise = may_raise and worker.fell_at is None and not worker.is_recalled
+            may_raise = worker.failed_at is None and not worker.must_die
+            may_raise = may_raise and worker.exception_held_at is None and not worker.is_recalled
             if worker.stands_since is not None and may_raise:
-                timed_out = Raises("the connection timed out", "TimeoutError", KILL_TAKES)
+                text = "the connection timed out"
+                timed_out = Raises(text, "TimeoutError", KILL_TAKES, blames_peer=True)
                 self._raise_or_hold(worker, timed_out)
 
     def signal_ranks(self) -> None:
@@ -373,17 +374,18 @@ class SimulatedHost:
         for key in sorted(self.living):
             worker = self.workers[key]
             if not self._habits.asks_to_stop:
-                worker.is_told_to_die = worker.was_signalled = True
+                worker.must_die = worker.was_signalled = True
                 self._agenda.after(self._up_to(KILL_TAKES), partial(self._end, worker, -SIGTERM))
 
-    def hear_of_vanished_peer(self, round_number: int) -> None:
+    def on_peer_vanished(self, round_number: int) -> None:
         """A peer's connection has closed: some of this node's workers raise an exception."""
         for key in sorted(key for key in self.living if key[0] == round_number):
             worker = self.workers[key]
-            may_raise = worker.failed_at is None and not worker.is_told_to_die
-            may_raise = may_raise and worker.fell_at is None and not worker.is_recalled
+            may_raise = worker.failed_at is None and not worker.must_die
+            may_raise = may_raise and worker.exception_held_at is None and not worker.is_recalled
             if may_raise and happens(self._chance, self._habits.cascade):
-                self._raise_or_hold(worker, Raises(PEER_IS_GONE, "RuntimeError", KILL_TAKES))
+                closed = Raises(PEER_IS_GONE, "RuntimeError", KILL_TAKES, blames_peer=True)
+                self._raise_or_hold(worker, closed)
 
     # Starts of workers
 
@@ -411,7 +413,7 @@ class SimulatedHost:
             self._strays.append(stray)
         self._tell(key, WorkerSpawned(local_rank, attempt, worker.pid))
         if worker.recovers:
-            self._say(worker, Said.OFFERS)
+            self._say(worker, RecoveryMessage.OFFERS)
         self._begin(worker)
 
     def _new_process(
@@ -439,7 +441,11 @@ class SimulatedHost:
     # Ends
 
     def _come_to_its_end(self, worker: SimulatedWorker) -> None:
-        if not worker.is_alive or worker.failed_at is not None or worker.fell_at is not None:
+        if (
+            not worker.is_alive
+            or worker.failed_at is not None
+            or worker.exception_held_at is not None
+        ):
             return
         if not worker.is_rank or worker.stands_since is not None:
             return  # it was recalled before, or waits
@@ -457,8 +463,8 @@ class SimulatedHost:
 
     def _succeed(self, worker: SimulatedWorker) -> None:
         if worker.recovers:
-            self._say(worker, Said.WITHDRAWS)
-        worker.succeeded = not worker.is_told_to_die
+            self._say(worker, RecoveryMessage.WITHDRAWS)
+        worker.succeeded = not worker.must_die
         self._end(worker, 0)
         self._go_if_done(worker.round)
 
@@ -495,6 +501,7 @@ class SimulatedHost:
             raised_at=now,
             wall_ns=VIRTUAL_EPOCH_NS + now,
         )
+        worker.blames_peer = ending.blames_peer
         worker.lost_peer = names_lost_connection(error)
         worker.may_have_lost_peer = tells_of_lost_peer(error)
         reported = WorkerReported(worker.local_rank, worker.round, error)
@@ -509,7 +516,7 @@ class SimulatedHost:
     def _take_signal(self, worker: SimulatedWorker, signal: int) -> None:
         if not worker.is_alive:
             return
-        worker.is_told_to_die = True
+        worker.must_die = True
         program, delay, code = worker.program, worker.program.stop_takes, -signal
         if signal == SIGKILL:
             delay = program.stray_kill_takes if worker.is_stray else program.kill_takes
@@ -575,8 +582,8 @@ class SimulatedHost:
 
     # Recovery
 
-    def _say(self, worker: SimulatedWorker, word: Said) -> None:
-        said = WorkerSaid(worker.local_rank, worker.round, word, RECALL_PATIENCE)
+    def _say(self, worker: SimulatedWorker, word: RecoveryMessage) -> None:
+        said = RecoveryMessageSent(worker.local_rank, worker.round, word, RECALL_PATIENCE)
         self._tell_of(worker, partial(self._deliver, said))
 
     def _yield(self, worker: SimulatedWorker) -> None:
@@ -585,7 +592,7 @@ class SimulatedHost:
             return
         self._give_up_rank(worker)
         self.waiting[worker.local_rank] = worker
-        self._say(worker, Said.YIELDED)
+        self._say(worker, RecoveryMessage.YIELDED)
 
     def _call_again(self, local_rank: int, attempt: int) -> None:
         before, world = self.waiting.pop(local_rank, None), self._world
@@ -606,7 +613,7 @@ class SimulatedHost:
             self.clock.now(),
             self._line.life,
         )
-        worker.recovers, worker.is_told_to_die = True, before.is_told_to_die
+        worker.recovers, worker.must_die = True, before.must_die
         before.called_again_as = worker
         self._begin(worker)
 
@@ -614,9 +621,9 @@ class SimulatedHost:
         """Raise, or hold the exception back until the agent says whose it is."""
         if not worker.recovers:
             self._raise(worker, ending, self._agenda.now())
-        elif worker.fell_at is None and not worker.is_recalled:
-            worker.fell_at, worker.held = self._agenda.now(), ending
-            self._say(worker, Said.EXCEPTION_HELD)
+        elif worker.exception_held_at is None and not worker.is_recalled:
+            worker.exception_held_at, worker.held = self._agenda.now(), ending
+            self._say(worker, RecoveryMessage.EXCEPTION_HELD)
 
     # On the way to the guardian and back
 

@@ -1,7 +1,7 @@
 """Random plans: a cluster and its faults, all from one seed.
 
 The dice are loaded, as with gangs: timeouts are short, so that they are reached; things that are
-rare in life meet each other here. Every plan comes to rest: after the last fault the network is
+rare in life meet each other here. Every plan ends quietly: after the last fault the network is
 whole and the store is up, so that the job can end, and must.
 """
 

@@ -1,6 +1,6 @@
 """Compares the root cause that is told with what the processes truly did."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rankwise.base.failure import Failure, FailureCause, OutcomeStatus
@@ -23,7 +23,7 @@ def root_cause_is_true(
     workers: Sequence[SimulatedWorker],
     *,
     clock: SkewedClock,
-    heard_until: Instant | None,
+    known_until: Instant | None,
     ended_by_stop: bool,
 ) -> str:
     """What is wrong with the root cause that a gang tells; empty if it is the truth.
@@ -32,7 +32,7 @@ def root_cause_is_true(
         root: the first failure that the gang tells of.
         workers: the workers of its attempt.
         clock: the node's.
-        heard_until: when the attempt began to end; what failed later explains nothing.
+        known_until: when the attempt began to end; what failed later explains nothing.
         ended_by_stop: whether a request to stop ended it.
     """
     # The request came to the ranks, too. Their exits were held back until it was heard, so that
@@ -42,7 +42,7 @@ def root_cause_is_true(
         worker
         for worker in (*workers, *strangers)
         if worker.failed_at is not None
-        and (heard_until is None or clock.shown_at(worker.failed_at) <= heard_until)
+        and (known_until is None or clock.shown_at(worker.failed_at) <= known_until)
     ]
     first = min(culprits, key=_order, default=None)
     match root.cause:
@@ -61,17 +61,22 @@ def root_cause_is_true(
             return f"the root cause is told to be {root}, which explains nothing"
 
 
-def loss_is_told(finished: FinishRun) -> str:
-    """Whether a node that has lost its store blames no rank that has only lost its peers; else why.
+def loss_is_root_cause(
+    finished: FinishRun, workers: Mapping[tuple[int, int], SimulatedWorker]
+) -> str:
+    """What is wrong with the root cause of a node that has lost its store; empty if nothing is.
 
-    Simulated ranks say so in the words of real ones.
+    A rank that failed because of a peer is no root cause then. `workers` are those of the node, by
+    attempt and local rank.
     """
     refusal, failures = finished.refusal, finished.as_outcome().failures
     if refusal is None or refusal.kind not in LOSSES_OF_STORE or not failures:
         return ""
     root = failures[0]
-    tells_of_peer = root.error is not None and "connection" in root.error.message.lower()
-    return f"the store is lost, and the root cause is told to be {root}" if tells_of_peer else ""
+    worker = workers.get((root.attempt, root.local_rank))
+    if root.cause is not FailureCause.RAISED or worker is None or not worker.blames_peer:
+        return ""
+    return f"the store is lost, and the root cause is told to be {root}"
 
 
 def may_be_root(told: SimulatedWorker, culprits: Collection[SimulatedWorker], slack: int) -> bool:
@@ -179,7 +184,7 @@ def _shown(culprits: Iterable[SimulatedWorker]) -> str:
 
 
 def _blame_is_true(root: Failure, last: RoundRecords) -> str:
-    """Who is blamed has stood in no call, while others did."""
+    """A blamed rank was in no call while others waited in one."""
     blamed = [worker for worker in last.workers if worker.rank == root.rank]
     others = [worker for worker in last.workers if worker.stands_since is not None]
     if not others or any(worker.stands_since is not None for worker in blamed):

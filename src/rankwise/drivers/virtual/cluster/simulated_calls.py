@@ -57,7 +57,7 @@ def packed_times(
         RankTimes(rank=each.rank, groups={ALL: group}, arrivals=_arrivals(each, group, clock, late))
         for each in workers
     )
-    lasted = between(min((each.born_at for each in workers), default=now), now)
+    lasted = between(min((each.started_at for each in workers), default=now), now)
     return pack_times(Timetable(ranks=ranks, lasted=lasted, asked_at=asked_at, reported_at=now))
 
 
@@ -65,7 +65,7 @@ def _arrivals(
     worker: SimulatedWorker, group: Group, clock: SkewedClock, late: Duration
 ) -> tuple[Arrival, ...]:
     own = late if worker.rank == group.size - 1 else ZERO
-    first = clock.truth_of(worker.born_at) // CALL_EVERY + 1
+    first = clock.truth_of(worker.started_at) // CALL_EVERY + 1
     last = (worker.ended_at or clock.truth.now()) // CALL_EVERY
     return tuple(
         Arrival(

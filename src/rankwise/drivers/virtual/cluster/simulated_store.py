@@ -95,10 +95,10 @@ class SimulatedStore:
 
     Args:
         agenda, clock: of the world.
-        network: how bad the way to it is.
-        request_timeout: after which its clients give up.
-        chance: decides latencies and losses.
-        on_change: is told whenever the keyspace has changed.
+        network: the latency and the losses on the way to it.
+        request_timeout: the time after which its clients give up.
+        chance: draws latencies and losses.
+        on_change: called after each change of the keyspace.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class SimulatedWorker:
     rank: int
     pid: int
     program: WorkerProgram
-    born_at: Instant
+    started_at: Instant
     """On its node's clock."""
     life: int
     """Counts the agents of its node: news of it reach the agent that it was made for."""
@@ -42,8 +42,10 @@ class SimulatedWorker:
     """Whether it failed since a peer's connection had closed."""
     may_have_lost_peer: bool = False
     """Whether it failed of what may have come of that, as a wait that was over."""
+    blames_peer: bool = False
+    """Whether the simulation made it fail because a peer was gone, or had not come."""
     succeeded: bool = False
-    is_told_to_die: bool = False
+    must_die: bool = False
     stands_since: Instant | None = None
     """Since when it stands in a collective to which a rank has not come; true time."""
     was_signalled: bool = False
@@ -52,7 +54,7 @@ class SimulatedWorker:
     """True time."""
     recovers: bool = False
     """Whether it runs a function that can be called again."""
-    fell_at: Instant | None = None
+    exception_held_at: Instant | None = None
     """Since when it holds the exception of its function, if it does; true time."""
     held: Raises | None = None
     """That exception."""
@@ -76,11 +78,11 @@ class SimulatedWorker:
         """When it last showed a sign of life; on its node's clock."""
         every, silent_after = self.program.progress_every, self.program.silent_after
         if every is None:
-            return self.born_at
-        age = between(self.born_at, now)
+            return self.started_at
+        age = between(self.started_at, now)
         if silent_after is not None:
             age = min(age, silent_after)
-        return Instant(self.born_at + age // every * every)
+        return Instant(self.started_at + age // every * every)
 
 
 class Witness(Protocol):

@@ -166,7 +166,7 @@ class ClusterSimulator:
             if self._steps > STEPS_MAX:
                 raise SimulationError(f"no end after {STEPS_MAX} steps: {self._unfinished()[:8]}")
         ended_at = self._clock.now()
-        self._hear_out()
+        self._drain()
         self._judge_end()
         self._let_leases_end()
         verdicts = [finish.verdict for finish in self.checker.finished.values()]
@@ -195,7 +195,7 @@ class ClusterSimulator:
             if node.is_up and node.agent is not None
         ]
 
-    def _hear_out(self) -> None:
+    def _drain(self) -> None:
         """Let killed workers die, for a while; leases may go on ending for ever."""
         limit = after(self._clock.now(), Duration(SECOND))
         while (following := self._agenda.next_instant) is not None:
@@ -227,7 +227,7 @@ class ClusterSimulator:
                 address=f"10.0.{number // 256}.{number % 256}",
                 slots=plan.workers.per_node,
                 topology=f"rack{number // 16}",
-                seat=number if static else None,
+                static_rank=number if static else None,
             ),
             gang=plan.gang_spec,
             watch=_WATCH,
@@ -323,7 +323,7 @@ class ClusterSimulator:
         # Ranks that wait in a call, or have waited until they failed, come to no other.
         if not any(node.workers.stand_already(absent.round) for node in self.nodes):
             for node in self.nodes:
-                node.workers.stand_in_call(absent, missed.patience)
+                node.workers.let_ranks_wait_for(absent, missed.patience)
 
     def _kill_agent(self, node: SimulatedNode, back_after: Duration | None) -> None:
         if not node.is_up:
@@ -484,4 +484,4 @@ class ClusterSimulator:
         for peer in self.nodes:
             if peer is not node and peer.workers.living:
                 delay = Duration(int(chance.random() * PEERS_NOTICE))
-                self._agenda.after(delay, partial(peer.workers.hear_of_vanished_peer, round_number))
+                self._agenda.after(delay, partial(peer.workers.on_peer_vanished, round_number))

@@ -78,7 +78,7 @@ def compose_report(outcome: Outcome, context: ReportContext) -> FailureReport:
     root = failures[0] if failures and outcome.status is OutcomeStatus.FAILED else None
     others = failures if root is None else failures[1:]
     stopped = [failure for failure in others if failure.cause is FailureCause.STOPPED]
-    together, apart = ([], [*others]) if root is None else _told_together(root, others)
+    together, apart = ([], [*others]) if root is None else _blamed_together(root, others)
     failed = [failure for failure in apart if failure.cause is not FailureCause.STOPPED]
     return FailureReport(
         summary=_summary(outcome, context),
@@ -181,7 +181,9 @@ def _notes_on_failed(root: Failure | None, failed: Sequence[Failure]) -> list[st
     return notes
 
 
-def _told_together(root: Failure, others: Iterable[Failure]) -> tuple[list[Failure], list[Failure]]:
+def _blamed_together(
+    root: Failure, others: Iterable[Failure]
+) -> tuple[list[Failure], list[Failure]]:
     """The root cause with those for which its box speaks too; and the others."""
     together: list[Failure] = [root]
     apart: list[Failure] = []
@@ -340,8 +342,8 @@ def _fields(
         add("noticed on", root.host)
     else:
         rank = rank_of(root)
-        is_local_told = root.local_rank != rank
-        add("rank", f"{rank} (local rank {root.local_rank})" if is_local_told else f"{rank}")
+        is_local_shown = root.local_rank != rank
+        add("rank", f"{rank} (local rank {root.local_rank})" if is_local_shown else f"{rank}")
         add("host", root.host)
         add("pid", "" if root.pid is None else str(root.pid))
         add("role", "" if root.role in _ROLES_UNNAMED else root.role)
@@ -351,8 +353,8 @@ def _fields(
         )
         if root.exit is not None and is_of_use:
             # A worker that raised may have been ended by us too, and then the detail says why.
-            was_told = "it was asked to stop" if root.ended_by_us else ""
-            why = root.detail or was_told if root.cause is FailureCause.RAISED else ""
+            was_asked = "it was asked to stop" if root.ended_by_us else ""
+            why = root.detail or was_asked if root.cause is FailureCause.RAISED else ""
             add("ended", f"{exit_in_words(root.exit)}{f': {first_line(why)}' if why else ''}")
     add("time", _time_of_day(root, context.timezone))
     if context.attempts_max > 1:
@@ -458,7 +460,7 @@ def lines_of_standing(failures: Sequence[Failure]) -> list[str]:
     root = failures[0]
     if root.cause not in (FailureCause.HUNG, FailureCause.OUT_OF_STEP):
         return []
-    return lines_of_blocks(blocks_of_standing(_told_together(root, failures[1:])[0]))
+    return lines_of_blocks(blocks_of_standing(_blamed_together(root, failures[1:])[0]))
 
 
 def blocks_of_standing(failures: Iterable[Failure]) -> list[Block]:

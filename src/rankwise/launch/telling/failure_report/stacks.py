@@ -1,9 +1,9 @@
-"""What faulthandler printed, taken apart far enough to show what matters of it.
+"""Parse the output of faulthandler as far as reports need it.
 
-The text is a preamble (`Fatal Python error: Segmentation fault`), then a block per thread, each
-a title and its frames, the innermost first, then perhaps a list of extension modules. The titles
-have changed over the releases of Python, and newer ones add a block with the stack of C; a block
-is told by the words at the end of its title.
+The text is a preamble (`Fatal Python error: Segmentation fault`), then a block per thread, then
+perhaps a list of extension modules. A block is a title and its frames, the innermost first. Titles
+differ between releases of Python, and newer ones add a block with the stack of C. The words at the
+end of the title identify a block.
 """
 
 import re

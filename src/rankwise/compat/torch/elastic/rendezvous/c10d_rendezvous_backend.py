@@ -105,8 +105,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     """Make a store of torch's, and a backend in it.
 
     Settings: `store_type` (`tcp`, the default, or `file`), `read_timeout` in seconds (60), and
-    `is_host`: whether this process serves the TCPStore; by default if the endpoint is this
-    machine's and nobody serves there yet.
+    `is_host`: whether this process serves the TCPStore. By default it does if the endpoint is on
+    this machine and no other process serves there.
 
     Returns:
         The backend and the store.
@@ -147,13 +147,13 @@ def _create_file_store(params: RendezvousParameters) -> Any:
 
 def _create_tcp_store(params: RendezvousParameters) -> Any:
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=DEFAULT_PORT)
-    is_told_to_host = params.get_as_bool("is_host")
+    is_host_given = params.get_as_bool("is_host")
     read_timeout = params.get_as_int("read_timeout", READ_TIMEOUT_S)
     if read_timeout is None or read_timeout <= 0:
         raise ValueError("The read timeout must be a positive integer.")
-    hosts = _matches_machine_hostname(host) if is_told_to_host is None else is_told_to_host
+    hosts = _matches_machine_hostname(host) if is_host_given is None else is_host_given
     # Another process of this machine may be quicker to serve.
-    attempts = [True, False] if hosts and is_told_to_host is None else [hosts]
+    attempts = [True, False] if hosts and is_host_given is None else [hosts]
     for is_master in attempts:
         try:
             return _torchs("TCPStore")(

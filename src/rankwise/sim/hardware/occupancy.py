@@ -1,16 +1,17 @@
-"""Which processing element a program runs on: each has a seat for one at a time.
+"""Which processing element a program runs on: each PE takes one program at a time.
 
-Program i of a launch on n PEs begins on PE i modulo n if nobody sits there, else on the lowest PE
-of the launch that is free, else it queues. When a program ends, the first one in the queue that may
-run there takes its PE: launches queue in the order in which they begin, programs in that of their
-numbers. What ends at one instant frees its PE in the order in which it ends there. So who runs
-where follows from the order of events alone.
+Program i of a launch on n PEs begins on PE i modulo n if it is free, else on the lowest free PE of
+the launch, else it queues. When a program ends, the first program in the queue that may run there
+takes its PE. Launches queue in the order of their begins, programs in the order of their numbers.
+Programs that end at one instant free their PEs in the order of their ends. So the order of events
+alone decides which program runs where.
 
-**Waiting for another program** frees the seat: it may be one that queues. When the wait is over the
-program goes on where it was, at once; if another program sits there by now, both share the engines.
+**Waiting for another program** frees the PE, because the other program may be in the queue. When
+the wait ends, the program continues at once on its PE. If another program runs there by then, both
+share the engines.
 
 Programs that are **addressed** by their numbers (`tl.send`) keep PE i modulo n. They begin at once,
-beside whatever sits there.
+beside the program that runs there.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,23 +26,23 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class Seats:
-    """The seats of the PEs of one device, and the launches whose programs queue for them."""
+class PeOccupancy:
+    """Which PEs of a device are taken, and the launches whose programs queue for PEs."""
 
     def __init__(self) -> None:
         self._taken: dict[Pe, int] = {}
-        self._queue: list[SeatedPrograms] = []
+        self._queue: list[ProgramsOnPes] = []
 
     def is_free(self, pe: "Pe") -> bool:
-        """Whether nobody sits on a PE."""
+        """Whether no program runs on a PE."""
         return not self._taken.get(pe)
 
     def take(self, pe: "Pe") -> None:
-        """Sit down on a PE, also beside another program."""
+        """Take a PE, also beside another program."""
         self._taken[pe] = self._taken.get(pe, 0) + 1
 
     def leave(self, pe: "Pe") -> None:
-        """Get up: if the PE is free now, the first program in the queue that may takes it."""
+        """Leave a PE: if it is free now, the first program in the queue that may takes it."""
         self._taken[pe] -= 1
         if self._taken[pe]:
             return
@@ -52,22 +53,22 @@ class Seats:
                     self._queue.remove(launch)
                 break
 
-    def enqueue(self, launch: "SeatedPrograms") -> None:
-        """Let programs of a launch have the seats that become free."""
+    def enqueue(self, launch: "ProgramsOnPes") -> None:
+        """Let programs of a launch have the PEs that become free."""
         self._queue.append(launch)
 
-    def withdraw(self, launch: "SeatedPrograms") -> None:
+    def withdraw(self, launch: "ProgramsOnPes") -> None:
         """The programs of a launch that queue are not to begin any more."""
         if launch in self._queue:
             self._queue.remove(launch)
 
 
-class SeatedPrograms:
-    """The programs of one launch, from the first seat that one takes to the end of all.
+class ProgramsOnPes:
+    """The programs of one launch, from the first PE that one takes to the end of all.
 
     Args:
         simulator: the simulation.
-        seats: those of the device; None if the programs take none.
+        occupancy: that of the device; None if the programs take no PE.
         pes: the PEs that they are dealt to.
         count: how many programs there are.
         begin: begins a program, by its number, on a PE.
@@ -80,14 +81,14 @@ class SeatedPrograms:
     def __init__(
         self,
         simulator: Simulator,
-        seats: Seats | None,
+        occupancy: PeOccupancy | None,
         pes: "Sequence[Pe]",
         count: int,
         begin: "Callable[[int, Pe], Process]",
         *,
         are_addressed: bool = False,
     ) -> None:
-        self._seats = seats
+        self._occupancy = occupancy
         self._pes = pes
         self._count = count
         self._begin = begin
@@ -98,25 +99,25 @@ class SeatedPrograms:
         self.done: Future = EndOfMany(simulator, self)
         if not count:
             self.done.succeed()
-        elif are_addressed or seats is None:
+        elif are_addressed or occupancy is None:
             for number in range(count):
                 self.begin_next(pes[number % len(pes)])
         else:
-            self._sit_down(seats)
+            self._begin_on_free_pes(occupancy)
 
-    def _sit_down(self, seats: Seats) -> None:
+    def _begin_on_free_pes(self, occupancy: PeOccupancy) -> None:
         pes, lowest = self._pes, 0
         while self.queues:
             pe = pes[self._next % len(pes)]
-            if not seats.is_free(pe):
-                while lowest < len(pes) and not seats.is_free(pes[lowest]):
+            if not occupancy.is_free(pe):
+                while lowest < len(pes) and not occupancy.is_free(pes[lowest]):
                     lowest += 1
                 if lowest == len(pes):
                     break
                 pe = pes[lowest]
             self.begin_next(pe)
         if self.queues:
-            seats.enqueue(self)
+            occupancy.enqueue(self)
 
     @property
     def queues(self) -> bool:
@@ -131,22 +132,22 @@ class SeatedPrograms:
 
     def begin_next(self, pe: "Pe") -> None:
         """Let the next program begin on a PE."""
-        if self._seats is not None:
-            self._seats.take(pe)
+        if self._occupancy is not None:
+            self._occupancy.take(pe)
         number, self._next = self._next, self._next + 1
         process = self._begin(number, pe)
         self._running[process] = pe
         process.add_callback(self._on_end)
 
     def wait(self, pe: "Pe", wait: Callable[[], Result]) -> Result:
-        """Wait for another program, without a seat meanwhile."""
-        if self._seats is None:
+        """Wait for another program, and leave the PE meanwhile."""
+        if self._occupancy is None:
             return wait()
-        self._seats.leave(pe)
+        self._occupancy.leave(pe)
         try:
             return wait()
         finally:
-            self._seats.take(pe)
+            self._occupancy.take(pe)
 
     def _on_end(self, process: Future) -> None:
         assert isinstance(process, Process), "programs are processes"
@@ -155,15 +156,15 @@ class SeatedPrograms:
         if process.failure is not None and not self.done.is_done:
             self.end(LocalProtocolError(f"another program of the launch failed: {process.failure}"))
             self.done.fail(process.failure)
-        if self._seats is not None:
-            self._seats.leave(pe)
+        if self._occupancy is not None:
+            self._occupancy.leave(pe)
         if not self._left and not self.done.is_done:
             self.done.succeed()
 
     def end(self, exception: Exception) -> None:
         """End all programs that are left."""
-        if self._seats is not None:
-            self._seats.withdraw(self)
+        if self._occupancy is not None:
+            self._occupancy.withdraw(self)
         self._next = self._count
         for process in list(self._running):
             process.cancel(exception)

@@ -56,14 +56,14 @@ class Devices:
     def __init__(
         self,
         *,
-        images: bool,
+        replicas: bool,
         places: int = 8,
         later: Iterable[int] = (),
         topology: Topology | str = "default",
         time_limit: int | None = None,
     ) -> None:
         self.engine = GraphEngine(topology, enable_data=False, time_limit=time_limit)
-        self.engine.images.are_allowed = images
+        self.engine.replicas.are_allowed = replicas
         spec = self.engine.topology.machine
         channels = range(min(places, spec.cube.pes.count))
         size = ELEMENTS * 4
@@ -136,13 +136,13 @@ def check_same(engine: GraphEngine, other: GraphEngine) -> None:
 
 def check_equal(done: Callable[[Devices], object], **how: Any) -> int:
     """Do it with images and without; how many there were."""
-    with_images, without = Devices(images=True, **how), Devices(images=False, **how)
+    with_images, without = Devices(replicas=True, **how), Devices(replicas=False, **how)
     for devices in (with_images, without):
         done(devices)
         devices.engine.run()
     check_same(with_images.engine, without.engine)
-    assert without.engine.images.count == 0
-    return with_images.engine.images.count
+    assert without.engine.replicas.count == 0
+    return with_images.engine.replicas.count
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_launch_that_begins_in_the_wave_of_a_write_to_its_device_is_simulated() 
 
 
 @pytest.mark.parametrize(
-    ("launches", "images"),
+    ("launches", "replicas"),
     [
         pytest.param([(scale, [0, 1, 2], 3_000), (scale, [3], 3_001)], 2, id="another argument"),
         pytest.param([(scale, [0, 1, 2], 3_000), (by_columns, [3], 3_000)], 2, id="another kernel"),
@@ -190,12 +190,12 @@ def test_launch_that_begins_in_the_wave_of_a_write_to_its_device_is_simulated() 
         pytest.param([(scale, [0], 3_000)], 0, id="alone"),
     ],
 )
-def test_launches_that_differ_are_simulated(launches: list[Any], images: int) -> None:
+def test_launches_that_differ_are_simulated(launches: list[Any], replicas: int) -> None:
     def done(devices: Devices) -> None:
         for kernel, sips, n in launches:
             devices.launch(kernel, sips, n)
 
-    assert check_equal(done) == images
+    assert check_equal(done) == replicas
 
 
 def test_arrays_at_other_addresses_are_simulated() -> None:
@@ -322,9 +322,9 @@ def test_launches_between_transfers_have_images() -> None:
     assert check_equal(done) == 8 * (SIPS - 1)
 
 
-@pytest.mark.parametrize("images", [True, False])
+@pytest.mark.parametrize("replicas", [True, False])
 def test_what_fails_in_the_one_that_is_simulated_fails_in_all(
-    images: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replicas: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cost model of a plug-in fails when the machine asks it, in the middle of a launch."""
     (tmp_path / "failing_lab.py").write_text(FAILING)
@@ -334,19 +334,19 @@ def test_what_fails_in_the_one_that_is_simulated_fails_in_all(
     monkeypatch.syspath_prepend(str(tmp_path))
     spec = load_topology("default").spec
     spec["pe"]["cost_model"] = "failing"
-    devices = Devices(images=images, topology=parse_topology(yaml.safe_dump(spec), "lab"))
+    devices = Devices(replicas=replicas, topology=parse_topology(yaml.safe_dump(spec), "lab"))
 
     handles = devices.launch(scale)
 
     for handle in handles:
         with pytest.raises(ConfigError, match=r"failed in math.*no price of an add"):
             devices.engine.wait(handle)
-    assert devices.engine.images.count == 0, "each fails by itself"
+    assert devices.engine.replicas.count == 0, "each fails by itself"
 
 
-@pytest.mark.parametrize("images", [True, False])
-def test_the_limit_of_time_holds_for_images(images: bool) -> None:
-    devices = Devices(images=images, time_limit=1_700_000)
+@pytest.mark.parametrize("replicas", [True, False])
+def test_the_limit_of_time_holds_for_images(replicas: bool) -> None:
+    devices = Devices(replicas=replicas, time_limit=1_700_000)
 
     handles = devices.launch(scale)
 
@@ -356,11 +356,11 @@ def test_the_limit_of_time_holds_for_images(images: bool) -> None:
 
 def test_ranks_of_a_model_have_images_and_the_same_times() -> None:
     engines = []
-    for images in (True, False):
+    for replicas in (True, False):
         engines.append(engine := GraphEngine("switch8", enable_data=False))
-        engine.images.are_allowed = images
+        engine.replicas.are_allowed = replicas
         with RuntimeContext(engine, ccl={}) as torch:
             tp_mlp.run(torch, tokens=32, hidden=64, inner=256)
 
     check_same(*engines)
-    assert [engine.images.count > 0 for engine in engines] == [True, False]
+    assert [engine.replicas.count > 0 for engine in engines] == [True, False]
