@@ -6,7 +6,7 @@ reduced, and which optimiser steps.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 KEEP, AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default)  # noqa: SLF001  # its name
 SIZES = {
     "layers": 2, "hidden": 256, "heads": 4, "kv-heads": 4, "ffn": 1024, "vocab": 1024,
     "sequence": 256, "batch": 1, "accumulate": 1, "steps": 3,
@@ -36,12 +37,17 @@ CHOICES = {
 }  # fmt: skip
 
 
-def options(words: Sequence[str] | None = None) -> argparse.Namespace:
+def options(
+    sizes: Mapping[str, int] = SIZES,
+    choices: Mapping[str, Sequence[str]] = CHOICES,
+    words: Sequence[str] | None = None,
+) -> argparse.Namespace:
+    """Options of these names; the first choice is the default. `parallel.py` has others."""
     parser = argparse.ArgumentParser()
-    for name, default in SIZES.items():
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name, choices in CHOICES.items():
-        parser.add_argument(f"--{name}", choices=choices, default=choices[0])
+    for name, values in choices.items():
+        parser.add_argument(f"--{name}", choices=values, default=values[0])
     return parser.parse_args(words)
 
 
@@ -185,14 +191,19 @@ class Layer(nn.Module):  # type: ignore[misc]  # the same
 
 
 def selective() -> Any:
-    """Selective checkpointing as in torchtitan: attention is kept, and each second product."""
+    """Selective checkpointing as in torchtitan.
+
+    Attention is kept, each second product, and the sums of tensor parallelism. Products in float8
+    count, since torchao's tensors call `mm`.
+    """
     count = {False: 0, True: 0}
 
     def choose(context: Any, function: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        if function is torch.ops.aten.mm.default:
+        if function in PRODUCTS:
             count[context.is_recompute] += 1
             return KEEP if count[context.is_recompute] % 2 else AGAIN
-        return KEEP if "attention" in str(function) else AGAIN
+        is_kept = any(part in str(function) for part in ("attention", "reduce_scatter"))
+        return KEEP if is_kept else AGAIN
 
     return create_selective_checkpoint_contexts(choose)
 
