@@ -126,11 +126,12 @@ def predict_run(run: Run, real: RealMachine, settings: Mapping[str, str]) -> dic
         ANSWERS.mkdir(parents=True, exist_ok=True)
         machine = answer.with_suffix(".yaml")
         machine.write_text(text, "utf-8")
+        part = answer.with_suffix(".part")  # a run that is interrupted leaves what it has
         per_node = min(run.ranks, real.node_size)
         command = [
             *RANKWISE, "run", "--on", f"sim:{machine}", f"--nnodes={run.ranks // per_node}",
             f"--nproc-per-node={per_node}", "--timing-only", "--no-prefix",
-            "--prediction", str(answer), str(PROGRAMS / run.program), *run.words,
+            "--prediction", str(part), str(PROGRAMS / run.program), *run.words,
             f"--steps={STEPS}",
         ]  # fmt: skip
         done = subprocess.run(
@@ -138,8 +139,9 @@ def predict_run(run: Run, real: RealMachine, settings: Mapping[str, str]) -> dic
         )
         if done.returncode == OUT_OF_MEMORY:
             answer.write_text(json.dumps({"step_time_s": math.inf, "is_full": True}), "utf-8")
-        elif done.returncode:
-            answer.unlink(missing_ok=True)
+        elif not done.returncode:
+            part.rename(answer)
+        else:
             sys.exit(f"{shlex.join(command)}\n{done.stderr}")
     found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
     return found

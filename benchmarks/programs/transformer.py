@@ -33,7 +33,7 @@ CHOICES = {
     "rotary": ("complex", "fused", "no"), "checkpoint": ("none", "selective", "full"),
     "parallel": ("fsdp", "ddp", "no"), "optimizer": ("foreach", "fused", "single"),
     "tie": ("no", "yes"), "masters": ("no", "yes"), "compile": ("no", "yes"),
-    "float8": ("no", "yes"),
+    "float8": ("no", "yes"), "logits": ("kept", "freed"),
 }  # fmt: skip
 
 
@@ -254,6 +254,17 @@ def build(o: argparse.Namespace, device: str, mesh: Any) -> nn.Module:
     return model
 
 
+def forward(
+    o: argparse.Namespace, model: nn.Module, tokens: Tensor, angles: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The loss, and logits in f32 if they live on in backward; torchtitan frees them before."""
+    if o.logits == "freed":
+        logits = model(tokens, angles)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()), None
+    logits = model(tokens, angles).flatten(0, 1).float()
+    return functional.cross_entropy(logits, tokens.flatten()), logits
+
+
 def train(o: argparse.Namespace, device: str, mesh: Any = None) -> None:
     model = build(o, device, mesh)
     weights = list(model.parameters())
@@ -271,9 +282,9 @@ def train(o: argparse.Namespace, device: str, mesh: Any = None) -> None:
         for part in range(o.accumulate):
             if o.parallel == "ddp":
                 model.require_backward_grad_sync = part == o.accumulate - 1
-            logits = model(tokens, angles).flatten(0, 1).float()
-            functional.cross_entropy(logits, tokens.flatten()).backward()
-            del logits
+            loss, _logits = forward(o, model, tokens, angles)
+            loss.backward()
+            del _logits
             if o.masters == "yes":
                 for each, weight in zip(stepped, weights, strict=True):
                     each.grad.add_(weight.grad)

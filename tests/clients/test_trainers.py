@@ -194,22 +194,23 @@ def test_a_trainer_with_fsdp_is_predicted_on_an_h100(tmp_path: Path) -> None:
     assert found["communication_s"] > 0
 
 
+@pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize(
-    ("program", "package", "ranks", "kinds"),
+    ("program", "package", "kinds"),
     [
-        ("megatron_gpt.py", "megatron.core", 8, {"all_reduce", "reduce_scatter"}),
-        ("lightning_fsdp.py", "lightning", 8, {"all_gather", "reduce_scatter"}),
+        ("megatron_gpt.py", "megatron.core", {"all_reduce", "reduce_scatter", "all_gather"}),
+        ("lightning_fsdp.py", "lightning", {"reduce_scatter", "all_gather"}),
     ],
 )
 def test_a_client_that_splits_weights_is_predicted_on_an_h100(
-    program: str, package: str, ranks: int, kinds: set[str], tmp_path: Path
+    program: str, package: str, kinds: set[str], tmp_path: Path
 ) -> None:
     pytest.importorskip(package)
 
-    found = predicted(tmp_path, PROGRAMS / program, ranks=ranks)
+    found = predicted(tmp_path, PROGRAMS / program, ranks=8)
 
     assert kinds <= found["exposed_communication_by_kind_s"].keys()
-    assert found["checked_ranks"] < ranks
+    assert found["peak_active_bytes"] < found["peak_reserved_bytes"] < found["capacity_bytes"]
 
 
 def need_titan(release: str) -> None:

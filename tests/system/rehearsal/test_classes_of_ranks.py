@@ -156,7 +156,7 @@ train(model, attention, group=mesh["dp"].get_group())
 }  # fmt: skip
 """By name: a program, how many of 16 ranks run, and in how many classes."""
 
-LARGER = [("hsdp", (32, 5, 1)), ("pp x tp", (32, 8, 4)), ("tp x fsdp", (64, 6, 1))]
+LARGER = [("hsdp", (32, 5, 1)), ("ddp", (32, 2, 1)), ("tp x fsdp", (64, 5, 1))]
 """The same of other numbers of ranks: how many there are, how many run, classes."""
 
 ODD = {
@@ -208,6 +208,7 @@ def machine(preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory) -> s
 @pytest.mark.parametrize(
     ("name", "counts"),
     [*((name, (16, *counts)) for name, (_, *counts) in LAYOUTS.items()), *LARGER],
+    ids=[*LAYOUTS, *(f"{name} on {counts[0]}" for name, counts in LARGER)],
 )
 def test_prediction_of_layout_is_the_same_with_classes_and_with_every_rank(
     name: str, counts: tuple[int, int, int], machine: str, tmp_path: Path
