@@ -1,8 +1,9 @@
 """Published training runs and collectives, beside what is predicted of them.
 
 - **runs**: step times and memory of published runs, predicted with `rankwise run --timing-only` of
-  `programs/transformer.py` with the flags of each framework. The toy is 6 N tokens / one
-  efficiency, the same for all runs. Rows with a gate are shown, not counted.
+  `programs/transformer.py` or `programs/parallel.py` with the flags of each framework. The toy is
+  6 N tokens / one efficiency, the same for all runs. Each row counts for its gates; rows that lack
+  what a model needs are shown, not counted.
 - **fit**: the figures of devices that fit best, and the errors with each source left out of the
   fit. It takes three predictions of each run.
 - **layouts**: one model on 64 devices in many layouts, `programs/parallel.py`: whether pairs of
@@ -52,6 +53,22 @@ _COLLECTIVES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "alltoal
 MEMORY_TRIED = (0.75, 0.80, 0.85, 0.90)
 
 
+class Gate(NamedTuple):
+    """The errors of rows of a kind that are wanted at most: the median, and nine in ten."""
+
+    name: str
+    median: float
+    percentile: float
+
+
+GATES = {
+    "eager": Gate("time: eager FSDP or DDP", 0.10, 0.20),
+    "split": Gate("time: compiled, tensor or pipeline parallel", 0.15, 0.25),
+    "nanotron": Gate("time: nanotron", 0.15, 0.30),
+}
+MEMORY = Gate("reserved memory, torchtitan", 0.08, 0.15)
+
+
 class Row(NamedTuple):
     """A published run that is predicted."""
 
@@ -85,7 +102,8 @@ def rows_of_runs() -> list[Row]:
 def predict(row: Row, real: RealMachine) -> dict[str, Any]:
     """What is predicted of a run on a machine."""
     ranks, words = row.published["devices"], row.published["words"].split()
-    run = Run(row.published["id"], "transformer.py", words, ranks)
+    program = row.published.get("program", "transformer.py")
+    run = Run(row.published["id"], program, words, ranks)
     return predict_run(run, real, row.published.get("environment", {}))
 
 
@@ -108,11 +126,12 @@ def predict_run(run: Run, real: RealMachine, settings: Mapping[str, str]) -> dic
         ANSWERS.mkdir(parents=True, exist_ok=True)
         machine = answer.with_suffix(".yaml")
         machine.write_text(text, "utf-8")
+        part = answer.with_suffix(".part")  # a run that is interrupted leaves what it has
         per_node = min(run.ranks, real.node_size)
         command = [
             *RANKWISE, "run", "--on", f"sim:{machine}", f"--nnodes={run.ranks // per_node}",
             f"--nproc-per-node={per_node}", "--timing-only", "--no-prefix",
-            "--prediction", str(answer), str(PROGRAMS / run.program), *run.words,
+            "--prediction", str(part), str(PROGRAMS / run.program), *run.words,
             f"--steps={STEPS}",
         ]  # fmt: skip
         done = subprocess.run(
@@ -120,8 +139,9 @@ def predict_run(run: Run, real: RealMachine, settings: Mapping[str, str]) -> dic
         )
         if done.returncode == OUT_OF_MEMORY:
             answer.write_text(json.dumps({"step_time_s": math.inf, "is_full": True}), "utf-8")
-        elif done.returncode:
-            answer.unlink(missing_ok=True)
+        elif not done.returncode:
+            part.rename(answer)
+        else:
             sys.exit(f"{shlex.join(command)}\n{done.stderr}")
     found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
     return found
@@ -159,8 +179,9 @@ def error(predicted: float, row: Row) -> float:
     return predicted / float(row.published["step_ms"]) - 1
 
 
-def counted(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if "gate" not in row.published]
+def counted(rows: Sequence[Row], gate: str = "eager") -> list[Row]:
+    """The rows of a gate; what is fitted are eager runs."""
+    return [row for row in rows if gate in row.published.get("gates", ())]
 
 
 def toy_ms(row: Row, efficiency: float) -> float:
@@ -177,43 +198,62 @@ def toy_efficiency(rows: Sequence[Row]) -> float:
 
 def show_runs(rows: Sequence[Row], table: Table) -> None:
     efficiency = toy_efficiency(rows)
-    errors, toys, ratios, memories, full = [], [], [], [], 0
+    ran = []
     for row in rows:
+        told = f"{row.published['id']}: {row.published['model']}, {row.published['devices']} x"
+        told += f" {row.published['machine']}"
+        published = f"{row.published['step_ms']:,.0f} ms"
         if predict(row, row.real).get("is_full"):
-            full += 1
-            table.row(row.published["id"], "", "out of memory", "", "", "")
+            table.row(told, published, "out of memory", "", "", "", gates_of(row))
             continue
+        ran.append(row)
         ours, toy = predicted_ms(row), toy_ms(row, efficiency)
-        published, is_gated = row.published["step_ms"], "gate" in row.published
         table.row(
-            f"{row.published['id']}: {row.published['model']}, {row.published['devices']} x"
-            f" {row.published['machine']}" + (" (gate)" if is_gated else ""),
-            f"{published:,.0f} ms", f"{ours:,.0f} ms", f"{100 * error(ours, row):+.1f} %",
-            f"{100 * error(toy, row):+.1f} %", memory_of(row),
+            told, published, f"{ours:,.0f} ms", f"{100 * error(ours, row):+.1f} %",
+            f"{100 * error(toy, row):+.1f} %", memory_of(row), gates_of(row),
         )  # fmt: skip
-        if not is_gated:
-            errors.append(abs(error(ours, row)))
-            toys.append(abs(error(toy, row)))
-            ratios.append(published / ours)
-        if not is_gated and row.published.get("memory_kind") == "reserved":
-            memories.append(abs(memory_error(row)))
-    for name, ours, toy in (
-        ("median of counted rows", statistics.median(errors), statistics.median(toys)),
-        ("90th percentile of counted rows", percentile(errors), percentile(toys)),
-    ):
-        table.row(name, "", "", f"{100 * ours:.1f} %", f"{100 * toy:.1f} %", "")
-    told = f"{100 * statistics.median(memories):.1f} %, {100 * percentile(memories):.1f} %"
-    table.row("reserved memory, torchtitan, counted: median, 90th percentile", "", "", "", "", told)
-    table.row(
-        "rows that ran and are called out of memory", "", f"{full} of {len(rows)}", "", "", ""
-    )
-    ends = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    table.row("measured / predicted, counted", "", "", ends, "", "")
     for run in published_runs():
-        if "not_run" in run:
+        if "words" not in run:
             name = f"{run['id']}: {run['model']}, {run['devices']} x {run['gpu']}"
-            step = f"{run['step_ms']:,.0f} ms"
-            table.row(f"{name} (gate)", step, "not predicted", run["not_run"], "", "")
+            published = f"{run['step_ms']:,.0f} ms"
+            table.row(name, published, "not predicted", "", "", "", f"none: {run['left_out']}")
+    for key, gate in GATES.items():
+        of_gate = counted(ran, key)
+        toys = [abs(error(toy_ms(row, efficiency), row)) for row in of_gate]
+        show_gate(gate, [abs(error(predicted_ms(row), row)) for row in of_gate], toys, table)
+    reserved = [row for row in ran if is_gated_memory(row)]
+    show_gate(MEMORY, [abs(memory_error(row)) for row in reserved], [], table)
+    table.row(
+        "rows that ran and are called out of memory", "", f"{len(rows) - len(ran)} of {len(rows)}",
+        "", "", "", "",
+    )  # fmt: skip
+    ratios = [float(row.published["step_ms"]) / predicted_ms(row) for row in counted(ran)]
+    ends = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    table.row("measured / predicted, eager", "", "", ends, "", "", "")
+
+
+def show_gate(gate: Gate, errors: Sequence[float], toys: Sequence[float], table: Table) -> None:
+    """Show the median and the 90th percentile of errors beside what is wanted of them."""
+    for name, of, target in (
+        ("median", statistics.median, gate.median),
+        ("90th percentile", percentile, gate.percentile),
+    ):
+        ours = f"{100 * of(errors):.1f} %" if errors else "-"
+        toy = f"{100 * of(toys):.1f} %" if toys else ""
+        wanted = f"{100 * target:.0f} %"
+        table.row(f"{gate.name}: {name} of {len(errors)}", "", "", ours, toy, "", wanted)
+
+
+def gates_of(row: Row) -> str:
+    """The gates that a row counts for, or why it counts for none."""
+    gates = [GATES[each].name for each in row.published.get("gates", ())]
+    if is_gated_memory(row):
+        gates.append(MEMORY.name)
+    return "; ".join(gates) or f"none: {row.published['left_out']}"
+
+
+def is_gated_memory(row: Row) -> bool:
+    return row.published["set"] == "torchtitan" and row.published.get("memory_kind") == "reserved"
 
 
 def memory_of(row: Row) -> str:
@@ -407,7 +447,7 @@ def layout_rate(row: Mapping[str, Any], model: Mapping[str, int]) -> float:
 PARTS = ("runs", "fit", "layouts", "collectives")
 LAYOUTS = ("layout", "published tokens/s", "predicted", "error of time", "right order so far")
 CURVES = ("curve", "was", "points", "median error", "from 64 MiB on", "note")
-RUNS = ("run", "published", "predicted", "error", "toy", "memory")
+RUNS = ("run", "published", "predicted", "error", "toy", "memory", "gates, or wanted at most")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ WARM_UPS = 2
 
 def main() -> None:
     is_compiled = sys.argv[1] == "compiled"
-    o = transformer.options([*sys.argv[2:], "--parallel", "no"])
+    o = transformer.options(words=[*sys.argv[2:], "--parallel", "no"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = transformer.build(o, str(device), None)
     network = torch.compile(model) if is_compiled else model

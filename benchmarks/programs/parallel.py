@@ -2,9 +2,9 @@
 
 A plain script: `torchrun --nproc-per-node 8 parallel.py --tp 2 --pp 2 --layers 32 ...`. The ranks
 of a tensor-parallel group are neighbours, then come those of data parallelism, then the stages.
-Norms and residuals are split by the sequence, as in torchtitan and Megatron. Data parallelism is
-FSDP2, or what frameworks of ZeRO's first stage do: gradients in f32 are scattered after the last
-microbatch, each rank updates its share, and weights are gathered.
+Norms and residuals are split by the sequence, as in torchtitan and Megatron, if `--split` is not
+`tensors`. Data parallelism is FSDP2, or what frameworks of ZeRO's first stage do: gradients in f32
+are scattered after the last microbatch, each rank updates its share, and weights are gathered.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
@@ -31,7 +32,20 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformer import FusedNorm, Recomputed, plainly, rotated, selective
+from transformer import (
+    FLOAT8,
+    FLOAT8_OF_GRADIENTS,
+    Float8Linear,
+    FusedNorm,
+    Recomputed,
+    as_float8,
+    options,
+    plainly,
+    product,
+    rotated,
+    scale_of,
+    selective,
+)
 
 SIZES = {
     "layers": 4, "hidden": 256, "heads": 4, "kv-heads": 4, "ffn": 1024, "vocab": 1024,
@@ -39,19 +53,12 @@ SIZES = {
     "stages-per-rank": 1,
 }  # fmt: skip
 CHOICES = {
-    "checkpoint": ("none", "selective", "full"), "data": ("fsdp", "zero1", "replicate"),
-    "norm": ("rms", "fused-rms"), "rotary": ("complex", "fused", "no"),
+    "checkpoint": ("none", "selective", "full", "scores"), "data": ("fsdp", "zero1", "replicate"),
+    "norm": ("rms", "fused-rms", "layer"), "rotary": ("complex", "fused", "no"),
+    "mlp": ("swiglu", "gelu"), "attention": ("flash", "softmax"), "split": ("sequence", "tensors"),
     "schedule": ("1F1B", "Interleaved1F1B", "GPipe"), "compile": ("no", "yes"),
+    "float8": ("no", "yes"),
 }  # fmt: skip
-
-
-def options(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    for name, default in SIZES.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    for name, choices in CHOICES.items():
-        parser.add_argument(f"--{name}", choices=choices, default=choices[0])
-    return parser.parse_args(words)
 
 
 class Norm(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -63,6 +70,8 @@ class Norm(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
     def forward(self, x: Tensor) -> Tensor:
         """Norm the last dimension."""
+        if self.kind == "layer":
+            return functional.layer_norm(x, x.shape[-1:], self.weight)
         if self.kind == "fused-rms" and isinstance(x, DTensor):  # each rank norms its own rows
             local = FusedNorm.apply(
                 x.to_local(), self.weight.to_local(grad_placements=[Replicate()])
@@ -76,20 +85,122 @@ class Norm(nn.Module):  # type: ignore[misc]  # torch is untyped here
         ) * self.weight
 
 
-class Attention(nn.Module):  # type: ignore[misc]  # the same
-    """Attention of the heads that a rank has."""
+def shared_scale(x: Tensor, kind: torch.dtype, group: str) -> Tensor:
+    """The scale of a tensor of which each rank of a group has a part."""
+    return collectives.all_reduce(scale_of(x, kind), "min", group)
+
+
+def gathered(x: Tensor, kind: torch.dtype, group: str) -> Tensor:
+    """The rows of all ranks of a group, which travel as bytes."""
+    return collectives.all_gather_tensor(x.view(torch.uint8), 1, group).view(kind)
+
+
+class Float8Columns(torch.autograd.Function):  # type: ignore[misc]  # the same
+    """Rows are gathered in float8, and multiplied by the columns that a rank has of each weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: str, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Gather the rows, and multiply them."""
+        of_x = shared_scale(x, FLOAT8, group)
+        rows = gathered(as_float8(x, of_x, FLOAT8), FLOAT8, group)
+        ctx.save_for_backward(rows, of_x, *weights)
+        ctx.group = group
+        made = []
+        for weight in weights:
+            of_weight = scale_of(weight, FLOAT8)
+            columns = as_float8(weight, of_weight, FLOAT8).t()
+            made.append(product(rows.flatten(0, 1), columns, of_x, of_weight))
+        return tuple(each.view(*rows.shape[:-1], -1) for each in made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Scatter the sums of what the ranks have for the rows."""
+        rows, of_x, *weights = ctx.saved_tensors
+        of_input: Any = 0.0
+        of_weights = []
+        for grad, weight in zip(grads, weights, strict=True):
+            of_grad = shared_scale(grad, FLOAT8_OF_GRADIENTS, ctx.group)
+            small = as_float8(grad.flatten(0, 1), of_grad, FLOAT8_OF_GRADIENTS)
+            of_weight = scale_of(weight, FLOAT8)
+            of_input += product(small, as_float8(weight, of_weight, FLOAT8), of_grad, of_weight)
+            of_weights.append(product(small.t(), rows.flatten(0, 1), of_grad, of_x))
+        whole = of_input.view(rows.shape)
+        return collectives.reduce_scatter_tensor(whole, "sum", 1, ctx.group), None, *of_weights
+
+
+class Float8Rows(torch.autograd.Function):  # type: ignore[misc]  # the same
+    """A rank has rows of a weight; sums are scattered, and gradients gathered in float8."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: str, weight: Tensor) -> Tensor:
+        """Multiply, and scatter the sums."""
+        of_x, of_weight = shared_scale(x, FLOAT8, group), scale_of(weight, FLOAT8)
+        small = as_float8(x.flatten(0, 1), of_x, FLOAT8)
+        ctx.save_for_backward(small, of_x, weight)
+        ctx.group = group
+        made = product(small, as_float8(weight, of_weight, FLOAT8).t(), of_x, of_weight)
+        return collectives.reduce_scatter_tensor(made.view(*x.shape[:-1], -1), "sum", 1, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gather the gradients of all rows, and multiply them."""
+        small, of_x, weight = ctx.saved_tensors
+        of_grad = shared_scale(grad, FLOAT8_OF_GRADIENTS, ctx.group)
+        rows = gathered(
+            as_float8(grad, of_grad, FLOAT8_OF_GRADIENTS), FLOAT8_OF_GRADIENTS, ctx.group
+        )
+        of_weight = scale_of(weight, FLOAT8)
+        flat = rows.flatten(0, 1)
+        of_input = product(flat, as_float8(weight, of_weight, FLOAT8), of_grad, of_weight)
+        return of_input.view(*rows.shape[:-1], -1), None, product(flat.t(), small, of_grad, of_x)
+
+
+class Split(nn.Module):  # type: ignore[misc]  # the same
+    """Linear layers whose weights are split over a group, in the type of the options."""
 
     def __init__(self, o: argparse.Namespace) -> None:
         super().__init__()
-        linear = partial(nn.Linear, bias=False)
+        self.in_float8 = o.float8 == "yes" and o.tp > 1
+        self.linear = partial(
+            Float8Linear if o.float8 == "yes" and o.tp == 1 else nn.Linear, bias=False
+        )
+        self.group = ""
+
+    def columns(self, y: Tensor, *layers: nn.Linear) -> Sequence[Tensor]:
+        """What layers make of the same rows, each rank its columns."""
+        if self.in_float8:
+            weights = [each.weight.to_local() for each in layers]
+            made: Sequence[Tensor] = Float8Columns.apply(y.to_local(), self.group, *weights)
+            return made
+        return [each(y) for each in layers]
+
+    def rows(self, y: Tensor, layer: nn.Linear) -> Tensor:
+        """What a layer makes of the columns of all ranks."""
+        if self.in_float8:
+            return Float8Rows.apply(y, self.group, layer.weight.to_local())
+        return layer(y)
+
+
+def with_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention whose scores are tensors: a product, a softmax with its mask, and dropout."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    return functional.dropout(scores.softmax(-1), 0.1) @ v
+
+
+class Attention(Split):
+    """Attention of the heads that a rank has."""
+
+    def __init__(self, o: argparse.Namespace) -> None:
+        super().__init__(o)
         self.o, self.size = o, o.hidden // o.heads
-        self.q, self.out = linear(o.hidden, o.hidden), linear(o.hidden, o.hidden)
-        self.k, self.v = (linear(o.hidden, o.kv_heads * self.size) for _ in range(2))
+        self.q, self.out = self.linear(o.hidden, o.hidden), self.linear(o.hidden, o.hidden)
+        self.k, self.v = (self.linear(o.hidden, o.kv_heads * self.size) for _ in range(2))
 
     def forward(self, y: Tensor, angles: Tensor) -> Tensor:
         """Attend to earlier tokens."""
-        rows, length, _ = y.shape
-        q, k, v = (each(y).view(rows, length, -1, self.size) for each in (self.q, self.k, self.v))
+        made = self.columns(y, self.q, self.k, self.v)
+        rows, length, _ = made[0].shape
+        q, k, v = (each.view(rows, length, -1, self.size) for each in made)
         q, k = (rotated(each, angles, self.o.rotary) for each in (q, k))
         if times := q.shape[2] // k.shape[2] - 1:
             wide = (rows, length, q.shape[2], self.size)
@@ -97,25 +208,34 @@ class Attention(nn.Module):  # type: ignore[misc]  # the same
                 each[:, :, :, None].expand(-1, -1, -1, times + 1, -1).reshape(wide)
                 for each in (k, v)
             )
-        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: Tensor = self.out(y.transpose(1, 2).reshape(rows, length, -1))
-        return out
+        y = self.attended(*(each.transpose(1, 2) for each in (q, k, v)))
+        return self.rows(y.transpose(1, 2).reshape(rows, length, -1), self.out)
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention itself."""
+        if self.o.attention == "flash":
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.o.checkpoint == "scores":
+            made: Tensor = checkpoint(with_softmax, q, k, v, use_reentrant=False)
+            return made
+        return with_softmax(q, k, v)
 
 
-class Network(nn.Module):  # type: ignore[misc]  # the same
+class Network(Split):
     """The perceptron of a layer."""
 
     def __init__(self, o: argparse.Namespace) -> None:
-        super().__init__()
-        linear = partial(nn.Linear, bias=False)
-        self.up, self.gate = linear(o.hidden, o.ffn), linear(o.hidden, o.ffn)
-        self.down = linear(o.ffn, o.hidden)
+        super().__init__(o)
+        self.up, self.down = self.linear(o.hidden, o.ffn), self.linear(o.ffn, o.hidden)
+        self.gate = self.linear(o.hidden, o.ffn) if o.mlp == "swiglu" else None
 
     def forward(self, y: Tensor) -> Tensor:
         """Two products, and one that gates."""
-        out: Tensor = self.down(functional.silu(self.gate(y)) * self.up(y))
-        return out
+        if self.gate is None:
+            (up,) = self.columns(y, self.up)
+            return self.rows(functional.gelu(up), self.down)
+        up, gate = self.columns(y, self.up, self.gate)
+        return self.rows(functional.silu(gate) * up, self.down)
 
 
 class Layer(nn.Module):  # type: ignore[misc]  # the same
@@ -172,36 +292,40 @@ def device_type() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def split_tensors(part: Part, mesh: DeviceMesh) -> None:
-    """Tensor and sequence parallelism of a stage."""
-    rows = Shard(1)
+def split_tensors(o: argparse.Namespace, part: Part, mesh: DeviceMesh) -> None:
+    """Tensor parallelism of a stage, with sequence parallelism of what lies between."""
+    rows: Any = Shard(1) if o.split == "sequence" else Replicate()
     ends: dict[str, Any] = {}
     if part.embedding is not None:
         ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=rows)
     if part.head is not None:
-        ends["norm"] = SequenceParallel()
         ends["head"] = ColwiseParallel(
             input_layouts=rows, output_layouts=Shard(-1), use_local_output=False
         )
+        if o.split == "sequence":
+            ends["norm"] = SequenceParallel()
     parallelize_module(part, mesh, ends)
-    columns = {name: ColwiseParallel() for name in ("q", "k", "v")}
+    names = {"attention": ("q", "k", "v"), "network": ("up", "gate")}
     for layer in part.layers:
         plan: dict[str, Any] = {
-            "norm_1": SequenceParallel(),
-            "norm_2": SequenceParallel(),
-            "attention": PrepareModuleInput(
-                input_layouts=(rows, None), desired_input_layouts=(Replicate(), None)
-            ),
-            **{f"attention.{name}": way for name, way in columns.items()},
-            "attention.out": RowwiseParallel(output_layouts=rows),
-            "network": PrepareModuleInput(
-                input_layouts=(rows,), desired_input_layouts=(Replicate(),)
-            ),
-            "network.up": ColwiseParallel(),
-            "network.gate": ColwiseParallel(),
-            "network.down": RowwiseParallel(output_layouts=rows),
+            f"{kind}.{name}": ColwiseParallel()
+            for kind, columns in names.items()
+            for name in columns
+            if getattr(getattr(layer, kind), name) is not None
         }
+        for name in ("attention.out", "network.down"):
+            plan[name] = RowwiseParallel(output_layouts=rows)
+        if o.split == "sequence":
+            plan |= {"norm_1": SequenceParallel(), "norm_2": SequenceParallel()}
+        if o.float8 == "no":  # else rows are gathered in that type
+            plan["attention"] = PrepareModuleInput(
+                input_layouts=(rows, None), desired_input_layouts=(Replicate(), None)
+            )
+            plan["network"] = PrepareModuleInput(
+                input_layouts=(rows,), desired_input_layouts=(Replicate(),)
+            )
         parallelize_module(layer, mesh, plan)
+        layer.attention.group = layer.network.group = mesh.get_group().group_name
 
 
 def build(o: argparse.Namespace, stage: int, stages: int, mesh: DeviceMesh) -> Part:
@@ -212,7 +336,7 @@ def build(o: argparse.Namespace, stage: int, stages: int, mesh: DeviceMesh) -> P
         part = Part(o, stage, stages)
     torch.set_default_dtype(default)
     if o.tp > 1:
-        split_tensors(part, mesh["tp"])
+        split_tensors(o, part, mesh["tp"])
     if o.compile == "yes":
         part.be_compiled()
     if o.data == "fsdp":
@@ -357,7 +481,7 @@ def pipelined(
 
 
 def main() -> None:
-    o = options()
+    o = options(SIZES, CHOICES)
     dist.init_process_group()
     train(o)
     dist.destroy_process_group()

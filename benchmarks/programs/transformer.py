@@ -6,7 +6,7 @@ reduced, and which optimiser steps.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 KEEP, AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default)  # noqa: SLF001  # its name
 SIZES = {
     "layers": 2, "hidden": 256, "heads": 4, "kv-heads": 4, "ffn": 1024, "vocab": 1024,
     "sequence": 256, "batch": 1, "accumulate": 1, "steps": 3,
@@ -32,16 +33,21 @@ CHOICES = {
     "rotary": ("complex", "fused", "no"), "checkpoint": ("none", "selective", "full"),
     "parallel": ("fsdp", "ddp", "no"), "optimizer": ("foreach", "fused", "single"),
     "tie": ("no", "yes"), "masters": ("no", "yes"), "compile": ("no", "yes"),
-    "float8": ("no", "yes"),
+    "float8": ("no", "yes"), "logits": ("kept", "freed"),
 }  # fmt: skip
 
 
-def options(words: Sequence[str] | None = None) -> argparse.Namespace:
+def options(
+    sizes: Mapping[str, int] = SIZES,
+    choices: Mapping[str, Sequence[str]] = CHOICES,
+    words: Sequence[str] | None = None,
+) -> argparse.Namespace:
+    """Options of these names; the first choice is the default. `parallel.py` has others."""
     parser = argparse.ArgumentParser()
-    for name, default in SIZES.items():
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name, choices in CHOICES.items():
-        parser.add_argument(f"--{name}", choices=choices, default=choices[0])
+    for name, values in choices.items():
+        parser.add_argument(f"--{name}", choices=values, default=values[0])
     return parser.parse_args(words)
 
 
@@ -185,14 +191,19 @@ class Layer(nn.Module):  # type: ignore[misc]  # the same
 
 
 def selective() -> Any:
-    """Selective checkpointing as in torchtitan: attention is kept, and each second product."""
+    """Selective checkpointing as in torchtitan.
+
+    Attention is kept, each second product, and the sums of tensor parallelism. Products in float8
+    count, since torchao's tensors call `mm`.
+    """
     count = {False: 0, True: 0}
 
     def choose(context: Any, function: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        if function is torch.ops.aten.mm.default:
+        if function in PRODUCTS:
             count[context.is_recompute] += 1
             return KEEP if count[context.is_recompute] % 2 else AGAIN
-        return KEEP if "attention" in str(function) else AGAIN
+        is_kept = any(part in str(function) for part in ("attention", "reduce_scatter"))
+        return KEEP if is_kept else AGAIN
 
     return create_selective_checkpoint_contexts(choose)
 
@@ -243,6 +254,17 @@ def build(o: argparse.Namespace, device: str, mesh: Any) -> nn.Module:
     return model
 
 
+def forward(
+    o: argparse.Namespace, model: nn.Module, tokens: Tensor, angles: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The loss, and logits in f32 if they live on in backward; torchtitan frees them before."""
+    if o.logits == "freed":
+        logits = model(tokens, angles)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()), None
+    logits = model(tokens, angles).flatten(0, 1).float()
+    return functional.cross_entropy(logits, tokens.flatten()), logits
+
+
 def train(o: argparse.Namespace, device: str, mesh: Any = None) -> None:
     model = build(o, device, mesh)
     weights = list(model.parameters())
@@ -260,9 +282,9 @@ def train(o: argparse.Namespace, device: str, mesh: Any = None) -> None:
         for part in range(o.accumulate):
             if o.parallel == "ddp":
                 model.require_backward_grad_sync = part == o.accumulate - 1
-            logits = model(tokens, angles).flatten(0, 1).float()
-            functional.cross_entropy(logits, tokens.flatten()).backward()
-            del logits
+            loss, _logits = forward(o, model, tokens, angles)
+            loss.backward()
+            del _logits
             if o.masters == "yes":
                 for each, weight in zip(stepped, weights, strict=True):
                     each.grad.add_(weight.grad)

@@ -158,6 +158,22 @@ def test_todays_torchtitan_is_predicted_on_an_h100(
     assert found["peak_active_bytes"] < found["capacity_bytes"] / 2
 
 
+@pytest.mark.timeout(PATIENCE_S)
+def test_torchtitans_70b_with_tensor_parallelism_is_predicted(tmp_path: Path) -> None:
+    need_titan("0.3")
+    write_titans_files(tmp_path)
+
+    found = predicted(
+        tmp_path, PROGRAMS / "titan.py", "--module=llama3", "--config=llama3_70b",
+        "--training.steps=3", "--hf_assets_path=tests/assets/tokenizer",
+        "--dataloader.dataset=c4_test", "--parallelism.spmd_backend=partial_dtensor",
+        "--parallelism.tensor_parallel_degree=8", ranks=64,
+    )  # fmt: skip
+
+    assert found["checked_ranks"] < 10
+    assert found["exposed_communication_by_kind_s"]
+
+
 def test_torchtitan_of_before_is_predicted_on_an_h100(tmp_path: Path) -> None:
     need_titan("0.2")
     write_titans_files(tmp_path)
@@ -176,6 +192,25 @@ def test_a_trainer_with_fsdp_is_predicted_on_an_h100(tmp_path: Path) -> None:
 
     assert found["checked_ranks"] == 2
     assert found["communication_s"] > 0
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize(
+    ("program", "package", "kinds"),
+    [
+        ("megatron_gpt.py", "megatron.core", {"all_reduce", "reduce_scatter", "all_gather"}),
+        ("lightning_fsdp.py", "lightning", {"reduce_scatter", "all_gather"}),
+    ],
+)
+def test_a_client_that_splits_weights_is_predicted_on_an_h100(
+    program: str, package: str, kinds: set[str], tmp_path: Path
+) -> None:
+    pytest.importorskip(package)
+
+    found = predicted(tmp_path, PROGRAMS / program, ranks=8)
+
+    assert kinds <= found["exposed_communication_by_kind_s"].keys()
+    assert found["peak_active_bytes"] < found["peak_reserved_bytes"] < found["capacity_bytes"]
 
 
 def need_titan(release: str) -> None:

@@ -97,11 +97,11 @@ def pipeline(shaped: str = "", given: str = NUMBERS, finished: str = "") -> str:
 LAYOUTS = {
     "fsdp2": ("shard(model, mesh_of(dp=size)); train(model)", 2, 1),
     "ddp": ("train(nn.parallel.DistributedDataParallel(model))", 2, 1),
-    "hsdp": ("shard(model, mesh_of(replicas=2, dp=8)); train(model)", 5, 1),
+    "hsdp": ("shard(model, mesh_of(replicas=2, dp=size // 2)); train(model)", 5, 1),
     "tp": ("cut(model, mesh_of(tp=size)); train(model)", 2, 1),
     "tp x fsdp": (
         """
-mesh = mesh_of(dp=4, tp=4)
+mesh = mesh_of(dp=size // 4, tp=4)
 cut(model, mesh["tp"])
 shard(model, mesh["dp"])
 train(model)
@@ -113,7 +113,7 @@ train(model)
         """
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-mesh = mesh_of(dp=4, ep=4)
+mesh = mesh_of(dp=size // 4, ep=4)
 experts, equal = mesh["ep"].get_group(), [2] * 4
 
 
@@ -132,7 +132,7 @@ train(nn.Sequential(model, Routed()), group=mesh["dp"].get_group())
     ),
     "cp": (
         """
-mesh = mesh_of(dp=4, cp=4)
+mesh = mesh_of(dp=size // 4, cp=4)
 ring, at = mesh["cp"].get_group(), mesh["cp"].get_local_rank()
 
 def passed_on(x):
@@ -155,6 +155,9 @@ train(model, attention, group=mesh["dp"].get_group())
     ),
 }  # fmt: skip
 """By name: a program, how many of 16 ranks run, and in how many classes."""
+
+LARGER = [("hsdp", (32, 5, 1)), ("ddp", (32, 2, 1)), ("tp x fsdp", (64, 5, 1))]
+"""The same of other numbers of ranks: how many there are, how many run, classes."""
 
 ODD = {
     "collective of rank 0": (
@@ -195,24 +198,29 @@ if at == 0:
 
 @pytest.fixture(scope="module")
 def machine(preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A switch with 16 devices."""
-    path = tmp_path_factory.mktemp("machine") / "switch16.yaml"
-    words = ("sim", "topology", "switch8", "--set", "system.sips.count=16", "--yaml")
+    """A switch with 64 devices."""
+    path = tmp_path_factory.mktemp("machine") / "switch64.yaml"
+    words = ("sim", "topology", "switch8", "--set", "system.sips.count=64", "--yaml")
     path.write_text(preloaded.run(*words).stdout)
     return f"sim:{path}"
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [*((name, (16, *counts)) for name, (_, *counts) in LAYOUTS.items()), *LARGER],
+    ids=[*LAYOUTS, *(f"{name} on {counts[0]}" for name, counts in LARGER)],
+)
 def test_prediction_of_layout_is_the_same_with_classes_and_with_every_rank(
-    name: str, machine: str, tmp_path: Path
+    name: str, counts: tuple[int, int, int], machine: str, tmp_path: Path
 ) -> None:
-    program, checked, classes = LAYOUTS[name]
+    program, *_ = LAYOUTS[name]
+    ranks, checked, classes = counts
 
-    few = predicted(machine, tmp_path, program)
-    every = predicted(machine, tmp_path, program, every_rank=True)
+    few = predicted(machine, tmp_path, program, ranks)
+    every = predicted(machine, tmp_path, program, ranks, every_rank=True)
 
     assert (few["checked_ranks"], len(few["classes"])) == (checked, classes)
-    assert (every["checked_ranks"], every["classes"]) == (16, None)
+    assert (every["checked_ranks"], every["classes"]) == (ranks, None)
     assert answers(few) == pytest.approx(answers(every), rel=1e-9)
 
 
@@ -263,11 +271,13 @@ def answers(figures: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def predicted(machine: str, tmp_path: Path, program: str, **options: Any) -> dict[str, Any]:
+def predicted(
+    machine: str, tmp_path: Path, program: str, ranks: int = 16, **options: Any
+) -> dict[str, Any]:
     def train() -> None:
         exec(compile(BEGIN + program, "program.py", "exec"), {"__name__": "__main__"})
 
     path = tmp_path / "p.json"
-    rankwise.run(train, (), 16, on=machine, timing_only=True, prediction=path, **options)
+    rankwise.run(train, (), ranks, on=machine, timing_only=True, prediction=path, **options)
     figures: dict[str, Any] = json.loads(path.read_text())
     return figures

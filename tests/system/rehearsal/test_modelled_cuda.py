@@ -88,6 +88,9 @@ print(torch.zeros(2, device=0).tolist(), torch.ones(2).tolist())
 torch.set_default_device("cpu")
 generator = torch.Generator(device="cuda").manual_seed(1)
 assert isinstance(generator, torch.Generator)
+assert len(torch.cuda.default_generators) == 2
+torch.cuda.default_generators[1].manual_seed(3)  # as megatron-core does
+assert torch.cuda.default_generators[1].initial_seed() == 3
 file = io.BytesIO()
 torch.save({"weights": torch.randn(2, generator=generator, device="cuda")}, file)
 file.seek(0)

@@ -548,16 +548,25 @@ def replay(trace: list[dict[str, Any]], settings: AllocatorSettings) -> CachingA
     """What an allocator does with the requests of a recorded trace (`device_traces[0]`).
 
     Blocks that were there before the recording began are unknown: their ends are left out.
+    Segments that the program returned (`torch.cuda.empty_cache()`) are returned here, too.
     """
     allocator = CachingAllocator(settings)
     blocks: dict[int, CachedBlock] = {}
+    before = ""
     for entry in trace:
         address, action = entry["addr"], entry["action"]
         if action == "alloc":
             blocks[address] = allocator.allocate(entry["size"], entry["stream"])
         elif action == "free_completed" and address in blocks:
             allocator.free(blocks.pop(address))
+        elif action in _RETURNS and before not in _RETURNS:
+            allocator.empty_cache()
+        before = action
     return allocator
+
+
+_RETURNS = frozenset({"segment_free", "segment_unmap"})
+"""An emptied cache leaves one of these for each segment, or each run of pages."""
 
 
 def _rounded_up(size: int, step: int) -> int:

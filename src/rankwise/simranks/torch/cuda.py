@@ -265,12 +265,33 @@ def _answers(value: Any = None) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _cpu_random_state(*_: Any) -> Tensor:
+def _cpu_random_state(*_: Any, **__: Any) -> Tensor:
     return torch.get_rng_state()
 
 
 def _cpu_random_states() -> list[Tensor]:
     return [torch.get_rng_state() for _ in range(_count())]
+
+
+class _DefaultGenerators:
+    """`torch.cuda.default_generators`: one of the CPU for each device, of each rank its own."""
+
+    def __len__(self) -> int:
+        """How many devices there are."""
+        return int(_count())
+
+    def __getitem__(self, index: int) -> torch.Generator:
+        """That of a device; what a rank draws without a generator does not change with it."""
+        rank = running_rank()
+        made = {} if rank is None else rank.own_state.setdefault(_GENERATORS, {})
+        place = range(len(self))[index]
+        if place not in made:
+            made[place] = torch.Generator()
+        generator: torch.Generator = made[place]
+        return generator
+
+
+_GENERATORS = "generators of devices"
 
 
 def _unless_torch_asks(name: str, original: Any, modelled: Callable[..., Any]) -> Any:
@@ -297,7 +318,7 @@ _NAMES: dict[str, Any] = {
     "_lazy_init": _initialised, "device": DeviceGuard, "get_device_properties": _properties,
     "get_device_name": _name,
     "get_device_capability": _capability,
-    **_MEMORY, "get_rng_state": _cpu_random_state,
+    **_MEMORY, "get_rng_state": _cpu_random_state, "default_generators": _DefaultGenerators(),
     "Stream": Stream, "Event": Event, "current_stream": _on_device(streams.current_stream),
     "default_stream": _on_device(streams.default_stream), "stream": streams.InStream,
     "set_stream": streams.use_stream, "synchronize": streams.synchronize,

@@ -231,6 +231,88 @@ def test_steps_in_expandable_segments_reserve_what_torchs_rules_say() -> None:
     assert recorded(EXPANDABLE).reserved.current == (6 * 20 + 2 + 2 * 20) * MIB
 
 
+WRITTEN_BY_HAND = """
+segment_alloc   A       48    0
+alloc           A       48    0  weights
+segment_alloc   B       20    0
+alloc           B       3     0  17 MiB are left over
+alloc           B+3     12    0  of these 17, and 2 are left
+segment_alloc   C       12    0
+alloc           C       12    0
+free_requested  B+3     12    0
+free_completed  B+3     12    0  it joins the 2: 17 MiB are free again
+free_requested  C       12    0
+free_completed  C       12    0
+alloc           C       11.5  0  half a MiB is too little to be cut off
+segment_alloc   D       20    1
+alloc           D       4     1
+free_requested  D       4     1
+free_completed  D       4     1
+segment_free    D       20    1  an emptied cache; B has a block in use
+segment_alloc   E       30    0
+alloc           E       30    0
+free_requested  E       30    0
+free_completed  E       30    0
+alloc           B+3     16    0  the smallest that fits, of 17 MiB, whole
+alloc           E       20    0
+alloc           E+20    9     0  of 10 MiB, whole
+segment_alloc   F       20    0
+alloc           F       9     0
+"""
+IN_PAGES_BY_HAND = """
+segment_map     A       60    0  three pages of 20 MiB
+alloc           A       48    0
+alloc           A+48    3     0
+segment_map     A+60    40    0  9 MiB are left, 21 more are two pages
+alloc           A+51    30    0
+free_requested  A+48    3     0
+free_completed  A+48    3     0
+segment_map     A+100   20    0
+alloc           A+81    25    0
+free_requested  A+51    30    0
+free_completed  A+51    30    0  with the 3 MiB before it, 33 are free
+alloc           A+48    33    0
+segment_map     B       40    1
+alloc           B       25    1
+free_requested  B       25    1
+free_completed  B       25    1
+segment_unmap   B       40    1  an emptied cache; of A no whole page is free
+segment_map     B       40    1
+alloc           B       25    1
+segment_map     A+120   60    0
+alloc           A+106   60    0
+"""
+
+
+def trace_of(written: str) -> list[dict[str, Any]]:
+    """The trace of a snapshot: action, place, MiB, stream, and a note."""
+    trace = []
+    for line in written.strip().splitlines():
+        action, place, size, stream, *_ = line.split()
+        segment, _, offset = place.partition("+")
+        address = (ord(segment) << 40) + int(offset or 0) * MIB
+        entry = {"action": action, "addr": address, "size": int(float(size) * MIB)}
+        trace.append({**entry, "stream": int(stream)})
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("written", "config", "reserved"),
+    [(WRITTEN_BY_HAND, AllocatorSettings(), 130), (IN_PAGES_BY_HAND, EXPANDABLE, 220)],
+)
+def test_snapshot_that_is_written_by_hand_from_torchs_source_reserves_the_same(
+    written: str, config: AllocatorSettings, reserved: int
+) -> None:
+    trace = trace_of(written)
+    taken = [each["size"] for each in trace if each["action"] in {"segment_alloc", "segment_map"}]
+    given = [each["size"] for each in trace if each["action"] in {"segment_free", "segment_unmap"}]
+
+    again = replay(trace, config)
+
+    assert again.reserved.current == sum(taken) - sum(given) == reserved * MIB
+    assert again.reserved.peak == reserved * MIB
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("config", [AllocatorSettings(), EXPANDABLE])
 def test_snapshot_is_read_by_torchs_own_visualizer(config: AllocatorSettings) -> None:
