@@ -135,6 +135,22 @@ class QueuedClock(RankClock):
         """The number of one of its lanes."""
         return self._lanes.index(lane)
 
+    def lane_with(self, number: int) -> Lane:
+        """The lane that has this number."""
+        return self._lanes[number]
+
+    def use_lane(self, lane: Lane) -> None:
+        """Give a lane what is launched from now on."""
+        if self.recording is not None:
+            self.recording.note_lane(self.number_of(lane))
+        self.lane = lane
+
+    def be_launched(self, moment: "Moment") -> None:
+        """An event does not happen before the host has recorded it, which is now."""
+        if self.recording is not None:
+            self.recording.note_launched(moment)
+        moment.ends_at = max(moment.ends_at, self.time)
+
     def new_lane(self) -> Lane:
         """Another stream, which has nothing to do yet; a CPU has one."""
         if self._is_host:
@@ -145,6 +161,8 @@ class QueuedClock(RankClock):
 
     def compute(self, priced: PricedWork) -> None:
         """Launch an operation."""
+        if self.recording is not None:
+            self.recording.note_work(priced)
         self._launch(self._launches.of(priced.work))
         if self.captured is None:
             self.compute_again(priced)
@@ -166,6 +184,8 @@ class QueuedClock(RankClock):
 
     def begin_capture(self) -> None:
         """What the device is given from now on belongs to a graph, which begins on this lane."""
+        if self.recording is not None:
+            self.recording.refuse("it captures a graph")
         super().begin_capture()
         self._captured_on = self.lane
 
@@ -174,6 +194,8 @@ class QueuedClock(RankClock):
         captured_on, replay_all = self._captured_on, super().end_capture()
 
         def replay() -> None:
+            if self.recording is not None:
+                self.recording.refuse("it replays a graph")
             self._replayed = captured_on, self.lane
             try:
                 replay_all()
@@ -211,10 +233,14 @@ class QueuedClock(RankClock):
     def note_free(self) -> None:
         """An operation has no kernel: a view, a query, a new tensor."""
         self.time += self._launches.view
+        if self.recording is not None:
+            self.recording.note_time(self._launches.view)
 
     def note_subclass(self) -> None:
         """An operation goes by a tensor subclass first, such as a DTensor."""
         self.time += self._launches.dtensor
+        if self.recording is not None:
+            self.recording.note_time(self._launches.dtensor)
 
     def note_taken(self, size: int) -> None:
         """A tensor takes memory: the processor maps and zeroes what of it is new."""
@@ -249,6 +275,8 @@ class QueuedClock(RankClock):
 
     def wait(self, passage: Passage) -> None:
         """Let the present lane go on when an operation is over; the host goes on at once."""
+        if self.recording is not None:
+            self.recording.note_wait(passage)
         ends_at = passage.ends_at
         if self._shared and passage.begins_at < self.lane.ends_at and not passage.is_paid:
             # What its threads did while the lane computed, they did on the lane's processor.
@@ -260,6 +288,8 @@ class QueuedClock(RankClock):
     def mark(self, lane: Lane, moment: Moment | None = None) -> Moment:
         """When a lane has done what it has been given until now."""
         moment = moment or Moment()
+        if self.recording is not None:
+            self.recording.note_mark(self.number_of(lane), moment)
         if self.captured is not None:
             self.captured.append(partial(self._mark, lane, moment))
         self._mark(lane, moment)
@@ -271,6 +301,8 @@ class QueuedClock(RankClock):
 
     def let_wait(self, lane: Lane, moment: Moment) -> None:
         """Let a lane go on at an instant at which an event of another happens."""
+        if self.recording is not None:
+            self.recording.note_let_wait(lane, self.number_of(lane), moment)
         if self.captured is not None:
             self.captured.append(partial(self._let_wait_again, lane, moment))
             return
@@ -317,6 +349,8 @@ class QueuedClock(RankClock):
 
     def synchronize(self, until: int | None = None) -> None:
         """Let the host wait for an instant of its device; for the end of all lanes if not given."""
+        if self.recording is not None:
+            self.recording.note_synchronize(until)
         self.time = max(self.time, self.latest if until is None else until)
 
     def _launch(self, cost: int) -> None:
@@ -328,7 +362,7 @@ class QueuedClock(RankClock):
     def _begin(self, lane: Lane) -> int:
         """When what has been launched now begins."""
         begun = max(lane.ends_at, self.time)
-        if lane is self.default_lane:
+        if lane is self.default_lane and begun > lane.ends_at:
             self._behind += begun - lane.ends_at
             self.bill.add(HOST, LAUNCHES, self.phase(), begun - lane.ends_at)
         return begun
