@@ -9,8 +9,8 @@ memory that is taken and given back. Storages, moments and collectives have numb
 from the first step of a recording on. So two recordings are equal if their steps are.
 
 A replay takes the steps one after the other. It does what the program would have done, to the
-clock, to the memory and in the groups, but it has no tensors. It has storages of its own: those that
-the forward part leaves are given back in the backward part, as in the recording.
+clock, to the memory and in the groups, but it has no tensors. It has storages of its own: those
+that the forward part leaves are given back in the backward part, as in the recording.
 
 What depends on more than the steps refuses the recording: a message, a sleep, a value that the
 program reads, memory from before that changes its size.
@@ -76,9 +76,17 @@ class StorageInUse(Protocol):
     size: int
     holder: "Holder | None"
 
-    def occupy(self) -> None: ...
-    def vacate(self) -> None: ...
-    def use(self, stream: int) -> None: ...
+    def occupy(self) -> None:
+        """Take memory."""
+        ...
+
+    def vacate(self) -> None:
+        """Give it back."""
+        ...
+
+    def use(self, stream: int) -> None:
+        """Note that another stream uses it."""
+        ...
 
 
 class Recording:

@@ -208,6 +208,7 @@ class _Microbatches:
             if kind != "full" or not self._is_whole or not self._has_gradients:
                 self._repetition.stop("microbatches of a pipeline are not equal")
             result = original(self._stage, kind, *args, **kwargs)
+            self._clock.time = repeated.ended_at  # the steps have what the engine does with grads
             repeated.close()
             return result
         recorded = self._open.pop(self.number, None)
@@ -295,7 +296,11 @@ class _Microbatches:
 
 
 class _Repeated:
-    """A microbatch that takes the steps of a recorded one."""
+    """A microbatch that takes the steps of a recorded one.
+
+    Attributes:
+        ended_at: the time of the host at the end of the latest part.
+    """
 
     def __init__(self, model: _Recorded, clock: QueuedClock) -> None:
         self._model = model
@@ -303,6 +308,7 @@ class _Repeated:
         self._replay = Replay(clock, self._make)
         self._wanted: dict[int, _Output] = {}
         self._made: dict[int, Tensor] = {}
+        self.ended_at = 0
 
     def forward(self) -> Any:
         """Take the steps of the forward part; returns its tensor."""
@@ -328,6 +334,7 @@ class _Repeated:
         self._wanted = {each.number: each for each in wanted}
         try:
             self._replay.take(self._model.steps, steps)
+            self.ended_at = self._clock.time
         except DeviceFull as full:
             rank = running_rank()
             assert rank is not None, "a rank takes them"

@@ -146,7 +146,7 @@ class TimingMode(ChargingMode):
             plan = self._plans[func] = _plan_of(func)
         kwargs = kwargs or {}
         taken = tensors_in((*args, *kwargs.values()) if kwargs else args)
-        if any([tensor.is_meta for tensor in taken]) or kwargs.get("device") == _META:
+        if any(tensor.is_meta for tensor in taken) or kwargs.get("device") == _META:
             return func(*args, **kwargs)
         found = [storage_of(tensor) for tensor in taken]
         if plan.is_real:
@@ -188,7 +188,7 @@ class TimingMode(ChargingMode):
     def _see(self, found: list[Storage | None], taken: list[Tensor]) -> None:
         """Note where the results lie, and whether they have numbers."""
         # What no operation has made has numbers: numpy's, say.
-        self._is_known = all([each is None or each.is_known for each in found])
+        self._is_known = all(each is None or each.is_known for each in found)
         hint = PLACEMENT.hint
         if hint is None or not PLACEMENT.names_cuda:
             places = [
