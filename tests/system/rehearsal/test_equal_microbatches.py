@@ -33,7 +33,7 @@ def train(schedule: str, oddity: str = "") -> int:
 
     calls = [0, 0]
 
-    class Stage(nn.Module):
+    class Stage(nn.Module):  # type: ignore[misc]  # torch is untyped here
         def __init__(self, place: int) -> None:
             super().__init__()
             self.table = nn.Embedding(512, WIDTH) if not place else None
@@ -87,9 +87,11 @@ def train(schedule: str, oddity: str = "") -> int:
     return calls[0]
 
 
-def predict(path: Path, *given: str, every_rank: bool) -> tuple[dict[str, Any], list[int]]:
+def predict(
+    path: Path, schedule: str, oddity: str = "", *, every_rank: bool
+) -> tuple[dict[str, Any], list[int]]:
     calls = rankwise.run(
-        train, given, 4, on="sim:h100-sxm", timing_only=True, every_rank=every_rank,
+        train, (schedule, oddity), 4, on="sim:h100-sxm", timing_only=True, every_rank=every_rank,
         prediction=path,
     )  # fmt: skip
     return json.loads(path.read_text()), [each for each in calls if each]

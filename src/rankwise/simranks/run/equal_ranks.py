@@ -24,8 +24,10 @@ def run_equals_once(
             say(f"{choice.why}; all {size:,} are run")
             make = partial(make, every_rank=True, repeats=choice.repeats)
             done = run_in_order(make, order, again, say)
-            if done.run.following(done.outcome) is None:
+            again_for = done.run.following(done.outcome)
+            if again_for is None:
                 return done
+            say(f"{again_for.why}: all are run, from the start")
             return run_in_order(partial(make, repeats=False), order, again, say)
         say(f"{choice.why}: {count:,} of {size:,} are run, from the start")
         done = run_in_order(partial(make, choice=choice), order, again, say)

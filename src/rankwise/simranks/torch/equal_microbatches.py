@@ -25,7 +25,13 @@ from torch.nn.parallel import DistributedDataParallel
 from rankwise.simranks.prediction.device_memory import DeviceFull
 from rankwise.simranks.prediction.holders import Holder
 from rankwise.simranks.prediction.queued_clocks import QueuedClock
-from rankwise.simranks.prediction.recordings import Recording, Repetition, Replay, StorageInUse
+from rankwise.simranks.prediction.recordings import (
+    Recording,
+    Repetition,
+    Replay,
+    StorageInUse,
+    are_alike,
+)
 from rankwise.simranks.torch.cuda_graphs import WITHOUT_DATA
 from rankwise.simranks.torch.storages import Storage, hold, storage_of
 from rankwise.simranks.world.world import running_rank
@@ -149,7 +155,7 @@ class _Recorded:
         """Whether the forward parts are equal."""
         if self.output is None or other.output is None:
             return False
-        is_equal = self.steps.forward == other.steps.forward
+        is_equal = are_alike(self.steps.forward, other.steps.forward)
         return is_equal and self.output.described() == other.output.described()
 
     def is_equal_to(self, other: "_Recorded") -> bool:
@@ -157,11 +163,11 @@ class _Recorded:
         if self.grads is None or other.grads is None:
             return False
         ones, others = (
-            [each and each.described() for each in of] for of in (self.grads, other.grads)
+            [None if each is None else each.described() for each in grads]
+            for grads in (self.grads, other.grads)
         )
-        return (
-            self.is_like(other) and ones == others and self.steps.backward == other.steps.backward
-        )
+        is_equal = self.is_like(other) and ones == others
+        return is_equal and are_alike(self.steps.backward, other.steps.backward)
 
 
 class _Microbatches:
