@@ -95,7 +95,7 @@ def repeat_equal_microbatches(repetition: Repetition) -> Callable[[], None]:
     return stack.close
 
 
-class _Output:
+class _StageOutput:
     """The tensor that a stage gives, as it is made again.
 
     Raises:
@@ -141,8 +141,8 @@ class _Recorded:
 
     def __init__(self, clock: QueuedClock) -> None:
         self.steps = Recording(clock)
-        self.output: _Output | None = None
-        self.grads: list[_Output | None] | None = None
+        self.output: _StageOutput | None = None
+        self.grads: list[_StageOutput | None] | None = None
         self.begun = False
 
     def begin_backward(self) -> None:
@@ -312,7 +312,7 @@ class _Repeated:
         self._model = model
         self._clock = clock
         self._replay = Replay(clock, self._make)
-        self._wanted: dict[int, _Output] = {}
+        self._wanted: dict[int, _StageOutput] = {}
         self._made: dict[int, Tensor] = {}
         self.ended_at = 0
 
@@ -336,7 +336,7 @@ class _Repeated:
         """Give back what is left."""
         self._replay.close()
 
-    def _take(self, steps: Any, wanted: list[_Output]) -> None:
+    def _take(self, steps: Any, wanted: list[_StageOutput]) -> None:
         self._wanted = {each.number: each for each in wanted}
         try:
             self._replay.take(self._model.steps, steps)
@@ -385,10 +385,10 @@ def _microbatches_of(stage: Any, repetition: Repetition) -> _Microbatches | None
     return found
 
 
-def _output_of(recording: Recording, tensor: Any) -> _Output | None:
+def _output_of(recording: Recording, tensor: Any) -> _StageOutput | None:
     """How a tensor is made again; None, and a refusal, if that is not possible."""
     try:
-        return _Output(recording, tensor)
+        return _StageOutput(recording, tensor)
     except ValueError as error:
         recording.refuse(str(error))
         return None
