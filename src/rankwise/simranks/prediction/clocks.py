@@ -42,6 +42,7 @@ from rankwise.simranks.prediction.device_memory import DeviceMemory
 from rankwise.simranks.prediction.machines.catalogue import MachineTopology
 from rankwise.simranks.prediction.machines.device import DevicePrices
 from rankwise.simranks.prediction.machines.fabric import FabricPrices
+from rankwise.simranks.prediction.recordings import Recording, Repetition
 from rankwise.simranks.prediction.useful_work import Achieved, UsefulWork
 from rankwise.simranks.world.collective_groups import CollectiveGroup
 from rankwise.simranks.world.equals import Equals, RankChoice, kind_of_group
@@ -126,6 +127,7 @@ class RankClock:
         record: keeps the numbers that the program asks for, if that is wanted.
         captured: what a graph under capture gets: what its replay has the device do; else None.
         trail: what it has computed, and the bytes of what it has communicated, if that is compared.
+        recording: notes what it does, while a microbatch is recorded; else None.
         carry_out, deliver: those of the prediction.
     """
 
@@ -145,6 +147,7 @@ class RankClock:
         self.record = prediction.record
         self.captured: list[Callable[[], object]] | None = None
         self.trail = None if prediction.equals is None else Trail(prediction.done)
+        self.recording: Recording | None = None
         self._prediction = prediction
         self.carry_out, self.deliver = prediction.carry_out, prediction.deliver
         self._times = prediction.costs.times(number)
@@ -249,6 +252,8 @@ class RankClock:
         self, load: Any, size: int, call: CallSignature, ranks: tuple[int, ...], at: int
     ) -> Passage:
         """The same of a message in a group: its members are the stages of a pipeline."""
+        if self.recording is not None:
+            self.recording.refuse("it has messages")
         if ranks not in self._prediction.pipelines:
             self._prediction.pipelines[ranks] = {rank: at for at, rank in enumerate(ranks)}
         return self.come(load, size, call, ranks, at)
@@ -302,6 +307,8 @@ class RankClock:
 
     def oversleep(self, nanoseconds: int) -> None:
         """Let time pass that the world knows of."""
+        if self.recording is not None:
+            self.recording.refuse("it sleeps")
         duration = max(nanoseconds, 0) * PICOSECONDS_PER_NANOSECOND
         self._prediction.log(self, "Wait", "sleeps", self.time, self.time + duration)
         self._asleep += duration
@@ -415,6 +422,7 @@ class Prediction:
         keeps_log: see the arguments.
         size: how many ranks the last attempt has.
         equals: which ranks are simulated, if the others do the same.
+        repetition: whether equal microbatches are carried out once.
         done: all that ranks have done, if they are compared: each has a number.
         pipelines: the groups whose members send messages, and the places of these in them.
         record: keeps the numbers that programs ask for, if that is wanted.
@@ -446,6 +454,7 @@ class Prediction:
         self.keeps_log = keeps_log
         self.values: ValuePolicy | None = None
         self.equals: Equals | None = None
+        self.repetition = Repetition()
         self.done: dict[Done, int] = {}
         self.pipelines: dict[tuple[int, ...], dict[int, int]] = {}
         self.record: ValueRecord | None = None

@@ -146,6 +146,22 @@ class QueuedClock(RankClock):
         """The number of one of its lanes."""
         return self._lanes.index(lane)
 
+    def lane_with(self, number: int) -> Lane:
+        """The lane that has this number."""
+        return self._lanes[number]
+
+    def use_lane(self, lane: Lane) -> None:
+        """Give a lane what is launched from now on."""
+        if self.recording is not None:
+            self.recording.note_lane(self.number_of(lane))
+        self.lane = lane
+
+    def be_launched(self, moment: "Moment") -> None:
+        """An event does not happen before the host has recorded it, which is now."""
+        if self.recording is not None:
+            self.recording.note_launched(moment)
+        moment.ends_at = max(moment.ends_at, self.time)
+
     def new_lane(self) -> Lane:
         """Another stream, which has nothing to do yet; a CPU has one."""
         if self._is_host:
@@ -156,6 +172,8 @@ class QueuedClock(RankClock):
 
     def compute(self, priced: PricedWork) -> None:
         """Launch an operation."""
+        if self.recording is not None:
+            self.recording.note_work(priced)
         self._launch(self._launches.of(priced.work))
         if self.captured is None:
             self.compute_again(priced)
@@ -177,6 +195,8 @@ class QueuedClock(RankClock):
 
     def begin_capture(self) -> None:
         """What the device is given from now on belongs to a graph, which begins on this lane."""
+        if self.recording is not None:
+            self.recording.refuse("it captures a graph")
         super().begin_capture()
         self._captured_on = self.lane
 
@@ -185,6 +205,8 @@ class QueuedClock(RankClock):
         captured_on, replay_all = self._captured_on, super().end_capture()
 
         def replay() -> None:
+            if self.recording is not None:
+                self.recording.refuse("it replays a graph")
             self._replayed = captured_on, self.lane
             try:
                 replay_all()
@@ -222,11 +244,16 @@ class QueuedClock(RankClock):
     def note_free(self) -> None:
         """An operation has no kernel: a view, a query, a new tensor."""
         self.time += self._launches.view
+        if self.recording is not None:
+            self.recording.note_time(self._launches.view)
 
     def note_subclass(self) -> None:
         """An operation goes by a tensor subclass first, such as a DTensor."""
         launches = self._launches
-        self.time += launches.dtensor_update if self.is_updating else launches.dtensor
+        cost = launches.dtensor_update if self.is_updating else launches.dtensor
+        self.time += cost
+        if self.recording is not None:
+            self.recording.note_time(cost)
 
     def note_taken(self, block: object, size: int) -> None:
         """A tensor takes memory: the processor maps and zeroes what of it is new."""
@@ -270,6 +297,8 @@ class QueuedClock(RankClock):
 
     def wait(self, passage: Passage) -> None:
         """Let the present lane go on when an operation is over; the host goes on at once."""
+        if self.recording is not None:
+            self.recording.note_wait(passage)
         ends_at = passage.ends_at
         if self._shared and passage.begins_at < self.lane.ends_at and not passage.is_paid:
             # What its threads did while the lane computed, they did on the lane's processor.
@@ -281,6 +310,8 @@ class QueuedClock(RankClock):
     def mark(self, lane: Lane, moment: Moment | None = None) -> Moment:
         """When a lane has done what it has been given until now."""
         moment = moment or Moment()
+        if self.recording is not None:
+            self.recording.note_mark(self.number_of(lane), moment)
         if self.captured is not None:
             self.captured.append(partial(self._mark, lane, moment))
         self._mark(lane, moment)
@@ -292,6 +323,8 @@ class QueuedClock(RankClock):
 
     def let_wait(self, lane: Lane, moment: Moment) -> None:
         """Let a lane go on at an instant at which an event of another happens."""
+        if self.recording is not None:
+            self.recording.note_let_wait(lane, self.number_of(lane), moment)
         if self.captured is not None:
             self.captured.append(partial(self._let_wait_again, lane, moment))
             return
@@ -340,6 +373,8 @@ class QueuedClock(RankClock):
 
     def synchronize(self, until: int | None = None) -> None:
         """Let the host wait for an instant of its device; for the end of all lanes if not given."""
+        if self.recording is not None:
+            self.recording.note_synchronize(until)
         self.time = max(self.time, self.latest if until is None else until)
 
     def _launch(self, cost: int) -> None:
@@ -351,7 +386,7 @@ class QueuedClock(RankClock):
     def _begin(self, lane: Lane) -> int:
         """When what has been launched now begins."""
         begun = max(lane.ends_at, self.time)
-        if lane is self.default_lane:
+        if lane is self.default_lane and begun > lane.ends_at:
             self._behind += begun - lane.ends_at
             self.bill.add(HOST, LAUNCHES, self.phase(), begun - lane.ends_at)
         return begun

@@ -58,10 +58,15 @@ class UsefulWork:
         """Count an operation of the matrix engine, which takes so long at the peak."""
         self._all_flops += work.flops
         self._all_peak += at_peak
-        if not self.is_repeated:
+        if self.is_repeated:
+            return
+        if "attention" in work.name:
             share = model_share(work)
             self._model_flops += int(work.flops * share)
             self._model_peak += int(at_peak * share)
+        else:  # most are, and arithmetic of fractions is slow
+            self._model_flops += work.flops
+            self._model_peak += at_peak
 
     def count_lookups(self, embedding: Any, count: int) -> None:
         """Count indices that are looked up in an embedding."""

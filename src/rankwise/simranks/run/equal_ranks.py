@@ -22,7 +22,13 @@ def run_equals_once(
         count, size = len(choice.simulated), done.run.size
         if count == size:
             say(f"{choice.why}; all {size:,} are run")
-            return run_in_order(partial(make, every_rank=True), order, again, say)
+            make = partial(make, every_rank=True, repeats=choice.repeats)
+            done = run_in_order(make, order, again, say)
+            again_for = done.run.following(done.outcome)
+            if again_for is None:
+                return done
+            say(f"{again_for.why}: all are run, from the start")
+            return run_in_order(partial(make, repeats=False), order, again, say)
         say(f"{choice.why}: {count:,} of {size:,} are run, from the start")
         done = run_in_order(partial(make, choice=choice), order, again, say)
     return done

@@ -17,6 +17,7 @@ def extensions_of(device: str) -> Mapping[str, Extension]:
         "torch._dynamo.trace_rules": _follow_dynamo,
         "torch._dynamo.convert_frame": partial(_follow_compilation, device),
         "torch.distributed.checkpoint": _follow_checkpoint,
+        "torch.distributed.pipelining.stage": _follow_pipelining,
         "torch.nn.attention.flex_attention": _follow_flexible_attention,
         "torch.distributed.fsdp": partial(_follow_fsdp, device),
         "torch.distributed._symmetric_memory": _follow_symmetric_memory,
@@ -81,6 +82,14 @@ def _follow_checkpoint(world: SimulatedWorld) -> Callable[[], None]:
     from rankwise.simranks.torch.without_data import leave_checkpoints  # noqa: PLC0415  # rare
 
     return leave_checkpoints()
+
+
+def _follow_pipelining(world: SimulatedWorld) -> Callable[[], None]:
+    if world.timing_only is None or not world.prediction.repetition.is_wanted:
+        return _nothing
+    from rankwise.simranks.torch import equal_microbatches  # noqa: PLC0415  # rare
+
+    return equal_microbatches.repeat_equal_microbatches(world.prediction.repetition)
 
 
 def _follow_flexible_attention(world: SimulatedWorld) -> Callable[[], None]:

@@ -50,6 +50,7 @@ class Rehearsal:
         has_virtual_clock: let the clocks that ranks read tell virtual time alone.
         timing_only: let tensors have no data. Then ranks that do the same are simulated once.
         every_rank: simulate all ranks, even if they do the same.
+        repeats: whether equal microbatches are carried out once; unless `every_rank`, if not given.
         choice: those that are simulated then, if it is known that two are too few.
         records_values: keep the numbers that rank 0 asks for.
         values: what programs get then that ask for numbers; see `simranks.prediction.values`.
@@ -84,6 +85,7 @@ class Rehearsal:
         has_virtual_clock: bool = False,
         timing_only: bool = False,
         every_rank: bool = False,
+        repeats: bool | None = None,
         choice: RankChoice | None = None,
         records_values: bool = False,
         values: str = "",
@@ -123,6 +125,10 @@ class Rehearsal:
             device = "cuda"  # a time without data is that of a device, never of this CPU
             # A fault makes one rank, or its links, another one than those of its class.
             is_well = not (faults or chip_faults)
+            repeats = not every_rank if repeats is None else repeats
+            self.prediction.repetition.is_wanted = (
+                repeats and is_well and (choice is None or choice.repeats)
+            )
             if not every_rank and is_well and self.size > _SIMULATED_OF_EQUALS:
                 self.equals = Equals(choice or RankChoice(), self.size, seed)
                 self.equals.price = partial(_price, self.prediction)
@@ -151,14 +157,19 @@ class Rehearsal:
 
     def following(self, outcome: Outcome) -> RankChoice | None:
         """Which ranks to run next, since these are too few for all; None if they are enough."""
-        if self.equals is None or self.prediction is None:
+        if self.prediction is None:
+            return None
+        everyone = frozenset(range(self.size))
+        if why := self.prediction.repetition.difference:
+            present = RankChoice(simulated=everyone) if self.equals is None else self.equals.choice
+            return present._replace(why=why, repeats=False)
+        if self.equals is None:
             return None
         choice = self.equals.wanted
         is_whole = outcome.status is OutcomeStatus.SUCCEEDED  # a rank that fails ends earlier
         if choice is None and is_whole and not self.equals.difference:
             choice = self.prediction.following()
         if self.equals.difference:
-            everyone = frozenset(range(self.size))
             why = f"ranks are not equal: {self.equals.difference}"
             choice = RankChoice(simulated=everyone, why=why)
         return choice

@@ -90,6 +90,7 @@ class ChargingMode(UnseenMode):
         self._kinds: dict[Any, _OperationKind] = {}
         self._flops: dict[Any, int] = {}
         self._priced: dict[Any, PricedWork] = {}
+        self._latest_priced: PricedWork | None = None
         self._share_of_indices: int | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -253,12 +254,16 @@ class ChargingMode(UnseenMode):
             priced = self._priced[key] = self.clock.price(work)
             if kind.is_unknown:
                 self.clock.note_unknown(priced)
+        self._latest_priced = priced
         self.clock.compute(priced)
 
     def _count_lookups(self, table: Tensor, indices: Tensor) -> None:
         share, self._share_of_indices = self._share_of_indices, None
         which = id(table.untyped_storage()), table.storage_offset(), table.shape
-        self.clock.work.count_lookups(which, indices.numel() if share is None else share)
+        count = indices.numel() if share is None else share
+        if self.clock.recording is not None:
+            self.clock.recording.note_lookup(which, count)
+        self.clock.work.count_lookups(which, count)
 
     def _flops_of(self, kind: _OperationKind, args: Any, kwargs: Any, result: Any) -> int:
         assert kind.flops is not None, "asked of matrix operations only"

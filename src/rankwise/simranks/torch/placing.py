@@ -54,6 +54,8 @@ class Placing(OnCpu):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch with other devices, and note where its results are."""
+        if _names_no_device(func, args, kwargs):
+            return func(*args, **kwargs) if kwargs else func(*args)
         is_torch = modelled_device.is_asked_by(sys._getframe(1), "torch")  # noqa: SLF001  # no other way to the caller
         if func in _ABOUT_DEVICES:
             return _answer(func, args, is_torch=is_torch)
@@ -174,3 +176,30 @@ def _answer(func: Any, args: tuple[Any, ...], *, is_torch: bool) -> Any:
 
 _ABOUT_DEVICES = frozenset({_DEVICE, _IS_CUDA, _IS_CPU, _GET_DEVICE})
 _KINDS = {torch.bool: bool}
+_LOOKED_AT = (
+    _ABOUT_DEVICES | _MOVES | _MAKERS | _FROM_VALUES
+    | {torch.device, Tensor.type, Tensor.pin_memory, torch._C._nn.scaled_dot_product_attention}  # noqa: SLF001  # see `cuda`
+)  # fmt: skip
+"""Functions that may be about devices without naming one."""
+_are_plain: dict[Any, bool] = {}
+"""By function: whether it is about a device only if an argument names one."""
+
+
+def _names_no_device(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Whether a call is the same on all devices, as most are."""
+    is_plain = _are_plain.get(func)
+    if is_plain is None:
+        is_plain = func not in _LOOKED_AT and getattr(func, "__name__", "") not in _READS
+        _are_plain[func] = is_plain
+    if not is_plain:
+        return False
+    for each in args:
+        if isinstance(each, str | torch.device):
+            return False
+    if kwargs:
+        if "device" in kwargs or "pin_memory" in kwargs:
+            return False
+        for each in kwargs.values():
+            if isinstance(each, str | torch.device):
+                return False
+    return True

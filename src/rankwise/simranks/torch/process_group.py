@@ -56,6 +56,7 @@ from rankwise.simranks.torch.sentences import (
     with_tensors,
 )
 from rankwise.simranks.torch.shape_rules import ShapeRules
+from rankwise.simranks.torch.storages import mark_hollow
 from rankwise.simranks.torch.work import NO_TIMEOUT, RehearsedWork, Timed, WorkDone, WorkOfGraph
 from rankwise.simranks.world.collective_groups import (
     ANY_SOURCE,
@@ -565,9 +566,21 @@ class RehearsedProcessGroup(NamedProcessGroup):
             return self._group.meet(self._number, call, load, computed), ()
         at = NO_RANK if call.root == NO_RANK else root
         passage = clock.come(load, size, call, self._group.ranks, at)
+        if clock.recording is not None:
+            clock.recording.note_arrival(passage, self, call, size, root)
         kind = _KINDS.get(name, name)
         timed = partial(clock.carry_out, self._group, kind, root, computed)
         return self._group.meet(self._number, call, passage, timed), [(clock, passage)]
+
+    def come_again(
+        self, call: CallSignature, size: int, root: int
+    ) -> tuple[PendingCollective, Sequence[Timed]]:
+        """Come to a collective as in a recorded microbatch, without its tensors."""
+        return self._arrive(call, (), size, _nothing, root)
+
+    def finish(self, come: tuple[PendingCollective, Sequence[Timed]]) -> None:
+        """Wait for it."""
+        self._wait(*come)
 
     def _wait(self, gate: PendingCollective | Post, passages: Sequence[Timed]) -> None:
         self._group.wait(gate)
@@ -741,6 +754,8 @@ def _carried(carry_out: Callable[[Loads], None], loads: Loads) -> None:
     """Carry an operation out, unless a graph without data takes part: it has no tensors."""
     if () not in loads:
         carry(carry_out, loads)
+    else:
+        mark_hollow([load for load in loads if load != ()])
 
 
 class _CapturedCall:

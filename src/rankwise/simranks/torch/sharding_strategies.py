@@ -4,10 +4,15 @@ The step of an optimizer on lists of DTensors asks for a strategy for each tenso
 DTensor remembers none of them. A model of 80 layers has 700 tensors of nine kinds: that is most of
 what a prediction of tensor and data parallelism costs. A strategy follows from the mesh, the
 placements and shapes of the arguments, and the rules of the operation.
+
+Which order strided shards have is asked of all tensors of a list for each of them: so the time of a
+step would grow with the square of their number. Tensors without strided shards say nothing, and
+those that agree say it once.
 """
 
 from collections.abc import Callable
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -27,12 +32,34 @@ def remember_strategies() -> Callable[[], None]:
         return found
 
     module.expand_to_full_mesh_op_strategy = expand
+    propagating: Any = import_module("torch.distributed.tensor._sharding_prop")
+    agree = propagating._propagate_use_strided_shard_flag  # noqa: SLF001  # no public way
+    propagating._propagate_use_strided_shard_flag = _asking_once(agree)  # noqa: SLF001  # the same
 
     def undo() -> None:
+        propagating._propagate_use_strided_shard_flag = agree  # noqa: SLF001  # the same
         known.clear()  # its keys hold the groups of a finished world
         module.expand_to_full_mesh_op_strategy = original
 
     return undo
+
+
+def _asking_once(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """`_propagate_use_strided_shard_flag`, which asks all arguments of an operation."""
+    strided: Any = import_module("torch.distributed.tensor.placement_types")._StridedShard  # noqa: SLF001  # no public name
+    latest: list[Any] = [None, None]
+
+    def propagate(op_strategy: Any, op_schema: Any) -> None:
+        if latest[0] is not op_schema:
+            by_flag = {
+                spec.use_strided_shard_as_shard_order: spec
+                for spec in op_schema.args_spec
+                if any(isinstance(each, strided) for each in spec.placements)
+            }
+            latest[:] = op_schema, SimpleNamespace(args_spec=tuple(by_flag.values()))
+        original(op_strategy, latest[1])
+
+    return propagate
 
 
 def _key(mesh: Any, op_schema: Any, rules: Any, options: dict[str, Any]) -> Any:

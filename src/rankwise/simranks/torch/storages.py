@@ -47,15 +47,22 @@ class Storage:
         self.is_known = True
         self.block: CachedBlock | None = None
 
-    def occupy(self) -> None:
+    def occupy(self, *, is_new: bool = False) -> None:
         """Take memory of the device, if it is there; what it had is given back after that."""
         before, clock = self.block, self.clock
         self.block = None
+        if clock.recording is not None and (self.is_on_device or before is not None):
+            if is_new and self.is_on_device:
+                clock.recording.note_made(self)
+            else:
+                clock.recording.note_resized(self)
         if self.is_on_device:
             stream, now, retries = clock.stream_number, clock.time, clock.memory.retries
             self.block = clock.memory.take(self.size, self.holder, stream, now)
             clock.note_taken(self.block, self.size)
             if clock.memory.retries > retries:
+                if clock.recording is not None:
+                    clock.recording.refuse("the device is full")
                 clock.synchronize()  # the allocator waits for all streams before it tries again
         if before is not None:
             clock.note_freed(before, before.requested)
@@ -66,6 +73,8 @@ class Storage:
         block, self.block = self.block, None
         if block is not None:
             clock = self.clock
+            if clock.recording is not None:
+                clock.recording.note_given_back(self)
             clock.note_freed(block, block.requested)
             clock.memory.give_back(
                 block, clock.stream_ends() if block.used_by else None, clock.time
@@ -74,6 +83,8 @@ class Storage:
     def use(self, stream: int) -> None:
         """Note that another stream uses it (`Tensor.record_stream`)."""
         if self.block is not None:
+            if self.clock.recording is not None:
+                self.clock.recording.note_use(self, stream)
             self.clock.memory.use(self.block, stream)
 
 
@@ -123,7 +134,7 @@ def hold(
 
     held.reference = weakref.ref(storage, release)
     _held[identity] = held
-    held.occupy()
+    held.occupy(is_new=True)
     return held
 
 

@@ -127,7 +127,7 @@ class LaneEvent:
             return
         lane = (stream or streams_of_rank().present).lane_on(clock)
         moment = clock.mark(lane, self._moment)
-        moment.ends_at = max(moment.ends_at, clock.time)
+        clock.be_launched(moment)
         self.recorded_ns = moment.ends_at / 1e3
 
     def synchronize(self) -> None:
@@ -159,7 +159,7 @@ def use_stream(stream: LaneStream) -> None:
     streams_of_rank().present = stream
     clock = queued_clock()
     if clock is not None:
-        clock.lane = stream.lane_on(clock)
+        clock.use_lane(stream.lane_on(clock))
 
 
 class InStream(AbstractContextManager["LaneStream | None"]):

@@ -20,12 +20,17 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 
 from rankwise.base.errors import ConfigError
-from rankwise.simranks.prediction.clocks import RankClock
+from rankwise.simranks.prediction.clocks import PricedWork, RankClock
 from rankwise.simranks.prediction.device_memory import DeviceFull
 from rankwise.simranks.prediction.values import Asked, ValuePolicy
-from rankwise.simranks.torch.loads import makes_fake_tensors
+from rankwise.simranks.torch.loads import fake_mode
 from rankwise.simranks.torch.module_paths import ModulePaths
-from rankwise.simranks.torch.operations import ChargingMode, describe_place, tensors_in
+from rankwise.simranks.torch.operations import (
+    ChargingMode,
+    describe_place,
+    is_repeated,
+    tensors_in,
+)
 from rankwise.simranks.torch.storages import (
     PLACEMENT,
     SMALL_BYTES,
@@ -58,7 +63,7 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # 
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Python has it since 3.13; the number is Linux's."""
 _META = torch.device("meta")
-_empty = torch.ops.aten.empty_strided.default
+_empty = torch.empty_strided
 
 
 class _Result(NamedTuple):
@@ -81,6 +86,7 @@ class _Plan(NamedTuple):
         returned: for each result, the place of the argument that it is; None for a new one.
         outputs: the names of keywords of results that the caller gives.
         makes: whether any result is new.
+        written: the places and names of the arguments that it writes.
     """
 
     name: str
@@ -93,6 +99,22 @@ class _Plan(NamedTuple):
     returned: tuple[Any, ...] = ()
     outputs: tuple[str, ...] = ()
     makes: bool = False
+    written: tuple[tuple[int, str], ...] = ()
+
+
+class _Learnt:
+    """What is known of an operation with arguments of such shapes.
+
+    Attributes:
+        results: the tensors that it makes; None until they are asked for.
+        priced: what it costs; None until it has been charged once.
+    """
+
+    __slots__ = ("priced", "results")
+
+    def __init__(self) -> None:
+        self.results: Any = None
+        self.priced: PricedWork | None = None
 
 
 class TimingMode(ChargingMode):
@@ -103,40 +125,45 @@ class TimingMode(ChargingMode):
         self._values = values
         self.paths = paths
         self._plans: dict[Any, _Plan] = {}
-        self._shapes: dict[Any, Any] = {}
+        self._learnt: dict[Any, _Learnt] = {}
+        self._present: _Learnt | None = None
         self._is_quiet = False
         self._is_known = True
         self._is_on_device = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry an operation out, and charge it; torch's own fake tensors compute shapes alone."""
-        if makes_fake_tensors():
+        if fake_mode() is not None:
             return func(*args, **kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        # In backward our mode for functions would be asked for each attribute of a tensor.
+        with DisableTorchFunction():
+            return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        with DisableTorchFunction():
-            plan = self._plans.get(func)
-            if plan is None:
-                plan = self._plans[func] = _plan_of(func)
-            kwargs = kwargs or {}
-            taken = tensors_in((*args, *kwargs.values()) if kwargs else args)
-            if any(tensor.is_meta for tensor in taken) or kwargs.get("device") == _META:
-                return func(*args, **kwargs)
-            if plan.is_real:
-                self._see(taken)
-                result = func(*args, **kwargs)
-                if plan.name in _REAL and taken:
-                    storage = taken[0].untyped_storage()
-                    note_size(storage, storage.nbytes())
-                return result
-            if plan.is_foreign:
-                return self._compute_parts(func, args, kwargs)
-            return self._compute_without_data(func, plan, args, kwargs, taken)
+        self._present = None
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = _plan_of(func)
+        kwargs = kwargs or {}
+        taken = tensors_in((*args, *kwargs.values()) if kwargs else args)
+        if any(tensor.is_meta for tensor in taken) or kwargs.get("device") == _META:
+            return func(*args, **kwargs)
+        found = [storage_of(tensor) for tensor in taken]
+        if plan.is_real:
+            self._see(found, taken)
+            result = func(*args, **kwargs)
+            if plan.name in _REAL and taken:
+                storage = taken[0].untyped_storage()
+                note_size(storage, storage.nbytes())
+            return result
+        if plan.is_foreign:
+            return self._compute_parts(func, args, kwargs)
+        return self._compute_without_data(func, plan, args, kwargs, found, taken)
 
     def charge_as_one(self, func: Any, taken: Any, made: Any) -> None:
         """Charge an operation that nothing computes, with what it takes and gives."""
-        self._see(tensors_in(taken))
+        tensors = tensors_in(taken)
+        self._see([storage_of(tensor) for tensor in tensors], tensors)
         self._is_known = False
         mark_hollow(list(made))
         super().charge_as_one(func, taken, made)
@@ -158,9 +185,8 @@ class TimingMode(ChargingMode):
         finally:
             self._is_quiet = was_quiet
 
-    def _see(self, taken: list[Tensor]) -> list[Storage | None]:
+    def _see(self, found: list[Storage | None], taken: list[Tensor]) -> None:
         """Note where the results lie, and whether they have numbers."""
-        found = [storage_of(tensor) for tensor in taken]
         # What no operation has made has numbers: numpy's, say.
         self._is_known = all(each is None or each.is_known for each in found)
         hint = PLACEMENT.hint
@@ -173,22 +199,32 @@ class TimingMode(ChargingMode):
             is_away = bool(found) and not places and PLACEMENT.names_cuda
             hint = not is_away and (any(places) or not places)
         self._is_on_device = hint
-        return found
 
-    def _compute_without_data(
-        self, func: Any, plan: _Plan, args: Any, kwargs: Any, taken: list[Tensor]
+    def _compute_without_data(  # noqa: PLR0917  # of one operation
+        self,
+        func: Any,
+        plan: _Plan,
+        args: Any,
+        kwargs: Any,
+        found: list[Storage | None],
+        taken: list[Tensor],
     ) -> Any:
-        found = self._see(taken)
+        self._see(found, taken)
         own = found[0] if plan.overwrites and found else None
         if own is not None:  # all its numbers are replaced: what they were says nothing
             others = all(each is None or each.is_known for each in found[1:])
             self._is_known = taken[0].nbytes == own.size <= SMALL_BYTES and others
+        if plan.asks and self.clock.recording is not None:
+            self.clock.recording.refuse("it reads a value")
         if plan.asks:
             return func(*args, **kwargs) if self._is_known else self._ask(func, args)
         if plan.is_random and not self._may_draw(func, plan, args, kwargs, taken):
             self._is_known = False
-        read = 0 if plan.name in _FROM_LARGE else sum([each.nbytes for each in taken])
-        if self._is_known and read <= _INPUT_BYTES_MAX:
+        elif plan.is_random and self.clock.recording is not None:
+            self.clock.recording.refuse("it draws a number")
+        if self._is_known and (
+            plan.name in _FROM_LARGE or sum([each.nbytes for each in taken]) <= _INPUT_BYTES_MAX
+        ):
             if plan.is_dynamic or not plan.makes:
                 result = func(*args, **kwargs)
                 if own is not None:
@@ -220,14 +256,19 @@ class TimingMode(ChargingMode):
         """What an operation gives: tensors of the right shape, whose memory is never touched."""
         if plan.is_dynamic and plan.name != _INDEX:
             return self._count_rows(func, args)
-        inferred = self._infer(func, args, kwargs) if plan.makes or plan.outputs else ()
+        learnt = self._learnt_of(func, args, kwargs)
+        inferred: Any = ()
+        if plan.makes or plan.outputs:
+            inferred = self._inferred(learnt, func, args, kwargs)
+        if not plan.is_dynamic:  # a mask's price depends on the rows that it selects
+            self._present = learnt
         given = []
         for index, place in enumerate(plan.returned):
             if place is None:
                 given.append(_made(inferred[index]))
             else:
                 given.append(kwargs[place] if isinstance(place, str) else args[place])
-        for tensor in self._written(func, args, kwargs):
+        for tensor in _written(plan, args, kwargs):
             held = storage_of(tensor)
             if held is not None:
                 held.is_known = False
@@ -243,18 +284,21 @@ class TimingMode(ChargingMode):
             storage = output.untyped_storage()
             note_size(storage, storage.nbytes())
 
-    def _written(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-        written = []
-        for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001  # no public way
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[index] if index < len(args) else kwargs.get(argument.name)
-                written.append(value)
-        return tensors_in(written)
-
     def _infer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The tensors that an operation makes, by its kernel for meta tensors."""
-        key = (func, *map(_described, args), *((k, _described(v)) for k, v in kwargs.items()))
-        known = self._shapes.get(key)
+        return self._inferred(self._learnt_of(func, args, kwargs), func, args, kwargs)
+
+    def _learnt_of(self, func: Any, args: Any, kwargs: Any) -> _Learnt:
+        key = (func, *map(_described, args))
+        if kwargs:
+            key += tuple([(name, _described(each)) for name, each in kwargs.items()])
+        learnt = self._learnt.get(key)
+        if learnt is None:
+            learnt = self._learnt[key] = _Learnt()
+        return learnt
+
+    def _inferred(self, learnt: _Learnt, func: Any, args: Any, kwargs: Any) -> Any:
+        known = learnt.results
         if known is None:
             try:
                 result = func(
@@ -271,7 +315,7 @@ class TimingMode(ChargingMode):
             results = result if isinstance(result, tuple | list) else (result,)
             is_list = isinstance(result, list)
             described = tuple(map(_described_result, results))
-            known = self._shapes[key] = (described,) if is_list else described
+            known = learnt.results = (described,) if is_list else described
         return known
 
     def _infer_masked(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -347,8 +391,9 @@ class TimingMode(ChargingMode):
             if kind.allocates:
                 for tensor in tensors_in((result,)):
                     self._hold(tensor)
-            return
-        super()._note(func, args, kwargs, result)
+        else:
+            super()._note(func, args, kwargs, result)
+        self._present = None  # what comes next may be charged without being carried out
 
     def _is_of_host(self, kind: Any, args: Any) -> bool:
         del kind, args
@@ -363,11 +408,22 @@ class TimingMode(ChargingMode):
         if not self._is_on_device:
             self.clock.note_free()
             return
+        learnt = self._present
+        if learnt is not None and learnt.priced is not None:
+            if kind.flops is not None or kind.looks_up:
+                self.clock.work.is_repeated = is_repeated()
+            if kind.looks_up and torch.is_grad_enabled():
+                self._count_lookups(*args[:2])
+            self.clock.compute(learnt.priced)
+            return
+        self._latest_priced = None
         trail = self.clock.trail
         if self._is_known:  # what one rank logs, say: it makes no rank another one
             self.clock.trail = None
         super()._charge(func, kind, args, kwargs, result)
         self.clock.trail = trail
+        if learnt is not None:
+            learnt.priced = self._latest_priced
 
 
 def _plan_of(func: Any) -> _Plan:
@@ -397,6 +453,11 @@ def _plan_of(func: Any) -> _Plan:
     outputs = tuple(
         argument.name for argument in schema.arguments if argument.kwarg_only and argument.is_out
     )
+    places_written = tuple(
+        (index, argument.name)
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
     return _Plan(
         name,
         is_real=False,
@@ -407,6 +468,14 @@ def _plan_of(func: Any) -> _Plan:
         returned=returned,
         outputs=outputs,
         makes=any(place is None for place in returned),
+        written=places_written,
+    )
+
+
+def _written(plan: _Plan, args: Any, kwargs: Any) -> list[Tensor]:
+    count = len(args)
+    return tensors_in(
+        args[index] if index < count else kwargs.get(name) for index, name in plan.written
     )
 
 

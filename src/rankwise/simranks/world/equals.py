@@ -110,6 +110,7 @@ class RankChoice(NamedTuple):
         divisions: ranks of one class are in the same part of each.
         why: the observation that led to it, in words.
         number: how many choices there were before.
+        repeats: whether equal microbatches of a pipeline are carried out once.
     """
 
     simulated: frozenset[int] = frozenset()
@@ -117,6 +118,7 @@ class RankChoice(NamedTuple):
     divisions: tuple[Division, ...] = ()
     why: str = ""
     number: int = 0
+    repeats: bool = True
 
 
 class ClassOfRanks(NamedTuple):
@@ -169,6 +171,11 @@ class Equals:
             ClassOfRanks(members, tuple(each for each in members if each in self.simulated))
             for members in _members(self._class_of)
         ]
+
+    @property
+    def choice(self) -> RankChoice:
+        """The one to begin anew with, or else the present one."""
+        return self.wanted or self._choice
 
     def weight(self, rank: int) -> float:
         """For how many ranks a simulated one stands."""
@@ -338,7 +345,10 @@ class Equals:
                 return
             kinds = tuple(sorted(self._kinds))
             why = self.wanted.why if self.wanted else why
-            self.wanted = RankChoice(simulated, kinds, divisions, why, self._choice.number + 1)
+            self.wanted = self._choice._replace(
+                simulated=simulated, kinds=kinds, divisions=divisions, why=why,
+                number=self._choice.number + 1,
+            )  # fmt: skip
 
     def _divided(self, divisions: Sequence[Division]) -> list[tuple[int, ...]]:
         """The class of each rank: its part in each division."""
