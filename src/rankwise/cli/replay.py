@@ -13,10 +13,10 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND
 from rankwise.cli.journals import journal_at, lines_of
 from rankwise.cli.main import CONTEXT_SETTINGS
+from rankwise.core.agent.replay import ReplayStep
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Failure
-    from rankwise.core.agent.replay import ReplayStep
 
 _COLUMNS = "{:<14} {}{:>14}  {:<11} {:<13} {:<6} {}"
 _WALL = "{:<27} "
@@ -60,7 +60,7 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
         begun = first_at.setdefault(step.machine, step.at)
         state = (step.phase, step.round, step.leads)
         if shows_all or last.get(step.machine) != state:
-            fact = type(step.stimulus).__name__
+            fact = _name_in_journal(step)
             time = f"{(step.at - begun) / SECOND:.6f} s"
             leads = "leads" if step.leads else ""
             state_then = (step.phase, step.round, leads, fact)
@@ -100,11 +100,15 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
         missing = len(cut_off.effects) - len(cut_off.recorded)
         orders = f"{missing} orders that follow" if missing > 1 else "the order that follows"
         click.echo(
-            f"the journal ends after {type(cut_off.stimulus).__name__} of {cut_off.machine}, before"
+            f"the journal ends after {_name_in_journal(cut_off)} of {cut_off.machine}, before"
             f" {orders}: its writer was killed, or still runs",
             err=True,
         )
     return 0
+
+
+def _name_in_journal(step: ReplayStep) -> str:
+    return str(step.stimulus.__struct_config__.tag)
 
 
 def _wall(text: str) -> str:

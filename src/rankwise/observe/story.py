@@ -185,7 +185,7 @@ _Word = (
     | InquiryAnswered
     | FinishRun
 )
-_WORDS = frozenset(word.__name__ for word in _Word.__args__)
+_WORDS = frozenset(str(word.__struct_config__.tag) for word in _Word.__args__)
 
 
 def read_story(lines: Iterable[bytes], path: str) -> NodeStory:

@@ -41,6 +41,39 @@ for _ in range(3):
 print(tuple(layers[0].linear.weight.shape))
 """
 
+CHECKPOINTED = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs = torch.nn.Linear(256, 768)
+        self.output = torch.nn.Linear(256, 256)
+
+    def forward(self, x):
+        heads = [x.view(2, 128, 4, 64).transpose(1, 2) for x in self.inputs(x).chunk(3, -1)]
+        attended = scaled_dot_product_attention(*heads, is_causal=True)
+        return self.output(attended.transpose(1, 2).reshape(2, 128, 256))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        return checkpoint(self.block, x, use_reentrant=False) if SAVES_LITTLE else self.block(x)
+
+
+model = torch.compile(Model().to("cuda", torch.bfloat16))
+for _ in range(3):
+    x = torch.randn(2, 128, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    model(x).sum().backward()
+"""
+
 
 def run(
     preloaded: Preloaded, tmp_path: Path, *, compiled: bool, broken: str = "", full: bool = True
@@ -50,13 +83,18 @@ def run(
         .replace("BROKEN", broken)
         .replace("FULL", str(full))
     )
+    finished, figures = predict(preloaded, tmp_path, program)
+    assert finished.lines == ["(4096, 4096)"]
+    return finished, figures
+
+
+def predict(preloaded: Preloaded, tmp_path: Path, program: str) -> tuple[Finished, dict[str, Any]]:
     path = tmp_path / "p.json"
     finished = preloaded.run(
         "run", "--on=sim:h100-sxm", "--timing-only", "--nproc-per-node=1", "--no-prefix",
         f"--prediction={path}", write_program(tmp_path, program), cwd=tmp_path,
     )  # fmt: skip
     assert finished.code == 0, finished.stderr
-    assert finished.lines == ["(4096, 4096)"]
     return finished, json.loads(path.read_text())
 
 
@@ -85,3 +123,15 @@ def test_code_between_broken_graphs_is_an_upper_bound(preloaded: Preloaded, tmp_
 
     assert figures["is_upper_bound"]
     assert "upper bound: torch.compile breaks graphs at some lines" in finished.stderr
+
+
+def test_attention_in_a_checkpoint_of_a_compiled_model_is_computed_again(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    _, whole = predict(preloaded, tmp_path, CHECKPOINTED.replace("SAVES_LITTLE", "False"))
+    _, again = predict(preloaded, tmp_path, CHECKPOINTED.replace("SAVES_LITTLE", "True"))
+
+    assert not again["is_upper_bound"], again["remarks"]
+    assert not whole["is_upper_bound"], whole["remarks"]
+    assert again["model_flops_per_step"] == whole["model_flops_per_step"]
+    assert again["hfu"] / again["mfu"] > 1.1 * whole["hfu"] / whole["mfu"]

@@ -22,17 +22,21 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.fx.node import map_aggregate
 
 from rankwise.simranks.prediction.costs import INDUCTOR, DeviceOperation
 from rankwise.simranks.torch.operations import DTYPE_NAMES
 from rankwise.simranks.torch.storages import PLACEMENT, mark_hollow
 
+# Checkpoints wrap operations that draw random numbers into these, attention for one.
+_RANDOM = (run_and_save_rng_state, run_with_rng_state)
 _CUDA, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _EAGER_BACKENDS = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 _COLLECTIVES = "_c10d_functional"
@@ -57,6 +61,7 @@ class _Call(NamedTuple):
     args: Any
     kwargs: Mapping[str, Any]
     result: Any
+    is_repeated: bool
 
 
 class _Collective(NamedTuple):
@@ -138,7 +143,10 @@ class GraphPrices:
                 )
                 return model
             self._prepare()
-            return original(model, backend=self._backend, dynamic=False)
+            made = original(model, backend=self._backend, dynamic=False)
+            if isinstance(model, torch.nn.Module):
+                _begin_below_our_call(made, model)
+            return made
 
         return compile_graphs
 
@@ -186,6 +194,17 @@ class GraphPrices:
         return call
 
 
+def _begin_below_our_call(compiled: Any, model: torch.nn.Module) -> None:
+    """Let dynamo begin at torch's own call of a module.
+
+    It begins at `Module.__call__`, which follows the modules here. Dynamo skips that frame, counts
+    it as a break, and compiles `forward` whole all the same.
+    """
+    if not import_module("torch._dynamo.trace_rules").check(model.forward):
+        call = MethodType(torch.nn.Module._wrapped_call_impl, model)  # noqa: SLF001  # no public way
+        compiled.forward = compiled.dynamo_ctx(call)
+
+
 _BREAKS = "torch.compile breaks graphs at some lines; what lies between is predicted as eager code"
 
 
@@ -204,7 +223,8 @@ def _without_caches() -> Any:
 def _key(graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """What equal graphs have in common."""
     tensors = tuple(
-        (tuple(each.shape), each.stride(), each.dtype) if isinstance(each, Tensor) else str(each)
+        # As text: a saved state of random numbers may have a size that torch keeps as a symbol.
+        (str(each.shape), str(each.stride()), each.dtype) if isinstance(each, Tensor) else str(each)
         for each in inputs
     )
     constants = tuple(sorted(name for name, _ in graph.named_buffers()))
@@ -401,6 +421,8 @@ def _extern_work(lowered: Any, node: Any) -> _Call | _Collective | None:
     overload = getattr(kernel, "op_overload", None)
     if overload is not None and str(getattr(overload, "namespace", "")) == _COLLECTIVES:
         return _collective_of(lowered, kernel, overload)
+    if overload in _RANDOM:
+        return _random_work(kernel, overload)
     origins = [
         each
         for each in kernel.get_origins()
@@ -413,11 +435,27 @@ def _extern_work(lowered: Any, node: Any) -> _Call | _Collective | None:
         raise NotImplementedError(f"kernel {name or kernel} has no operation")
     (origin, *_) = named
 
-    def value(each: Any) -> Any:
-        return each.meta["val"] if isinstance(each, torch.fx.Node) else each
+    args, kwargs = map_aggregate(origin.args, _value), map_aggregate(origin.kwargs, _value)
+    return _Call(origin.target, args, kwargs, origin.meta["val"], _is_repeated(origin, lowered))
 
-    args, kwargs = map_aggregate(origin.args, value), map_aggregate(origin.kwargs, value)
-    return _Call(origin.target, args, kwargs, origin.meta["val"])
+
+def _random_work(kernel: Any, overload: Any) -> _Call:
+    """The operation inside one that saves the state of random numbers, or runs with a saved one."""
+    (origin,) = (each for each in kernel.get_origins() if each.target is overload)
+    args, kwargs = map_aggregate(origin.args, _value), map_aggregate(origin.kwargs, _value)
+    result = origin.meta["val"]
+    if overload is run_and_save_rng_state:
+        return _Call(args[0], args[1:], kwargs, result[1], is_repeated=False)
+    return _Call(args[1], args[2:], kwargs, result, is_repeated=True)
+
+
+def _is_repeated(origin: Any, lowered: Any) -> bool:
+    """Whether a graph of backward computes a part of forward again."""
+    return bool(lowered.is_backward) and origin.meta.get("partitioner_tag") == "is_forward"
+
+
+def _value(given: Any) -> Any:
+    return given.meta["val"] if isinstance(given, torch.fx.Node) else given
 
 
 def _is_of(target: Any, overload: Any) -> bool:
@@ -449,7 +487,9 @@ def _follow(plan: Plan, args: list[Any], mode: Any) -> tuple[Any, ...]:
             case DeviceOperation():
                 mode.charge_work(step.work)
             case _Call() as call:
-                mode.charge_call(call.function, call.args, call.kwargs, call.result)
+                mode.charge_call(
+                    call.function, call.args, call.kwargs, call.result, is_repeated=call.is_repeated
+                )
             case _Collective() as work:
                 given, names = work.bind([held[name] for name in work.read])
                 held[work.written] = work.function(*given, **names)

@@ -92,6 +92,7 @@ class ChargingMode(UnseenMode):
         self._priced: dict[Any, PricedWork] = {}
         self._latest_priced: PricedWork | None = None
         self._share_of_indices: int | None = None
+        self._is_graph_repeated = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry an operation out, and charge it."""
@@ -163,11 +164,18 @@ class ChargingMode(UnseenMode):
             priced = self._priced[work] = self.clock.price(work)
         self.clock.compute(priced)
 
-    def charge_call(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Charge an operation on fake tensors, which nothing carries out."""
+    def charge_call(
+        self, func: Any, args: Any, kwargs: Any, result: Any, *, is_repeated: bool = False
+    ) -> None:
+        """Charge an operation on fake tensors, which nothing carries out.
+
+        Checkpointing may have it carried out once more: then it is repeated.
+        """
         kind = self._kind_of(func)
         if not kind.is_free:
+            self._is_graph_repeated = is_repeated
             self._charge(func, kind, args, kwargs, result)
+            self._is_graph_repeated = False
 
     def _kind_of(self, func: Any) -> _OperationKind:
         kind = self._kinds.get(func)
@@ -226,7 +234,7 @@ class ChargingMode(UnseenMode):
             return
         # Work that checkpointing repeats is no work of the model, and asked for only where counted.
         if kind.flops is not None or kind.looks_up:
-            self.clock.work.is_repeated = is_repeated()
+            self.clock.work.is_repeated = self._is_graph_repeated or is_repeated()
         if kind.looks_up and torch.is_grad_enabled():
             self._count_lookups(*args[:2])
         if widest[0].is_meta:

@@ -168,10 +168,12 @@ class TimingMode(ChargingMode):
         mark_hollow(list(made))
         super().charge_as_one(func, taken, made)
 
-    def charge_call(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def charge_call(
+        self, func: Any, args: Any, kwargs: Any, result: Any, *, is_repeated: bool = False
+    ) -> None:
         """The same of an operation of a compiled graph, on fake tensors."""
         self._is_known, self._is_on_device = False, True
-        super().charge_call(func, args, kwargs, result)
+        super().charge_call(func, args, kwargs, result, is_repeated=is_repeated)
 
     def _compute_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Have a library compute, whose own operations are seen, and charged as this one."""
