@@ -443,7 +443,7 @@ def test_a_page_about_a_run_without_a_machine_tells_why_it_failed(tmp_path: Path
         ("--on sim --trace t.json", "--trace needs a machine"),
         ("--on sim --report r.html --nnodes 1:2", "nodes that come and go needs a machine"),
         ("--on sim --report r.html --explore 2", "several schedules needs a machine"),
-        ("--on sim:nowhere.yaml", "there is no topology file 'nowhere.yaml'"),
+        ("--on sim:nowhere.yaml", "there is no machine, preset or topology file 'nowhere.yaml'"),
         ("--on sim:switch8 --report no/r.html", "there is no directory 'no'"),
         ("--on sim:switch8 --prediction no/p.json", "there is no directory 'no'"),
         ("--on sim:switch8 --record-values no/v.json", "there is no directory 'no'"),
