@@ -228,7 +228,7 @@ class SimulationError(RankwiseError):
 
 
 class Waiting(NamedTuple):
-    """One who waits in a simulated world that has come to rest.
+    """A rank that waits in a simulated world where no rank can run.
 
     Attributes:
         who: the process, rank, kernel program or queue.

@@ -254,8 +254,11 @@ def invoke(arguments: Sequence[str]) -> int:
     except RankwiseError as error:
         return _complain(_command_path(arguments), str(error), 1)
     except (KeyboardInterrupt, click.Abort):
-        # Others only show something: what follows must not stand behind the terminal's ^C.
-        _tell(INTERRUPTED if arguments[:1] == ["run"] else "")
+        is_run = arguments[:1] == ["run"]
+        if sys.stderr.isatty() or not is_run:
+            _tell("")  # what follows must not stand behind the terminal's ^C
+        if is_run:
+            _tell(INTERRUPTED)
         return 128 + 2
     except BrokenPipeError:
         # The reader, `head` perhaps, has seen enough.

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,13 +127,14 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     _check_one_order(options)
     _check_packages(options)
     order = WantedOrder(options.schedule == "random", options.seed, options.explore, options.replay)
+    begin_once = cache(begin_work)  # several orders may be run, each by a rehearsal of its own
     with _shown(options, job, machine) as watch:
 
         def watched(**how: Any) -> "Rehearsal":
             made = make(**how)
             # Only now, as there is nothing to be taken down before: an exception that is raised
             # while modules are imported may be lost.
-            begin_work()
+            begin_once()
             watch(made)
             return made
 

@@ -13,10 +13,10 @@ from rankwise.base.errors import ConfigError
 from rankwise.base.units import SECOND
 from rankwise.cli.journals import journal_at, lines_of
 from rankwise.cli.main import CONTEXT_SETTINGS
-from rankwise.core.agent.replay import ReplayStep
 
 if TYPE_CHECKING:
     from rankwise.base.failure import Failure
+    from rankwise.core.agent.replay import ReplayStep
 
 _COLUMNS = "{:<14} {}{:>14}  {:<11} {:<13} {:<6} {}"
 _WALL = "{:<27} "
@@ -107,7 +107,7 @@ def replay(journal: str, machine: str | None, *, shows_all: bool) -> int:
     return 0
 
 
-def _name_in_journal(step: ReplayStep) -> str:
+def _name_in_journal(step: "ReplayStep") -> str:
     return str(step.stimulus.__struct_config__.tag)
 
 

@@ -149,12 +149,12 @@ class Watcher:
 
     def __init__(self, run: RunSummary) -> None:
         self._run = run
-        self._looks: deque[RunSample] = deque()
+        self._samples: deque[RunSample] = deque()
         self._watch: ProgressWatch | None = None
         self._latest = RunPicture(run=run, status=None)
 
     def see(self, sample: RunSample) -> RunPicture:
-        """Take in a look; one without an answer, or after the end, leaves the picture of before."""
+        """Add a sample. Without an answer, or after the end, the picture stays as it was."""
         if self._latest.end:
             return self._latest
         if sample.status is None:
@@ -166,13 +166,13 @@ class Watcher:
             )
             self._latest = msgspec.structs.replace(self._latest, problem=sample.problem, rows=rows)
             return self._latest
-        while self._looks and between(self._looks[0].at, sample.at) > WINDOW:
-            self._looks.popleft()
-        if self._looks and _attempt(self._looks[-1]) != _attempt(sample):
-            self._looks.clear()
-        self._looks.append(sample)
+        while self._samples and between(self._samples[0].at, sample.at) > WINDOW:
+            self._samples.popleft()
+        if self._samples and _attempt(self._samples[-1]) != _attempt(sample):
+            self._samples.clear()
+        self._samples.append(sample)
         still = self._see_progress(sample)
-        before = self._looks[0] if self._looks[0].at < sample.at else None
+        before = self._samples[0] if self._samples[0].at < sample.at else None
         late = _notably_late(sample.status)
         rows = tuple(
             _row(

@@ -323,8 +323,8 @@ class RoundWait:
             return "for a node that leads"
         who = leader.decode("utf-8", "backslashreplace")
         round_ = self._membership.round
-        is_collecting = round_ is not None and round_.phase is RoundPhase.GATHERING
-        why = round_.why if round_ is not None and is_collecting else ""
+        is_gathering = round_ is not None and round_.phase is RoundPhase.GATHERING
+        why = round_.why if round_ is not None and is_gathering else ""
         return f"for node {who}, which gathers the others{last_end_in_words(why)}"
 
     def _waiting_for_members(self) -> str:

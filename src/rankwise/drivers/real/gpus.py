@@ -176,9 +176,9 @@ class Gpus:
 
 
 def _reasons(bits: int) -> tuple[str, ...]:
-    query = tuple(why for mask, why in _THROTTLING.items() if bits & mask)
-    is_hardware = bits & _HARDWARE_SLOWDOWN and not {"thermal", "power brake"}.intersection(query)
-    return (*query, "hardware") if is_hardware else query
+    reasons = tuple(why for mask, why in _THROTTLING.items() if bits & mask)
+    is_hardware = bits & _HARDWARE_SLOWDOWN and not {"thermal", "power brake"}.intersection(reasons)
+    return (*reasons, "hardware") if is_hardware else reasons
 
 
 def open_gpus() -> Gpus | None:

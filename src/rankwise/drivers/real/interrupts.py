@@ -12,7 +12,7 @@ machine therefore shuts the *gate*:
                                          has been taken in
     back in the program          open    handlers that are due run first
 
-*Standing in.* From the first user of the gate to the last (a tree of chip workers is one while it
+*Replaced.* From the first user of the gate to the last (a tree of chip workers is one while it
 is initialised, a gang while it runs), each handler that is a Python callable is replaced by a
 keeper, which calls it when the gate is open, and else notes that it is due. To replace and put back
 at each call would take a tenth of the time of a small task. Handlers change: a notebook installs

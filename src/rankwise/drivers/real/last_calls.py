@@ -11,7 +11,7 @@ import msgspec
 
 from rankwise.base.units import MILLISECOND, Duration, Instant, between
 from rankwise.core.ledger import UNNUMBERED
-from rankwise.core.matching import CallSignature, describe_call
+from rankwise.core.matching import CallSignature, behind, describe_call
 from rankwise.drivers.real.call_rings import calls_begun, groups_of, head_of, words_in
 from rankwise.drivers.real.segments import Segment
 from rankwise.drivers.real.worker.call_ring import (
@@ -117,7 +117,7 @@ def awaited(
             for key, calls_there in waiting.items()
             if rank in members[key]
             for call in calls_there
-            if counts.get(key, 0) < call.number
+            if behind((rank,), {rank: counts.get(key, 0)}, call.number)
         ]
         if missed:
             found[rank] = len(missed), min(call.begun_at for call in missed)

@@ -34,7 +34,7 @@ WINDOW = Duration(500 * MILLISECOND)
 
 
 class NodesAnswer(msgspec.Struct, frozen=True):
-    """What the nodes of a run have told when they were asked why it does not go on.
+    """Answers of the nodes of a run to the question why it makes no progress.
 
     Attributes:
         verdict: who keeps whom waiting; empty if that cannot be told.

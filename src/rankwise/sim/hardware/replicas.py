@@ -47,7 +47,7 @@ class Candidate(Protocol):
         """Whether it shares no memory with other launches that go on."""
         ...
 
-    def log_image(self, entry: Any, start: int, end: int, sip: int) -> None:
+    def log_replica(self, entry: Any, start: int, end: int, sip: int) -> None:
         """Write an operation of the original on a SIP to the op log, as one of its own."""
         ...
 
@@ -119,7 +119,7 @@ class Original(Generic[Member]):
         if self.together:
             for replica in self.together:
                 replica.written += 1
-                replica.member.log_image(entry, start, end, self.sip)
+                replica.member.log_replica(entry, start, end, self.sip)
         if len(self.replicas) > len(self.together):
             self.tell()
 
@@ -223,7 +223,7 @@ class Replica(Generic[Member]):
         while self.written < len(entries) and entries[self.written][2] <= now:
             entry, start, end = entries[self.written]
             self.written += 1
-            self.member.log_image(entry, began + start, began + end, self._original.sip)
+            self.member.log_replica(entry, began + start, began + end, self._original.sip)
 
     def end(self) -> None:
         """It has ended as its original has, and its parts have done what that one's have."""

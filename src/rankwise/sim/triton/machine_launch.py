@@ -373,7 +373,7 @@ class MachineLaunch:
         if self.original is not None:
             self.original.note((operation, place), start, end)
 
-    def log_image(self, entry: Any, start: int, end: int, sip: int) -> None:
+    def log_replica(self, entry: Any, start: int, end: int, sip: int) -> None:
         """Write an operation of a launch on another SIP to the op log, as one of this."""
         operation, place = entry
         own = self._env.sip

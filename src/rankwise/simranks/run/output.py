@@ -322,13 +322,16 @@ class _PipeReader:
         """Return when the thread reads nothing any more."""
         self._is_stopping = True
         os.eventfd_write(self._wakeup, 1)
-        with self._has_ended:
+        # A rank that was given up may still read here, before it writes.
+        with self._has_ended, self._reading:
             self._selector.close()
             os.close(self._wakeup)
 
     def read_ready(self) -> None:
         """Take what is in the pipes; return when it is taken, by whichever thread."""
         with self._reading:  # a pipe that another thread has just emptied is ready no more
+            if self._selector.get_map() is None:  # closed: a rank was given up, and writes on
+                return
             for key, _ in self._selector.select(0):
                 stream: RankStream | None = key.data
                 if stream is not None:

@@ -4,7 +4,7 @@ The machines cannot tell: they order ranks to be spawned and signalled, and are 
 ends. Their clock is the world's virtual time, which every look moves on by a nanosecond, so that
 what comes later is later.
 
-A rank that waits for what never happens shows no sign of life. When the world has come to rest,
+A rank that waits for what never happens shows no sign of life. When no rank of the world can run,
 only the nodes' timers are left; virtual time jumps from one to the next, until the gangs look for
 a sign of life. Then the ledger is asked who is to blame, as it is when a rank dies of what another
 has done; only where it cannot tell the gangs have hung.

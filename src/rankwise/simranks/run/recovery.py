@@ -34,12 +34,12 @@ class SimulatedLine:
 
     Args:
         rank: whose it is.
-        on_said: is told what the rank says, and how long it may take to leave its function.
+        on_message: is told what the rank says, and how long it may take to leave its function.
     """
 
-    def __init__(self, rank: Rank, on_said: Callable[[RecoveryMessage, Duration], None]) -> None:
+    def __init__(self, rank: Rank, on_message: Callable[[RecoveryMessage, Duration], None]) -> None:
         self._rank = rank
-        self._on_recovery_message = on_said
+        self._on_recovery_message = on_message
         self._words: deque[ReceivedWord] = deque()
         self._next = _Word()
         self._note: Callable[[AgentWord], None] = _nobody_listens

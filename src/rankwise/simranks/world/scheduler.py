@@ -17,7 +17,7 @@ The thread that made the world is its *scheduler thread*. It hands the token to 
 - no rank can go on: none is ready and nothing is on the agenda,
 - the next thing on the agenda lies beyond the horizon that `run` was given,
 - `interrupt` asked for it, from a signal handler for instance,
-- a rank has held the token for longer than the patience, in real time, and has not got on
+- a rank has held the token for longer than the patience, in real time, without progress
   meanwhile (`makes_progress`): `run` returns that rank, which has been given up.
 
 Order

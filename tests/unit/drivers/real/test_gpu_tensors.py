@@ -13,6 +13,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def _no_others() -> None:
+    gc.unfreeze()  # a command that ran in this process has set aside what was there, tensors too
     gc.collect()
 
 

@@ -11,7 +11,7 @@ and on `STACKS_SIGNAL`. An exception that nobody caught is written as a record, 
 error file when one is asked for, *before* `sys.excepthook` is called, and not by means of it:
 programs that replace the hook are heard as well, and their hooks still work.
 
-Without a report pipe the program runs all the same, without_handlers.
+Without a report pipe the program runs all the same, without reports.
 
 **The end.** An interpreter ends with full garbage collections, and most of what these look at was
 there before the program: a tenth of what it takes to run an empty one. So that is set aside, which

@@ -237,10 +237,10 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
     obedient: list[int] = []
     killed: dict[str, list[int]] = {}
     killed_by_others: list[int] = []
-    stood_still: list[int] = []
+    suspended: list[int] = []
     for failure in stopped:
         if failure.was_stopped:
-            stood_still.append(rank_of(failure))
+            suspended.append(rank_of(failure))
         is_of_kill = failure.exit is not None and failure.exit.signal_number == _SIGKILL
         # Who uses `should_stop` is sent SIGKILL at once: to SIGTERM it would not listen.
         if not is_of_kill or (failure.ended_by_us and not failure.detail):
@@ -252,9 +252,9 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
             killed_by_others.append(rank_of(failure))
     told = f"after the request to stop ({signal_name(stop_signal)})"
     notes: list[str] = []
-    if stood_still:
-        verb = "was" if len(stood_still) == 1 else "were"
-        notes.append(f"{ranks_in_words(stood_still)} {verb} {BY_SIGNAL} until then")
+    if suspended:
+        verb = "was" if len(suspended) == 1 else "were"
+        notes.append(f"{ranks_in_words(suspended)} {verb} {BY_SIGNAL} until then")
     if obedient:
         notes.append(f"{ranks_in_words(obedient)} ended {told}")
     for how, ranks in killed.items():
