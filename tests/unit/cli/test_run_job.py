@@ -429,7 +429,7 @@ def test_a_static_endpoint_is_the_master(
         ),
         (
             "--nproc-per-node foo train.py",
-            "--nproc-per-node is 'foo', expected a number, auto, cpu, gpu or xpu, or a device",
+            "--nproc-per-node is 'foo', expected a number, auto, cpu, gpu or xpu",
         ),
         (
             "--max-restarts 99999999999999999999 train.py",
