@@ -15,8 +15,10 @@ def test_two_sentences_about_one_blame_agree() -> None:
 
 
 def test_ranks_that_poll_or_are_stopped_make_another_explanation() -> None:
-    for changed in ({"polling": (1,)}, {"asleep": (1,)}, {"stopped": (1,)}):
-        assert not HangExplanation().agrees_with(HangExplanation("", **changed))
+    for other in (
+        HangExplanation(polling=(1,)), HangExplanation(asleep=(1,)), HangExplanation(stopped=(1,)),
+    ):  # fmt: skip
+        assert not HangExplanation().agrees_with(other)
 
 
 def test_nodes_that_explain_nothing_leave_it_to_this_one() -> None:
