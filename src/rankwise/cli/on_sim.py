@@ -89,6 +89,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     from rankwise.simranks.run.equal_ranks import run_equals_once  # noqa: PLC0415  # the same
     from rankwise.simranks.run.exploration import WantedOrder  # noqa: PLC0415  # the same
     from rankwise.simranks.run.rehearsal import Rehearsal  # noqa: PLC0415  # after all checks
+    from rankwise.simranks.run.simulation_options import SimulationOptions  # noqa: PLC0415  # the same
 
     faults, chip_faults = read_faults_of_run(
         options.faults,
@@ -102,31 +103,25 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
         _check_one_run(options, has_nodes=rendezvous is not None)
         files = RunFiles(options, job)
         job = files.job
+    simulation = SimulationOptions(
+        **{name: getattr(options, name) for name in SimulationOptions.__struct_fields__}
+    )
     make = partial(
         Rehearsal,
         # An exploration is one event, its schedules are not.
         job if options.explore is None else msgspec.structs.replace(job, on_failure=None),
+        simulation,
         node_count=counts.most,
         rendezvous=rendezvous,
-        seed=options.seed,
-        device=options.device,
         machine=machine,
-        packages=options.import_per_rank,
         keeps_log=(options.trace, options.report) != (None, None),
-        has_virtual_clock=options.virtual_clock,
-        timing_only=options.timing_only,
-        every_rank=options.every_rank,
-        values=options.values,
-        synthetic_data=options.synthetic_data,
-        tokens_per_step=options.tokens_per_step,
-        records_values=options.record_values is not None,
         faults=faults,
         chip_faults=chip_faults,
     )
     _check_timing_only(options, machine)
     _check_one_order(options)
     _check_packages(options)
-    order = WantedOrder(options.schedule == "random", options.seed, options.explore, options.replay)
+    order = WantedOrder.of(simulation)
     begin_once = cache(begin_work)  # several orders may be run, each by a rehearsal of its own
     with _shown(options, job, machine) as watch:
 

@@ -24,6 +24,7 @@ from rankwise.launch.cluster.addresses import (
 from rankwise.launch.cluster.plan import RendezvousPlan, plan_alone
 from rankwise.launch.cluster.settings import RUN_TTL, split_settings, with_timing
 from rankwise.launch.limits import check_run_id
+from rankwise.launch.options import MASTER_PORT
 
 if TYPE_CHECKING:
     from rankwise.cli.run_job import RunOptions
@@ -32,8 +33,6 @@ SERVED_BY_AN_AGENT = ("static", "embedded", "c10d")
 """Backends whose store lives in one of the agents."""
 FINGERPRINT_CHARACTERS = 200
 """How much of a program and its arguments is kept to be shown."""
-MASTER_PORT = 29500
-"""torchrun's, for nodes that are told nothing else."""
 
 
 def cluster_plan(

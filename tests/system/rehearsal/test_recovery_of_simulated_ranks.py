@@ -19,6 +19,7 @@ from rankwise.launch.run.function_job import function_job
 from rankwise.launch.run.job import LogPlan
 from rankwise.sim.faults.reading import read_faults_of_run
 from rankwise.simranks.run.rehearsal import Rehearsal
+from rankwise.simranks.run.simulation_options import SimulationOptions
 
 RECOVERING = """
 import os, numpy as np, rankwise
@@ -54,6 +55,7 @@ def rehearse(
             function_job(
                 function, (), ranks, start_method="spawn", logs=LogPlan(), max_restarts=restarts
             ),
+            SimulationOptions(),
             node_count=most,
             rendezvous=None
             if nodes is None
