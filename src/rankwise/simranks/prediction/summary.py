@@ -206,7 +206,11 @@ def breakdown_of(prediction: Prediction, program: str) -> Breakdown:
         whole_ps=whole,
         steps=figures.steps,
         ranks=tuple(
-            RankParts(clock.number, parts_of(_bill_of(prediction, clock, figures.steps), whole))
+            RankParts(
+                clock.number,
+                parts_of(_bill_of(prediction, clock, figures.steps), whole),
+                prediction.weight(clock.number),
+            )
             for clock in clocks
         ),
         peak_memory=figures.memory_peak,
