@@ -366,4 +366,4 @@ def test_rank_without_steps_is_named_if_figures_are_of_the_whole_run(
     )
     assert finished.code == 0, finished.stderr
     assert remark in " ".join(finished.stderr.split())
-    assert [f"figures are of {remark}"] == figures_in(tmp_path)["remarks"]
+    assert [remark] == figures_in(tmp_path)["remarks"]
