@@ -24,6 +24,7 @@ from rankwise.drivers.real.early_signals import leave_alone
 from rankwise.launch.options import (
     MACHINE,
     ORDER,
+    PREFIX_OF_NODES,
     SIM,
     TIMING_ONLY,
     options_deciding,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 _VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """What the runtimes of GPUs read: a simulation uses none of this machine's."""
 _MACHINE_EXPECTED = f"expected {MACHINE}, a preset or a topology file"
-_PREFIX_OF_RANKS = "[${role_name}${rank}]:"
-"""Local ranks would be the same on every node, and all nodes write to one console."""
 
 
 def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, str]) -> "Outcome":
@@ -61,12 +60,7 @@ def simulate(options: "RunOptions", words: Sequence[str], environ: Mapping[str, 
     options.refuse_with(SIM)
     one_node = msgspec.structs.replace(options, nnodes="1", spares=0)
     if counts.most > 1 and not {"log_prefix", "no_prefix"} & options.origins.keys():
-        one_node = msgspec.structs.replace(one_node, log_prefix=_PREFIX_OF_RANKS)
-    if options.spares < 0:
-        raise ConfigError(
-            f"{options.label('spares')} is {options.spares}, expected 0 or more",
-            hint="it is the number of nodes in reserve",
-        )
+        one_node = msgspec.structs.replace(one_node, log_prefix=PREFIX_OF_NODES)
     job = job_from(one_node, environ)
     leave_alone(job.signals)
     from rankwise.launch.run.thread_limit import thread_environment  # noqa: PLC0415  # the same

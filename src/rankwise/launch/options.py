@@ -55,6 +55,8 @@ WORLDS = (PROCESSES, SIM, RAY)
 
 MASTER_PORT = 29500
 """torchrun's, where nodes meet and are told no other."""
+PREFIX_OF_NODES = "[${role_name}${rank}]:"
+"""Of lines where all nodes write to one console: local ranks would be the same on each."""
 _FOR_ONE_RUN = "is for one run"
 _UNKNOWN_TO_PLUG_INS = "is not known to agents that meet by a plug-in"
 
@@ -151,7 +153,7 @@ class Option:
         metavar: what the help shows for its value.
         short: its one-letter name.
         choices: the words that a `CHOICE` may be.
-        least: the smallest number that is accepted.
+        least, most: the smallest and the largest number that are accepted.
         is_positive: of a time: whether 0 is refused.
         default: its value if it is not given, unless its kind says it: see `initial`.
         default_shown: what the help says about the default, where its value would not do.
@@ -177,6 +179,7 @@ class Option:
         short: str | None = None,
         choices: tuple[str, ...] = (),
         least: int | None = None,
+        most: int | None = None,
         is_positive: bool = False,
         default: Any = None,
         default_shown: str | None = None,
@@ -197,6 +200,7 @@ class Option:
         self.short = short
         self.choices = choices
         self.least = least
+        self.most = most
         self.is_positive = is_positive
         self.default = default
         self.default_shown = default_shown
@@ -420,6 +424,7 @@ OPTIONS: tuple[Option, ...] = (
         "Give up after N failures in a row without progress. Progress is a later step than "
         "ever before, if ranks call rankwise.should_stop; otherwise a run of five minutes.",
         metavar="N",
+        least=1,
         default_shown="no limit",
     ),
     Option(
@@ -429,6 +434,7 @@ OPTIONS: tuple[Option, ...] = (
         "Exclude a node on which N failures began, if enough others remain. One node alone "
         "gives up.",
         metavar="N",
+        least=1,
         default_shown="no limit",
     ),
     Option(
@@ -643,7 +649,8 @@ OPTIONS: tuple[Option, ...] = (
         "Prefix of each line on the console, with ${role_name}, ${local_rank}, ${rank}, "
         "${date} and ${time}. With ${time}, rankwise's own lines have it too.",
         metavar="TEMPLATE",
-        default_shown="[${role_name}${local_rank}]:",
+        default_shown=f"[${{role_name}}${{local_rank}}]:; {PREFIX_OF_NODES} where several nodes "
+        "write to one console",
         variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         python=Argument(
             "str | None",
@@ -708,6 +715,8 @@ OPTIONS: tuple[Option, ...] = (
         INTEGER,
         "Answer GET /health and GET /metrics (Prometheus) on this port.",
         metavar="PORT",
+        least=0,
+        most=65535,
         variables=("TORCHELASTIC_HEALTH_CHECK_PORT",),
         refused={SIM: "the run ends before a request could arrive"},
     ),
@@ -769,6 +778,8 @@ OPTIONS: tuple[Option, ...] = (
         "Port on which rank 0 listens; on several nodes with --rdzv-backend static and no "
         "--rdzv-endpoint, the port of the meeting point.",
         metavar="PORT",
+        least=0,
+        most=65535,
         default_shown=f"a free port, reserved for the run; {MASTER_PORT} where nodes meet there",
         torchrun=Torchrun(),
     ),
@@ -855,6 +866,7 @@ OPTIONS: tuple[Option, ...] = (
         INTEGER,
         "Number of spare nodes, which replace lost nodes.",
         metavar="N",
+        least=0,
         default=0,
     ),
     Option(

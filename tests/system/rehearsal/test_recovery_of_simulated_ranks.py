@@ -264,4 +264,4 @@ def test_a_number_of_spares_below_zero_is_refused(tmp_path: Path) -> None:
     result = run("run", "--on", "sim", "--spares", "-1", str(write_program(tmp_path, "pass")))
 
     assert result.code == 2
-    assert "--spares is -1, expected 0 or more" in result.stderr
+    assert "--spares: -1 is not in the range x>=0" in result.stderr

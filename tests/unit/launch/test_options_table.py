@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import msgspec
 import pytest
 
@@ -302,6 +303,16 @@ def test_a_time_of_zero_is_refused_by_all_interfaces_where_the_table_says_so(
     with pytest.raises(ConfigError) as refused:
         rankwise.run(int, **cast("Any", {option.name: 0}))
     assert str(refused.value) == told
+
+
+@chosen(lambda option: option.least is not None or option.most is not None)
+def test_a_number_outside_of_the_tables_range_is_refused(option: Option) -> None:
+    outside = [option.least - 1] if option.least is not None else []
+    outside += [option.most + 1] if option.most is not None else []
+
+    for number in outside:
+        with pytest.raises(click.BadParameter, match="is not in the range"):
+            parsed(f"{option.flag}={number}")
 
 
 def test_times_of_zero_are_taken_where_the_table_refuses_none() -> None:
