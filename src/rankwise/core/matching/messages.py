@@ -45,7 +45,7 @@ class MessageEnd(Protocol):
 End = TypeVar("End", bound=MessageEnd)
 
 
-class Choice(NamedTuple, Generic[End]):
+class MessageChoice(NamedTuple, Generic[End]):
     """A receive from any rank, and the first send of each rank that it may meet."""
 
     receive: End
@@ -104,7 +104,7 @@ class GroupMessages(Generic[End]):
         self.open.append(end)
         return None
 
-    def choices(self) -> Choice[End] | None:
+    def choices(self) -> MessageChoice[End] | None:
         """The first receive from any rank for which there are sends."""
         for receive in self.open:
             if receive.is_send or receive.peer != ANY_RANK:
@@ -114,7 +114,7 @@ class GroupMessages(Generic[End]):
                 if ends_meet(send, receive):
                     first.setdefault(send.rank, send)
             if first:
-                return Choice(receive, list(first.values()))
+                return MessageChoice(receive, list(first.values()))
         return None
 
     def close(self, send: End, receive: End) -> None:
