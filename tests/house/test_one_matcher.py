@@ -23,6 +23,8 @@ TRANSPORTS = (
 """The modules in which calls of ranks meet."""
 ROOMS = ("collectives", "drivers/real", "launch/looking", "sim/runtime", "simranks", "workers")
 COUNTERS = {
+    "drivers/real/hosting/connection.py: _numbers": "names requests to the guardian",
+    "drivers/real/pool/engine.py: _numbers": "names the tasks of a pool",
     "drivers/real/stores/embedded_protocol.py: _number": "seals the messages of a store in order",
     "drivers/real/tree/requests.py: _calls": "names requests between chip workers",
     "drivers/real/worker/call_ring.py: numbers": "runs without rankwise; a test compares it",
