@@ -209,8 +209,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence more: why it could not be started, how long it was silent."""
     accused: tuple[int, ...] = ()
     """Of one that is out of step, or for which others that hang wait: all ranks of the job that are
-    so together. Of several nobody can tell who began it, so none of them is more to blame than the
-    others."""
+    so together. If which of several began it is unknown, all of them are equally to blame."""
     mismatch: Mismatch | None = None
     """How it is out of step, where the calls of ranks were compared; `detail` is its sentence."""
     ended_by_us: bool = False
@@ -247,7 +246,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks are out of step, and nobody can tell which of them is to blame."""
+        """Whether several ranks are out of step, and which of them is to blame is unknown."""
         return self.cause is FailureCause.OUT_OF_STEP and len(self.accused) > 1
 
     def is_as_much_to_blame_as(self, root: "Failure") -> bool:
@@ -291,7 +290,7 @@ class OutcomeStatus(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Somebody asked it to stop, and it did."""
+    """A stop was requested, and it ended."""
 
 
 class Absence(StrEnum):
@@ -346,7 +345,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         earlier: the attempts before the last one.
         absence: why no worker of this node ever ran, though nothing failed on it; None elsewhere.
         stood: where the ranks of this node stood when its time limit stopped the run.
-        awaited: who kept the others waiting then, in a sentence; empty if nobody is known to.
+        awaited: the rank that kept the others waiting then, in a sentence; empty if none is known.
         lateness: a sentence on the rank that made the others wait in collectives; empty where none
             did so for a notable part of the run.
     """

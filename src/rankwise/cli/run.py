@@ -63,7 +63,7 @@ class RunCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the environment, then the command line, which wins.
 
-        `ctx.obj` is the environment when somebody else's is meant than this process's.
+        `ctx.obj` is the environment if it is another one than this process's.
         """
         environ: Mapping[str, str] = os.environ if ctx.obj is None else ctx.obj
         options = _options(self)

@@ -176,7 +176,7 @@ class Barrier:
         self._arrivals.ring()
 
     def close(self) -> None:
-        """Let somebody else of this rank continue, and let go of the memory."""
+        """Let the rank's other calls continue, and let go of the memory."""
         self._ledgers[self._ledger_index(self.rank, LEDGER_PID)] = 0
         self._ledgers.release()
 
@@ -243,7 +243,7 @@ class Barrier:
         )
 
     def _look_for_the_withdrawn(self, phase: int) -> None:
-        """Raise if somebody gave up in this operation, or before this phase."""
+        """Raise if a rank gave up in this operation, or before this phase."""
         withdrawn = [
             rank
             for rank in self._flags(self._layout.withdrawals, list(range(self.size)))
@@ -254,8 +254,8 @@ class Barrier:
             flags = self._layout.withdrawals
             if any(self._memory[flags + 4 * rank] == WITHDRAWN_FOR_PEER for rank in withdrawn):
                 # They have missed a rank that we will miss a phase later: that is the cause.
-                everybody = [rank for rank in range(self.size) if rank not in withdrawn]
-                silent = self._flags(self._layout.deaths, everybody)
+                others = [rank for rank in range(self.size) if rank not in withdrawn]
+                silent = self._flags(self._layout.deaths, others)
                 if silent:
                     raise self._peer_died(silent)
             dead = self._flags(self._layout.deaths, withdrawn)

@@ -2,7 +2,7 @@
 
 Inside a worker that rankwise started, that is the node's segment, and among several nodes what
 connects the ranks of all of them. Outside of any launcher it is a
-world of one rank, so that a program can also be run alone. Under somebody else's launcher there is
+world of one rank, so that a program can also be run alone. Under another launcher there is
 nothing to communicate over, and it says so.
 """
 

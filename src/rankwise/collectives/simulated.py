@@ -1,4 +1,4 @@
-"""A transport between simulated ranks: they meet, and the last one to come moves everybody's data.
+"""A transport between simulated ranks: they meet, and the last one to come moves all data.
 
 The arithmetic is that of every transport (`reductions`), so results are those of real processes to
 the bit. Patience is virtual, and only that of a caller counts: without it no rank waits for 300 s

@@ -117,7 +117,7 @@ class SolitaryTransport:
         np.copyto(result, source)
 
     def barrier(self) -> None:
-        """Everybody is here."""
+        """Wait until all ranks have come."""
 
     def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
         """Do nothing: no other rank waits."""

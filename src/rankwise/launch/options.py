@@ -178,7 +178,7 @@ class Option:
         torchrun: Torchrun | None = None,
         python: Argument | None = None,
         only: str = "",
-        refused: Mapping[str, str] = {},  # nobody changes it
+        refused: Mapping[str, str] = {},  # never changed
         needs: str = "",
         decides: str = "",
     ) -> None:

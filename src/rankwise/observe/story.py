@@ -334,7 +334,7 @@ class _Reader:
                 size = None if story.is_alone else self._world_size()
                 story.outcome = word.as_outcome(size)
             case RecoveryMessageSent() | TellWorker():
-                pass  # what asks nobody to leave or to come
+                pass  # these ask no rank to leave or to come
 
     def _world_size(self) -> int | None:
         world = self.story.worlds.get(self._attempt)

@@ -49,8 +49,8 @@ class PlacedLife(NamedTuple):
 class PlacedCall(NamedTuple):
     """A call, in which the rank waited until `waited_until` for the rank `awaited` to come.
 
-    Nobody (-1) is awaited where that is not known, and by the one who came last. Who has issued a
-    call waits for it where it waits for its handle, which is a call of its own. `stage` is as in
+    No rank (-1) is awaited where that is not known, and by the one that came last. After an issued
+    call, a rank waits where it waits for its handle, which is a call of its own. `stage` is as in
     `rankwise.observe.records.RecordedCall`.
     """
 
@@ -327,7 +327,7 @@ def _place_life(
     ended_at = timeline.nodes[index].last_at if life.ended_at is None else life.ended_at
     end = place(ended_at)
     is_over = life.ended_at is not None
-    # An agent that starts many ranks hears of their processes later than they begin their work.
+    # An agent that starts many ranks learns of their processes later than they begin their work.
     firsts = [life.begun_at, *(call.begun_at for call in life.calls[:1])]
     begin = place(min([*firsts, *(each.begun_at for each in life.sections)]))
     track.lives.append(PlacedLife(life.attempt, index, begin, end, life.exit, is_over))

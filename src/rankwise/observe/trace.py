@@ -27,7 +27,7 @@ from rankwise.observe.records import BEGUN_BY_CPP
 from rankwise.observe.timeline import CallKey, PlacedCall, RankTrack, RunTimeline, clocks_in_words
 
 _WAIT_SHOWN = 20_000
-"""Nanoseconds: nobody looks for less."""
+"""Nanoseconds: shorter waits are not of interest."""
 _PAIR = 2
 _SAMPLED = "calls from C++ (sampled)"
 _MARK = 1_000
@@ -142,7 +142,7 @@ def _bars(track: RankTrack) -> list[_Bar]:
 
 
 def _sampled_bars(track: RankTrack) -> list[_Bar]:
-    """What C++ has begun, as far as that is known: each a mark, since nobody knows its end."""
+    """What C++ has begun, as far as that is known: each a mark, since its end is unknown."""
     calls = sorted(
         (call for call in track.calls if call.stage == BEGUN_BY_CPP), key=lambda call: call.begin
     )

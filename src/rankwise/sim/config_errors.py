@@ -1,6 +1,6 @@
 """What does not fit into its type, told for people: where it is, what is there, what was expected.
 
-msgspec names the place and the types; names that somebody probably meant are added here.
+msgspec names the place and the types; names that were probably meant are added here.
 """
 
 import re

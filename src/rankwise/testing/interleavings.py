@@ -113,7 +113,7 @@ class Interleaving:
             self._scheduler.switch()
 
     def wake_all(self, word: int) -> None:
-        """Wake who sleeps on a word; part of somebody's access."""
+        """Wake the programs that sleep on a word; part of an access."""
         for index in [index for index, bed in self.asleep.items() if bed == word]:
             del self.asleep[index]
 
@@ -251,7 +251,7 @@ def explore(
     each program returned, by its index.
 
     Raises:
-        InterleavingError: somebody sleeps for ever, a program raised, `check` failed, or there are
+        InterleavingError: a program sleeps for ever or raised, `check` failed, or there are
             more than `states_max` states. It cites the schedule.
     """
     seen: set[object] = set()

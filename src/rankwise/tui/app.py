@@ -138,7 +138,7 @@ class RunPanel(Vertical):
         yield self._rest
 
     def on_mount(self) -> None:
-        """Take the keys, if nobody has them."""
+        """Take the keys, if no widget has them."""
         if self.screen.focused is None:
             self._table.focus()
 
@@ -234,7 +234,7 @@ class Top(App[None]):
         self._folds: bool | None = None
         self._unfolded: set[tuple[RunSummary, State]] = set()
         self._deaf: set[RunSummary] = set()
-        """Runs of which nobody waits for the end, since the connection has broken."""
+        """Runs whose end is not waited for, since the connection has broken."""
         self._nothing = Static("no runs yet: they appear here", markup=False)
         self._runs = VerticalScroll(self._nothing, id="runs", can_focus=False)
 

@@ -1,4 +1,4 @@
-"""`ChipWorker`: one chip and the process that owns it, without anybody above.
+"""`ChipWorker`: one chip and the process that owns it, without a worker above.
 
 Life: `init` once, then `set_device` or `bootstrap_context`, tasks and memory, then
 `shutdown_bootstrap` or `reset_device`, `finalize` at the end. What was not freed by then
@@ -44,7 +44,7 @@ class ChipWorker:
     """One chip.
 
     Attributes:
-        communicator_source: finds the windows of a communicator that somebody above has made; by
+        communicator_source: finds the windows of a communicator that an ancestor has made; by
             default the ranks meet by `rootinfo_path` on this machine.
         staging_source: finds memory of the host by the name in a `HostBufferStaging`; by default
             the POSIX shared memory of that name.

@@ -111,7 +111,7 @@ class Alone:
                 return [StopStepAgreed(stimulus.round, stimulus.step)]
             case Left():
                 return [LeaveSettled()]
-            case _:  # what others would hear of, and answers of a store
+            case _:  # messages for other nodes, and answers of a store
                 return []
 
     def on_suspended(self, duration: Duration) -> None:

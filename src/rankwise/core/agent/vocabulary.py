@@ -6,8 +6,8 @@ round's number as `attempt`; answers of the store and orders for it are those of
 `core/rendezvous/vocabulary.py`; what the host is asked about calls is in
 `core/watch/vocabulary.py`. The words here are what is left between the agent and its driver.
 
-`StopRequested` and `Ticked` are the gang's words with the agent's meaning: somebody wants this node
-to end, a second time at once; the agent's deadline has come.
+`StopRequested` and `Ticked` are the gang's words with the agent's meaning: the end of this node is
+requested, a second time at once; the agent's deadline has come.
 """
 
 import msgspec
@@ -40,7 +40,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         run_id: names the run; all that the nodes share lies under it.
-        rendezvous: who may join, for how long anybody waits, and which failures the job survives.
+        rendezvous: which nodes may join, how long one waits, and which failures the job survives.
         offer: what this node brings along.
         gang: the workers of this node.
         watch: what may hold facts about them back.

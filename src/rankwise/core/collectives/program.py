@@ -3,9 +3,9 @@
 An algorithm is a module with a function `program(task)`, a generator of instructions: what the rank
 `task.rank` sends, receives, combines and copies, one after the other. All ranks run the same
 function, as a kernel's programs do. It neither waits nor computes: the instructions are data, and
-three readers share them. The *rehearsal* checks that every message has a receiver and works out the
-numbers; the *executor* plays the same instructions in simulated time, through the queues between
-the PEs; a test adds up the bytes.
+three readers share them. The *calculation* checks that every message has a receiver, and works out
+the numbers; the *executor* plays the same instructions in simulated time, through the queues
+between the PEs; a test adds up the bytes.
 
 Each rank has a *workspace*, a row of elements that instructions address by `Span`. How a collective
 lays its operands there is fixed, so that algorithms are interchangeable (`n` ranks, `N` elements):

@@ -3,7 +3,7 @@
 Theory of operation
 ===================
 
-A hang is the absence of progress, not of output. Somebody *looks* now and then: counts what each
+A hang is the absence of progress, not of output. A *look* counts what each
 rank has done so far (`Activity`). What it has done between two looks is progress or is none:
 
     it has begun or ended a collective call, a step or a section              progress
@@ -26,7 +26,7 @@ where that took 10 ms from one question to the next, on average: it waits, and s
 So output alone is no progress (what came through the rank's output streams is not counted), nor is
 a thread that wakes up now and then to say that it lives, nor one that watches a library's calls.
 
-Nobody polls: `next_look` is a quarter of the patience after the last look, or half of it after the
+Nothing polls: `next_look` is a quarter of the patience after the last look, or half of it after the
 last progress, when it is time to warn. Progress is dated to the look that found it, so a hang is
 found at most a quarter of the patience late, never early.
 
@@ -142,7 +142,7 @@ class ProgressWatch:
 
     @property
     def next_look(self) -> Instant | None:
-        """When to look next; None while nobody asked for that."""
+        """When to look next; None while no patience is set."""
         if self._patience is None:
             return None
         regular = after(self._looked_at, self._interval(self._patience))
@@ -181,7 +181,7 @@ class ProgressWatch:
         }
 
     def warns(self, now: Instant) -> bool:
-        """Whether half of the patience is over, and nobody was told so yet."""
+        """Whether half of the patience is over, and the warning was not given yet."""
         last = self.last_progress
         if self._patience is None or last == self._warned_of:
             return False

@@ -31,7 +31,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         stacks_timeout: how long workers may take to print their stacks after a hang.
         sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
         exception_timeout: how long an exception of a recoverable worker is held back, since it may
-            be the consequence of a death that is about to be heard of.
+            be the consequence of a death that is not known yet.
         verdict_timeout: how long the death is awaited that explains a worker's exception which
             says that its peer is gone; the kernel closes connections before it tells of a death.
         dump_timeout: how long at most, while a worker writes its core.
@@ -128,7 +128,7 @@ class RecoveryMessageSent(msgspec.Struct, frozen=True, tag="WorkerSaid"):
 class RecallRequested(msgspec.Struct, frozen=True, tag=True):
     """The round is over for another node's sake: who can be called again waits for the next one.
 
-    The others are told to stop. It is the end of a gang in which nobody can be.
+    The others are told to stop. If none of them can be recovered, the gang ends.
     """
 
 
@@ -299,7 +299,7 @@ class AnnounceKill(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     local_ranks: tuple[int, ...]
     asked_again: bool = False
-    """Whether somebody asked a second time; otherwise the grace is over."""
+    """Whether this is a second request; otherwise the grace is over."""
 
 
 class AnnounceStuck(msgspec.Struct, frozen=True, tag=True):

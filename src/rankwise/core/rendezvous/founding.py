@@ -6,7 +6,7 @@ The charter says what all nodes must want alike. The keys of a run may be those 
               founded            closed            `run_ttl` after its last leader
    (no run) ──────────→ OPEN ──────────────→ OVER ────────────────────────────────→ (no run)
                          │ ↑ ↑                 │
-             nobody leads│ │ └─────────────────┘ a newcomer founds another run in its place
+             no leader   │ │ └─────────────────┘ a newcomer founds another run in its place
                          ↓ │
                      ABANDONED ── a newcomer that wants the same goes on with it;
                                   one that wants something else founds another in its place
@@ -15,10 +15,10 @@ The charter says what all nodes must want alike. The keys of a run may be those 
 - A *newcomer* has not agreed to the run's charter: it has taken no part. All others learn how the
   run ended, however late: those who watch, since the end comes first in the order of changes; those
   who have to read anew find another founder than their own, and are told that the run is over.
-- A run that is *over* has no workers any more: it is closed when all have ended. So nobody has to
-  be waited for, and founding is one transaction, bound to the three shared keys being unchanged. Of
-  many newcomers one founds the run; the others join it.
-- *Abandoned* is what nobody has led for a lease and its fence: any node that is alive would have
+- A run that is *over* has no workers any more: it is closed when all have ended. So there is
+  nothing to wait for, and founding is one transaction, bound to the three shared keys being
+  unchanged. Of many newcomers one founds the run; the others join it.
+- *Abandoned* is a run without a leader for a lease and its fence: any node that is alive would have
   taken the lead. It is asked for only where the charters differ.
 - What is not known: whether a newcomer was meant for the run that is over, and has come too late,
   or for another. It is taken for another's, unless `replaces_ended` is False: then run ids serve
@@ -46,7 +46,7 @@ from rankwise.core.rendezvous.vocabulary import Commit, Order, RefusalKind, Refu
 def founding(
     charter: bytes, me: bytes, keys: RunKeys, shared: SharedKeys, lease: LeaseId
 ) -> Transaction:
-    """Write the charter, unless somebody else has, and take the lead with it.
+    """Write the charter, unless another node has, and take the lead with it.
 
     An earlier run's charter is replaced, and its round deleted; the lease by which the store
     remembers that run serves the new one.
@@ -217,7 +217,7 @@ class Succession:
 
     @property
     def may_be_abandoned(self) -> bool:
-        """Whether nobody leads it, so that it may be replaced soon."""
+        """Whether it has no leader, so that it may be replaced soon."""
         return self._config.replaces_ended and self._shared.is_lead_free
 
     @property

@@ -47,7 +47,7 @@ class RendezvousState:
 
     Args:
         run_id: names the run.
-        config: who may join, and for how long anybody waits.
+        config: which nodes may join, and for how long they wait.
         offer: what the node brings along.
     """
 
@@ -180,7 +180,7 @@ class RendezvousState:
         self.end_watch(watch)
 
     def end_watch(self, watch: int | None) -> None:
-        """End a watch that nobody listens to, if there is one."""
+        """End a watch that is no longer followed, if there is one."""
         if watch is not None and not self.is_watched(watch):
             self.effects.append(EndWatch(watch))
 

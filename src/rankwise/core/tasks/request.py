@@ -26,7 +26,7 @@ from rankwise.core.tasks.frames import Frame, FrameKind, RequestLane
 
 
 class Called(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants something done by the child; `call` is a number that is used once."""
+    """A request for work of the child; `call` is a number that is used once."""
 
     call: int
     body: bytes

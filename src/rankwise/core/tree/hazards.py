@@ -102,7 +102,7 @@ class Hazards:
 
         Returns:
             The unfinished tasks it must wait for, each with whether it needs their data.
-            `task.tainted_by` is set when it reads what somebody has failed to write.
+            `task.tainted_by` is set when it reads what a failed task should have written.
         """
         producers: dict[Task, bool] = {}
         if len(accesses) == 1:

@@ -34,7 +34,7 @@ class TaskMemory:
         self.scope_depth = 1
         """The run's own scope is always open."""
         self.wanted_bytes: int | None = None
-        """What somebody waits for."""
+        """The size of the allocation that waits; None if none does."""
 
     @property
     def is_empty(self) -> bool:

@@ -231,7 +231,7 @@ class Queues:
 
     def _send(self, child: Child) -> None:
         unsent, child.unsent = child.unsent, []
-        if len(unsent) == 1:  # cheaper, and what somebody may be waiting for
+        if len(unsent) == 1:  # cheaper, and a caller may be waiting for it
             (task,) = unsent
             order = Dispatch(child.index, [task.slot], [task.waiting_for > 0], child.epoch)
             self._effects.append(order)

@@ -203,7 +203,7 @@ class ScopeClosed(msgspec.Struct, frozen=True, tag=True):
 
 
 class AllocationRequested(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants bytes of the heap, and nothing else before it has them or is refused."""
+    """A request for bytes of the heap, which blocks its caller until it has them or is refused."""
 
     size_bytes: int
 

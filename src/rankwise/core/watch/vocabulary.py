@@ -18,7 +18,7 @@ class WatchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What may hold facts back on a node; by default nothing does."""
 
     stop_signals: tuple[int, ...] = ()
-    """By which a whole run is asked to stop: a rank may have died of one before its agent hears."""
+    """By which a whole run is asked to stop: a rank may die of one before its agent gets it."""
     asks_about_hangs: bool = False
     """Whether the host can tell for whom ranks wait that make no progress."""
 
@@ -127,7 +127,7 @@ class NodesAnswered(msgspec.Struct, frozen=True, tag=True):
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):
-    """The gang has heard what was passed on to it: the next fact may follow."""
+    """The gang has handled what was passed on to it: the next fact may follow."""
 
 
 HostAnswer = CallsBegan | EndLooked | RanksAnswered | CallsJudged | PastLooked | AwaitedFound

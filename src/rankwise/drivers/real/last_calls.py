@@ -90,7 +90,7 @@ def awaited(
 ) -> dict[int, tuple[int, Instant]]:
     """The workers for which others wait in calls: how many wait, and since when the first does.
 
-    A worker that stands in a call itself is awaited by nobody: it waits. So is one of a group that
+    A worker that stands in a call itself is not awaited: it waits. So is one of a group that
     it shares with none of those that wait.
     """
     standing = {

@@ -27,7 +27,7 @@ class ProcessWork(msgspec.Struct, frozen=True):
 
     Attributes:
         main_time: CPU time of its main thread.
-        main_waited: for how long that was ready to run and had no CPU; 0 where nobody counts.
+        main_waited: for how long that was ready to run and had no CPU; 0 where it is not counted.
         helper_times: CPU time of all other threads, by number of the thread; and of children that
             have ended, by the negative number of the process that waited for them.
         byte_count: what all have read and written.
@@ -111,7 +111,7 @@ def usage_of(pid: int) -> tuple[Duration, int] | None:
 
 
 def cpu_wait_of(pid: int) -> Duration | None:
-    """How long a process's main thread was ready to run and had no CPU; None if nobody counts."""
+    """How long a process's main thread was ready to run and had no CPU; None if not counted."""
     counted = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     return Duration(int(counted[1])) if counted else None
 
@@ -230,6 +230,6 @@ def _read(path: str) -> bytes:
     try:
         return os.read(fd, 4096)
     except OSError:
-        return b""  # it has ended meanwhile, or belongs to somebody else
+        return b""  # it has ended meanwhile, or belongs to another user
     finally:
         os.close(fd)

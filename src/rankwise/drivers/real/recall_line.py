@@ -73,7 +73,7 @@ def take_words(line: socket.socket) -> tuple[list[WorkerWord], bool]:
 
 
 def tell(line: socket.socket, word: AgentWord, descriptors: tuple[int, ...] = ()) -> None:
-    """For the agent: say a word. Nobody hears it if the worker is dying."""
+    """For the agent: say a word. A dying worker does not read it."""
     with suppress(OSError):
         socket.send_fds(line, [msgspec.json.encode(word)], descriptors)
 
@@ -92,7 +92,7 @@ def attach_line(fd: int) -> socket.socket | None:
 
 
 def say(line: socket.socket, word: WorkerWord) -> None:
-    """For a worker: say a word. An agent that does not hear it is dead, and so are we soon."""
+    """For a worker: say a word. An agent that does not read it is dead, and so are we soon."""
     with suppress(OSError):
         line.send(msgspec.json.encode(word))
 

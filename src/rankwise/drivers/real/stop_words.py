@@ -3,7 +3,7 @@
 A rank *begins a step* whenever it asks whether to stop, and counts them in its ledger. Then:
 
 ```
- phase 0: nobody stops    the answer is no, at once
+ phase 0: no stop         the answer is no, at once
    │ agent: `ask`, which tells the first step that none of them has begun
  phase 1: asked           the rank sleeps on `phase`
    │ agent: `decide(step)`, the latest of those that the nodes were told
@@ -17,7 +17,7 @@ told to go on with a later one. That holds since a rank counts its step before i
 with a fence between the two, and the agent changes `phase` before it looks at the counts.
 
 `phase` is a futex word, counted up by the agent; `stop_at` is stored before `phase` says that it is
-there. An agent that dies takes its ranks along, so nobody sleeps for ever.
+there. An agent that dies takes its ranks along, so no rank sleeps for ever.
 """
 
 from collections.abc import Collection

@@ -96,7 +96,7 @@ class _Followed:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody still listens."""
+        """Whether it still has a listener."""
         return not self._ended.is_set()
 
     def end(self) -> None:
@@ -163,7 +163,7 @@ class StoreClient:
         """Close the store and end all threads; no answer is delivered any more.
 
         Args:
-            has_last_words: whether a store that lives here waits until others have heard them.
+            has_last_words: whether a store that lives here waits until others have read them.
         """
         if has_last_words:
             self._close(None, None, None)

@@ -160,7 +160,7 @@ def fields_of_round(world: World) -> dict[str, Any]:
 
 
 def stop_line(announcement: AnnounceStop) -> str:
-    """Say that this node has heard that it has to stop, and what follows."""
+    """Say that this node has been asked to stop, and what follows."""
     signal = announcement.signal
     who = "asked to stop" if signal is None else SIGNAL_NAMES.get(signal, f"signal {signal}")
     who = "the time limit is over" if signal == TIME_LIMIT_SIGNAL else who

@@ -9,7 +9,7 @@ survive the loss of any one, the first included. What each party's death means:
   store to agree where their ranks stop. So a member ignores such signals (`signal_shield`), and
   ends with its agent.
 - *An agent ends*: its member goes with it, and the other two are a quorum. Where the run is over
-  the member stays until the others have heard so, for `LINGER` at most (`own_etcd_end`).
+  the member stays until the others have read so, for `LINGER` at most (`own_etcd_end`).
 - *The agent is started again there*: its member comes back as a new one in the old one's place
   (`etcd_beginning`), so that the quorum is whole again, and another loss is survived.
 - *Two agents of the three are gone at once*: there is no quorum, and the run ends as with any store

@@ -146,7 +146,7 @@ class AgentLine(Protocol):
         ...
 
     def release(self) -> None:
-        """See to it that connections which nobody refers to are closed."""
+        """Have connections that are not referred to any more closed."""
         ...
 
 
@@ -328,8 +328,8 @@ def _serve_store() -> object:
     """In rank 0, if it is given a socket that listens at MASTER_PORT: serve torch's store there.
 
     The ranks that live on are in `init_process_group` long before a new rank is, and often before
-    rank 0. `init_process_group` of rank 0 finds this store and uses it. Without torch nobody wants
-    it, and the port is free for what the function has in mind.
+    rank 0. `init_process_group` of rank 0 finds this store and uses it. Without torch it is not
+    used, and the port is free for what the function has in mind.
     """
     import socket  # noqa: PLC0415  # loaded with the line
 

@@ -142,7 +142,7 @@ class HangWatch:
         if told is not None:
             verdict_now = told.verdict or now
             header = {"verdict": verdict_now, "others": told.others, "silent": told.silent}
-        # Who is late for a moment keeps nobody waiting in the same call all the time.
+        # A rank that is late for a moment does not keep others in the same call all the time.
         if header["verdict"] != verdict:
             header["verdict"] = ""
         if lacks := self._watches.ledger_lacks:

@@ -142,7 +142,7 @@ class LatenessWatch:
     def see_cpu_waits(self) -> None:
         """See for how long ranks had no CPU: who is late by that is not to blame.
 
-        What they wait until they make calls or have a group, as to import, makes nobody late.
+        What they wait until they make calls or have a group, as to import, counts for no rank.
         """
         segment = self._planner.segment
         for local_rank, link in self._host.links.items():
@@ -191,7 +191,7 @@ class LatenessWatch:
     def on_late(self, answered: "InquiryAnswered | None") -> None:
         """The other nodes have been asked who of all ranks has made the others wait.
 
-        If all have told, nobody else counts as late: others of another node may be so, too.
+        If all have told, no other rank counts as late: one of another node may be so, too.
         """
         self._has_asked_who_is_late = True
         self._late = None if answered is None else answered.late

@@ -139,7 +139,7 @@ class Watches:
     @cached_property
     def waited_so_far(self) -> "WaitedSoFar":
         """What was told of how long others have waited for ranks, also to other askers."""
-        from rankwise.launch.looking.rank_status import WaitedSoFar  # noqa: PLC0415  # nobody may ask
+        from rankwise.launch.looking.rank_status import WaitedSoFar  # noqa: PLC0415  # few runs are asked
 
         return WaitedSoFar()
 
@@ -258,7 +258,7 @@ class Watches:
 
     @cached_property
     def _hang_watch(self) -> "HangWatch":
-        """Loaded where there is a hang timeout, or somebody asks why."""
+        """Loaded where there is a hang timeout, or at the first question why ranks wait."""
         from rankwise.launch.looking.hang_watch import HangWatch  # noqa: PLC0415  # rare
 
         return HangWatch(

@@ -56,7 +56,7 @@ class Unplaced(NamedTuple):
 
 
 class SignalCame(NamedTuple):
-    """Somebody has signalled this process."""
+    """This process has got a signal."""
 
     number: int
 

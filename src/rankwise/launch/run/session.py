@@ -28,7 +28,7 @@ Owners
 Who dies when
 =============
 
-- A rank: its agent is told; this session hears of it by an announcement, if at all.
+- A rank: its agent is told; this session learns of it by an announcement, if at all.
 - An agent: the host gives an outcome when the last one has finished.
 - The host, by an exception out of `turn`: the stack takes all down; there is no outcome.
 - This process: guardians kill what is left of processes; simulated ranks are in it.
@@ -280,7 +280,7 @@ class Session:
             self.caught_signal = self.caught_signal or stopping
             self._caught_as = self._caught_as or signum
             self.signals_caught += 1
-        # That ranks got it too, and were heard of first, does not make it the second request.
+        # That ranks got it too, and said so first, does not make it the second request.
         if not self._is_asked_by_ranks or self.signals_caught != 1:
             self.request_stop(stopping)
 

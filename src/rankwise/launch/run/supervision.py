@@ -1,7 +1,7 @@
 """One run, as its caller has it: from a `Job` to its `Outcome`, on processes or simulated ranks.
 
 `Supervision.run` runs a job in the calling thread. `start_in_thread` does the same in a thread of
-its own, for callers that must not wait: the workers' pipes are read whether or not somebody is
+its own, for callers that must not wait: the workers' pipes are read whether or not a caller is
 waiting. What a run is made of, while it lasts, is in `session.py`.
 """
 

@@ -85,7 +85,7 @@ class FailureCommand:
 
         Args:
             patience_s: when they are killed, at the latest.
-            begin: starts the last one, once signals are heard: else one could end this process
+            begin: starts the last one, once signals are handled: else one could end this process
                 in between, and the command would run on.
         """
         ends_at = time.monotonic() + patience_s

@@ -43,7 +43,7 @@ def wipe() -> None:
     if not _present.is_drawn:  # nearly always, and without a lock
         _present.written_at = monotonic()
         return
-    # Not for ever: in a process that was forked from this one, nobody lets go of a lock.
+    # Not for ever: in a process that was forked from this one, the lock is never released.
     is_ours = _present.lock.acquire(timeout=_PATIENCE_S)
     _present.written_at = monotonic()
     if _present.is_drawn:

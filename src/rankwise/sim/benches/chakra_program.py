@@ -120,7 +120,7 @@ class ChakraProgram:
         replay = _Replay(torch, **options)
 
         def worker(rank: int) -> None:
-            if not rank:  # it speaks for all: nobody has to wait before the next is given
+            if not rank:  # it speaks for all: no rank has to wait before the next is given
                 replay.give(self._nodes, self._exchange_of)
 
         torch.multiprocessing.spawn(worker, nprocs=count)

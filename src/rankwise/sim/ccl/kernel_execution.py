@@ -101,7 +101,7 @@ class KernelExecution:
         if not self._running and (unread := self._queues.unread()):
             raise ConfigError(
                 f"algorithm {self._name}: its kernel has sent data that no rank received:"
-                f" {', '.join(unread[:_TOLD])}",
+                f" {', '.join(unread[:_UNREAD_SHOWN])}",
                 hint="every tl.send needs its tl.recv at the other rank",
             )
         return None if stored is None else self._kind.decode(stored)
@@ -131,7 +131,7 @@ class KernelExecution:
         return {name: value for name, value in known.items() if name in wanted}
 
 
-_TOLD = 8
+_UNREAD_SHOWN = 8
 
 
 class _RankQueues:

@@ -30,7 +30,7 @@ and one stands for all.
 
 Nothing of that knows of others on the links: it is how long the collective takes alone. As a *flow
 transfer* (`hardware.flow_model`) it then shares the wires between the devices, and those between
-their cubes, with whatever else goes over them. Inside of a cube it meets nobody.
+cubes, with whatever else goes over them. Inside of a cube it meets no other.
 
 The ranks begin together, when the last one has come; a rank that has come before would have sent
 its first messages ahead, which no other rank could have answered with more than a few.
@@ -143,7 +143,7 @@ class MessageExecution:
         self._machine.rerouted.add_callback(self._go_on)
 
     def _ends(self) -> list[int]:
-        """By rank: how long after all have begun it has its result, if nobody is in the way."""
+        """By rank: how long after all have begun it has its result, without other traffic."""
         rounds = self._plan.rounds
         if rounds is None:
             times = MessageGraph(

@@ -53,7 +53,7 @@ class FlowTransfer:
         name: what deadlock reports call it.
         loads: how many bytes it moves over each link.
         duration: picoseconds that it takes alone.
-        marks: how much progress somebody waits for (`reached`).
+        marks: how much progress is waited for (`reached`).
         weights: the bytes that it has on each link in a turn.
         latency: the part of the duration in which it moves nothing.
 
@@ -214,7 +214,7 @@ class Sharing:
         self.transfers: list[FlowTransfer] = []
 
     def stretched(self, link: Link, duration: int, flows: int, chunk: int = USUAL_CHUNK) -> int:
-        """How long a chunk takes beside the transfers, which hear what it takes from them.
+        """How long a chunk takes beside the transfers, which learn what it takes from them.
 
         Args:
             link: which carries it.

@@ -579,7 +579,7 @@ class HardwareMachine:
 
 
 class _Transfer(NamedTuple):
-    """The name of a transfer, which is only written when somebody reads it."""
+    """The name of a transfer, which is only written when it is read."""
 
     source: Memory
     destination: Memory

@@ -28,7 +28,7 @@ a link passes over a lane while enough of it waits there, and serves the next on
 Enough is what that link takes as long for, in turn with its other lanes, as a chunk needs to get
 there: one bandwidth-delay product of the lane. Round robin with such windows from hop to hop gives
 max-min fair rates (Hahne, Round-robin scheduling for max-min fairness in data networks, 1991). If
-all lanes are held up, the next one is served all the same: nobody loses by it.
+all lanes are held up, the next one is served all the same: no other loses by it.
 
 **Express.** As long as a flow shares no link, all of that is arithmetic: chunk i comes to a link at
 `start + i * pace` and the latencies before it. So a flow that finds its whole path idle takes it as

@@ -35,7 +35,7 @@ class Watchpoints:
         self._everywhere.append(future)
 
     def are_awaited(self) -> bool:
-        """Whether anybody waits for a change."""
+        """Whether a change is waited for."""
         watching = (self._everywhere, *self._by_granule.values())
         return any(not future.is_done for futures in watching for future in futures)
 

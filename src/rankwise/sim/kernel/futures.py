@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise.base.errors import LocalProtocolError
 
-try:  # it is for the compiler, and nobody else needs the package
+try:  # it is for the compiler, and nothing else needs the package
     from mypy_extensions import mypyc_attr
 except ImportError:
 

@@ -94,7 +94,7 @@ class Simulator:
             raise LocalProtocolError(f"instant {instant} is in the past: it is {self.now}")
 
     def future(self, name: object = "") -> Future:
-        """Make a future that somebody will let happen with `succeed` or `fail`."""
+        """Make a future that the caller lets happen with `succeed` or `fail`."""
         return Future(self, name)
 
     def timer(self, delay: int) -> Future:

@@ -44,7 +44,7 @@ class Stream:
     def synchronize(self) -> None:
         """Wait until everything in it is complete.
 
-        A failure that somebody has been told already is not raised again.
+        A failure that was reported already is not raised again.
         """
         for handle in self.tail():
             if not self._context.was_waited_for(handle):

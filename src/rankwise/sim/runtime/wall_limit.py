@@ -48,7 +48,7 @@ class RealTimeLimit(TimeLimit):
 def wall_limit(seconds: float | None, *, remedy: str = "a larger wall_limit_s") -> Iterator[None]:
     """Raise `RealTimeLimit` in the running code after so many seconds, and again if it goes on.
 
-    Limits may be nested: the one that comes first holds. A timer of somebody else's goes on
+    Limits may be nested: the one that comes first holds. A timer of the program's own goes on
     afterwards.
 
     Args:

@@ -301,7 +301,7 @@ class Execution:
         """Note that a program looked at memory in a way in which programs wait.
 
         Seeing the same at the same place again may mean that it waits (`looks`): others go on
-        first. A group in lockstep has nobody who could, so it ends if it does wait.
+        first. A group in lockstep has no others, so it ends if it does wait.
         """
         if self.wait is None and not self.launch.may_spin_wait:
             return

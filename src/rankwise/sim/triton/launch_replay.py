@@ -1,6 +1,6 @@
 """What the programs of a launch do, written down once and repeated as often as it is launched.
 
-Where only time is simulated, a program calculates nothing that anybody looks at: its operations
+Where only time is simulated, the results of a program are never read: its operations
 follow from its arguments alone. So they are recorded, program by program and outside of simulated
 time, and a launch with equal arguments (the same kernel on the next rank, most of the time) repeats
 the recording with its own addresses. What it does in simulated time is the same, to the picosecond.

@@ -107,7 +107,7 @@ class LaunchPeers:
         return found
 
     def buffer(self, name: str, address: int, type_: dtype, size: int) -> Buffer:
-        """Bytes of somebody's memory as a buffer."""
+        """Bytes of a device's memory as a buffer."""
         mapping = self._env.mapping_at(address)
         if not mapping.has_data:
             return Buffer(name, np.zeros(size // type_.itemsize, type_.storage), type_, address)

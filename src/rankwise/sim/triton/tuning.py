@@ -95,7 +95,7 @@ class Progress:
         self._whole = 0
 
     def tried(self, config: int, *, is_whole: bool) -> None:
-        """Hear of a trial."""
+        """Note a trial."""
         self._tried.add(config)
         self._whole += is_whole
         passed = self._clock() - self._begun

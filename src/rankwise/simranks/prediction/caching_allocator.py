@@ -198,7 +198,7 @@ class CachingAllocator:
         requested: what was asked for of the active ones.
         reserved: bytes of segments.
         retries: how often the cache was returned since the device was full.
-        trace: what has happened, as torch's snapshots have it; None if nobody wants it.
+        trace: what has happened, as torch's snapshots have it; None if it is not recorded.
     """
 
     def __init__(

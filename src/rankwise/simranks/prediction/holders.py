@@ -47,7 +47,7 @@ class Held(NamedTuple):
 
 
 UNKNOWN = Holder(TEMPORARIES, "", "", is_of_backward=False)
-"""Holds what nobody has asked about."""
+"""Holds what has no holder of its own in the report."""
 
 
 class HolderRecords:
@@ -70,7 +70,7 @@ class HolderRecords:
         self.curve: list[int] = []
 
     def note(self, holder: Holder | None, size: int) -> None:
-        """Somebody takes bytes, or gives them back."""
+        """Bytes are taken or given back."""
         self._events.append((holder or UNKNOWN, size))
 
     def forget(self) -> None:

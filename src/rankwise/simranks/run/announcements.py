@@ -44,7 +44,7 @@ class NodesAnnouncements:
         self._lost: dict[int, list[str]] = {}
 
     def note_loss(self, round_number: int, host: str) -> None:
-        """A node has died in a round, of which the agents will hear only what follows from it."""
+        """A node has died in a round, of which the agents will see only what follows from it."""
         self._lost.setdefault(round_number, []).append(host)
 
     def tell(self, host: str, announcement: Announcement) -> None:

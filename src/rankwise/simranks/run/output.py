@@ -374,7 +374,7 @@ class _Dispatching(io.RawIOBase):
                 stream.flush()
 
     def close(self) -> None:
-        """Stay open: it is everybody's."""
+        """Stay open: it is shared."""
 
     def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
         data, output = bytes(data), self._output
@@ -391,7 +391,7 @@ class _Dispatching(io.RawIOBase):
                 _write(number, data)
                 return len(data)
         stream = output.streams.get((rank.number, self._stream))
-        if os.getpid() != output.pid:  # a child's copies of the sinks are nobody's
+        if os.getpid() != output.pid:  # a child's copies of the sinks are not drained
             write_all(self._fd if stream is None else stream.fd_for_children(self._fd), data)
         # A killed process writes nothing: what its thread prints while it unwinds is dropped.
         elif rank.is_to_end:

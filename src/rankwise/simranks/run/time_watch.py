@@ -7,7 +7,7 @@ compute, read or write enough for the virtual time that has passed. What a look 
 the simulation's doing, and no progress.
 
 With `--hang-timeout` that much virtual time without progress is a hang, found at most a quarter of
-it late. Without, nobody has said how long ranks may rest, and a program may sleep for days on
+it late. Without, how long ranks may rest is unknown, and a program may sleep for days on
 purpose: only ranks have hung that let another one wait in an operation for longer than the
 time-outs of torch would, and that have woken up so often meanwhile that a real minute has passed.
 
@@ -103,7 +103,7 @@ class TimeWatch:
         # That of the calling thread is no rank's.
         computed = time.process_time_ns() - time.thread_time_ns() - looks
         byte_count = bytes_of_this_process() - self._printed()
-        # Where nobody has set a limit, a quarter of the time is enough in which a rank computes.
+        # Without a limit, a quarter of the time is enough in which a rank computes.
         share = CPU_SHARE if self._hang_timeout else CPU_SHARE * LOOKS_PER_PATIENCE
         did, moved = computed - self._computed, byte_count - self._bytes
         self._marks, self._computed, self._bytes = marks, computed, byte_count

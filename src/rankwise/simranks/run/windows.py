@@ -36,7 +36,7 @@ from rankwise.simranks.world.scheduler import Scheduler
 from rankwise.simranks.world.world import SimulatedWorld, refuse_threads, running_rank
 
 _USUAL_PATIENCE = Duration(119 * SECOND)
-"""A little less than the two minutes that a communicator has if nobody says how long."""
+"""A little less than the two minutes that a communicator has without a timeout."""
 _NEVER = Instant((1 << 63) - 1)
 
 

@@ -401,14 +401,14 @@ def _likeness(stage: Any, args: Any, kwargs: Any) -> Any:
         return None
     if not (torch.is_grad_enabled() and stage.has_backward and module.training):
         return None
-    told = [_told(each) for each in (*args, *kwargs.values())]
-    if None in told or any(each.requires_grad for each in kwargs.values() if _is_tensor(each)):
+    kept = [_kept(each) for each in (*args, *kwargs.values())]
+    if None in kept or any(each.requires_grad for each in kwargs.values() if _is_tensor(each)):
         return None
     autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    return (*told, *kwargs, *autocast)
+    return (*kept, *kwargs, *autocast)
 
 
-def _told(value: Any) -> Any:
+def _kept(value: Any) -> Any:
     if _is_tensor(value):
         of_tensor = value.shape, value.stride(), value.dtype, value.requires_grad
         return (*of_tensor, getattr(value, "_spec", None))

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # as everybody calls it
+import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable

@@ -10,7 +10,7 @@ What is touched:
 - `distributed_c10d._process_group_name`: the registry of groups in C++ is the process's, so each
   rank's groups have names of their own.
 - `torch.distributed._symmetric_memory`: its tables of what belongs to the name of a group.
-- `distributed_c10d._unregister_all_process_groups`: would take everybody's groups out of it.
+- `distributed_c10d._unregister_all_process_groups`: would take the groups of all ranks out of it.
 - `torch.distributed.TCPStore` and `FileStore`: the same for programs that make one themselves; and
   `PrefixStore` around one of those, here and in `distributed_c10d`.
 - `ProcessGroup._register_backend` and its siblings, to make the groups of gloo that are recorded.

@@ -30,7 +30,7 @@ class Storage:
         clock: of the rank whose it is.
         is_on_device: whether it takes memory of the modelled device; otherwise of the host.
         is_known: whether its numbers are computed; otherwise nothing may read them.
-        holder: who has made it, for the report of memory; None if nobody asked.
+        holder: who has made it, for the report of memory; None if that is not wanted.
         block: its memory on the device; None if it has none there.
     """
 

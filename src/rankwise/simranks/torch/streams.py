@@ -93,7 +93,7 @@ class LaneStream:
         event.wait(self)
 
     def query(self) -> bool:
-        """Whether all is done: nobody asks for it but to do something else meanwhile."""
+        """Whether all is done: always, since a program asks only to do other work meanwhile."""
         return True
 
     def record_event(self, event: "LaneEvent | None" = None) -> "LaneEvent":
@@ -144,7 +144,7 @@ class LaneEvent:
             clock.let_wait(lane, self._moment)
 
     def query(self) -> bool:
-        """Whether it has happened: nobody asks for it but to do something else meanwhile."""
+        """Whether it has happened: always, since a program asks only to do other work meanwhile."""
         return True
 
     def elapsed_time(self, end: "LaneEvent") -> float:

@@ -219,7 +219,7 @@ def restarts_are_used_up(world: ProcessWorld) -> None:
 
 
 def a_stop_ends_the_gang_without_restart(world: ProcessWorld) -> None:
-    """Everybody gets the signal, and the outcome is no failure."""
+    """All workers get the signal, and the outcome is no failure."""
     record = world.run(GangSpec(size=2, grace=GRACE), [[RUNS, RUNS]], ONE_RESTART, stop_after=SOON)
 
     assert record.outcome.status is OutcomeStatus.STOPPED

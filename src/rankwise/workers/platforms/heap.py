@@ -43,7 +43,7 @@ class DeviceHeap:
 
     Args:
         chip: its number.
-        capacity: how many bytes it has; None if that is somebody else's worry.
+        capacity: how many bytes it has; None if the caller sees to that.
     """
 
     def __init__(self, chip: int, capacity: int | None = None) -> None:

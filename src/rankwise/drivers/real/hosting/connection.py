@@ -197,7 +197,7 @@ class Connection:
     def wait_until(self, is_done: Callable[[], bool], patience: Duration) -> None:
         """Take in answers, without a reactor, until that is so, the other side is gone, or time is.
 
-        For the end of a run that something has broken, when nobody else may be told anything.
+        For the end of a run that something has broken: no message is sent any more.
         """
         deadline = time.monotonic_ns() + patience
         waiting = select.poll()
@@ -268,7 +268,7 @@ class Connection:
         return {}
 
     def _send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
-        """Send now, or, if the other side is busy, when it takes it: nobody here waits for it.
+        """Send now, or, if the other side is busy, when it takes it, without waiting for it.
 
         Raises:
             OSError: the descriptors cannot be sent, since too many are on their way already.
@@ -407,7 +407,7 @@ def kill_marked(mark: str, patience: Duration) -> None:
     """Kill every process whose environment carries a lost guardian's mark, and see them dead.
 
     The last resort: while a guardian lives, it finds all its descendants by itself. Looks again
-    until a look finds nobody, since one may have forked while we looked, or `patience` is over.
+    until a look finds none, since one may have forked during the look, or `patience` is over.
     """
     # Like `descendants`, but for strangers: there are no parents to tell a reused number by, and
     # the guardian's module is kept to what its start-up can afford.
@@ -428,7 +428,7 @@ def _kill(pid: int, stack: ExitStack) -> int | None:
         stack.callback(os.close, pidfd)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
-        return None  # it ended meanwhile, or belongs to somebody else
+        return None  # it ended meanwhile, or belongs to another user
     return pidfd
 
 

@@ -15,13 +15,13 @@ that has not imported anything (an automatic server: unless there is no other): 
 idle threads together with the thread for which these have worked, and a copy of that one would wait
 for them for ever.
 
-**A guess must do no harm.** Nobody has asked for `--guessed` modules. One that cannot be imported
+**A guess must do no harm.** Users did not ask for `--guessed` modules. One that cannot be imported
 is left to the workers. If they have started threads, the server ends before it has read a single
 order; if one ends or crashes the process, so be it. Either way the agent sees a server end that
 was never ready, and starts one without modules on the same socket, where all orders still are.
 That costs the time of the imports, and the job runs as under any other start method.
 
-**Nobody may notice `--automatic`.** Here nobody has asked for a fork server at all. The imports are
+**`--automatic` changes nothing visible.** Users did not ask for a fork server here. The imports are
 watched (`import_watch`; the variables are those that a rank has and this process has not), and if a
 fork would differ from an interpreter that makes them itself, the server tells the agent why and
 ends. The one that takes its place is started with `--exec`, imports nothing, and makes of each

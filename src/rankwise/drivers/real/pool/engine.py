@@ -513,7 +513,7 @@ class PoolEngine:
                 self._reactor.post(_nothing)
 
     def _recall(self, link: _WorkerLink) -> None:
-        """Tell what could be taken back; with the lock, and while nobody sends."""
+        """Tell what could be taken back; with the lock, and while no task is being sent."""
         link.is_recall_wanted = False
         self._inbox.append(TasksRecalled(link.number, self._take_back(link)))
 
@@ -696,7 +696,7 @@ class PoolEngine:
         self._reactor.call_at(instant, callback)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Let nobody wait for a reader that a mistake of ours has ended."""
+        """Fail every waiting call: a mistake of ours has ended the reader."""
         self._is_closed = True
         for task in [*self._tasks.values()]:
             with suppress(InvalidStateError):
@@ -837,7 +837,7 @@ class PoolEngine:
             self._drop(link)
 
     def on_exited(self, worker: int, code: int, at: Instant) -> None:  # noqa: ARG002  # a listener's
-        """A process has ended; what it has sent is heard first."""
+        """A process has ended; what it has sent is handled first."""
         link = self._link_of_order.pop(worker, None)
         if link is None:
             return

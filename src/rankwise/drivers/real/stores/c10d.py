@@ -2,12 +2,12 @@
 
 One agent serves a TCPStore; all of them keep an ordered log in it and replay it (`c10d_log`), so it
 has the transactions, watches and leases that torch's stores lack. Any other store of torch will do,
-too, as long as somebody looks after leases.
+too, as long as a process looks after leases.
 
 A watch waits inside torch until the log has another entry, where nothing can wake it; so closing
 it writes an entry that does nothing. Leases must be polled, since torch's stores offer
 nothing else: the *reaper*, a thread in the process that serves, asks for the counters of all leases
-a few times in the life of the shortest one, and ends those that nobody has renewed, by its own
+a few times in the life of the shortest one, and ends those without a renewal, by its own
 clock.
 
 What it does not survive: the agent that serves, or its machine. torch's client never connects
@@ -82,9 +82,9 @@ class C10dConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         host, port: its address.
         namespace: separates runs that share it.
         is_host: whether this process serves; None: if `host` is an address of this machine,
-            and nobody serves there yet.
+            and none serves there yet.
         connect_timeout: how long to wait for the server to come up.
-        linger: how long who serves waits at its end for the others to hear the last words.
+        linger: how long the server waits at its end for the others to read the last words.
     """
 
     host: str
@@ -100,7 +100,7 @@ def open_c10d(config: C10dConfig, clock: Clock) -> "C10dStore":
 
     Raises:
         ConfigError: torch is not installed, or this process must serve and cannot.
-        StoreUnavailable: nobody serves.
+        StoreUnavailable: there is no server.
     """
     distributed = _import_torch()
     who = f"torch's TCPStore at {endpoint_text(config.host, config.port)}"
@@ -141,7 +141,7 @@ def _client(
 def open_file(path: str, namespace: str, clock: Clock) -> "C10dStore":
     """A store in a file that all nodes see, by torch's FileStore: for one machine, and for tests.
 
-    Nobody serves it, so every client looks after all leases.
+    No process serves it, so every client looks after all leases.
 
     Raises:
         ConfigError: torch is not installed, or the file cannot be used.
@@ -170,7 +170,7 @@ class C10dStore(Store):
         namespace: separates this log from other keys in it.
         who: names it in errors.
         clock: counts leases if this client reaps.
-        reaps: whether this client ends leases that nobody renews. One of all clients must.
+        reaps: whether this client ends leases without a renewal. One of all clients must.
         linger: how long closing waits for the other clients to close.
         mark: tells others that a store is served at that port, until this is closed.
     """
@@ -265,9 +265,9 @@ class C10dStore(Store):
         with suppress(StoreError), self._lock:
             others = self._log.count_clients(self._connection, -1)
             deadline = monotonic() + linger_s
-            nobody = Event()
+            pause = Event()
             while others > 0 and monotonic() < deadline:
-                nobody.wait(LINGER_LOOKS_S)  # torch's stores tell nobody of a counter
+                pause.wait(LINGER_LOOKS_S)  # torch's stores have no watch for a counter
                 others = self._log.count_clients(self._connection, 0)
 
     def __exit__(self, *exc_info: object) -> None:
@@ -362,7 +362,7 @@ class C10dWatch:
 
 
 class _Reaper:
-    """Ends leases that nobody renews; see the module's text."""
+    """Ends leases without a renewal; see the module's text."""
 
     def __init__(
         self, log: ReplayedLog, connection: TorchStoreMethods, clock: Clock, closed: Event
@@ -440,7 +440,7 @@ def require_torch() -> None:
 
     try:
         is_there = find_spec("torch") is not None
-    except ValueError:  # somebody has said that it cannot be imported
+    except ValueError:  # its entry in sys.modules says that it cannot be imported
         is_there = False
     if not is_there:
         raise _torch_is_missing()

@@ -58,7 +58,7 @@ from rankwise.drivers.real.stores.watch_connection import WatchConnection
 from rankwise.ports.store import Store
 
 PROBE_AFTER_S = 5.0
-"""A watch asks its member for a sign of life when nobody else has heard of it for so long."""
+"""A watch asks its member for a sign of life when no request has had one for so long."""
 RECEIVED_AT_ONCE = 256 * 1024
 STREAM_IS_OVER = (OSError, NotAuthenticated, NotServing, NotReached, RemoteProtocolError)
 
@@ -177,7 +177,7 @@ class EtcdWatch:
         """Wait until etcd has confirmed the watch.
 
         Raises:
-            StoreUnavailable, StoreRefused: nobody does.
+            StoreUnavailable, StoreRefused: none does.
         """
         with self._connection.waiting():
             self._connect()

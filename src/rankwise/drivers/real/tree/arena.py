@@ -1,7 +1,7 @@
 """The arena: memory of a worker process and all its descendants, at the same addresses.
 
 One anonymous, shared, sparse mapping, made before anything is forked. It takes addresses, not
-memory: pages appear when somebody touches them, also those that are given out long after the fork,
+memory: pages appear when they are first touched, also those that are given out long after the fork,
 and they are the same for all. It has no name, so nothing of it can be left behind.
 
     callables    for each number where its pickle lies: u64 offset, u64 length
@@ -81,7 +81,7 @@ class ArenaExhausted(TreeError, MemoryError):
 
 
 class Arena:
-    """The mapping; made by the worker process, inherited by everybody beneath it."""
+    """The mapping; made by the worker process, inherited by its descendants."""
 
     def __init__(self, layout: ArenaLayout) -> None:
         if layout.rest + (1 << 30) > SIZE:
@@ -140,7 +140,7 @@ class Arena:
             self.memory.madvise(_REMOVE, begin, end - begin)
 
     def close(self) -> None:
-        """Unmap it here, unless somebody still looks at it through a buffer; twice is once."""
+        """Unmap it here, unless a buffer still refers to it; twice is once."""
         self._anchor = None
         try:
             self.memory.close()

@@ -76,7 +76,7 @@ class Role(Protocol):
         ...
 
     def failed(self, error: BaseException) -> None:
-        """Hear that a task has raised, before the worker process does."""
+        """Note that a task has raised, before the worker process does."""
         ...
 
     def loss(self) -> str:
@@ -144,7 +144,7 @@ def serve(role: Role, ends: ChildEnds) -> None:
         counters = memoryview(ends.arena.memory)[ends.arena.layout.counter(ends.index) :][:16]
         begun, done = counters.cast("Q")
         if done == begun and begun:
-            # Or it would have completed, as far as anybody can see.
+            # Or it would seem to have completed.
             counters.cast("Q")[1] = begun - 1
         raise _CutOff from error
 
@@ -217,7 +217,7 @@ def _serve(role: Role, ends: ChildEnds) -> None:
         except BaseException as error:  # noqa: BLE001  # the worker process raises it
             if copies:
                 _end_copy(error)
-            raised_at = now()  # before others can hear of it, and raise for it
+            raised_at = now()  # before others can know of it, and raise for it
             if deferred:
                 tell_deferred()
             role.failed(error)

@@ -174,7 +174,7 @@ class TreeEngine:
         self._answers: dict[int, Report] = {}
         """What children have told in report files that was no task's."""
         self._deaths: dict[int, str] = {}
-        """Children that have ended since somebody began to wait for them."""
+        """Children that have ended since the wait for them began."""
         self._programs = ProgramRuns(self.children, self._deaths, self._on_words, self._check_alive)
 
     def start(self) -> None:
@@ -557,7 +557,7 @@ class TreeEngine:
                 ends.append(word)
                 continue
             if ends:
-                # They come first, also because a dead child's last words must be heard before.
+                # They come first, also because a dead child's last words must be handled before.
                 self._tell(self._ends(ends))
                 ends = []
             self._on_child_message(kind, word)

@@ -4,12 +4,12 @@ Two ways lead here: an interpreter of the worker's own, which was given `boot.py
 it was compiled, and the fork server, in a fork. All make `__main__` as new, put `sys.argv` and
 `sys.path` in order and run the program in it. The program must not be able to tell. In particular
 no frame of ours shows in a traceback: this code stands at the bottom of the stack, so its frames
-are the first of a traceback and are dropped before anybody sees it.
+are the first of a traceback and are dropped before it is shown.
 
 **Reports.** The worker has a report pipe. faulthandler writes stacks into it, on a fatal signal
-and on `STACKS_SIGNAL`. An exception that nobody caught is written as a record, and as torch's
+and on `STACKS_SIGNAL`. An uncaught exception is written as a record, and as torch's
 error file when one is asked for, *before* `sys.excepthook` is called, and not by means of it:
-programs that replace the hook are heard as well, and their hooks still work.
+programs that replace the hook are covered as well, and their hooks still work.
 
 Without a report pipe the program runs all the same, without reports.
 
@@ -102,7 +102,7 @@ class Reporter:
     """A worker's end of its report pipe."""
 
     def __init__(self, report_fd: "int | None") -> None:
-        """Report to this descriptor, or to nobody."""
+        """Report to this descriptor; None: nowhere."""
         self._fd = report_fd
         self._pid = os.getpid()
         self._reported: BaseException | None = None
@@ -152,7 +152,7 @@ class Reporter:
             while questions := os.read(fd, 4096):
                 self._tell_recorded(questions[-1], recorded)
         except OSError:
-            pass  # nobody asks on such a descriptor
+            pass  # such a descriptor is never asked on
 
     def _tell_recorded(self, ask: int, recorded: "Callable[[], str]") -> None:
         try:
@@ -163,7 +163,7 @@ class Reporter:
             self._write(f'{{"kind": "recorded", "ask": {ask}, "groups": {groups}}}')
 
     def tell_last_recorded(self) -> None:
-        """Send, unasked, what the recorder has: nobody may be here to answer later."""
+        """Send, unasked, what the recorder has: later this process may be unable to answer."""
         if self._recorded is not None and os.getpid() == self._pid:
             self._tell_recorded(-1, self._recorded)
 
@@ -178,7 +178,7 @@ class Reporter:
             self._write(f'{{"kind": "exiting", "code": {code}, "at": {at}, "place": {place}}}')
 
     def report(self, error: BaseException) -> None:
-        """Tell of an exception that nobody has caught; of the same one only once.
+        """Report an uncaught exception; the same one only once.
 
         Its traceback loses our frames. A process that the program has forked has nothing to
         report: it is not the worker.
@@ -279,7 +279,7 @@ def _set_startup_aside() -> "list[tuple[dict[str, Any], list[Any]]]":
     """Take what is in memory out of garbage collection; return what must stay so, and how it is.
 
     What is set aside is not taken apart at the interpreter's end if it is a cycle, as a module with
-    functions is. A file that somebody has left open there would lose what was written to it. So
+    functions is. A file that was left open there would lose what was written to it. So
     nothing is set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a
     log) unless they are empty, as Debian's is, and all of it comes back if the program has given a
     name in one of them another value.

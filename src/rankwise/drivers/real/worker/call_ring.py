@@ -1,6 +1,6 @@
 """A rank's call record, in memory that its agent reads whatever the rank does.
 
-It lies behind the buffers of the segment: an *area* per worker, which nobody else writes:
+It lies behind the buffers of the segment: an *area* per worker, its only writer:
 
     head     64 bytes: the process that writes, how many groups, how many entries, how many entries
              plus one there were when the rank was done, how many of them are waits, how often

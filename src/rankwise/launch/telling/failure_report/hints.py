@@ -73,7 +73,7 @@ def _last_words(text: str) -> str:
 
 
 def _died_of(signal: int) -> Callable[[Failure], bool]:
-    """Of a signal that somebody else sent: what rankwise ends itself needs no hint."""
+    """Of a signal from elsewhere: what rankwise ends itself needs no hint."""
     return lambda failure: (
         failure.cause is FailureCause.SIGNALED
         and not failure.signal_sender

@@ -247,8 +247,8 @@ def lost_loader(failure: Failure) -> bool:
     error = failure.error
     if failure.cause is not FailureCause.RAISED or error is None:
         return False
-    is_told = _KILLED.search(error.message) or _KILLED.search(error.traceback)
-    return bool(is_told) or is_cut_off_from_loader(error)
+    names_killed_worker = _KILLED.search(error.message) or _KILLED.search(error.traceback)
+    return bool(names_killed_worker) or is_cut_off_from_loader(error)
 
 
 def is_cut_off_from_loader(error: ErrorRecord) -> bool:

@@ -146,7 +146,7 @@ class RendezvousSettings:
         run_id: the run.
         min_nodes, max_nodes: how many nodes take part.
         timeout: how long it may take.
-        keep_alive_interval, keep_alive_max_attempt: a node that was not heard of for so long, so
+        keep_alive_interval, keep_alive_max_attempt: a node that was silent for so long, so
             many times, is dead. Their product is the node's lease.
     """
 
@@ -263,7 +263,7 @@ class DynamicRendezvousHandler(HandlerOfRounds):
             max_nodes: how many may at most.
             local_addr: this node's address, as others reach it; by default its full name.
             timeout: how long it may take.
-            keep_alive_interval: a node that was not heard of for so many seconds,
+            keep_alive_interval: a node that was silent for so many seconds,
             keep_alive_max_attempt: so many times, is dead.
 
         Raises:

@@ -91,7 +91,7 @@ def barrier(
         trace_timeout: seconds that rank 0 looks for the missing ones.
 
     Raises:
-        RuntimeError: somebody did not come in time; torch's stores raise its `DistStoreError`.
+        RuntimeError: a rank did not come in time; torch's stores raise its `DistStoreError`.
     """
     assert rank is not None or rank_tracing_decoder is None, "Tracing requires rank information"
     with store_timeout(store, barrier_timeout):
