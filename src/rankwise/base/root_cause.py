@@ -14,8 +14,8 @@ SIGPIPE, by which native code dies of a closed connection. So SIGABRT explains a
 only if it was seen that soon, or if the rank was seen dying then (its core was written): a watchdog
 aborts later, when its peer is gone. A `ValueError` tells of no peer, and stays the cause of what
 was killed after it. What ended because rankwise had told it to stop never explains anything and
-comes last. Who was found to be out of step explains the exceptions of those that waited for it, and
-comes first: it was accused only since none had failed by itself. Ranks that have hung explain
+comes last. A rank that was found to be out of step explains the exceptions of those that waited for
+it, and
 consequences that others raise, also earlier: while these waited, they did. An exception of our own
 collectives says that another rank is to blame. So the first failure that says nothing of others
 explains it, also a later one.

@@ -264,7 +264,7 @@ def _supervise(job: "Job", event_log_handler: str, places: "LogPlaces | None") -
         leave_alone(job.signals)
         hold_interrupts()
         started = None
-        with suppress(OSError):  # it is tried again by who can tell the reason
+        with suppress(OSError):  # it is tried again where the reason can be told
             started = hosting_for(job)  # it starts on another core while we import the rest
         from rankwise.launch.run.supervision import supervise  # noqa: PLC0415  # see above
 

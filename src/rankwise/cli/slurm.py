@@ -46,7 +46,7 @@ _STEP_STRIDE = 1009
 _MEETING_OPTIONS = ("rdzv_endpoint", "master_addr", "master_port", "node_rank", "standalone")
 """With one of these the user has said how the nodes meet."""
 _SETTINGS_OF_EMBEDDED = frozenset({"token", "token_file", "encrypts", "is_host", "linger"})
-"""Who gives one of these in --rdzv-conf means an embedded store."""
+"""With one of these in --rdzv-conf, the store is an embedded one."""
 _SERVED_BY_A_NODE = ("static", "embedded", "c10d")
 """Backends whose store lives in an agent, so that it can be on the first host."""
 

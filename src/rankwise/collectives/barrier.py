@@ -224,7 +224,8 @@ class Barrier:
         return [rank for rank in ranks if self._memory[offset + 4 * rank]]
 
     def _look_for_the_lost(self, phase: int) -> None:
-        # Who died without a word is the cause; who withdrew may have done so because of that.
+        # A rank that died silently is the cause; one that withdrew may have done so because of
+        # that.
         dead = self._flags(self._layout.deaths, self._missing(phase))
         withdrawn = self._flags(self._layout.withdrawals, dead)
         silent = [rank for rank in dead if rank not in withdrawn]

@@ -137,7 +137,7 @@ class RehearsedTransport:
         self._meet("barrier", None, _nothing)
 
     def withdraw(self, reason: str, *, lost_peer: bool = False) -> None:
-        """Tell the peers that this rank gave up in an operation; who is killed tells nothing."""
+        """Tell the peers that this rank gave up in an operation; a killed one tells nothing."""
         del lost_peer  # a rank that dies here is known to all at once
         if not self._world.scheduler.ranks[self.rank].is_to_end:
             self._group.lose(self.rank, CollectiveError(f"rank {self.rank} gave up: {reason}"))

@@ -132,7 +132,7 @@ class RunTimeline:
         wall_ns: when the run began, as nanoseconds since 1970.
         delays: what each rank has cost the others by coming late.
         seen: the share of the calls that this is known of.
-        straggler: who made the others wait in what C++ calls, as far as its sample tells.
+        straggler: the rank that made the others wait in what C++ calls, as far as its sample tells.
         world_size: how many ranks the last attempt had on all nodes.
         origin: where the timeline begins, on the clock of the first node.
         gpus: samples of each GPU, by the index of its node in `nodes` and its number there.
@@ -354,7 +354,7 @@ def _place_life(
 def _lateness(
     timeline: RunTimeline, members: dict[tuple[int, str], Group]
 ) -> tuple[tuple[Delay, ...], float]:
-    """Who made the others wait, by the one who judges that while a run lasts."""
+    """The rank that made the others wait, by the judge of a run that lasts."""
     lateness = Lateness(timeline.tracks)
     arrivals: dict[int, list[tuple[str, int, int, Arrival]]] = {}
     for rank, track in timeline.tracks.items():
@@ -372,7 +372,7 @@ def _lateness(
 
 
 def _straggler(timeline: RunTimeline, members: dict[tuple[int, str], Group]) -> Straggler | None:
-    """Who is late in what C++ calls in the last attempt, by the one who judges it during a run."""
+    """The rank that is late in what C++ calls in the last attempt, by the judge of a run."""
     attempt = max((attempt for attempt, _ in members), default=0)
     groups = {key: group for (of, key), group in members.items() if of == attempt}
     sampled = SampledLateness()

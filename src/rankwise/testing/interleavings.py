@@ -75,7 +75,7 @@ class Interleaving:
 
     @property
     def ready(self) -> list[int]:
-        """Who can take a step."""
+        """The programs that can take a step."""
         return [
             index
             for index in range(len(self._fibers))

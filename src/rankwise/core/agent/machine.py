@@ -443,7 +443,7 @@ class Agent:
     def _fail_after_all(self, blamed: gang_words.RanksBlamed, now: Instant) -> None:
         """All workers have ended well, but ranks of other nodes wait for some of them."""
         outcome, world = self._outcome, self.world
-        assert outcome is not None, "asked by who knows it"
+        assert outcome is not None, "called once it is known"
         assert world is not None, "a gang lives in a world"
         # A failure or a stop of its own explains the wait of the others already.
         if outcome.status is not OutcomeStatus.SUCCEEDED:

@@ -40,14 +40,14 @@ finished: a stray of this one could hold the port or the device of the next.
   requested and no process exists, the gang waits for none: the sweep takes the orders back.
 - Two gangs must never be alive at once: what a sweep could not end, or a sweep that did not end
   itself, forbids another gang, and the outcome's detail says so.
-- While workers are started, who makes them has to make progress: a fork server computes or reads
+- While workers are started, their spawner has to make progress: a fork server computes or reads
   while it imports. Without any for `hang_timeout`, or when `spawn_timeout` is over, those that do
   not exist yet have not started.
 - A hang is the absence of progress of *any* worker. `progress.py` decides what progress is, from
   looks at the workers. When the timeout could have passed, the gang asks (`LookForProgress`) and
   sets its next deadline from the answer.
-- Who keeps others waiting in a collective is found out by those who can read the ranks' call
-  records (`core/ledger`). Such a worker counts as failed, however it ends or has ended: before
+- Which rank keeps others waiting in a collective, `core/ledger` finds out from the ranks' call
+  records. Such a worker counts as failed, however it ends or has ended: before
   the stop is ordered, all show where they stand, as after a hang.
 - Ctrl-Z stops the workers and their agent. No deadline counts the time of the suspension.
 - A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
@@ -394,7 +394,7 @@ class Gang:
             return []
         self._verdict_due = after(now, min(self.spec.verdict_timeout, self.spec.dump_timeout))
         self._dumps_due = after(now, self.spec.dump_timeout)
-        # Now, too: who is dying already is the cause, who aborts later may be a consequence.
+        # Now, too: a worker that is dying already is the cause; a later abort may be a consequence.
         return [LookForDumps(self.attempt)]
 
     def _on_dumps_looked(self, looked: DumpsLooked, now: Instant) -> list[Effect]:
@@ -768,7 +768,7 @@ class Gang:
             worker = self._workers.lives[local_rank]
             worker.blame, worker.blamed_at = stimulus.reason, now
             worker.accused, worker.mismatch = stimulus.accused, stimulus.mismatch
-        # Who was done too early may have been swept when ranks of another node miss it.
+        # A worker that was done too early may have been swept when ranks of another node miss it.
         return self._begin_dumping(now) if self.phase is GangPhase.RUNNING else []
 
     def _begin_dumping(self, now: Instant) -> list[Effect]:

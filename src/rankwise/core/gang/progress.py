@@ -16,9 +16,9 @@ rank has done so far (`Activity`). What it has done between two looks is progres
 
 On a machine that has more to do than CPUs, a thread computes less than it would. So what it has
 computed is compared with the time in which it could have run: in which it did not wait for a CPU.
-The wait itself is no progress: who polls waits for a CPU each time that it wakes up. Less than 20
-ms from one look to the next are no progress in any case (of a look that is shorter than 400 ms, a
-twentieth); a starved thread gets that much.
+The wait itself is no progress: a polling rank waits for a CPU each time that it wakes up. Less than
+20 ms from one look to the next are no progress in any case (of a look that is shorter than 400 ms,
+a twentieth); a starved thread gets that much.
 
 A main thread that asks the handle of a call again and again whether it is over has computed only
 where that took 10 ms from one question to the next, on average: it waits, and spins.

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, told from the call records of all ranks.
+"""Find the ranks that keep the others waiting, from the call records of all ranks.
 
 Theory of operation
 ===================
@@ -51,7 +51,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is to blame.
+    """The ranks that are to blame.
 
     Attributes:
         blamed: these ranks; several are so together, and none of them more than the others.
@@ -90,7 +90,7 @@ def find_blame(
 
     Args:
         records: those of all ranks that are known, read at one moment.
-        patience_is_over: whether ranks have waited for so long that who is merely late is to blame.
+        patience_is_over: whether ranks have waited for so long that a merely late rank is to blame.
         issued_is_waiting: whether a rank that stands in a call may yet do something else, since
             the library carries the call out. A circle is none then.
     """

@@ -1,4 +1,4 @@
-"""Who makes the others wait: how often each rank came last to a call, and what that has cost.
+"""Lateness: how often each rank came last to a call, and what that has cost the others.
 
 Theory of operation
 ===================
@@ -211,7 +211,7 @@ class _Arrivals:
             self._judged_to = arrival.number
             for waiter, wait in self._early_waits.pop(arrival.number, ()):
                 self._see_wait(waiter, wait)
-            # Reading goes on: who has missed an earlier call in one rank will not find it again.
+            # Reading goes on: a call that was missed in one rank will not be found later.
             self._pending = {
                 number: others
                 for number, others in self._pending.items()

@@ -1,4 +1,4 @@
-"""Who comes last to calls of which only a sample is known, and only when they were begun.
+"""Lateness in calls of which only a sample is known, and only when they were begun.
 
 Theory of operation
 ===================

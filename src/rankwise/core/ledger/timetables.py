@@ -160,7 +160,7 @@ def who_is_late(
     lasted: Duration,
     cpu_waits: Mapping[int, Duration],
 ) -> tuple[Delay, str] | None:
-    """Who made the others wait for a notable part of that time, and that in a sentence.
+    """The rank that made the others wait for a notable part of that time, and that in a sentence.
 
     Args:
         lateness: of what ranks call.

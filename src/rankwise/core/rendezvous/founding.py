@@ -105,7 +105,7 @@ def forgotten(keys: RunKeys, founder: str) -> Refused:
 
 
 def founder_in(snapshot: Snapshot, keys: RunKeys) -> str:
-    """Who wrote the charter that was read; empty if there is none, or none to be read."""
+    """The founder of the charter that was read; empty if there is none, or none to be read."""
     for entry in snapshot.entries:
         if entry.key == keys.charter:
             try:
@@ -182,7 +182,7 @@ class Succession:
         return found
 
     def successor(self) -> str | None:
-        """Who has founded another run in place of this node's; empty if there is none to be read.
+        """The founder of the run in place of this node's; empty if there is none to be read.
 
         None while this node's run is there.
         """

@@ -119,7 +119,7 @@ def _gather(view: View, round_: Round, now: Instant) -> Decision:
     candidates = _without_struck(view, round_)
     enough = active_count(view.config, len(candidates))
     if enough == 0 or (view.config.is_static and in_static_order(candidates, enough) is None):
-        # The last call begins anew: who left may have been among those that others waited for.
+        # The last call begins anew: the others may have waited for the nodes that left.
         view.enough_since = None
         return _wait_for_more(view, round_, candidates, now)
     if view.enough_since is None:
@@ -371,7 +371,7 @@ def _settled(view: View, round_: Round, candidates: dict[str, NodeRecord], count
 def _lineup(
     view: View, before: tuple[str, ...], members: tuple[str, ...], candidates: dict[str, NodeRecord]
 ) -> Lineup:
-    """Who is in the round that begins, and who came, left and waits, as people call them."""
+    """The nodes of the round that begins; those that came, left and wait, by their names."""
     now = set(members)
     here, there = _Labels(view, {*candidates, *members}), _Labels(view, before)
     return Lineup(

@@ -404,7 +404,7 @@ class RendezvousState:
         self._take_inquiry(now)
 
     def _take_inquiry(self, now: Instant) -> None:
-        """The leader may have asked something; who has no gang in that round can tell nothing."""
+        """Answer the leader's inquiry; a node without a gang in that round has nothing to tell."""
         value, member_of = self.shared.inquiry.value, self.membership.member_of
         if value is None or member_of is None or not self.inquiry.is_news(value):
             return

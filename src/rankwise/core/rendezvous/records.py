@@ -123,7 +123,7 @@ class Trouble(StrEnum):
     FAILED = "failed"
     """A rank has raised an exception that may be another's doing."""
     TIMED_OUT = "timed-out"
-    """The same, after a time-out: who has merely not come is to blame."""
+    """The same, after a time-out: a rank that has merely not come is to blame."""
     WHY = "why"
     """A user asks why the run does not go on; no rank is to be accused."""
     DONE = "done"
@@ -267,7 +267,7 @@ HOSTS_MAX = 64
 
 
 class Lineup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who is in a round, and what has changed, by the names of hosts; for people.
+    """The nodes of a round, and what has changed, by the names of hosts; for people.
 
     Long lists are cut. Where one host has several nodes, the id follows: `host/5ca46ed6`.
 

@@ -145,7 +145,7 @@ class View:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who is a member of the running round, or was of the last."""
+        """The members of the running round, or of the last."""
         return () if self.round is None else self.round.members
 
     @property

@@ -1,4 +1,4 @@
-"""What a rendezvous is told (stimuli) and what it answers (effects).
+"""The facts that a rendezvous is told (stimuli), and its answers (effects).
 
 Stimuli come from two sides: from the agent (what becomes of its gang), and from the store. Effects
 go to the same two: *notifications* to the agent, and *orders* to the store. All are frozen and
@@ -148,7 +148,7 @@ class StoreDenied(msgspec.Struct, frozen=True, tag=True):
     reason: str
     hint: str = ""
     is_of_another_run: bool = False
-    """Whether it is another run's store: this node has come to the wrong place."""
+    """True if it is another run's store: this node has come to the wrong place."""
 
 
 Reply = (
@@ -207,7 +207,7 @@ class NodeReady(msgspec.Struct, frozen=True, tag=True):
 
     round: int
     port: int = 0
-    """What its worker 0 would listen on, should the node have rank 0."""
+    """The address on which its worker 0 would listen, should the node have rank 0."""
 
 
 class GangFailing(msgspec.Struct, frozen=True, tag=True):

@@ -87,7 +87,7 @@ class Requests:
     """The calls to one child; `name` is what messages call it."""
 
     next_deadline: Instant | None = None
-    """Who has no more patience forgets the call; nothing here happens by itself."""
+    """The caller's patience is over: the call is forgotten; nothing here happens by itself."""
 
     def __init__(self, name: str) -> None:
         self.name = name

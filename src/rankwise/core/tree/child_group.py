@@ -43,7 +43,7 @@ class ChildGroupPhase(StrEnum):
 
 
 class ChildGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Who belongs to a group, and how long it may take.
+    """The members of a group, and how long it may take.
 
     Attributes:
         names: what to call each child in messages.

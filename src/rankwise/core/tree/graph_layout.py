@@ -19,7 +19,7 @@ class RecordedTask(msgspec.Struct, frozen=True):
     """A task that was submitted while recording.
 
     Attributes:
-        pool: who may take it.
+        pool: the children that may take it.
         child: the one child that may take it, or None.
         accesses: the bytes it touches.
         name: what to call it.

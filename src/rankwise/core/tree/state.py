@@ -32,9 +32,9 @@ class Task:
     waiting_for = 0
     """Producers, and for a group that runs members, that have not ended."""
     producers: "tuple[Task, ...]" = ()
-    """Whom it waits for, or has waited for; forgotten when it ends."""
+    """The tasks that it waits for, or has waited for; forgotten when it ends."""
     consumers: "list[tuple[Task, bool]] | None" = None
-    """Who waits for this task, and whether for its data or only for its place in the order."""
+    """The tasks that wait for this one, and whether for its data or only for its place."""
     child: "Child | None" = None
     group: "Task | None" = None
     members: "list[Task] | None" = None

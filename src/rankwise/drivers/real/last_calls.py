@@ -1,7 +1,7 @@
 """The call that each worker began last, and whom it waits for, from their call records.
 
-`call_rings` reads whole call records, for who judges them. Who only looks on, as `rankwise top`
-does every second, needs one entry of each, and the table of groups.
+`call_rings` reads whole call records, to judge them. An onlooker, as `rankwise top` is
+every second, needs one entry of each, and the table of groups.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The real process host: a gang's orders become processes, pipes and signals.
 
-Who owns what: the guardian (or the fork server) owns the processes; this object owns the agent's
+The guardian (or the fork server) owns the processes; this object owns the agent's
 ends of their pipes. A `WorkerLink` is one worker of one attempt: its number at the guardian, its
 pipes, and what came through them. Links of an attempt outlive its workers until every pipe has
 been read to its end, so that nothing that was written is lost.
@@ -658,7 +658,7 @@ def _is_starting(link: WorkerLink) -> bool:
 def _ordered_worker(
     local_rank: int, attempt: int, planner: WorkerPlanner, spawner: Connection
 ) -> WorkerLink:
-    """Order a worker from who makes its process, with new pipes, of which the link has our ends.
+    """Order a worker, with new pipes, of which the link has our ends.
 
     Raises:
         OSError, RankwiseError: it cannot be had; nothing of it is left.

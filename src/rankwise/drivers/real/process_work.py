@@ -151,8 +151,9 @@ def _tree(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
 def _children(since: int = 0) -> dict[int, list[int]]:
     """The children of every process that began at that tick or later, by parent.
 
-    Not every kernel tells a process's own. Who has lost its parent, as what a shell has left in the
-    background, is a child of the leader of its session: of the rank, unless it began a session.
+    Not every kernel tells a process's own. A process without its parent, as one that a shell has
+    left in the background, is a child of the leader of its session: of the rank, unless it began a
+    session.
     """
     family = {pid: (int(fields[1]), int(fields[3]), fields) for pid, fields in _processes()}
     children: dict[int, list[int]] = {}

@@ -222,7 +222,7 @@ class Segment:
     def within(cls, memory: mmap, layout: SegmentLayout) -> Self:
         """The part of larger memory that begins at `layout.base`; the memory stays its owner's.
 
-        It has no identity: who lays out the larger memory says where a segment is, and how large.
+        It has no identity: the layout of the larger memory says where a segment is, and how large.
         """
         return cls(-1, layout, owns_fd=False, memory=memory)
 

@@ -130,7 +130,7 @@ def round_line(world: World, kept: int = 0) -> str:
 
 
 def lineup_text(world: World) -> str:
-    """Who is in a round, what has changed since the one before, and why."""
+    """The nodes of a round, what has changed since the one before, and why."""
     count, lineup = len(world.members), world.lineup
     hosts = ", ".join(lineup.hosts[:SHOWN_MAX])
     more = f" and {count - SHOWN_MAX} more" if count > SHOWN_MAX else ""

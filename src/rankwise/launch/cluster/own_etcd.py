@@ -192,7 +192,7 @@ class OwnEtcd:
         return {"protocol": "https", "cacert": certificate, "cert": certificate, "key": key}
 
     def _guards(self) -> list[str]:
-        """Both ports are for who has the run's certificate, whatever machine that comes from."""
+        """Both ports require the run's certificate, whatever machine that comes from."""
         if not self.settings:
             return []
         certificate, key = self.settings["cert"], self.settings["key"]

@@ -4,10 +4,10 @@ The other nodes may still have to learn of the end, and need two members for tha
 knows it waits until no node is registered any more; or until both other members are gone, since
 one alone serves no request.
 
-Who is registered is followed from the beginning. To ask for it at the end takes two members, and
-the others leave as soon as they know that all know it: the last agents to learn it would wait for
-an election, or in vain. A watch tells what its member knows, and needs no other one. Who has said
-goodbye may not have the answer yet, so there is a moment for that.
+The registered nodes are followed from the beginning. To ask for them at the end takes two members,
+and the others leave as soon as they know that all know it: the last agents to learn it would wait
+for an election, or in vain. A watch tells what its member knows, and needs no other one. A node
+that has said goodbye may not have the answer yet, so there is a moment for that.
 
 A member's death is seen as the end of a connection to its port. What ends a connection of a member
 that lives is its own business: it is connected to again.

@@ -179,7 +179,7 @@ class _SocketLine:
         gc.collect()
 
     def _listen(self, rank: "RecoverableRank") -> None:
-        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not needed to boot
         from rankwise.drivers.real.recall_line import receive  # noqa: PLC0415  # the same
 
         received = receive(self._line)
@@ -216,13 +216,13 @@ class RecoverableRank:
 
     def note(self, word: "AgentWord") -> None:
         """A word has come, which `next_word` will tell when the main thread asks."""
-        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import RecoveryOrder  # noqa: PLC0415  # not needed to boot
 
         self._is_recalled = word.word is RecoveryOrder.RECALL
 
     def run(self, function: Callable[[], R], timeout: float) -> R:
         """Call the function until it comes to its end by itself."""
-        from rankwise.core.gang.vocabulary import RecoveryMessage  # noqa: PLC0415  # not for who only boots
+        from rankwise.core.gang.vocabulary import RecoveryMessage  # noqa: PLC0415  # not needed to boot
 
         if self._is_running:
             raise LocalProtocolError(

@@ -1,7 +1,7 @@
 """How each rank of this node is, at this moment: for `rankwise ps`, `rankwise top` and the metrics.
 
 Nothing is sampled without a question. An answer costs a third of a millisecond for 8 ranks: what
-they write into their segment anyway is read once. Rates are the asker's business, who divides the
+they write into their segment anyway is read once. Rates are the asker's business: it divides the
 difference of two answers by the time between them. So are CPU and memory, which the kernel tells
 anyone.
 """

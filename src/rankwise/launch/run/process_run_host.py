@@ -154,7 +154,7 @@ class ProcessRunHost:
             keeps_children=job.keep_children,
         )
         stack.callback(self._host.close)
-        # Before there are any: whoever kills this process may do so at any time.
+        # Before there are any: this process may be killed at any time.
         self._guard_files(hosting)
         # Now, so that a log directory which cannot be made stops us before any worker exists.
         self._planner.prepare_attempt(0)

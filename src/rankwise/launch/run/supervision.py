@@ -136,7 +136,7 @@ class Supervision:
                 self._results = session.host.results()
                 is_over_for_good = self._ends_process and session.host.end_well_on_signals()
         finally:
-            # Also if nothing ever began: who waits for that would wait for ever.
+            # Also if nothing ever began: a caller that waits for that would wait for ever.
             self._tell(self._begun)
             self._tell(self._finished)
         if self._outcome.status is OutcomeStatus.SUCCEEDED and not is_over_for_good:

@@ -207,7 +207,7 @@ def tell_of_end(
     has_failed = is_timeout or outcome.status is OutcomeStatus.FAILED
     if not has_failed or not is_of_this_node:
         grace = run.job.gang.grace if grace_left is None else grace_left
-        # Who stops a run waits for no command longer than for its ranks.
+        # A stopped run waits for no command longer than for its ranks.
         command.wait(grace / SECOND if is_stopped else math.inf)
         return
     event, failures, message = "failure", outcome.failures, outcome.detail

@@ -70,7 +70,7 @@ class _Exchange(NamedTuple):
         size: bytes that each puts in.
         series: what it is one of, in order.
         number: counts them, from 1.
-        ranks: who takes part, in the order of their group.
+        ranks: the participants, in the order of their group.
         root: the place among them of the root.
         nodes: by rank.
         algorithm: what it was carried out with; empty if the trace does not say so.
@@ -154,7 +154,7 @@ class ChakraProgram:
         return f"{self.name}, device {at[0]}: node {node.number} {node.name!r}"
 
     def _exchanges(self) -> Iterator[tuple[At, _Exchange]]:
-        """Who takes part in what with whom; refuses ranks that do not fit each other."""
+        """The ranks of each exchange; refuses ranks that do not fit each other."""
         series: dict[str, dict[int, list[ChakraNode]]] = defaultdict(lambda: defaultdict(list))
         members: dict[str, tuple[int, ...]] = {}
         for rank, nodes in enumerate(self._traces):

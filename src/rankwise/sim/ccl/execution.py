@@ -70,7 +70,7 @@ def dependencies(program: tuple[Instruction, ...]) -> tuple[tuple[Dependency, ..
             for cell in range(cell_at[span.start], cell_at[span.stop]):
                 readers[cell].append((step, span))
         for span in writes:
-            # Who touches it from now on waits for us, and through us for all before.
+            # A later user of it waits for us, and through us for all before.
             for cell in range(cell_at[span.start], cell_at[span.stop]):
                 writer[cell] = (step, span)
                 readers[cell] = []

@@ -127,9 +127,9 @@ def _snake(homes: tuple[int, ...], columns: int) -> tuple[int, ...]:
 class Plan:
     """The programs of all ranks, the lengths of their workspaces, and what is calculated there.
 
-    An algorithm that is a kernel alone has empty programs: who talks to whom is not known before.
-    One that goes in the rounds of a ring has its programs and their order made when they are first
-    asked for, since its messages are known without: among 1,024 ranks those are four million
+    An algorithm that is a kernel alone has empty programs: which ranks exchange messages is not
+    known. One that goes in the rounds of a ring has its programs and their order made when they are
+    first asked for, since its messages are known without: among 1,024 ranks those are four million
     instructions, and the message level needs none of them. Of an algorithm that treats all ranks
     alike, one program is made first (`model`), for the same reason.
 

@@ -59,7 +59,7 @@ class GraphEngine:
     Attributes:
         replicas: the launches that were not simulated, since another device did the same.
         peers: the memory that devices share with each other.
-        watchpoints: who waits for memory to change.
+        watchpoints: the programs that wait for memory to change.
     """
 
     def __init__(

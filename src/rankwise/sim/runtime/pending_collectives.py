@@ -155,7 +155,7 @@ class PendingCollectives:
         return [collective_in_words(match) for match in self._matcher.open.values()]
 
     def awaited_by(self, call: RankContribution) -> list[int]:
-        """Who has not joined the collective of a call."""
+        """The ranks that have not joined the collective of a call."""
         match = self._matcher.open.get((call.series, call.number))
         return [] if match is None else sorted(match.missing())
 

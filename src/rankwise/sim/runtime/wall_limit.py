@@ -117,7 +117,7 @@ def _would_be_lost(frame: FrameType | None) -> bool:
 
 
 def _running() -> str:
-    """Who runs, in words."""
+    """The process that runs, in words."""
     current = getcurrent()
     if isinstance(current, RankGreenlet):
         return f"rank {current.rank}"

@@ -3,8 +3,9 @@
 Programs wait in loops: they look at a word until it holds what they want. Each look takes time, and
 a loop without a writer would never end, so a program that waits is laid to sleep until memory
 changes; if no program is left to change it, that is a deadlock. But a program may look twice and
-see the same without waiting: a flag that stays set is looked at in every turn of an outer loop. Which
-of the two it is follows from what lies between two equal looks of one instruction at one word:
+see the same without waiting: a flag that stays set is looked at in every turn of an outer loop.
+Which of the two it is follows from what lies between two equal looks of one instruction at one
+word:
 
 - *Work*: the program itself has changed memory. It goes on.
 - *Nothing*: it is where it was, all its variables are as they were, and memory has not changed. It

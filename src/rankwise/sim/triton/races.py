@@ -46,7 +46,7 @@ class _Shadow(NamedTuple):
 
 
 _SYSTEM = -1
-"""Whom a clock is for that all ranks may take over; a rank's number otherwise."""
+"""The key of a clock that all ranks may take over; other clocks have the number of a rank."""
 
 
 def _whole(buffer: Buffer) -> tuple[int, int]:
@@ -130,7 +130,7 @@ class RaceDetector:
         return [clock for clock in found if clock is not None]
 
     def shadow_of(self, start: int, size: int) -> _Shadow:
-        """Who used the bytes of some memory."""
+        """The programs that used the bytes of some memory."""
         found = self._shadows.get(start)
         if found is None or len(found.stores.who) < size:
             stores, loads = (

@@ -1,4 +1,4 @@
-"""Who holds the memory of a device: what it is for, of which module, and where it was made.
+"""Holders of the memory of a device: what it is for, of which module, and where it was made.
 
 A rank keeps what it takes and gives back since its last step began, and how much was in use then.
 From that, the holders at the peak are told exactly, however many steps there are.
@@ -95,7 +95,7 @@ class HolderRecords:
         self._base = _after(self._base, events)
 
     def present(self) -> list[Held]:
-        """Who holds what now."""
+        """The holders now."""
         return _held_by(self._base, self._events)
 
 
@@ -107,7 +107,7 @@ def _after(base: dict[Holder, int], events: list[tuple[Holder, int]]) -> dict[Ho
 
 
 def _held_by(base: dict[Holder, int], events: list[tuple[Holder, int]]) -> list[Held]:
-    """Who holds what after these events, the largest first."""
+    """The holders after these events, the largest first."""
     together: Counter[tuple[str, str, str]] = Counter()
     for holder, size in _after(base, events).items():
         together[holder.kind, holder.module, holder.place] += size

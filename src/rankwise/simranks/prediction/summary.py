@@ -459,7 +459,7 @@ def _wrapped(head: str, note: str) -> list[str]:
 
 
 def holder_lines(prediction: Prediction) -> list[str]:
-    """Who holds the memory of the fullest device at the peak of a step, after a head."""
+    """The holders of the memory of the fullest device at the peak of a step, after a head."""
     clock = prediction.clocks.get(figures_of(prediction).memory_rank)
     records = None if clock is None else clock.memory.holder_records
     if clock is None or records is None:
@@ -743,7 +743,7 @@ def gibibytes(size: int) -> str:
 
 
 def held_in_words(rows: list[Held]) -> list[str]:
-    """Who holds memory: each kind with its share, then the largest holders of each."""
+    """The holders of memory: each kind with its share, then the largest holders of each."""
     kinds: dict[str, int] = {}
     for row in rows:
         kinds[row.kind] = kinds.get(row.kind, 0) + row.size

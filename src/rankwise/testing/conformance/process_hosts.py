@@ -161,7 +161,7 @@ def an_exception_is_reported_before_the_exit(world: ProcessWorld) -> None:
 
 
 def a_worker_may_end_well_when_told_to_stop(world: ProcessWorld) -> None:
-    """Who obeys with exit code 0 has not failed."""
+    """A worker that obeys with exit code 0 has not failed."""
     failing = WorkerProgram(ending=Exits(1), after=LATER)
     obeying = WorkerProgram(
         ending=RunsForever(), stop_takes=Duration(50 * MILLISECOND), stop_code=0

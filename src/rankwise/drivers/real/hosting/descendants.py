@@ -14,7 +14,8 @@ A process without a child, alive or dead, has no descendant, and never will: the
 once, and at the end of most runs no look is needed.
 
 **Killing.** A process that is found to be a descendant is killed at that moment and not when the
-look is over, the youngest first, since who forks and ends all the time is among them. Then whole
+look is over, the youngest first, since a process that forks and ends all the time is among them.
+Then whole
 process groups: that is the only kill that no fork escapes, and a group of a descendant has no
 strangers in it, since every worker begins a session. Chains of thousands that have died are reaped
 as we go, since they would make each look slower than the one before.
@@ -250,7 +251,7 @@ class _KillPass:
             else:
                 self.groups.add(group)
                 is_killed = pid not in self._immune and self._kill(pid, parent)
-                # Who has no command line is at its end, or has not become what it will be.
+                # A process without a command line is at its end, or has not become what it will be.
                 if is_killed and command_line and not _is_tracker(command_line):
                     self.left[pid] = _words(command_line)
 

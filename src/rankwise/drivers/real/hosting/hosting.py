@@ -123,7 +123,7 @@ class Hosting:
 
     @property
     def spawner(self) -> Connection:
-        """Whom to ask for workers."""
+        """The process that workers are asked of."""
         return self.guardian if self.server is None else self.server
 
     def attach(self, reactor: Reactor, gang: HostingListener) -> None:
@@ -176,7 +176,7 @@ class Hosting:
 
     @property
     def gang(self) -> HostingListener | None:
-        """Whom it serves."""
+        """The gang that it serves."""
         return self._gang
 
     @property
@@ -226,7 +226,7 @@ class Hosting:
             self.guardian.signal(self.server_number, SIGKILL, group=False)
 
     def replace_server(self) -> None:
-        """Start another fork server if the last one was abandoned, for who wants workers again."""
+        """Start another fork server if the last one was abandoned: workers are wanted again."""
         if not self._is_abandoned or self.guardian.loss:
             return
         assert self.server is not None, "only fork servers are abandoned"

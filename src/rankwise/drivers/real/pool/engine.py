@@ -338,7 +338,7 @@ class PoolEngine:
         future.task, future.tell = number, self.tell
         self._tasks[number] = task
         self._inbox.append(PoolTaskSubmitted(number, len(needs), attempts))
-        # Read after the entry is made: who makes room looks into the inbox after that.
+        # Read after the entry is made: a thread that makes room looks into the inbox after that.
         if needs or self._machine.can_send or self._machine.phase is not PoolPhase.OPEN:
             self._pump()
         for need in needs:

@@ -64,7 +64,7 @@ FAREWELL_S = 2.0
 """How long a client that leaves waits for the server at most."""
 LOG_LEVEL_VARIABLE = "TORCH_CPP_LOG_LEVEL"
 SLICE = timedelta(seconds=5)
-"""How long a thread waits inside torch at a time, at most; who writes an entry wakes it sooner."""
+"""How long a thread waits inside torch at a time, at most; a written entry wakes it sooner."""
 LOOKS_PER_LIFE = 5
 """How often the reaper looks at a lease while it could live without being renewed."""
 REAPER_PAUSE_S = 0.5
@@ -532,7 +532,7 @@ def _joined(distributed: Any, config: C10dConfig, who: str) -> Any:
     def join() -> None:
         try:
             answers.put(_tcp_store(distributed, config, serves=False))
-        except Exception as error:  # noqa: BLE001  # raised by who waits
+        except Exception as error:  # noqa: BLE001  # raised in the thread that waits
             answers.put(error)
 
     # By a thread: torch waits for ever for one that accepts connections and says nothing.

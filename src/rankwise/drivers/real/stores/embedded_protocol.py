@@ -8,8 +8,8 @@ process can say nothing that is accepted, change no message, and repeat none.
 
 None can be read either where all of this is said within TLS (`tls`): the client begins with a
 handshake then, and the server sees from the first byte which of the two is meant. One that encrypts
-refuses who does not, and the other way round, in the clear: there is nothing to fall back to.
-Without TLS, who can read the network can read the keys and values.
+refuses one that does not, and the other way round, in the clear: there is nothing to fall back to.
+Without TLS, a listener on the network can read the keys and values.
 
 Each request is answered once, in order; after `WatchAsked` the server tells changes for as long as
 the connection lasts. A server that ends tells so to the watches that are still there.
@@ -35,7 +35,7 @@ REQUEST_BYTES_MAX = 64 * 1024 * 1024
 ANSWER_BYTES_MAX = 1024 * 1024 * 1024
 
 TLS_HANDSHAKE = 0x16
-"""The first byte of what begins with TLS, and of no frame of who has not proved anything."""
+"""The first byte of what begins with TLS, and of no frame of an unproved client."""
 TLS_RECORDS = range(0x14, 0x18)
 """The first bytes that TLS may answer with."""
 

@@ -10,7 +10,7 @@ further request of it is read; and a watch is told the next changes when it has 
 out of the keyspace's history. When it lags further behind than that goes, it is told so.
 
 The server forgets everything when it ends. `close` lets others read the last words first: it goes
-on serving until they have hung up, for a while. Who still watches then is told that it has ended.
+on serving until they have hung up, for a while. A watch that is left then is told of the end.
 """
 
 import errno
@@ -196,7 +196,7 @@ class EmbeddedServer:
             one for one in self._connections.values() if one.unauthenticated_until is not None
         ]
         if len(waiting) >= UNAUTHENTICATED_MAX:
-            # The oldest: who only connects, as a port scan does, must not keep nodes out.
+            # The oldest: a client that only connects, as a port scan, must not keep nodes out.
             self._cut_off(waiting[0])
         sock.setblocking(False)  # noqa: FBT003
         # Answers are small, and a client waits for each: Nagle would add 40 ms.

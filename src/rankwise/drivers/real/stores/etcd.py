@@ -148,7 +148,7 @@ class EtcdWatch:
     """The changes under a prefix; a `rankwise.ports.store.Watch`.
 
     Args:
-        members: who is asked.
+        members: the members that are asked.
         prefix: of the keys.
         after: the revision up to which everything is known; None for whatever is present when the
             watch begins.

@@ -27,7 +27,7 @@ STRANGER_PATIENCE_S = 10.0
 
 
 class PortOwner(NamedTuple):
-    """Who listens: of another user's process only that user is known."""
+    """The process that listens: of another user's, only the user is known."""
 
     user: str
     pid: int | None = None

@@ -165,7 +165,7 @@ def _serve(role: Role, ends: ChildEnds) -> None:
     deferred: list[int] = []
     begun = epoch = 0
     copies: list[int] = []
-    """Who this process is, if it was forked in a task: to look here is cheaper than to ask."""
+    """The worker that this process is, if it was forked in a task: looking here is cheap."""
     os.register_at_fork(after_in_child=lambda: copies.append(os.getpid()))
 
     def tell_deferred() -> None:

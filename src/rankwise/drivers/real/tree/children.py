@@ -98,7 +98,7 @@ _KILL_PATIENCE = Duration(SECOND // 2)
 _now: Callable[[], Any] = time.monotonic_ns
 _CUT_OFF = "ended, since its task has closed descriptors that it did not open"
 _FRAMES_TO_INIT = 7
-"""From the warning to who has called `Worker.init`."""
+"""From the warning to the caller of `Worker.init`."""
 
 
 class ChildSpec(msgspec.Struct, frozen=True):

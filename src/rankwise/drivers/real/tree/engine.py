@@ -446,7 +446,7 @@ class TreeEngine:
 
         Raises:
             WorkerDied: a child has ended.
-            TimeoutError: the deadline has passed. Who was not done is killed.
+            TimeoutError: the deadline has passed. A child that was not done is killed.
             Exception: whatever the first child raised.
         """
         with self.gate().closed():

@@ -19,7 +19,8 @@ sees the signal, or the ring comes after its look and it does not sleep: no wake
 there is no lock. A sender that dies between store and ring leaves a receiver asleep; its death
 rings as well, and then the value is looked at before the death.
 
-Who marks a rank dead, or leaves, tells it in the same order: first the fact, then all doorbells.
+A rank that marks another one dead, or leaves, tells it in the same order: first the fact, then all
+doorbells.
 
 Data that a sender has copied before it signals is visible to all that have seen the signal: x86-64
 keeps stores in order and loads too; elsewhere `fence` stands between data and signal on both sides.

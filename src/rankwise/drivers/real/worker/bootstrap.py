@@ -113,7 +113,7 @@ class Reporter:
         """Send stacks to the report pipe from now on; say so, and who we are."""
         if self._fd is None:
             return
-        # Who asked Python for stacks on stderr has asked before us, and gets them there.
+        # A program that asked Python for stacks on stderr did so before us, and gets them there.
         if not faulthandler.is_enabled():
             faulthandler.enable(file=self._fd, all_threads=True)
         # This comes back when the interpreter ends and lets go of the signal; by default it would

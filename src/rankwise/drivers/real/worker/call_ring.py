@@ -12,10 +12,10 @@ It lies behind the buffers of the segment: an *area* per worker, its only writer
 
 A call costs one entry: four words, and its *stamp*, which is made once for each line and shape, and
 stored only where the entry has held another one. A stamp tells what is called field by field
-(`signature_text`): readers parse no sentence. Who waits for the handle of a call enters that wait
-as well, with the number of the call. An entry's sequence number is stored after its stamp, so a
-reader that leaves out the oldest entry never sees half of one. Numbers come from counters that
-threads may share.
+(`signature_text`): readers parse no sentence. A rank that waits for the handle of a call enters
+that wait as well, with the number of the call. An entry's sequence number is stored after its
+stamp, so a reader that leaves out the oldest entry never sees half of one. Numbers come from
+counters that threads may share.
 
 This file runs in whatever interpreter the user chose, from Python 3.9 on, and is loaded when a
 program first imports torch.distributed or makes calls of `rankwise.collectives`: see

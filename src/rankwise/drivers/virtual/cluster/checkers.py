@@ -14,9 +14,10 @@ machines but the words in which they write.
 - A node that is admitted to a round runs in it within a few leases, unless it died or the round
   ended.
 - One run is current at a time under one id: another is founded only when the one before is closed
-  or has no leader, and no worker starts while one of an earlier run lives. Who took part in a run
-  that is over begins nothing more in it; and who took part in a run that the store has forgotten
-  takes part in no other. So a run that a newcomer begins in an empty store ends as it may.
+  or has no leader, and no worker starts while one of an earlier run lives. A node that took part in
+  a run that is over begins nothing more in it; and one that took part in a run that the store has
+  forgotten takes part in no other. So a run that a newcomer begins in an empty store ends as it
+  may.
 - A node that is asked to stop is gone a grace later, and the few answers of the store that its last
   words wait for; whatever it was doing, and whether or not the others read them.
 - No node takes part in a job other than the one that it brings: another program, another budget.
@@ -356,7 +357,7 @@ class ClusterChecker:
         return Duration(config.lease_ttl + 4 * config.request_timeout + 3 * SECOND)
 
     def judge_orphans(self, nodes: Iterable[SimulatedNode], lost_at: Instant) -> None:
-        """Long enough after the loss of a store: who had taken part has ended."""
+        """Long enough after the loss of a store: the nodes that had taken part have ended."""
         for node in nodes:
             if node.is_up and self._run_of.get(node.node_id) is not None:
                 waited = format_duration(between(lost_at, self._now()))

@@ -139,7 +139,7 @@ class GangChecker:
         """Facts that the gang gets later."""
         self._held_until = FAR_AWAY
         self._released: tuple[Instant, set[int]] = Instant(0), set()
-        """Whose exits were held back until when: the gang gets one after the other."""
+        """Ranks whose exits were held back until an instant: the gang gets one after the other."""
 
     def stimulus(self, stimulus: Any, now: Instant) -> None:
         """Note what the agent is about to be told."""

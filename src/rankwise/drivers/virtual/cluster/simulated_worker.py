@@ -86,7 +86,7 @@ class SimulatedWorker:
 
 
 class Witness(Protocol):
-    """Who is told the truth as it happens."""
+    """The checker that is told the truth as it happens."""
 
     def started(self, worker: SimulatedWorker) -> None:
         """A worker has come into being."""

@@ -242,7 +242,7 @@ def _notes_on_stopped(stopped: Iterable[Failure], stop_signal: int) -> list[str]
         if failure.was_stopped:
             suspended.append(rank_of(failure))
         is_of_kill = failure.exit is not None and failure.exit.signal_number == _SIGKILL
-        # Who uses `should_stop` is sent SIGKILL at once: to SIGTERM it would not listen.
+        # A rank that uses `should_stop` is sent SIGKILL at once: it would not end by SIGTERM.
         if not is_of_kill or (failure.ended_by_us and not failure.detail):
             obedient.append(rank_of(failure))
         elif failure.ended_by_us:

@@ -257,7 +257,7 @@ RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
 
 
 class RendezvousHandlerRegistry:
-    """Who makes handlers, by the name of the backend."""
+    """The makers of handlers, by the name of the backend."""
 
     _registry: dict[str, RendezvousHandlerCreator]
 

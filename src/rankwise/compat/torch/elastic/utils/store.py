@@ -129,7 +129,7 @@ def _missing_ranks(
     decode: Callable[[int], str],
     trace_timeout: float,
 ) -> Iterable[str] | None:
-    """Who has not come: rank 0 finds out, the others refer to it; None if not even it is there."""
+    """The ranks that have not come: rank 0 finds out, the others refer to it; None without it."""
     store.set(f"{key_prefix}{rank}{_TRACE}", _NO_VALUE)
     gate = key_prefix + _TRACING_GATE
     if rank != 0:
