@@ -15,10 +15,9 @@ only if it was seen that soon, or if the rank was seen dying then (its core was 
 aborts later, when its peer is gone. A `ValueError` tells of no peer, and stays the cause of what
 was killed after it. What ended because rankwise had told it to stop never explains anything and
 comes last. A rank that was found to be out of step explains the exceptions of those that waited for
-it, and
-consequences that others raise, also earlier: while these waited, they did. An exception of our own
-collectives says that another rank is to blame. So the first failure that says nothing of others
-explains it, also a later one.
+it, and consequences that others raise, also earlier: while these waited, they did. An exception of
+our own collectives says that another rank is to blame. So the first failure that says nothing of
+others explains it, also a later one.
 
 Tasks of a chip worker are no ranks: the task graph knows which of them follow from which (see
 `rankwise.workers.failures`). Members of a group of tasks run together as ranks do, and are ordered

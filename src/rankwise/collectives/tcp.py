@@ -8,8 +8,8 @@ things find out at their first message to each other.
 
 What a rank waits for is one peer's message, or room for its own. Either way it also sees the end of
 that peer's connection, which the kernel of a machine tells when a process has ended, however; and
-no wait without any progress is longer than the operation's patience, should a machine go silent.
-A rank that gives up says so to all its peers behind its last message, and ends its half of the
+no wait without any progress is longer than the operation's patience, should a machine go silent. A
+rank that gives up says so to all its peers behind its last message, and ends its half of the
 connections: those that wait for it raise, give up, and tell theirs.
 """
 

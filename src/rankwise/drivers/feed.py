@@ -2,8 +2,8 @@
 
 A `Door` tells one machine facts and lets its deadlines take effect. Its journal has each stimulus,
 numbered, and each effect with the number of the stimulus that caused it. A machine whose steps are
-shorter than an entry (a task of a chip worker takes 13 us) has a door without a journal, unless
-the caller gives one: then `tell` and `wake` are the machine's own methods, and cost nothing.
+shorter than an entry (a task of a chip worker takes 13 us) has a door without a journal, unless the
+caller gives one: then `tell` and `wake` are the machine's own methods, and cost nothing.
 
 A `Feeder` is for drivers whose orders may be answered while they are being carried out.
 """

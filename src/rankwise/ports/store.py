@@ -48,8 +48,8 @@ class Store(Protocol):
     """A store that several nodes share.
 
     Every call raises `StoreUnavailable` without an answer, naming who was tried and for how long,
-    or if the store was closed; and `StoreRefused` if the store answers but refuses access. Keys
-    are not empty; a prefix may be, and then means everything.
+    or if the store was closed; and `StoreRefused` if the store answers but refuses access. Keys are
+    not empty; a prefix may be, and then means everything.
     """
 
     def read(self, prefix: str) -> Snapshot:

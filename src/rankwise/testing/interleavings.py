@@ -251,8 +251,8 @@ def explore(
     each program returned, by its index.
 
     Raises:
-        InterleavingError: a program sleeps for ever or raised, `check` failed, or there are
-            more than `states_max` states. It cites the schedule.
+        InterleavingError: a program sleeps for ever or raised, `check` failed, or there are more
+            than `states_max` states. It cites the schedule.
     """
     seen: set[object] = set()
     pending: list[tuple[int, ...]] = [()]

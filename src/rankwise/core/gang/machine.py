@@ -47,14 +47,14 @@ finished: a stray of this one could hold the port or the device of the next.
   looks at the workers. When the timeout could have passed, the gang asks (`LookForProgress`) and
   sets its next deadline from the answer.
 - Which rank keeps others waiting in a collective, `core/ledger` finds out from the ranks' call
-  records. Such a worker counts as failed, however it ends or has ended: before
-  the stop is ordered, all show where they stand, as after a hang.
+  records. Such a worker counts as failed, however it ends or has ended: before the stop is ordered,
+  all show where they stand, as after a hang.
 - Ctrl-Z stops the workers and their agent. No deadline counts the time of the suspension.
 - A worker that fails since its peer is gone is not the cause, but the kernel may tell of the peer's
   death later: only when it has taken its connections down, and written its core. So the stop is not
-  ordered until another one has failed by itself, or `verdict_timeout` has passed. At once, and
-  then again, the gang asks whose cores are being written (`LookForDumps`), and waits for these for
-  up to `dump_timeout`.
+  ordered until another one has failed by itself, or `verdict_timeout` has passed. At once, and then
+  again, the gang asks whose cores are being written (`LookForDumps`), and waits for these for up to
+  `dump_timeout`.
 - If the guardian is lost, so are its workers: the gang ends at once, and none can follow. What had
   happened before stays true: a gang whose workers had all ended well has succeeded.
 """

@@ -91,8 +91,8 @@ def find_blame(
     Args:
         records: those of all ranks that are known, read at one moment.
         patience_is_over: whether ranks have waited for so long that a merely late rank is to blame.
-        issued_is_waiting: whether a rank that stands in a call may yet do something else, since
-            the library carries the call out. A circle is none then.
+        issued_is_waiting: whether a rank that stands in a call may yet do something else, since the
+            library carries the call out. A circle is none then.
     """
     by_rank = {record.rank: record for record in records}
     waits = waits_of(by_rank.values())

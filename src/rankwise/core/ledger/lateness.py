@@ -7,8 +7,8 @@ A call to which all members have come, and that has ended on all of them, is *ju
 last rank kept the others waiting from the moment when the second last had come: before that, they
 waited for more than one. So what is counted for a rank is the time that would have been saved had
 it come with the next. A member waits at most until its own part of the call has ended: the root of
-a broadcast may go on before any other has come. An issued call keeps no rank: it
-waits where it waits for its handle, which is seen before or after the call is judged.
+a broadcast may go on before any other has come. An issued call keeps no rank: it waits where it
+waits for its handle, which is seen before or after the call is judged.
 
 - One rank always comes last: of two ranks in a tight loop, the one that the last call has released
   last. So a rank is late only by the time that it took for itself, since its last call of the group

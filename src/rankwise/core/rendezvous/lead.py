@@ -6,10 +6,10 @@ lead is free the last round's members try in the order of their ranks, a little 
 try is the rule.
 
 The charter and the round are bound to a lease of the run's. The leader renews it, a few times in
-its life, which is hours; without a leader for that long, there is nothing left. The leader asks
-for it when it begins to lead, and binds the charter together with the first round, which wakes no
-node for it; if no round comes soon, by itself. A new leader finds it at the charter, and renews
-it at once: the leader before may have renewed it long ago, and a node that founds a run in place of
+its life, which is hours; without a leader for that long, there is nothing left. The leader asks for
+it when it begins to lead, and binds the charter together with the first round, which wakes no node
+for it; if no round comes soon, by itself. A new leader finds it at the charter, and renews it at
+once: the leader before may have renewed it long ago, and a node that founds a run in place of
 another takes over a lease of which little may be left. A round that was written before the store
 had answered is bound later, with the charter or without.
 """

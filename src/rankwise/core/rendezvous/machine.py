@@ -4,8 +4,8 @@ Theory of operation
 ===================
 
 A node keeps alive with a lease, reads and watches what all share (`shared/`), writes its own record
-whenever what it wants others to know has changed, and takes the lead if it is free. All this is
-one loop, run after every fact (`_advance`): compare what should be with what is known to be in the
+whenever what it wants others to know has changed, and takes the lead if it is free. All this is one
+loop, run after every fact (`_advance`): compare what should be with what is known to be in the
 store, and ask for what is missing, one request per purpose at a time. So it does not matter at
 which step a request failed, or in which order answers come; what failed is asked again.
 

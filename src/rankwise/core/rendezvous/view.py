@@ -1,7 +1,7 @@
 """What a leader concludes from the records of the nodes; what follows, `leader.py` decides.
 
-*Who is here* (`View`). All instants are of the leader's own clock: when it read of something,
-never when something was said to have happened. A new leader begins with an empty view, reads every
+*Who is here* (`View`). All instants are of the leader's own clock: when it read of something, never
+when something was said to have happened. A new leader begins with an empty view, reads every
 record, and takes each member that is missing for lost at that moment, so that it errs on the side
 of waiting; unless it has left a note that its workers have all succeeded, which nothing that
 happens to it can change.

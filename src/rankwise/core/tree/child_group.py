@@ -15,10 +15,10 @@ nothing left.
 not: what kills it would kill the next one too.
 
 *Closing* goes by stage: the children of a stage are released together, the next stage follows when
-they are gone. One deadline holds for all stages; what is left then is killed. A child that not
-even that ends within its own deadline is stuck in the kernel and is told as a survivor. A child
-that comes to a bad end meanwhile is told as lost, if no other could have taken its place: whether
-it has done what it had to do in the end is unknown.
+they are gone. One deadline holds for all stages; what is left then is killed. A child that not even
+that ends within its own deadline is stuck in the kernel and is told as a survivor. A child that
+comes to a bad end meanwhile is told as lost, if no other could have taken its place: whether it has
+done what it had to do in the end is unknown.
 
 *The fork server* is the parent of all children. When it ends, they end with it, and no process is
 left that could tell how.

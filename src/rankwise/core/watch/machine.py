@@ -4,8 +4,8 @@ Theory of operation
 ===================
 
 All facts that the host tells about a gang pass here before the gang gets them. The first failure
-that a gang gets ends it, so what may be another rank's doing waits until that is known; facts
-that come later wait behind it, in their order. The watch knows no call records and asks no rank: it
+that a gang gets ends it, so what may be another rank's doing waits until that is known; facts that
+come later wait behind it, in their order. The watch knows no call records and asks no rank: it
 orders looks and questions, and decides by the answers.
 
 ```
@@ -26,9 +26,9 @@ orders looks and questions, and decides by the answers.
   not fit. The call records tell who is to blame once all have come.
 - *The last success of a node* (`LATENESS`): the other nodes are asked which rank has made others
   wait.
-- *An exit by a signal to the whole run* (`STOP`) may arrive before the signal. If the
-  run is asked to stop within `STOP_WINDOW`, the exit belongs to that. What was asked for stops the
-  gang when all nodes have agreed; until then the exit waits.
+- *An exit by a signal to the whole run* (`STOP`) may arrive before the signal. If the run is asked
+  to stop within `STOP_WINDOW`, the exit belongs to that. What was asked for stops the gang when all
+  nodes have agreed; until then the exit waits.
 - *A hang* holds no fact back but its own: before ranks count as hung, the host looks for whom they
   wait, and if it cannot tell, the other nodes are asked. Then the host looks once more.
 - *A gang that is ended*, by a request to stop or by another node, ends every hold: no answer
@@ -202,8 +202,7 @@ class ExitWatch:
     def _on_fact(self, fact: Stimulus, now: Instant) -> None:
         is_held_for_stop = self.hold is not None and self.hold.reason is HoldReason.STOP
         if isinstance(fact, RanksBlamed) and self.hold is not None and not is_held_for_stop:
-            # The first failure that a gang gets is its root cause: blame must come before the
-            # exit.
+            # The first failure that a gang gets is its root cause: blame must come before the exit.
             self._effects.append(PassOn(fact))  # it is what the hold waits for
             return
         self._facts.append(WaitingFact(fact, now))

@@ -1,8 +1,8 @@
 """The agent's side of ranks' call records: areas of the node's segment, read as values.
 
 A rank may write while we read. Its count of a group only grows, so one that was read a moment too
-early accuses a rank that is late by that moment; a judge looks at ranks that have waited for
-long. Of the ring the oldest entry is left out: it may be half another by now. The format is told in
+early accuses a rank that is late by that moment; a judge looks at ranks that have waited for long.
+Of the ring the oldest entry is left out: it may be half another by now. The format is told in
 `rankwise.drivers.real.worker.call_ring`.
 """
 

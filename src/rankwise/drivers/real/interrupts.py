@@ -2,8 +2,8 @@
 
 Python runs a signal's handler between two byte codes of the main thread, wherever that is. A
 handler that raises (Ctrl-C, a time-out by alarm) tears whatever it comes into: words that were read
-from a pipe and are then lost, a task that was queued and never sent. Code that feeds a
-machine therefore shuts the *gate*:
+from a pipe and are then lost, a task that was queued and never sent. Code that feeds a machine
+therefore shuts the *gate*:
 
     call of ours                 shut    a handler that is due waits
       the user's function        open    handlers run at once, wherever they hit

@@ -1,16 +1,16 @@
 """The real process host: a gang's orders become processes, pipes and signals.
 
-The guardian (or the fork server) owns the processes; this object owns the agent's
-ends of their pipes. A `WorkerLink` is one worker of one attempt: its number at the guardian, its
-pipes, and what came through them. Links of an attempt outlive its workers until every pipe has
-been read to its end, so that nothing that was written is lost.
+The guardian (or the fork server) owns the processes; this object owns the agent's ends of their
+pipes. A `WorkerLink` is one worker of one attempt: its number at the guardian, its pipes, and what
+came through them. Links of an attempt outlive its workers until every pipe has been read to its
+end, so that nothing that was written is lost.
 
 Order is kept where it matters: before a worker's exit is handled, its report, result and output
-pipes are emptied first, so the gang learns what a worker reported before it learns that the
-worker has ended.
+pipes are emptied first, so the gang learns what a worker reported before it learns that the worker
+has ended.
 
-What any worker has said on its line is handled before the failure of another: it may have
-offered to be called again, and the failure would end it otherwise.
+What any worker has said on its line is handled before the failure of another: it may have offered
+to be called again, and the failure would end it otherwise.
 
 - A worker dies: the guardian says so; see above.
 - Its parent does not say so, since it is stopped: the agent sees it by itself, and how it ended.

@@ -2,9 +2,9 @@
 
 The agent makes one segment per attempt and hands its descriptor to every worker
 (`RANKWISE_SEGMENT_FD`). It is an anonymous memfd: it has no name, appears in no directory, and is
-gone when the last process that holds it is. It is sparse: untouched memory costs nothing, so
-a program without collectives pays for none. It is sealed, so that no worker can shrink it under
-the others.
+gone when the last process that holds it is. It is sparse: untouched memory costs nothing, so a
+program without collectives pays for none. It is sealed, so that no worker can shrink it under the
+others.
 
 Layout (native byte order, offsets from `SegmentLayout`):
 

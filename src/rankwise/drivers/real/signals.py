@@ -103,8 +103,8 @@ class SignalPipe:
     def take(self) -> list[int]:
         """The caught signals in the order of their arrival.
 
-        Signals that belong to others, such as the event loop of a notebook which had the
-        wake-up descriptor before us, are passed on to them.
+        Signals that belong to others, such as the event loop of a notebook which had the wake-up
+        descriptor before us, are passed on to them.
         """
         try:
             numbers = os.read(self._pipe[0], 4096)

@@ -15,8 +15,8 @@ from rankwise.ports.clock import Clock
 STACKS_QUIET = Duration(60 * MILLISECOND)
 """Stacks are complete when nothing more has come for this long."""
 STACKS_PATIENCE = Duration(600 * MILLISECOND)
-"""How long a worker may take to begin printing its stacks: it may be stopped or swapped out.
-Less than `GangSpec.stacks_timeout`, so that the others' stacks are shown before any rank dies."""
+"""How long a worker may take to begin printing its stacks: it may be stopped or swapped out. Less
+than `GangSpec.stacks_timeout`, so that the others' stacks are shown before any rank dies."""
 
 OnDone = Callable[[dict[int, str]], None]
 

@@ -1,8 +1,8 @@
 """For how long a member of the run's own etcd serves after the end of the run.
 
 The other nodes may still have to learn of the end, and need two members for that. So an agent that
-knows it waits until no node is registered any more; or until both other members are gone, since
-one alone serves no request.
+knows it waits until no node is registered any more; or until both other members are gone, since one
+alone serves no request.
 
 The registered nodes are followed from the beginning. To ask for them at the end takes two members,
 and the others leave as soon as they know that all know it: the last agents to learn it would wait

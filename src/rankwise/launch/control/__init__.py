@@ -15,10 +15,9 @@ end gets a line `going on` at once, and when the run is over another one with it
 `launch.log_readers`. To be stopped is answered by `stopping`, how many ranks live, and `grace_s`;
 end of file then means that the run is over. The answer to why begins with a line `verdict`, which
 may be empty, `ledger` (what it lacks, if anything), and of several nodes the `others`, and those
-that are `silent`; then there is one per
-rank: `rank`, `pid`, `doing`, for how long where it makes no progress (`still_s`), `waits_for`, for
-how long ranks of its node have waited for it (`awaited_s`), whether it `is_stopped` by a signal,
-and `frames`, the innermost first.
+that are `silent`; then there is one per rank: `rank`, `pid`, `doing`, for how long where it makes
+no progress (`still_s`), `waits_for`, for how long ranks of its node have waited for it
+(`awaited_s`), whether it `is_stopped` by a signal, and `frames`, the innermost first.
 
 A `rankwise.Pool` answers `status` in the same form, see `launch.pool_answers`.
 """

@@ -1,9 +1,9 @@
 """Sums up what late ranks have cost the others, from the call records of all attempts.
 
 Each look takes in the calls that are new, of many the latest, so that a look costs a millisecond
-whatever the ranks do. Lateness in what C++ calls is estimated from what recorders tell anyway,
-when ranks are asked and when they end. In a run over nodes all ranks are compared when those of a
-node have ended, by their latest calls (`core/ledger/timetables.py`).
+whatever the ranks do. Lateness in what C++ calls is estimated from what recorders tell anyway, when
+ranks are asked and when they end. In a run over nodes all ranks are compared when those of a node
+have ended, by their latest calls (`core/ledger/timetables.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -62,8 +62,8 @@ def listen_at(port: int) -> socket.socket | None:
 def listen_next_to(host: str, port: int) -> socket.socket | None:
     """A socket that listens on the port behind this one, where ranks of several nodes connect.
 
-    It listens before any rank lives, so that ranks which are early wait in its queue. None if
-    the port is taken.
+    It listens before any rank lives, so that ranks which are early wait in its queue. None if the
+    port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -85,8 +85,8 @@ class FailureCommand:
 
         Args:
             patience_s: when they are killed, at the latest.
-            begin: starts the last one, once signals are handled: else one could end this process
-                in between, and the command would run on.
+            begin: starts the last one, once signals are handled: else one could end this process in
+                between, and the command would run on.
         """
         ends_at = time.monotonic() + patience_s
         job = self._job

@@ -3,9 +3,9 @@
 A command becomes a process at once, but nothing happens until a caller waits: virtual time moves
 only inside `wait` and `run`. Each process waits for the command before it in its stream and for the
 handles that it names, pays for the driver (`host.command_ns`), occupies what it needs, has its
-effect on the data at the instant of its completion, and is written to the op log in that order.
-So the order of effects is the order of the log, and where two commands are not ordered by a stream
-or by `after`, the program has left it open.
+effect on the data at the instant of its completion, and is written to the op log in that order. So
+the order of effects is the order of the log, and where two commands are not ordered by a stream or
+by `after`, the program has left it open.
 """
 
 from collections.abc import Sequence

@@ -23,8 +23,8 @@ a lane of its own, except where flows follow each other in one queue between PEs
 together. Two lanes over a link have half of it each, and a short message never waits for the whole
 of a long one.
 
-**Back-pressure.** A lane that waits for a link further on does not hold what others can use here:
-a link passes over a lane while enough of it waits there, and serves the next one (`is_held_up`).
+**Back-pressure.** A lane that waits for a link further on does not hold what others can use here: a
+link passes over a lane while enough of it waits there, and serves the next one (`is_held_up`).
 Enough is what that link takes as long for, in turn with its other lanes, as a chunk needs to get
 there: one bandwidth-delay product of the lane. Round robin with such windows from hop to hop gives
 max-min fair rates (Hahne, Round-robin scheduling for max-min fairness in data networks, 1991). If

@@ -66,8 +66,8 @@ class Passage:
         size: in bytes.
         came_at: when it came.
         begins_at, ends_at: when the operation begins and ends; 0 until all ranks have come.
-        kind: of the operation, such as `all_gather`; `messages` of messages. Not known before
-            all have come.
+        kind: of the operation, such as `all_gather`; `messages` of messages. Not known before all
+            have come.
         is_paid: whether what it took of the rank's own processor has been counted.
         late: from when to when the rank's device had nothing to do but to wait for its host to
             launch it; both 0 if it did not wait.

@@ -182,8 +182,7 @@ class SimulatedRanks:
         rank = self._place.first_rank + local_rank
         self._records.errors[rank] = error
         if may_be_of_others(error):
-            # Before the exception is told: the first failure that the gang gets is its root
-            # cause.
+            # Before the exception is told: the first failure that the gang gets is its root cause.
             self._records.judge(rank, patience_is_over=tells_of_time(error))
         self._deliver(WorkerReported(local_rank, self._place.round, error))
 

@@ -7,9 +7,9 @@ compute, read or write enough for the virtual time that has passed. What a look 
 the simulation's doing, and no progress.
 
 With `--hang-timeout` that much virtual time without progress is a hang, found at most a quarter of
-it late. Without, how long ranks may rest is unknown, and a program may sleep for days on
-purpose: only ranks have hung that let another one wait in an operation for longer than the
-time-outs of torch would, and that have woken up so often meanwhile that a real minute has passed.
+it late. Without, how long ranks may rest is unknown, and a program may sleep for days on purpose:
+only ranks have hung that let another one wait in an operation for longer than the time-outs of
+torch would, and that have woken up so often meanwhile that a real minute has passed.
 
 What a rank has started, threads and processes, lives in real time: as long as there is any, ranks
 may wait for it in a loop, and only real time counts, or without a time-out none.

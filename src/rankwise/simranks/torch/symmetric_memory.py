@@ -9,8 +9,8 @@ On a modelled machine a signal, and what `put_signal` copies, take the time of a
 program itself loads from a peer's memory counts as memory of its own device.
 
 An allocation lives as long as its rank has a tensor in it, or a rank a handle or a peer's tensor.
-The tensor of the program has a storage of its own over the same bytes, so its end can be seen:
-then the rank forgets its handles, and with them its hold on the memory of its peers.
+The tensor of the program has a storage of its own over the same bytes, so its end can be seen: then
+the rank forgets its handles, and with them its hold on the memory of its peers.
 
 torch makes its objects in C++. The Python module refers to their class by one name,
 `_SymmetricMemory`, which stands for `RehearsedSymmetricMemory` while ranks are simulated

@@ -5,8 +5,8 @@ looks. As this process adopts orphans, whatever is left of a tree whose middle h
 becomes its own child, so looking again finds it.
 
 **Looking.** Not every kernel offers `/proc/PID/task/TID/children`, so a look reads the parent out
-of every `/proc/PID/stat`, about 15 us for each process of the machine. A look is not one instant:
-a process can fork and end while the others are read, and its child is not in the list. But such a
+of every `/proc/PID/stat`, about 15 us for each process of the machine. A look is not one instant: a
+process can fork and end while the others are read, and its child is not in the list. But such a
 process leaves a trace, a dead child of ours that had not been reaped before. So it is over when a
 look sees no process alive, and none dead that the look before it has not seen.
 
@@ -15,10 +15,9 @@ once, and at the end of most runs no look is needed.
 
 **Killing.** A process that is found to be a descendant is killed at that moment and not when the
 look is over, the youngest first, since a process that forks and ends all the time is among them.
-Then whole
-process groups: that is the only kill that no fork escapes, and a group of a descendant has no
-strangers in it, since every worker begins a session. Chains of thousands that have died are reaped
-as we go, since they would make each look slower than the one before.
+Then whole process groups: that is the only kill that no fork escapes, and a group of a descendant
+has no strangers in it, since every worker begins a session. Chains of thousands that have died are
+reaped as we go, since they would make each look slower than the one before.
 
 **Trackers last.** multiprocessing's resource tracker removes the shared memory of programs that
 could not do so themselves, as soon as all of them have ended. It is given the time for that. It is
@@ -78,8 +77,8 @@ def kill_descendants(
     `spared` processes are left alone, but their descendants are not. Leaders of sessions among
     `spared_trees` are left alone with their descendants, and with orphans of their sessions.
     `killed` is filled with the command lines of those that were killed, by pid, but for resource
-    trackers. With `awaits_helpers` helpers of libraries may end by themselves before.
-    Returns the pids of those that are still alive after `patience_ns`, or cannot be killed.
+    trackers. With `awaits_helpers` helpers of libraries may end by themselves before. Returns the
+    pids of those that are still alive after `patience_ns`, or cannot be killed.
     """
     began = time.monotonic_ns()
     deadline = began + patience_ns

@@ -17,9 +17,9 @@ for them for ever.
 
 **A guess must do no harm.** Users did not ask for `--guessed` modules. One that cannot be imported
 is left to the workers. If they have started threads, the server ends before it has read a single
-order; if one ends or crashes the process, so be it. Either way the agent sees a server end that
-was never ready, and starts one without modules on the same socket, where all orders still are.
-That costs the time of the imports, and the job runs as under any other start method.
+order; if one ends or crashes the process, so be it. Either way the agent sees a server end that was
+never ready, and starts one without modules on the same socket, where all orders still are. That
+costs the time of the imports, and the job runs as under any other start method.
 
 **`--automatic` changes nothing visible.** Users did not ask for a fork server here. The imports are
 watched (`import_watch`; the variables are those that a rank has and this process has not), and if a

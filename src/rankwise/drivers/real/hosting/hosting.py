@@ -1,7 +1,7 @@
 """What makes processes for a gang: a guardian, and beneath it perhaps a fork server.
 
-A `Hosting` may serve one gang after another, which is how a fork server stays warm: its imports
-are paid for once. It serves one gang at a time, since a sweep leaves no process alive.
+A `Hosting` may serve one gang after another, which is how a fork server stays warm: its imports are
+paid for once. It serves one gang at a time, since a sweep leaves no process alive.
 
 - The guardian dies: whatever carries its mark is killed, then the gang is told.
 - The fork server dies: the guardian says so and is asked to kill what is left, then the gang is

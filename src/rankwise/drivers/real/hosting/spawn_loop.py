@@ -3,9 +3,9 @@
 It waits for three things at once, in one epoll: frames from the agent, children that end (SIGCHLD
 wakes it through a pipe), and the status pipes of workers that are being made. It waits for nothing
 else: replies that the agent does not read yet are kept, and a worker whose program lies on a slow
-file system delays no other. One order is an exception, the guardian's sweep, which returns when
-all are dead or cannot be killed for seconds: the agent asks for it when the gang is dead, so that
-there is no worker left that the guardian could serve meanwhile.
+file system delays no other. One order is an exception, the guardian's sweep, which returns when all
+are dead or cannot be killed for seconds: the agent asks for it when the gang is dead, so that there
+is no worker left that the guardian could serve meanwhile.
 
 **Making a worker** is a fork. The child sets itself up (own session, death with its parent,
 default signals, descriptors, directory, CPUs, limits) and then becomes the worker. A status pipe
@@ -122,8 +122,8 @@ class SpawnLoop:
         self._descriptors = [self._wakeup, wakeup_write]
         # A full socket must not hold up the reaping of workers, nor the alarm.
         self._control.setblocking(False)  # noqa: FBT003 - the standard library's signature
-        # A signal of a terminal or a scheduler to all: the agent alone decides what it means.
-        # SLURM (`--signal=USR1@60`) and mpirun send also others than those that end a job.
+        # A signal of a terminal or a scheduler to all: the agent alone decides what it means. SLURM
+        # (`--signal=USR1@60`) and mpirun send also others than those that end a job.
         for number in ENDING_SIGNALS:
             _signal.signal(number, _signal.SIG_IGN)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())

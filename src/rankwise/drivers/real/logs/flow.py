@@ -3,10 +3,10 @@
 A pump whose sinks are congested is not read until the console has caught up; its pipe fills, and
 its worker waits. An outlet is watched only while bytes wait in it.
 
-On a terminal, lines that have no end are shown after a pause of `QUIET`, and so between
-one and two times that after the last word: one timer looks at intervals whether anything has come,
-since to move one with every chunk would cost more than all else. While no line is unfinished there
-is no timer.
+On a terminal, lines that have no end are shown after a pause of `QUIET`, and so between one and two
+times that after the last word: one timer looks at intervals whether anything has come, since to
+move one with every chunk would cost more than all else. While no line is unfinished there is no
+timer.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The last lines of a stream, kept cheaply for the report of a failure.
 
-Only bytes are kept while the stream runs; they are split into lines on request. Memory
-is at most twice `byte_limit`, which makes trimming rare.
+Only bytes are kept while the stream runs; they are split into lines on request. Memory is at most
+twice `byte_limit`, which makes trimming rare.
 """
 
 from rankwise.base.units import Instant

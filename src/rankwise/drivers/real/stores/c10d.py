@@ -4,11 +4,10 @@ One agent serves a TCPStore; all of them keep an ordered log in it and replay it
 has the transactions, watches and leases that torch's stores lack. Any other store of torch will do,
 too, as long as a process looks after leases.
 
-A watch waits inside torch until the log has another entry, where nothing can wake it; so closing
-it writes an entry that does nothing. Leases must be polled, since torch's stores offer
-nothing else: the *reaper*, a thread in the process that serves, asks for the counters of all leases
-a few times in the life of the shortest one, and ends those without a renewal, by its own
-clock.
+A watch waits inside torch until the log has another entry, where nothing can wake it; so closing it
+writes an entry that does nothing. Leases must be polled, since torch's stores offer nothing else:
+the *reaper*, a thread in the process that serves, asks for the counters of all leases a few times
+in the life of the shortest one, and ends those without a renewal, by its own clock.
 
 What it does not survive: the agent that serves, or its machine. torch's client never connects
 anew, so a connection that was lost is lost for good: `StoreUnavailable`, and the same again. A
@@ -81,8 +80,8 @@ class C10dConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         host, port: its address.
         namespace: separates runs that share it.
-        is_host: whether this process serves; None: if `host` is an address of this machine,
-            and none serves there yet.
+        is_host: whether this process serves; None: if `host` is an address of this machine, and
+            none serves there yet.
         connect_timeout: how long to wait for the server to come up.
         linger: how long the server waits at its end for the others to read the last words.
     """

@@ -1,10 +1,10 @@
 """The embedded store: a small server in one of the agents, for a laptop or a few nodes.
 
-Nothing has to be installed or started: every agent is told the same endpoint, and
-the one whose machine has that address serves (`open_embedded`). All agents, that one too, are
-clients: each call is one exchange on a connection that is kept, a watch has a connection of its
-own. A client without the run's token is refused, on both sides, and cannot read what is said where
-Python can encrypt; see `embedded_protocol`.
+Nothing has to be installed or started: every agent is told the same endpoint, and the one whose
+machine has that address serves (`open_embedded`). All agents, that one too, are clients: each call
+is one exchange on a connection that is kept, a watch has a connection of its own. A client without
+the run's token is refused, on both sides, and cannot read what is said where Python can encrypt;
+see `embedded_protocol`.
 
 What it does not survive: the agent that serves. When that ends or dies, or its machine, everything
 the nodes had agreed is gone. A watch is told of an orderly end (`StoreRefused`). Otherwise the
@@ -69,8 +69,8 @@ class EmbeddedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         host, port: its address; port 0 lets the server choose one.
         token: the secret of all nodes of the run.
-        is_host: whether this process serves; None: if `host` is an address of this machine,
-            and none serves there yet.
+        is_host: whether this process serves; None: if `host` is an address of this machine, and
+            none serves there yet.
         encrypts: whether to speak within TLS, as all nodes of the run have to or none; None: if
             this Python can.
         request_timeout: how long one call may take, with all its attempts.

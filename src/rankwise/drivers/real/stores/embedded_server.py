@@ -140,8 +140,7 @@ class EmbeddedServer:
             handle(events)
         now = self._clock.now()
         if deadline is not None and now > after(deadline, AWAY):
-            # This process was stopped: renewals wait in its sockets, and no lease is to end
-            # by it.
+            # This process was stopped: renewals wait in its sockets, and no lease is to end by it.
             self._keyspace.prolong_leases(now)
         self._keyspace.end_leases(now)
         for connection in list(self._connections.values()):

@@ -4,15 +4,15 @@ This is what a `RendezvousBackend` of torch's offers, and programs bring their o
 image of a whole keyspace. A change is made on a copy, which replaces the value if that is still the
 old one; otherwise it is made again, on what is there now.
 
-Such a place cannot tell that it has changed: **it is polled, here**. A watch looks after
-0.1 s, and then after ever longer pauses, until it looks once a second; every change lets it begin
-anew, and what this client changes is told at once.
+Such a place cannot tell that it has changed: **it is polled, here**. A watch looks after 0.1 s, and
+then after ever longer pauses, until it looks once a second; every change lets it begin anew, and
+what this client changes is told at once.
 
 Leases are counters in the value. A client that renews one raises its counter; every client
 remembers when, by its own clock, it first saw the counter as it is, and ends a lease whose counter
 has not changed for the whole time to live. So clocks are not compared. A client that could not look
-for a while (it was stopped, or the place did not answer) counts anew from when it looks again:
-no client could have been seen alive meanwhile.
+for a while (it was stopped, or the place did not answer) counts anew from when it looks again: no
+client could have been seen alive meanwhile.
 
 What it costs: every renewal of every node rewrites the value, and every node reads all of it every
 second. That is bearable for tens of nodes. What was changed is remembered within limits

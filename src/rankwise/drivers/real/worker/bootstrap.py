@@ -6,10 +6,10 @@ it was compiled, and the fork server, in a fork. All make `__main__` as new, put
 no frame of ours shows in a traceback: this code stands at the bottom of the stack, so its frames
 are the first of a traceback and are dropped before it is shown.
 
-**Reports.** The worker has a report pipe. faulthandler writes stacks into it, on a fatal signal
-and on `STACKS_SIGNAL`. An uncaught exception is written as a record, and as torch's
-error file when one is asked for, *before* `sys.excepthook` is called, and not by means of it:
-programs that replace the hook are covered as well, and their hooks still work.
+**Reports.** The worker has a report pipe. faulthandler writes stacks into it, on a fatal signal and
+on `STACKS_SIGNAL`. An uncaught exception is written as a record, and as torch's error file when one
+is asked for, *before* `sys.excepthook` is called, and not by means of it: programs that replace the
+hook are covered as well, and their hooks still work.
 
 Without a report pipe the program runs all the same, without reports.
 
@@ -279,10 +279,10 @@ def _set_startup_aside() -> "list[tuple[dict[str, Any], list[Any]]]":
     """Take what is in memory out of garbage collection; return what must stay so, and how it is.
 
     What is set aside is not taken apart at the interpreter's end if it is a cycle, as a module with
-    functions is. A file that was left open there would lose what was written to it. So
-    nothing is set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a
-    log) unless they are empty, as Debian's is, and all of it comes back if the program has given a
-    name in one of them another value.
+    functions is. A file that was left open there would lose what was written to it. So nothing is
+    set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a log) unless
+    they are empty, as Debian's is, and all of it comes back if the program has given a name in one
+    of them another value.
     """
     known: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())  # since 3.10
     if not hasattr(gc, "freeze") or any(

@@ -99,8 +99,8 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         dies_when_done: on how many of 100 it is killed then.
         recovers: how many of 100 run a function that can be called again (`rankwise.recover`).
         stuck: how many of 100 of those do not leave it when they are recalled.
-        late: how much later than all others the job's last rank comes to the calls that all make;
-            0 where lateness is not measured.
+        late: how much later than all others the job's last rank comes to the calls that all make; 0
+            where lateness is not measured.
     """
 
     per_node: int = 1

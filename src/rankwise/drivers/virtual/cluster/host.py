@@ -1,8 +1,8 @@
 """The workers of a simulated node and their guardian, in virtual time.
 
-Between the agent and its workers stands a guardian, as on a real machine (`guardian_line`).
-The host knows the truth about every process, of which the agent only gets facts. The checkers
-compare the two.
+Between the agent and its workers stands a guardian, as on a real machine (`guardian_line`). The
+host knows the truth about every process, of which the agent only gets facts. The checkers compare
+the two.
 """
 
 from collections.abc import Callable, Sequence

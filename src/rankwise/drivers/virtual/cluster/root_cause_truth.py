@@ -35,8 +35,8 @@ def root_cause_is_true(
         known_until: when the attempt began to end; what failed later explains nothing.
         ended_by_stop: whether a request to stop ended it.
     """
-    # The request came to the ranks, too. Their exits were held back until it arrived, so that
-    # they are its consequences, and explain no earlier failure.
+    # The request came to the ranks, too. Their exits were held back until it arrived, so that they
+    # are its consequences, and explain no earlier failure.
     strangers = [] if ended_by_stop else deaths_by_others(workers)
     culprits = [
         worker
@@ -163,8 +163,8 @@ def _root_is_true(root: Failure, last: RoundRecords, plan: ClusterPlan) -> str:
         return ""
     culprits = [worker for worker in last.workers if worker.failed_at is not None]
     if any(worker.lost_peer for worker in culprits):
-        # What they have lost may be a rank that a scheduler has signalled. It has not failed,
-        # but explains what came after its death, where no agent knew of a stop.
+        # What they have lost may be a rank that a scheduler has signalled. It has not failed, but
+        # explains what came after its death, where no agent knew of a stop.
         culprits += deaths_by_others(last.workers)
     told = [worker for worker in culprits if worker.rank == root.rank]
     slack = _slack(plan)

@@ -146,8 +146,8 @@ class RendezvousSettings:
         run_id: the run.
         min_nodes, max_nodes: how many nodes take part.
         timeout: how long it may take.
-        keep_alive_interval, keep_alive_max_attempt: a node that was silent for so long, so
-            many times, is dead. Their product is the node's lease.
+        keep_alive_interval, keep_alive_max_attempt: a node that was silent for so long, so many
+            times, is dead. Their product is the node's lease.
     """
 
     run_id: str

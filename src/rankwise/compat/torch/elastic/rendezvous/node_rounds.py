@@ -76,8 +76,8 @@ class NodeRounds:
 
     Args:
         run_id: the run.
-        config: how many nodes, and for how long they wait; restarts are the caller's business,
-            and the last call is as long as it is.
+        config: how many nodes, and for how long they wait; restarts are the caller's business, and
+            the last call is as long as it is.
         address: this node's, as others reach it.
         open_store: opens the store where the nodes meet; called once, by the first that needs it.
         let_go: is called when this node takes no part any more, before the store is closed.
