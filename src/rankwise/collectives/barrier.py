@@ -34,7 +34,7 @@ from rankwise.base.errors import CollectiveError, CollectiveTimeout, LocalProtoc
 from rankwise.base.units import Duration
 from rankwise.base.wording import ranks_in_words
 from rankwise.collectives import wording
-from rankwise.collectives.calls import Call, read_header
+from rankwise.collectives.calls import AgreedCall, read_header
 from rankwise.core.matching import MemberCalls, agree, behind
 from rankwise.drivers.real.futex import FutexWord
 from rankwise.drivers.real.segments import (
@@ -94,7 +94,7 @@ class Barrier:
         self.phase: int = self._ledgers[self._phase_index]
         # The segment outlives a communicator: the next one of this rank goes on counting.
         self.calls = MemberCalls(self._read(rank, LEDGER_OPERATIONS))
-        self._call: Call | None = None
+        self._call: AgreedCall | None = None
         self._patience = Duration(0)
         self._expected_headers = b""
         self._header_rows = [
@@ -111,7 +111,7 @@ class Barrier:
         """The buffer that may be written before the next barrier."""
         return self.phase % BUFFER_COUNT
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Open an operation; its first barrier compares what the ranks are doing."""
         self._call = call
         self._patience = patience

@@ -15,7 +15,7 @@ import numpy as np
 
 from rankwise.base.errors import CollectiveError, CollectiveTimeout
 from rankwise.base.units import Duration, format_duration
-from rankwise.collectives.calls import Call, describe
+from rankwise.collectives.calls import AgreedCall, describe
 from rankwise.collectives.communicator import Communicator
 from rankwise.collectives.ordered_reductions import Reduction, fold
 from rankwise.collectives.recorded import recorded
@@ -77,7 +77,7 @@ class RehearsedTransport:
         """How many operations this rank has begun."""
         return self._group.begun_by(self.rank)
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Remember what is called; it is compared when the ranks meet."""
         self._call = call
         self._patience = None if patience == self._usual_patience else patience

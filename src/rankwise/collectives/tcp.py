@@ -28,7 +28,7 @@ import numpy as np
 from rankwise.base.errors import PeerDied
 from rankwise.base.units import MILLISECOND, Duration
 from rankwise.collectives import wording
-from rankwise.collectives.calls import Call, read_header
+from rankwise.collectives.calls import AgreedCall, read_header
 from rankwise.collectives.ordered_reductions import Reduction
 from rankwise.collectives.program_runner import ProgramRunner, fold_spans, steps_for
 from rankwise.collectives.transport import Flat
@@ -143,7 +143,7 @@ class TcpTransport:
         """How many operations this rank has begun."""
         return self._calls.begun
 
-    def begin(self, call: Call, patience: Duration) -> None:
+    def begin(self, call: AgreedCall, patience: Duration) -> None:
         """Announce an operation; its number and text go before each of its messages."""
         number = next_number(self._calls.begun)
         self._head = memoryview(_HEAD.pack(_CALL, number, call.header))

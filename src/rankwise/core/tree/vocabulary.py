@@ -162,7 +162,7 @@ class ChildrenReported(msgspec.Struct, frozen=True, gc=False, tag=True):
     clocks: dict[int, int] = {}
 
 
-class Recalled(msgspec.Struct, frozen=True, tag=True):
+class SlotsRecalled(msgspec.Struct, frozen=True, tag="Recalled"):
     """The orders that a child had not read yet were taken back from its queue."""
 
     child: int
@@ -224,7 +224,7 @@ Stimulus = (
     TaskSubmitted
     | GroupSubmitted
     | ChildrenReported
-    | Recalled
+    | SlotsRecalled
     | ChildDied
     | ChildJoined
     | ScopeOpened
@@ -256,7 +256,7 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Recall(msgspec.Struct, frozen=True, tag=True):
-    """Take back what a child has not taken, and tell with `Recalled`, before anything else.
+    """Take back what a child has not taken, and tell with `SlotsRecalled`, before anything else.
 
     Comes after all other orders to this child.
     """

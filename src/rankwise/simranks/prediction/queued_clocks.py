@@ -81,7 +81,7 @@ class Lane:
         self.waits_for = OTHER_STREAMS
 
 
-class Moment:
+class LaneMark:
     """When a lane has done what it was given until it was marked; see `Lane`."""
 
     __slots__ = ("ends_at", "late", "waits_for", "waits_from")
@@ -156,7 +156,7 @@ class QueuedClock(RankClock):
             self.recording.note_lane(self.number_of(lane))
         self.lane = lane
 
-    def be_launched(self, moment: "Moment") -> None:
+    def be_launched(self, moment: "LaneMark") -> None:
         """An event does not happen before the host has recorded it, which is now."""
         if self.recording is not None:
             self.recording.note_launched(moment)
@@ -307,9 +307,9 @@ class QueuedClock(RankClock):
             ends_at = max(ends_at, self.lane.ends_at) + round(self._shared * hidden)
         self._let_wait(self.lane, ends_at, passage.begins_at, passage.kind, passage.late)
 
-    def mark(self, lane: Lane, moment: Moment | None = None) -> Moment:
+    def mark(self, lane: Lane, moment: LaneMark | None = None) -> LaneMark:
         """When a lane has done what it has been given until now."""
-        moment = moment or Moment()
+        moment = moment or LaneMark()
         if self.recording is not None:
             self.recording.note_mark(self.number_of(lane), moment)
         if self.captured is not None:
@@ -321,7 +321,7 @@ class QueuedClock(RankClock):
         """Let the present lane go on when another has done what it has been given until now."""
         self.let_wait(self.lane, self.mark(lane))
 
-    def let_wait(self, lane: Lane, moment: Moment) -> None:
+    def let_wait(self, lane: Lane, moment: LaneMark) -> None:
         """Let a lane go on at an instant at which an event of another happens."""
         if self.recording is not None:
             self.recording.note_let_wait(lane, self.number_of(lane), moment)
@@ -330,12 +330,12 @@ class QueuedClock(RankClock):
             return
         self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for, moment.late)
 
-    def _mark(self, lane: Lane, moment: Moment) -> None:
+    def _mark(self, lane: Lane, moment: LaneMark) -> None:
         lane = self._in_replay(lane)
         moment.ends_at, moment.waits_from = lane.ends_at, lane.waits_from
         moment.waits_for, moment.late = lane.waits_for, lane.late
 
-    def _let_wait_again(self, lane: Lane, moment: Moment) -> None:
+    def _let_wait_again(self, lane: Lane, moment: LaneMark) -> None:
         lane = self._in_replay(lane)
         self._let_wait(lane, moment.ends_at, moment.waits_from, moment.waits_for, moment.late)
 

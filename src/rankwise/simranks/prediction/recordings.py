@@ -25,7 +25,7 @@ from rankwise.simranks.world.equals import NotEqual
 if TYPE_CHECKING:
     from rankwise.simranks.prediction.clocks import Passage, PricedWork
     from rankwise.simranks.prediction.holders import Holder
-    from rankwise.simranks.prediction.queued_clocks import Lane, Moment, QueuedClock
+    from rankwise.simranks.prediction.queued_clocks import Lane, LaneMark, QueuedClock
 
 Step = tuple[int, Any]
 """A code, and its argument; see the constants."""
@@ -106,7 +106,7 @@ class Recording:
         self.backward: list[Step] = []
         self.refused = ""
         self.holders: list[Holder | None] = []
-        self.moments: list[Moment] = []
+        self.moments: list[LaneMark] = []
         self._clock = clock
         self._steps = self.forward
         self._storages: dict[int, tuple[int, StorageInUse]] = {}
@@ -178,7 +178,7 @@ class Recording:
         """The lane with this number gets what is launched from now on."""
         self._steps.append((LANE, number))
 
-    def note_mark(self, lane: int, moment: "Moment") -> None:
+    def note_mark(self, lane: int, moment: "LaneMark") -> None:
         """A lane is marked."""
         number = self._moments.get(id(moment))
         if number is None:
@@ -187,11 +187,11 @@ class Recording:
         self._marked.add(number)
         self._steps.append((MARK, (lane, number)))
 
-    def note_launched(self, moment: "Moment") -> None:
+    def note_launched(self, moment: "LaneMark") -> None:
         """A moment is not before the present time of the host."""
         self._steps.append((LAUNCHED, self._moments[id(moment)]))
 
-    def note_let_wait(self, lane: "Lane", number: int, moment: "Moment") -> None:
+    def note_let_wait(self, lane: "Lane", number: int, moment: "LaneMark") -> None:
         """A lane waits for a moment."""
         of_moment = self._moments.get(id(moment))
         if of_moment is not None and of_moment in self._marked:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from rankwise.simranks.prediction.queued_clocks import Moment
+from rankwise.simranks.prediction.queued_clocks import LaneMark
 from rankwise.simranks.world.world import present_world, running_rank
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class LaneEvent:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.recorded_ns: float | None = None
-        self._moment = Moment()
+        self._moment = LaneMark()
 
     def record(self, stream: LaneStream | None = None) -> None:
         """It is when the stream has done what it has been given until now."""

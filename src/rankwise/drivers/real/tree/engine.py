@@ -41,10 +41,10 @@ from rankwise.core.tree.vocabulary import (
     GraphSpec,
     GroupSubmitted,
     Recall,
-    Recalled,
     RunAbandoned,
     ScopeClosed,
     ScopeOpened,
+    SlotsRecalled,
     Stimulus,
     TaskSubmitted,
 )
@@ -517,7 +517,7 @@ class TreeEngine:
         if taken:
             # The child may hold back what it has to tell, in the belief that these would follow.
             self.children.send(child, [*others, FLUSH])
-        self._tell(Recalled(child, slots))
+        self._tell(SlotsRecalled(child, slots))
 
     def _wait(self) -> None:
         """Sleep until something has happened.
