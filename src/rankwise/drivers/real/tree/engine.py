@@ -51,9 +51,8 @@ from rankwise.core.tree.vocabulary import (
 from rankwise.drivers.feed import Door
 from rankwise.drivers.real.interrupts import HandlerGate, gate_here
 from rankwise.drivers.real.journal import FileJournal
-from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, ArenaLayout
+from rankwise.drivers.real.tree.arena import FRAME_BYTES, PAGE, Arena, ArenaLayout, TaskFrames
 from rankwise.drivers.real.tree.children import Children, ChildSpec
-from rankwise.drivers.real.tree.frames import TaskFrames
 from rankwise.drivers.real.tree.pipe_protocol import (
     AHEAD,
     ANSWERED,
