@@ -9,8 +9,7 @@ memory that is taken and given back. Storages, moments and collectives have numb
 from the first step of a recording on. So two recordings are equal if their steps are.
 
 A replay takes the steps one after the other. It does what the program would have done, to the
-clock, to the memory and in the groups, but it has no tensors. It has storages of its own: those
-that the forward part leaves are given back in the backward part, as in the recording.
+clock, to the memory and in the groups, but it has no tensors, and storages of its own.
 
 What depends on more than the steps refuses the recording: a message, a sleep, a value that the
 program reads, memory from before that changes its size.
@@ -287,6 +286,7 @@ class Replay:
 
     def take(self, recording: Recording, steps: Sequence[Step]) -> None:
         """Take the steps of a part; of storages that `make` has not given, none are taken."""
+        # Kept over both parts: backward gives back what the forward part has left.
         clock, storages, calls = self._clock, self._storages, self._calls
         moments, holders = recording.moments, recording.holders
         for code, argument in steps:
