@@ -13,11 +13,11 @@ later explains them; without one, an exit that told of nothing. The same is true
 SIGPIPE, by which native code dies of a closed connection. So SIGABRT explains a lost connection
 only if it was seen that soon, or if the rank was seen dying then (its core was written): a watchdog
 aborts later, when its peer is gone. A `ValueError` tells of no peer, and stays the cause of what
-was killed after it. What ended because rankwise had told it to stop never explains anything and
-comes last. A rank that was found to be out of step explains the exceptions of those that waited for
-it, and consequences that others raise, also earlier: while these waited, they did. An exception of
-our own collectives says that another rank is to blame. So the first failure that says nothing of
-others explains it, also a later one.
+was killed after it. A failure after rankwise had told the rank to stop explains nothing and comes
+last. A rank that was found to be out of step explains the exceptions of those that waited for it,
+and consequences that others raise, also earlier: while these waited, they did. An exception of our
+own collectives says that another rank is to blame. So the first failure that says nothing of others
+explains it, also a later one.
 
 Tasks of a chip worker are no ranks: the task graph knows which of them follow from which (see
 `rankwise.workers.failures`). Members of a group of tasks run together as ranks do, and are ordered

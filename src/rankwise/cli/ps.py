@@ -1,7 +1,7 @@
 """`rankwise ps`: which runs there are on this machine, and how they are.
 
-What the agents cannot know without looking, memory and CPU time, is looked up here: each rank
-leads a session, and what is in it belongs to that rank.
+Memory and CPU time, which agents do not know without looking, are looked up here: each rank leads a
+session, and what is in it belongs to that rank.
 """
 
 import shutil

@@ -12,7 +12,7 @@ that follows from job and step:
 - *else*: in an embedded store on the first host. Each knows which node it is (SLURM_NODEID): the
   first one serves, so no name has to be looked up for that.
 
-What the user says wins: with --standalone, or as soon as one option or PET_ variable says where or
+The user's options win: with --standalone, or as soon as one option or PET_ variable says where or
 as whom this node meets the others, nothing is taken from SLURM but the sizes behind
 `--nproc-per-node auto`, and the run's name where nodes meet in an etcd. A run inside a worker of
 another run takes nothing at all, although it inherits the variables.

@@ -4,7 +4,7 @@ Every operation takes anything that `numpy.asarray` takes, leaves it alone, and 
 array; or fills and returns `out` when it is given, which may be the argument itself to work in
 place. All ranks call the same operations in the same order, with arrays of equal shape and dtype.
 
-What an operation promises:
+Promises of an operation:
 
 - The result is the same on all ranks, to the bit, and independent of timing (`reductions`).
 - It ends. A peer that dies, leaves an operation with an error, or stays away longer than the

@@ -9,8 +9,8 @@ answers.
 
 Both ends of every connection prove that they know the round's key, which the agents make from the
 run's token and the number of the round: what is left of an earlier round can neither enter a later
-one nor be taken for a part of it. Strangers are hung up on. What follows is neither sealed nor
-secret, as with gloo and NCCL.
+one nor be taken for a part of it. Strangers are hung up on. The messages after that are neither
+sealed nor secret, as with gloo and NCCL.
 """
 
 import socket

@@ -6,7 +6,7 @@ the bytes of a span; how many there are, both ends know from their programs, whi
 equal calls. That is why the head is compared before anything is believed: ranks that call different
 things find out at their first message to each other.
 
-What a rank waits for is one peer's message, or room for its own. Either way it also sees the end of
+A rank waits for one peer's message, or for room for its own. Either way it also sees the end of
 that peer's connection, which the kernel of a machine tells when a process has ended, however; and
 no wait without any progress is longer than the operation's patience, should a machine go silent. A
 rank that gives up says so to all its peers behind its last message, and ends its half of the

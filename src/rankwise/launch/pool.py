@@ -1,6 +1,6 @@
 """`rankwise.Pool`: an executor whose workers are supervised processes.
 
-It is a `concurrent.futures.Executor`. What it has beyond that interface is told at `Pool`.
+It is a `concurrent.futures.Executor`. `Pool` lists what it has beyond that interface.
 """
 
 import atexit

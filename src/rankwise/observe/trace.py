@@ -1,7 +1,7 @@
 """A run's timeline for Perfetto, as trace-event JSON.
 
 One process per node, one track per rank. A rank's lives hold its sections, these its calls, and a
-call the time that the rank waited in it for the last to come. What overlaps without lying in
+call the time that the rank waited in it for the last to come. Slices that overlap without lying in
 another (calls of several threads) goes to further lanes of the rank. Arrows lead through the calls
 of one operation on all its ranks, in the order in which they came. The file says how well clocks
 agree. Calls that C++ has begun are marks on a track of their own, since they are a sample.

@@ -82,7 +82,7 @@ def mistake_in(error: msgspec.ValidationError, kind: Any, tree: Any) -> Mistake:
     elif problem.startswith("Expected "):
         problem = problem[:1].lower() + problem[1:]
         if not isinstance(value, Mapping | list | None) and not is_key:
-            # What msgspec got is a type; the value tells more.
+            # msgspec names a type; the value tells more.
             return Mistake(keys, kinds_in_words(problem.partition(", got ")[0]), repr(value))
         problem = kinds_in_words(problem)
     return Mistake(keys, problem)

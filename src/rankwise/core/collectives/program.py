@@ -24,7 +24,7 @@ scatter          `[0, n N)` at the root      block `rank` of it
 barrier          `[0, 1)`                    nothing
 ================ =========================== ====================
 
-What lies behind is scratch; `scratch_elements(task)` of the module says how much of it there is.
+The rest is scratch; `scratch_elements(task)` of the module says how much of it there is.
 
 Messages between two ranks arrive in the order in which they were sent. Programs receive them in
 that order, whatever their channels; in simulated time, messages of a channel do not wait for those

@@ -23,12 +23,12 @@ finished: a stray of this one could hold the port or the device of the next.
   change nothing.
 - *Recovery* (`rankwise.recover`; ADR 0021): a gang with restarts left outlives the failure of a
   worker if another one runs a function that can be called again. Those that do are recalled; the
-  others are told to stop. A worker that is late with either is killed. What the dead have left is
+  others are told to stop. A worker that is late with either is killed. Strays of the dead are
   swept, and the gang pauses. Then the agent resumes it as another attempt: those that have yielded
   are called again, and the others are made anew. In a pause a request to stop kills the workers
   that stand: they have left their functions, and have nothing to save.
 - The same is done when the round is over for another node's sake (`RecallRequested`), though no
-  worker of this gang has failed. What they do after it is no failure of their own.
+  worker of this gang has failed. A later exit of theirs is not a failure of their own.
 - A worker that can be recovered holds back the exception of its function: its cause may be a death
   that is not known yet. If none becomes known within `exception_timeout`, all exceptions that are
   held are released, and their workers fail as any others do.
@@ -55,8 +55,8 @@ finished: a stray of this one could hold the port or the device of the next.
   ordered until another one has failed by itself, or `verdict_timeout` has passed. At once, and then
   again, the gang asks whose cores are being written (`LookForDumps`), and waits for these for up to
   `dump_timeout`.
-- If the guardian is lost, so are its workers: the gang ends at once, and none can follow. What had
-  happened before stays true: a gang whose workers had all ended well has succeeded.
+- If the guardian is lost, so are its workers: the gang ends at once, and none can follow. A fact
+  from before stays true: a gang whose workers had all ended well has succeeded.
 """
 
 from rankwise.base.errors import LocalProtocolError
@@ -365,8 +365,8 @@ class Gang:
             elif self._awaits_cause:
                 return self._await_cause(now)
             else:
-                # What cannot be started will not start in a recovery either: no worker is kept for
-                # it.
+                # A program that cannot be started will not start in a recovery either: no worker is
+                # kept for it.
                 never_started = worker.refusal is not None
                 return self._begin_stopping(now) if never_started else self._end_attempt(now)
         match self.phase:

@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 A hang is the absence of progress, not of output. A *look* counts what each rank has done so far
-(`Activity`). What it has done between two looks is progress or is none:
+(`Activity`). Its work between two looks is progress or is none:
 
     it has begun or ended a collective call, a step or a section              progress
     it is in the same collective call as before, whatever it does there       none: waits may spin

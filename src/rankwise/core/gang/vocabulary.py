@@ -26,7 +26,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             dies of; one whose threads never end would otherwise keep all others waiting.
         hang_timeout: without progress of any worker for this long, the gang has hung;
             None never asks.
-        spawn_timeout: how long starting all workers may take. What makes no progress meanwhile for
+        spawn_timeout: how long starting all workers may take. A process without progress for
             `hang_timeout`, workers or who makes them, has hung.
         stacks_timeout: how long workers may take to print their stacks after a hang.
         sweep_timeout: how long killed processes may take to vanish, and a sweep to be done.
@@ -91,7 +91,7 @@ class WorkerReported(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerExited(msgspec.Struct, frozen=True, tag=True):
-    """A worker's process has ended. What it reported has been delivered before this."""
+    """A worker's process has ended. Its report has been delivered before this."""
 
     local_rank: int
     attempt: int

@@ -7,8 +7,9 @@ One counter of revisions belongs to the whole keyspace. A transaction that chang
 it by exactly one, whatever number of keys it writes; one that changes nothing (it only asked, or
 deleted what was not there) leaves it alone. The changes of one revision are one *batch*, and the
 last batches are the *history*: a watch is nothing but the revision up to which it was delivered,
-and `changes_after` has the rest, whole batches only. What the history has dropped is compacted: a
-watch that is further behind is told so (`Compacted`), reads anew, and goes on from there.
+and `changes_after` has the rest, whole batches only. Changes that the history has dropped are
+compacted: a watch that is further behind is told so (`Compacted`), reads anew, and goes on from
+there.
 
 A lease is a deadline, and a set of keys that vanish with it, in one batch of its own. Leases end in
 `end_leases`, and nowhere else: until then one can still be renewed, however late it is. So a driver

@@ -27,7 +27,7 @@ A rank may make calls that it does not enter, as a function under `torch.compile
 ranks run it as it is: then the n-th entry of one rank is not the n-th of another. Where the library
 has told its own numbers, calls of different numbers do not meet, whatever is entered.
 
-What is not known accuses no rank. A member without a call record, on another node perhaps, is not
+Missing knowledge accuses no rank. A member without a call record, on another node perhaps, is not
 awaited; a way that ends at a rank which stands in a call that all have come to (its data is on its
 way, or a rank elsewhere is late) blames none.
 """

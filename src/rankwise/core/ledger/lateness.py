@@ -18,8 +18,8 @@ waits for its handle, which is seen before or after the call is judged.
   clocks of nodes differ. The last one of all may be elsewhere; then the last one here waits for it,
   and so what that one waits in the call does not count as lost by it.
 - A wait while all ranks were stopped (Ctrl-Z) is not counted.
-- The feeder reads memory that holds the latest calls only, and reads now and then. What is seen
-  stands for the rest: the waiting in a group is scaled by how many calls it has had, and `seen`
+- The feeder reads memory that holds the latest calls only, and reads now and then. These calls
+  stand for the rest: the waiting in a group is scaled by how many calls it has had, and `seen`
   tells the share.
 """
 

@@ -3,9 +3,9 @@
 Theory of operation
 ===================
 
-What C++ begins by itself, as DDP's reducer does in each backward pass, is in no call record:
-torch's recorder has the latest calls when it is read, and when a rank ends. No rank waits in such a
-call: the ranks wait later, for several of them together. So calls are taken together that come in a
+Calls that C++ begins, as DDP's reducer does in each backward pass, are in no call record: torch's
+recorder has the latest calls when it is read, and when a rank ends. No rank waits in such a call:
+the ranks wait later, for several of them together. So calls are taken together that come in a
 *volley*, up to a pause that is more than half of the long ones. A rank's delay is the gap between
 the last and the second-last arrival at the final call of a volley. Both times are medians: a pause
 of one rank is no straggler, and part of the calls may be unknown.

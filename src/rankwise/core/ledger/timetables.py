@@ -11,7 +11,7 @@ clock. The leader, which has asked, moves all to its own clock, and sums up as o
 long it took. So the answer was given between two known instants; the middle is taken, and half
   of what lies between is the node's *error*. What a rank comes later than one of another node
   counts only as far as it is more than both errors.
-- What is known is a sample of the end of the run, taken for the whole of it; the share is told.
+- The timetables are a sample of the end of the run, taken for the whole of it; the share is told.
 - A group whose members are not all known is not judged.
 """
 

@@ -1,6 +1,6 @@
 """The facts that a pool of workers is told, and its orders.
 
-Tasks and workers are numbers that are never used twice. What a task calls, and what becomes of its
+Tasks and workers are numbers that are never used twice. The function of a task, and the end of its
 future, is the driver's business.
 """
 

@@ -20,9 +20,9 @@ The charter says what all nodes must want alike. The keys of a run may be those 
   unchanged. Of many newcomers one founds the run; the others join it.
 - *Abandoned* is a run without a leader for a lease and its fence: any node that is alive would have
   taken the lead. It is asked for only where the charters differ.
-- What is not known: whether a newcomer was meant for the run that is over, and has come too late,
-  or for another. It is taken for another's, unless `replaces_ended` is False: then run ids serve
-  once, as Kubernetes' Jobs have them, and it is told how the run ended.
+- Unknown is whether a newcomer was meant for the run that is over, and has come too late, or for
+  another. It is taken for another's, unless `replaces_ended` is False: then run ids serve once, as
+  Kubernetes' Jobs have them, and it is told how the run ended.
 """
 
 import msgspec

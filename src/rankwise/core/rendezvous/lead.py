@@ -264,7 +264,7 @@ class Lead:
         if self.view is not None:
             for change in changes:
                 self._on_change(self.view, change.key, change.value, founder, now)
-            # What concerns calls changes nothing about rounds.
+            # Facts about calls change nothing about rounds.
             if not all(change.key.startswith(self._keys.call_records_notes) for change in changes):
                 self.look_soon(now)
 

@@ -16,8 +16,8 @@ since when enough nodes are ready, and since when all members of the last round 
 
 - No round runs before every member of the last one has ended: told so itself, or vanished and been
   given the time that it needs to kill its workers (the *fence*).
-- What a failure means is judged when all have ended, and all have told (`view.judge`). Until then
-  the next round is gathered: a lost node, which costs no restart, shows itself by failures first.
+- A failure is judged when all have ended, and all have told (`view.judge`). Until then the next
+  round is gathered: a lost node, which costs no restart, shows itself by failures first.
 - A member that is preempted stops the whole job. One that leaves is a change of membership.
 """
 

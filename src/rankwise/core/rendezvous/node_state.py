@@ -1,7 +1,7 @@
 """One node's rendezvous, put together: its parts, and what the store's answers mean to them.
 
-The parts know little of each other. What concerns several of them at once is here: who leads, what
-follows when the lease ends, when there is something to do next.
+The parts know little of each other. Matters of several of them are here: who leads, what follows
+when the lease ends, when there is something to do next.
 
 Answers of the store come late, twice, in any order, or not at all: each is taken for what it
 proves, and whatever is left uncertain is read again before anything is built on it.

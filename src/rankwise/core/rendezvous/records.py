@@ -3,11 +3,11 @@
 Each record has one writer (ADR 0007): a node its own `NodeRecord`, the leader the `Round`, the
 first node the `Charter`. Round numbers count from 0, and -1 means none yet.
 
-What all nodes read and watch (`shared/`) lies apart from what the leader alone reads (`nodes/`),
+Keys that all nodes read and watch (`shared/`) lie apart from those of the leader alone (`nodes/`),
 since a store reads and watches by prefix: otherwise each node that joins would read all others.
 
 Records are JSON, so that a person with the store's own tool can read them, with the protocol's
-version in each; what has its default is left out. What cannot be read is never guessed at. The
+version in each; what has its default is left out. An unreadable value is never guessed at. The
 error names the key and who writes it, because that is where a person has to look: a node with
 another version of rankwise, or another program that uses the same keys.
 """

@@ -8,12 +8,12 @@ otherwise block until its timeout. So when the store has gone, the last renewal 
 but a second. Where many nodes share a store, which would have to bear all that, renewals are
 farther apart, though not when one was not answered.
 
-What the record should say, and what is known to lie in the store, are versions of each other. It
-is written whenever they differ, bound to the revision that was last seen of its key; after an
-answer that was lost, or a conflict, the key is read first. What is found there may be that very
-write, and then it is written: where every answer takes too long, a node would write the same for
-ever, and never believe that others can see it. A key of this name that another node's lease holds
-is another node's.
+The record as it should be, and the one known to lie in the store, are versions of each other. It is
+written whenever they differ, bound to the revision that was last seen of its key; after an answer
+that was lost, or a conflict, the key is read first. The value there may be that very write, and
+then it is written: where every answer takes too long, a node would write the same for ever, and
+never believe that others can see it. A key of this name that another node's lease holds is another
+node's.
 
 A node whose workers have all succeeded writes its record twice, in one transaction: the second, its
 *done note*, is bound to the run's lease alone. So a later leader knows that the work was done,

@@ -259,7 +259,7 @@ class RanksArrived(msgspec.Struct, frozen=True, tag=True):
 class TroubleReported(msgspec.Struct, frozen=True, tag="TroubleTold"):
     """A reason to ask all nodes for the calls of their ranks; NONE withdraws it.
 
-    What is awaited is answered `InquiryAnswered`, at the latest when `ANSWER_WITHIN` is over.
+    An awaited note is answered `InquiryAnswered`, at the latest when `ANSWER_WITHIN` is over.
     """
 
     round: int

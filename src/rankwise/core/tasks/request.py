@@ -14,7 +14,7 @@ OPEN ─PeerEnded→ ENDED
 ```
 
 An answer that is no answer, or belongs to another call than the one that was sent, means that both
-sides no longer agree: the child is killed. What the answer might have meant is not guessed.
+sides no longer agree: the child is killed. The meaning of the answer is not guessed.
 """
 
 from collections import deque

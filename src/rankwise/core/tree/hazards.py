@@ -111,7 +111,7 @@ class Hazards:
             access = accesses[0]
             segments = self._map(access.space).cover(access.start, access.end)
             if len(segments) == 1:
-                # What all below comes to for most tasks, in a third of the time.
+                # The result of all below for most tasks, in a third of the time.
                 _look(task, segments[0], access, producers)
                 _touch(task, segments[0], writes=access.writes)
                 return producers

@@ -280,7 +280,7 @@ class TaskGraph:
             child = self._queues.take_first(task)
             if end < FAILED_BIT:
                 if task.consumers is None and task.slabs is None and task.group is None:
-                    # What `_end_run` comes to for most tasks, in a third of the time.
+                    # The result of `_end_run` for most tasks, in a third of the time.
                     task.state = _COMPLETED
                     task.producers = ()
                     ring.by_slot[slot] = None

@@ -141,7 +141,7 @@ class TaskPlacement:
                 waiting += child.pinned_ready
                 child.pinned_ready.clear()
                 if child.is_alive and child.queue:
-                    # What was sent and has not begun comes back, and is cancelled then.
+                    # A task that was sent and has not begun comes back, and is cancelled then.
                     self._queues.recall(child)
         for task in waiting:
             self._end_unrun(task, EndCause.CANCELLED)

@@ -27,8 +27,8 @@ orders looks and questions, and decides by the answers.
 - *The last success of a node* (`LATENESS`): the other nodes are asked which rank has made others
   wait.
 - *An exit by a signal to the whole run* (`STOP`) may arrive before the signal. If the run is asked
-  to stop within `STOP_WINDOW`, the exit belongs to that. What was asked for stops the gang when all
-  nodes have agreed; until then the exit waits.
+  to stop within `STOP_WINDOW`, the exit belongs to that. The request stops the gang when all nodes
+  have agreed; until then the exit waits.
 - *A hang* holds no fact back but its own: before ranks count as hung, the host looks for whom they
   wait, and if it cannot tell, the other nodes are asked. Then the host looks once more.
 - *A gang that is ended*, by a request to stop or by another node, ends every hold: no answer

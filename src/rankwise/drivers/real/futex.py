@@ -5,7 +5,7 @@ Python has no atomic read-modify-write and no memory fence. Linux has both behin
 So a `FutexWord` may have many writers, all of them through `add`, and no count is lost; plain
 stores to it are forbidden.
 
-Memory model. What a process stored before `add` is visible to a process that has seen the sum:
+Memory model. A store of a process before `add` is visible to a process that has seen the sum:
 
 - The kernel's addition is a locked instruction on x86-64, and a store-release followed by
   `dmb ish` on aarch64: earlier stores of the caller cannot pass it.
@@ -178,8 +178,8 @@ class FutexWord:
 
     def release(self) -> None:
         """Let go of the memory, so that it can be unmapped; the word is unusable afterwards."""
-        # What held the mapping in place goes; a stray call would now fault in the kernel, which
-        # answers EFAULT, instead of touching memory that belongs to other code.
+        # The views that held the mapping in place go; a stray call would now fault in the kernel,
+        # which answers EFAULT, instead of touching memory that belongs to other code.
         del self._cell, self._quiet_cell
         self._address = self._quiet_address = 0
         self._prepare_calls()

@@ -12,15 +12,15 @@ therefore shuts the *gate*:
                                          has been taken in
     back in the program          open    handlers that are due run first
 
-*Replaced.* From the first user of the gate to the last (a tree of chip workers is one while it
-is initialised, a gang while it runs), each handler that is a Python callable is replaced by a
-keeper, which calls it when the gate is open, and else notes that it is due. To replace and put back
-at each call would take a tenth of the time of a small task. Handlers change: a notebook installs
-its own for each cell, a time-out by alarm around a call. So the code that shuts the gate looks
-whether the handlers of the usual signals, and of those that had one before, are still keepers, and
-replaces those that are not. What the program sees: `signal.getsignal` gives the keeper, so that
-`asyncio.run` leaves Ctrl-C to it, as Python 3.10 did. A keeper that is put back after its time is
-the handler that it stands for.
+*Replaced.* From the first user of the gate to the last (a tree of chip workers is one while it is
+initialised, a gang while it runs), each handler that is a Python callable is replaced by a keeper,
+which calls it when the gate is open, and else notes that it is due. To replace and put back at each
+call would take a tenth of the time of a small task. Handlers change: a notebook installs its own
+for each cell, a time-out by alarm around a call. So the code that shuts the gate looks whether the
+handlers of the usual signals, and of those that had one before, are still keepers, and replaces
+those that are not. To the program, `signal.getsignal` gives the keeper, so that `asyncio.run`
+leaves Ctrl-C to it, as Python 3.10 did. A keeper that is put back after its time is the handler
+that it stands for.
 
 *Waits.* A wait sleeps in one system call, which Python begins again after a handler that did not
 raise. So a keeper also calls the gate's *waker*, which makes the call return. The waker is set

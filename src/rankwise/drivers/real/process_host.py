@@ -9,8 +9,8 @@ Order is kept where it matters: before a worker's exit is handled, its report, r
 pipes are emptied first, so the gang learns what a worker reported before it learns that the worker
 has ended.
 
-What any worker has said on its line is handled before the failure of another: it may have offered
-to be called again, and the failure would end it otherwise.
+A message on a worker's line is handled before the failure of another: it may have offered to be
+called again, and the failure would end it otherwise.
 
 - A worker dies: the guardian says so; see above.
 - Its parent does not say so, since it is stopped: the agent sees it by itself, and how it ended.
@@ -201,8 +201,8 @@ class RealProcessHost:
                 link.was_stopped = link.pid is not None and is_stopped(link.pid)
             if signal == SIGTERM and _is_dying(link):
                 self._deliver(DumpsLooked(attempt, (local_rank,)))
-            # What is left of the group is swept. A kill of all would take along the resource
-            # tracker of multiprocessing, which has yet to remove the worker's shared memory.
+            # The rest of the group is swept. A kill of all would take along the resource tracker of
+            # multiprocessing, which has yet to remove the worker's shared memory.
             self._signal(link, signal, group=signal != SIGKILL)
             if signal != SIGKILL:
                 # A process that is stopped (SIGSTOP, a debugger) takes it only when it goes on.
@@ -389,8 +389,7 @@ class RealProcessHost:
             ended_at = at if link.end_seen_at is None else min(at, link.end_seen_at)
             link.exit_code = code
             for speaker in list(self._current.values()) if code != 0 else ():
-                # What workers have said before may explain this exit, and must reach the gang
-                # first.
+                # Earlier messages of workers may explain this exit, and must reach the gang first.
                 self._on_recovery_message(speaker)
             self._on_over(link)
             exiting = self._word_of_exit(link, code)

@@ -1,7 +1,7 @@
 """The real node: a process host that knows what else an agent asks of its machine.
 
-What takes long is done in threads, whose results are posted into the reactor: the checks before a
-round, and the wait for ranks that are to stop at one step. Everything else is the process host's.
+Long work is done in threads, whose results are posted into the reactor: the checks before a round,
+and the wait for ranks that are to stop at one step. Everything else is the process host's.
 
 A rank that counts its steps (`rankwise.should_stop`) is not sent the signal by which a job is asked
 to stop while its ranks agree on a step: it would end a step too early. It keeps its grace, and the

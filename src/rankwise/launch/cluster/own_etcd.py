@@ -2,7 +2,7 @@
 
 Every agent is told the same three endpoints, and the one whose machine has an endpoint's address
 runs that member, as a child that dies with it, and whose data are removed with it. Three members
-survive the loss of any one, the first included. What each party's death means:
+survive the loss of any one, the first included. The death of each party:
 
 - *A member ends*: it is started again with its data, as long as its agent lives.
 - *Every process of the job is told to end*, as by SLURM or systemd: the agents are, and need their
@@ -252,7 +252,7 @@ class OwnEtcd:
                 pause_s = min(2 * pause_s, RESTART_PAUSE_LONGEST_S)
 
     def _run_member(self, command: list[str], log: BinaryIO) -> None:
-        """Start the member, and wait for its end. What a wrapper has started ends with that."""
+        """Start the member, and wait for its end. The processes of a wrapper end with that."""
         self._process = subprocess.Popen(
             command,
             env=_environment(),

@@ -9,8 +9,8 @@ and the others leave as soon as they know that all know it: the last agents to l
 for an election, or in vain. A watch tells what its member knows, and needs no other one. A node
 that has said goodbye may not have the answer yet, so there is a moment for that.
 
-A member's death is seen as the end of a connection to its port. What ends a connection of a member
-that lives is its own business: it is connected to again.
+A member's death is seen as the end of a connection to its port. The connection of a member that
+lives may also end for another reason: it is connected to again.
 """
 
 import socket

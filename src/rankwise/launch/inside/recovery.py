@@ -1,9 +1,9 @@
 """`rankwise.recover`: calls a function again in the ranks that are alive when another one has died.
 
-Runs inside workers. What is decided is told in `rankwise.core.gang.machine`, and who does what when
-a party dies in ADR 0021. Here are two threads. The main one runs the function, or waits for a word
-of the agent when the function has been left. A thread of ours listens: when the rank is recalled
-it aborts torch's process groups, for the main thread may be waiting in one of them, and sends it a
+Runs inside workers. The decisions are in `rankwise.core.gang.machine`, and who does what when a
+party dies in ADR 0021. Here are two threads. The main one runs the function, or waits for a word of
+the agent when the function has been left. A thread of ours listens: when the rank is recalled it
+aborts torch's process groups, for the main thread may be waiting in one of them, and sends it a
 signal, whose handler raises `Recalled`. A simulated rank has another line (see
 `simranks.run.recovery`).
 
@@ -65,8 +65,8 @@ def recover(function: Callable[[], R], *, timeout: float = RECALL_TIMEOUT_S) -> 
     When a rank fails and restarts are left (`--max-restarts`), `rankwise.Recalled` is raised in the
     function on all ranks that live, torch's process groups are destroyed, a new process takes the
     dead rank's place, and the function is called again, with a new MASTER_PORT and
-    `rankwise.restart_count()` one higher. What the process has in memory it keeps: modules, data,
-    whatever is held outside of the function.
+    `rankwise.restart_count()` one higher. The process keeps its memory: modules, data, all that is
+    held outside of the function.
 
     An exception that the function raises is held back for up to a second, until it is known whether
     it comes of another rank's death. If not, it is raised here, and the rank fails.

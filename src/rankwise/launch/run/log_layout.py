@@ -335,7 +335,7 @@ def log_plan_problems(
 
 
 def _directory_problem(directory: str, label: str) -> ConfigError | None:
-    # What exists of the path decides: the rest will be made there.
+    # The existing part of the path decides: the rest will be made there.
     existing = os.path.abspath(directory)
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing)

@@ -8,8 +8,8 @@ is there until a nested run makes it.
 If the agent and its guardian are killed at once, none is left either; nor has a run of simulated
 ranks a guardian. So what is in such a directory is in a *held folder*: its process has a lock on it
 for as long as it lives, and the next run of this user removes those without a lock. A folder gets
-its name when it is locked: one that is about to be locked cannot be found. What the user has asked
-for is in no such folder.
+its name when it is locked: one that is about to be locked cannot be found. A directory that the
+user has asked for is in no such folder.
 """
 
 import contextlib

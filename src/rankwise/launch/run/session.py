@@ -1,10 +1,10 @@
 """One run while it lasts, on processes or on simulated ranks: from its first word to its outcome.
 
 A `Session` is what a run has once: what is said, the journal, the history of attempts, signals and
-the time limit, and the end. What its world does differently is behind a `RunHost`: where agents
-and ranks live, where output goes, and the loop in which they turn. `ProcessRunHost` has the agent
-of this node, which it feeds by a reactor; `simranks/run/run_host` has the agents of all nodes and
-lets ranks pass a run token. `Supervision` makes a session, in whatever thread the run is to live.
+the time limit, and the end. The differences of its world are behind a `RunHost`: where agents and
+ranks live, where output goes, and the loop in which they turn. `ProcessRunHost` has the agent of
+this node, which it feeds by a reactor; `simranks/run/run_host` has the agents of all nodes and lets
+ranks pass a run token. `Supervision` makes a session, in whatever thread the run is to live.
 
 ```
         make_host            begin             outcome of all agents         finish, told

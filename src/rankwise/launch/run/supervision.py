@@ -2,7 +2,7 @@
 
 `Supervision.run` runs a job in the calling thread. `start_in_thread` does the same in a thread of
 its own, for callers that must not wait: the workers' pipes are read whether or not a caller is
-waiting. What a run is made of, while it lasts, is in `session.py`.
+waiting. The parts of a run, while it lasts, are in `session.py`.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """One line at the end of a terminal that says how far something has come, while it lasts.
 
 A thread redraws it, from `AFTER_S` on and as long as nothing else has been written for that time.
-The thread only asks for words: nothing waits for it. What is written to the terminal meanwhile
+The thread only asks for words: nothing waits for it. Code that writes to the terminal meanwhile
 calls `wipe` first. Its locks are Python's lowest: simulated ranks have their own of the others.
 """
 

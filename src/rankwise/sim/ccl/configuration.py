@@ -317,7 +317,7 @@ def levels_of(module: ModuleType) -> tuple[Level, ...]:
         ("message", "rounds"),
     )
     levels = tuple(level for level, name in needed if hasattr(module, name))
-    # What programs say is timed by messages, too (`message_graph`).
+    # Programs are timed by messages, too (`message_graph`).
     return (*levels, "message") if levels[-1] == "queue" else levels
 
 

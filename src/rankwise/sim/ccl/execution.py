@@ -11,7 +11,7 @@ order of the program. Between queues, order is kept where the program means it t
 reads a span waits for the last instruction that writes it, and one that writes waits for those that
 read what was there.
 
-What a slot costs: to send, the bytes are loaded from the HBM next to the PE into its TCM, unless
+The cost of a slot: to send, the bytes are loaded from the HBM next to the PE into its TCM, unless
 they have just been received and are still there, and cross the links to the slot, in TCM or HBM. To
 receive, they are taken out of the slot, which is free again, and stored to the HBM; to combine, the
 operand is loaded into TCM meanwhile, the math engine works, and the result is stored. What comes in

@@ -5,7 +5,7 @@ program i of another exchange blocks (`tl.send`, `tl.recv`; a peer is a rank of 
 the same queues that the form as data uses. The rank's workspace (`program`) lies in the HBM next to
 each PE, as it does there.
 
-What a kernel asks for, it gets by the name of its parameter:
+A kernel gets these by the names of its parameters:
 
 ============= ====================================================================
 `workspace`   a pointer to the rank's workspace

@@ -1,6 +1,6 @@
 """Time a ring on the machine by messages: the rounds of all ranks at once, in numpy.
 
-What does not go in the rounds of a ring is timed by its programs (`message_graph`).
+A collective without the rounds of a ring is timed by its programs (`message_graph`).
 
 Every rank sends one message in each round, spread over its lanes. A message has two times: when its
 *head*, the first slot of each lane, can be forwarded, and when its *tail*, the last slot, can. A
@@ -395,9 +395,9 @@ class RingInstants(NamedTuple):
 class RingTiming:
     """The recurrence of the module's text; arrays by position on the ring, or of one for all.
 
-    What depends on the size of a part is in arrays by its length: parts have two lengths at most.
-    What depends on the PEs is by device besides, where devices have faults of their own, and there
-    the slowest lane counts; else lane 0 of the first one stands for all.
+    Values that depend on the size of a part are in arrays by its length: parts have two lengths at
+    most. What depends on the PEs is by device besides, where devices have faults of their own, and
+    there the slowest lane counts; else lane 0 of the first one stands for all.
 
     Equal rounds are replayed: as soon as one delays all instants equally, so do those that follow.
     """

@@ -147,7 +147,7 @@ class Plan:
         )
         alike = getattr(module, "symmetry", None) if is_ours(module) else None
         self.symmetry: Grid | None = alike(request.task(0)) if alike is not None else None
-        # What ships is tested; of thousands of ranks, messages need no order.
+        # Shipped algorithms are tested; of thousands of ranks, messages need no order.
         if self.rounds is None and not is_ours(
             module
         ):  # all errors come now, from the line that called

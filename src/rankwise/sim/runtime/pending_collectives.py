@@ -2,7 +2,7 @@
 
 Which calls meet, `core.matching` decides; the messages of a pair are a group of their own. This is
 the transport: a rank that waits gives way until all have come, and then until its part is complete.
-What can never take place is found here, and told by the scheduler.
+A collective that can never take place is found here, and reported by the scheduler.
 """
 
 import weakref

@@ -4,9 +4,9 @@ Programs that run in lockstep, outside of simulated time, calculate what they wo
 machine. What they do there in which order, and so how long it takes, may follow from what they
 load. But data gets there through a few doors alone: the addresses and masks of loads and stores,
 values by which a kernel decides, and numbers that become part of the pattern of an index
-(`affine`). What goes through them is written down. Two launches of a kernel with equal arguments
-and equal traces do the same operations in the same order, with the same sizes at the same places:
-on machines in the same state they take the same time, whatever their data.
+(`affine`). Values that go through them are written down. Two launches of a kernel with equal
+arguments and equal traces do the same operations in the same order, with the same sizes at the same
+places: on machines in the same state they take the same time, whatever their data.
 
 A trace says nothing where programs look at each other: at atomics, volatile loads and messages,
 or where one uses what another has stored. Nor where a pointer is found in memory, becomes a number

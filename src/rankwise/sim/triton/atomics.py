@@ -1,7 +1,7 @@
 """Atomic operations on memory.
 
 In a lockstep group the programs' operations take effect one program after the other, element by
-element, so that a sum of floats is the same in every run. What was there before an operation is its
+element, so that a sum of floats is the same in every run. The value before an operation is its
 result. A compare-and-swap is how programs wait for one another. A group goes on in lockstep as long
 as each of its programs gets a word of its own, as with locks that are free; programs that want the
 same word go in turn, in groups of their own. Where a word is not what was expected, another program

@@ -228,7 +228,7 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
 def installed(*, models_cuda: bool = True) -> Iterator[None]:
     """Let `import triton` find the emulator, in this process, for a block.
 
-    What was imported in the block keeps it; what had imported a real Triton before keeps that.
+    Modules imported in the block keep it; those that had imported a real Triton before keep that.
 
     Args:
         models_cuda: whether torch's CUDA device is the CPU meanwhile, where there is no GPU.

@@ -5,9 +5,9 @@ Both speak the same frames (wire.py; docs/development/architecture.md lists them
 waiting for its end.
 `ForkServer` is a worker of the guardian as far as processes go, and a second connection.
 
-What happens when the other side dies: the kernel closes its socket, `on_readable` finds the end
-of the stream and calls `on_lost`, once. One that is ready and does not answer orders to make
-processes, since it is stopped or stuck, is lost too, see `on_silent`.
+If the other side dies, the kernel closes its socket, `on_readable` finds the end of the stream and
+calls `on_lost`, once. One that is ready and does not answer orders to make processes, since it is
+stopped or stuck, is lost too, see `on_silent`.
 """
 
 import errno
@@ -148,7 +148,7 @@ class Connection:
         self._expect_answer()
 
     def unwatch(self) -> None:
-        """Leave the reactor. What is still unsent stays so until the next one."""
+        """Leave the reactor. Unsent messages stay so until the next one."""
         if self._reactor is not None:
             self._reactor.unwatch_readable(self._socket.fileno())
             self._reactor.unwatch_writable(self._socket.fileno())

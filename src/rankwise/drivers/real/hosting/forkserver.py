@@ -161,7 +161,7 @@ class ForkServerProgram:
 
     def _begin_worker(self, order: "dict[str, Any]") -> None:
         self._loop.leave()
-        # What an interpreter sets up at its start; all other signals are at their defaults.
+        # As an interpreter sets them up at its start; all other signals are at their defaults.
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
         _signal.signal(_signal.SIGXFSZ, _signal.SIG_IGN)

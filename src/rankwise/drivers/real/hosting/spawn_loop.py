@@ -216,7 +216,7 @@ class SpawnLoop:
     def _receive_batch(self) -> "list[Frame]":
         """Receive what has come, up to a batch.
 
-        What runs between two forks copies the pages that it writes to, so all is read before the
+        Code between two forks copies the pages that it writes to, so all is read before the
         first: 52 pages for each fork instead of 114, a third of this process's time.
         """
         files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * _FILES_OF_BATCH

@@ -1,10 +1,10 @@
 """The console: standard output and standard error of the agent, which never make it wait.
 
-An `Outlet` is one open file with a queue in front. What is written goes out at once as far as the
-other side takes it; the rest waits until the reactor says that more can be written. Everything
-handed to `write` leaves in one piece, so lines that are written whole are never torn by others,
-even when they leave in parts. When both descriptors are the same file, such as the same
-terminal, they share one outlet for the same reason.
+An `Outlet` is one open file with a queue in front. Output goes out at once as far as the other side
+takes it; the rest waits until the reactor says that more can be written. Everything handed to
+`write` leaves in one piece, so lines that are written whole are never torn by others, even when
+they leave in parts. When both descriptors are the same file, such as the same terminal, they share
+one outlet for the same reason.
 
 On a terminal a line may stay *open*: what a silent stream has begun to say, such as a prompt, is
 shown without a newline (see `channel.py`). It is ended before another stream writes, so the lines

@@ -123,7 +123,7 @@ class LogFile:
             if self._gap_bytes:
                 note = self._note()
                 self._append(note, now, note_bytes=len(note))
-            # What was written went to a file without a name: it is lost.
+            # The file has lost its name, so its contents are lost.
             if os.fstat(self._fd).st_nlink == 0:
                 self._complaints.complain_of_removal(self.path)
             try:

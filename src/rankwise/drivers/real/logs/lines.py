@@ -16,7 +16,7 @@ Three kinds of unfinished line leave early, so that memory stays bounded and pro
 - The same goes for finished lines: they show what follows their last carriage return. Those
   directly before the newline are part of the line's end and vanish.
 
-What is `unfinished` of a stream that has fallen silent, such as a prompt, can be shown on a
+The `unfinished` line of a stream that has fallen silent, such as a prompt, can be shown on a
 terminal; it is still a part of its line when that is finished.
 
 A finished line that equals what was shown of it already is not shown twice. Nothing here looks at

@@ -1,9 +1,9 @@
 """The engine: carries out what the machine of a pool orders, and tells it what happens.
 
-Any thread may submit. What is told to the machine goes through an inbox, and the thread that holds
-the lock empties it. So a caller's own thread sends a task to an idle worker: nothing is handed to
-another thread on the way. If no worker has room, a submission is an entry in the inbox and no more:
-the reader looks there when one has.
+Any thread may submit. Facts for the machine go through an inbox, and the thread that holds the lock
+empties it. So a caller's own thread sends a task to an idle worker: nothing is handed to another
+thread on the way. If no worker has room, a submission is an entry in the inbox and no more: the
+reader looks there when one has.
 
 One thread, the reader, waits for answers, deaths and deadlines, unpickles, and concludes futures.
 Futures are concluded without the lock, since what waits for them may submit.

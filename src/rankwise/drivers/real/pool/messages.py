@@ -255,7 +255,7 @@ def send_small(  # noqa: PLR0917  # by name they take a tenth of it all
 def task_of_unread(sock: socket) -> int | None:
     """Take a message that its reader has not taken; its task, or None if there is none.
 
-    What comes with it is closed: a task that is sent again is packed anew.
+    Its descriptors are closed: a task that is sent again is packed anew.
     """
     try:
         data, ancillary, _, _ = sock.recvmsg(_HEADER.size, _ANCILLARY_BYTES, DONT_WAIT | _CLOEXEC)

@@ -9,10 +9,9 @@ writes an entry that does nothing. Leases must be polled, since torch's stores o
 the *reaper*, a thread in the process that serves, asks for the counters of all leases a few times
 in the life of the shortest one, and ends those without a renewal, by its own clock.
 
-What it does not survive: the agent that serves, or its machine. torch's client never connects
-anew, so a connection that was lost is lost for good: `StoreUnavailable`, and the same again. A
-server that is stopped, but not dead, blocks its clients inside torch for as long. For more, use
-etcd.
+It does not survive the agent that serves, or its machine. torch's client never connects anew, so a
+connection that was lost is lost for good: `StoreUnavailable`, and the same again. A server that is
+stopped, but not dead, blocks its clients inside torch for as long. For more, use etcd.
 """
 
 import errno

@@ -6,12 +6,12 @@ is one exchange on a connection that is kept, a watch has a connection of its ow
 the run's token is refused, on both sides, and cannot read what is said where Python can encrypt;
 see `embedded_protocol`.
 
-What it does not survive: the agent that serves. When that ends or dies, or its machine, everything
-the nodes had agreed is gone. A watch is told of an orderly end (`StoreRefused`). Otherwise the
-others find no server (`StoreUnavailable`), or, if it was started again, one that knows nothing: a
-client that has known another life of it refuses to go on (`StoreRefused`), since a store that
-forgets could let two nodes have one rank. Lost connections, and a server that was stopped for a
-while, are survived. For more, use etcd.
+It does not survive the agent that serves. When that ends or dies, or its machine, everything the
+nodes had agreed is gone. A watch is told of an orderly end (`StoreRefused`). Otherwise the others
+find no server (`StoreUnavailable`), or, if it was started again, one that knows nothing: a client
+that has known another life of it refuses to go on (`StoreRefused`), since a store that forgets
+could let two nodes have one rank. Lost connections, and a server that was stopped for a while, are
+survived. For more, use etcd.
 """
 
 import errno

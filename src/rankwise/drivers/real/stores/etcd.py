@@ -6,9 +6,9 @@ watch has a connection of its own, on which etcd tells changes as they happen; w
 whatever reason, the watch continues from the last revision that it was told, at whichever member is
 current. No thread is ours: the caller waits.
 
-What happens when etcd is away: calls repeat until `request_timeout` and raise `StoreUnavailable`;
-the watch does the same, and can be asked again. When a majority is back, leases are counted anew by
-etcd's new leader, so none ends because of the outage alone.
+While etcd is away, calls repeat until `request_timeout` and raise `StoreUnavailable`; the watch
+does the same, and can be asked again. When a majority is back, leases are counted anew by etcd's
+new leader, so none ends because of the outage alone.
 """
 
 import socket

@@ -14,9 +14,9 @@ has not changed for the whole time to live. So clocks are not compared. A client
 for a while (it was stopped, or the place did not answer) counts anew from when it looks again: no
 client could have been seen alive meanwhile.
 
-What it costs: every renewal of every node rewrites the value, and every node reads all of it every
-second. That is bearable for tens of nodes. What was changed is remembered within limits
-(`HISTORY_BATCHES`, `HISTORY_BYTES`); a watch that is further behind reads anew.
+The cost: every renewal of every node rewrites the value, and every node reads all of it every
+second. That is bearable for tens of nodes. Changes are remembered within limits (`HISTORY_BATCHES`,
+`HISTORY_BYTES`); a watch that is further behind reads anew.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The loop of a child: take a word, do it, tell it.
 
 The child counts the task words that it has begun and done where the worker process can read it when
-the child is dead. What the counts promise (see `core.tree.machine`):
+the child is dead. Promises of the counts (see `core.tree.machine`):
 
 - a success may be counted and told later, together with others: it is not lost if the child dies;
 - a failure and a return are told first and counted then: a reader of the count finds the word.

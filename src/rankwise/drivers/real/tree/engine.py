@@ -4,7 +4,7 @@ It has no thread of its own: it runs in its caller's. Completions are read witho
 32nd submission, and with waiting while there is no room, during commands, and at the
 end of a run. Then it sleeps in one `read`, or in `poll` when there is a deadline.
 
-What raises in the middle of any of this would part the graph from the children, so signal handlers
+An exception in the middle of any of this would part the graph from the children, so signal handlers
 wait meanwhile (see `drivers.real.interrupts`). They run, and may raise, in the user's function, at
 the end of each call that it makes, and in every wait, when all that was read has been taken in.
 """

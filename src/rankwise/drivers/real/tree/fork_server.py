@@ -93,7 +93,7 @@ def _settle_in(unneeded_fds: Sequence[int]) -> None:
     _forget_handlers()
     for fd in unneeded_fds:
         os.close(fd)
-    # What is old now stays as it is: the collector would write to every page of it.
+    # Old objects stay as they are: the collector would write to every page of it.
     gc.freeze()
 
 

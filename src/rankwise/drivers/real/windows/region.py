@@ -119,7 +119,7 @@ class WindowRegion:
     ) -> Self:
         """Make a region in shared memory that the caller has, `region_bytes` long, at `offset`.
 
-        What was there before does not matter; the windows are not cleared. The memory stays the
+        The former contents do not matter; the windows are not cleared. The memory stays the
         caller's, who keeps it mapped as long as the region is used.
 
         Raises:

@@ -9,8 +9,8 @@ rank adds to a word of its own, and the value of a signal is a sum:
 - `set` stores the base, chosen so that the sum is the value wanted. The base has many writers, but
   none of them reads it first: as with any plain variable, the last one wins. An `add` that races
   with a `set` counts either on top of it or not at all, as if it had come after or before.
-- `value` reads the row until it reads the same twice. What was added only grows, so the row then
-  stood like that at one instant: sums that never were are not seen, and `eq` may be trusted.
+- `value` reads the row until it reads the same twice. A sum only grows, so the row then stood like
+  that at one instant: sums that never were are not seen, and `eq` may be trusted.
 
 After its store, the sender counts up the receiver's doorbell in the kernel, which is a full
 barrier and wakes sleepers in the same breath. The receiver reads the doorbell *before* it looks at

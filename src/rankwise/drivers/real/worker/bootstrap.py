@@ -278,11 +278,11 @@ def run_as_started() -> None:
 def _set_startup_aside() -> "list[tuple[dict[str, Any], list[Any]]]":
     """Take what is in memory out of garbage collection; return what must stay so, and how it is.
 
-    What is set aside is not taken apart at the interpreter's end if it is a cycle, as a module with
-    functions is. A file that was left open there would lose what was written to it. So nothing is
-    set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a log) unless
-    they are empty, as Debian's is, and all of it comes back if the program has given a name in one
-    of them another value.
+    A module that is set aside is not taken apart at the interpreter's end if it is a cycle, as a
+    module with functions is. A file that was left open there would lose what was written to it. So
+    nothing is set aside beside modules that are not Python's own (`sitecustomize`, say, may keep a
+    log) unless they are empty, as Debian's is, and all of it comes back if the program has given a
+    name in one of them another value.
     """
     known: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())  # since 3.10
     if not hasattr(gc, "freeze") or any(
@@ -493,7 +493,7 @@ def _yield_to_threads_of_torch() -> None:
     "terminate called without an active exception", in two of five runs of a program whose DDP
     model is a global name.
     """
-    # The thread is gloo's own. What helps is to be without the interpreter for longer than a thread
+    # The thread is gloo's own. It helps to be without the interpreter for longer than a thread
     # needs to take it.
     time.sleep(0.002)  # why: nothing tells whether such a thread is still about to ask
 
@@ -523,7 +523,7 @@ def run_to_code(
     except SystemExit as ending:
         code = _exit_code(ending)
     except BaseException as error:  # noqa: BLE001 - this is the bottom of the process
-        # What rankwise raises in a simulated rank may have an exit code of its own.
+        # An exception of rankwise in a simulated rank may have an exit code of its own.
         code, uncaught = getattr(error, "rankwise_exit_code", 1), error
     if uncaught is not None:  # shown here, and not above, or it would become the context of another
         _show(uncaught)

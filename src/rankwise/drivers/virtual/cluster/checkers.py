@@ -22,7 +22,7 @@ machines but the words in which they write.
   words wait for; whatever it was doing, and whether or not the others read them.
 - No node takes part in a job other than the one that it brings: another program, another budget.
 - When the agent that serves the store is lost, all others that took part end within their leases.
-- What a run leaves in the store vanishes when it had no leader for the life of its lease.
+- The keys of a run vanish when it had no leader for the life of its lease.
 - In the end every agent tells why it ended; all who know the verdict know the same one, and it is
   true: a success is one of all members' workers, a root cause is a worker that failed by itself and
   first.

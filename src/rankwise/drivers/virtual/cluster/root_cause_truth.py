@@ -85,8 +85,8 @@ def may_be_root(told: SimulatedWorker, culprits: Collection[SimulatedWorker], sl
     It is the earliest; or a violent death that was seen soon after the earliest, if that may be its
     consequence; or, where there is no such death, an exit that told of nothing; but it is not the
     consequence of such a death, or exit. Where times are known exactly, it is the first of these,
-    and of one instant the one of the lowest rank. What tells of a lost peer is explained by any
-    failure that does not.
+    and of one instant the one of the lowest rank. A failure that tells of a lost peer is explained
+    by any failure that does not.
     """
     in_order = sorted(culprits, key=_order)
     times = {worker: _order(worker)[0] for worker in in_order}

@@ -116,7 +116,7 @@ def _length_max(error: ErrorRecord | None) -> int:
 def _first_cause(traceback: str) -> str:
     """The exception that others were raised `from`, the first of them: `OSError: no record 17`."""
     chain, is_caused, _ = traceback.partition(_CAUSED)
-    # What follows the last frame begins with the exception, and may have several lines.
+    # The text after the last frame begins with the exception, and may have several lines.
     raised = _AFTER_FRAMES.split(chain)[-1] if is_caused else ""
     return first_line(raised.strip())
 

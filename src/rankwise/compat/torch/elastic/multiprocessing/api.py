@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 IS_WINDOWS = IS_MACOS = False
 
-# What programs find here in torch, though it is defined elsewhere.
+# Programs find these here in torch, though they are defined elsewhere.
 __getattr__ = lazy_names(
     __name__.rpartition(".")[0],
     {

@@ -62,7 +62,7 @@ class RendezvousBackend(ABC):
     """Keeps the state of a rendezvous; a launcher that has a place for it implements this.
 
     Both calls raise `RendezvousConnectionError` when the place does not answer: they are made
-    again, for as long as the join timeout or the lease allows. What else they raise ends the
+    again, for as long as the join timeout or the lease allows. Any other exception ends the
     rendezvous, and `next_rendezvous` raises it.
     """
 
