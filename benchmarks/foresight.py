@@ -144,6 +144,8 @@ def predict_run(run: Run, real: RealMachine, settings: Mapping[str, str]) -> dic
         else:
             sys.exit(f"{shlex.join(command)}\n{done.stderr}")
     found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
+    if not found.get("is_full") and not found["steps"]:
+        sys.exit(f"{run.name}: the prediction tells of no step: a rank steps no optimizer")
     return found
 
 
@@ -437,6 +439,7 @@ def layout_rate(row: Mapping[str, Any], model: Mapping[str, int]) -> float:
     words += ["--tp", str(row["tp"]), "--pp", str(row["pp"]), "--batch", str(row["microbatch"])]
     words += ["--microbatches", str(row["ga"]), "--norm", "fused-rms", "--rotary", "fused"]
     words += ["--data", "zero1" if row["zero_stage"] else "replicate"]
+    words += ["--cut", "products"] if row["pp"] > 1 else []
     ranks = int(row["dp"] * row["tp"] * row["pp"])
     run = Run(row["id"], "parallel.py", words, ranks)
     seconds = float(predict_run(run, named_machine("h100-sxm"), {})["step_time_s"])

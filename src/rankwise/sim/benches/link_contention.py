@@ -31,7 +31,6 @@ ENGINES = {
     "copy": "DMA",
 }
 TAIL, START, LAUNCH = "wave tail", "start-up latency", "launch"
-IMBALANCE, BUBBLE = "imbalance of ranks", "pipeline bubble"
 FULL = 0.5
 """From this share of a launch on, a link that is busy holds transfers up. Below, they take more
 time for their latencies than for their bytes."""

@@ -29,11 +29,9 @@ from typing import Any, NamedTuple
 
 from rankwise.base.sorting import by_numbers
 from rankwise.sim.benches.link_contention import (
-    BUBBLE,
     ENGINES,
     ENOUGH,
     FULL,
-    IMBALANCE,
     LAUNCH,
     START,
     TAIL,
@@ -45,9 +43,11 @@ from rankwise.sim.hardware.hardware_machine import HardwareMachine
 from rankwise.sim.hardware.op_log import LoggedCall, LoggedOperation
 from rankwise.sim.hardware.quantities import picoseconds
 from rankwise.sim.reporting.breakdown import (
+    BUBBLE,
     COMPUTE,
     EXPOSED,
     HOST,
+    IMBALANCE,
     WAITING,
     Breakdown,
     RankParts,

@@ -34,7 +34,7 @@ from rankwise.sim.hardware.cost_models import plugged_costs
 from rankwise.sim.hardware.op_log import OpLog
 from rankwise.sim.hardware.quantities import format_picoseconds
 from rankwise.sim.hardware.topology import Topology
-from rankwise.sim.reporting.breakdown import ASLEEP, EXPOSED, MESSAGES, WAITING
+from rankwise.sim.reporting.breakdown import ASLEEP, BUBBLE, EXPOSED, MESSAGES, WAITING
 from rankwise.sim.triton import modelled_device
 from rankwise.simranks.prediction.bill import Bill
 from rankwise.simranks.prediction.costs import DeviceCosts, DeviceOperation, NetworkCosts
@@ -265,11 +265,12 @@ class RankClock:
             return
         under_way = max(passage.begins_at, begun)
         self._waiting += under_way - begun
-        if passage.kind == MESSAGES:
+        is_message = passage.kind == MESSAGES
+        if is_message:
             self._for_peers += under_way - begun
         self._exposed += passage.ends_at - under_way
         phase = self.phase()
-        self.bill.add(WAITING, passage.kind, phase, under_way - begun)
+        self.bill.add(WAITING, BUBBLE if is_message else passage.kind, phase, under_way - begun)
         self.bill.add(EXPOSED, passage.kind, phase, passage.ends_at - under_way)
         self.time = passage.ends_at
         self._prediction.log(self, "Wait", "waits for others", begun, under_way)

@@ -37,7 +37,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rankwise.core.matching import NO_RANK, CallSignature
-from rankwise.sim.reporting.breakdown import COMPUTE, EXPOSED, HOST, MESSAGES, WAITING
+from rankwise.sim.reporting.breakdown import BUBBLE, COMPUTE, EXPOSED, HOST, MESSAGES, WAITING
 from rankwise.simranks.prediction.bill import LAUNCHES
 from rankwise.simranks.prediction.clocks import (
     Account,
@@ -359,12 +359,13 @@ class QueuedClock(RankClock):
         behind, waited = late_to - late_from, under_way - begun - (late_to - late_from)
         self._behind += behind
         self._waiting += waited
-        if waits_for == MESSAGES:
+        is_message = waits_for == MESSAGES
+        if is_message:
             self._for_peers += waited
         self._exposed += ends_at - under_way
         phase = self.phase()
         self.bill.add(HOST, LAUNCHES, phase, behind)
-        self.bill.add(WAITING, waits_for, phase, waited)
+        self.bill.add(WAITING, BUBBLE if is_message else waits_for, phase, waited)
         self.bill.add(EXPOSED, waits_for, phase, ends_at - under_way)
         self._prediction.log(self, "Wait", "waits for others", begun, late_from)
         self._prediction.log(self, "Wait", "waits for its host", late_from, late_to)

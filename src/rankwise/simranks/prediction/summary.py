@@ -176,6 +176,19 @@ def figures_of(prediction: Prediction) -> Figures:
     )
 
 
+def _remarks_of(prediction: Prediction) -> list[str]:
+    """Remarks of the run, and why its figures are of no step if some ranks have steps."""
+    counts = {each.number: len(each.steps) for each in prediction.clocks.values()}
+    least, most = min(counts, key=counts.__getitem__, default=0), max(counts.values(), default=0)
+    if not counts or counts[least] > 1 or most <= 1:
+        return [*prediction.remarks]
+    remark = (
+        f"figures are of the whole run: rank {least} stepped an optimizer"
+        f" {counts[least]} times, another rank {most} times"
+    )
+    return [*prediction.remarks, remark]
+
+
 def _launching(prediction: Prediction) -> float:
     """The share of all computing that is launches."""
     counts, costs = _counts_of(prediction, 0), prediction.costs
@@ -196,7 +209,7 @@ def breakdown_of(prediction: Prediction, program: str) -> Breakdown:
     figures = figures_of(prediction)
     clocks = [clock for _, clock in sorted(prediction.clocks.items())]
     whole = max((_spent(clock, figures.steps).time for clock in clocks), default=0)
-    remarks = [*prediction.remarks]
+    remarks = _remarks_of(prediction)
     if prediction.equals is not None:
         remarks.append(f"{prediction.simulated_count} of {prediction.size} ranks stand for all")
     return Breakdown(
@@ -206,7 +219,11 @@ def breakdown_of(prediction: Prediction, program: str) -> Breakdown:
         whole_ps=whole,
         steps=figures.steps,
         ranks=tuple(
-            RankParts(clock.number, parts_of(_bill_of(prediction, clock, figures.steps), whole))
+            RankParts(
+                clock.number,
+                parts_of(_bill_of(prediction, clock, figures.steps), whole),
+                prediction.weight(clock.number),
+            )
             for clock in clocks
         ),
         peak_memory=figures.memory_peak,
@@ -445,7 +462,7 @@ def summary(prediction: Prediction, *, has_failed: bool = False) -> str:
     ]
     lines += [f"  {line}" for line in holder_lines(prediction)]
     lines += [f"  {line}" for line in value_lines(prediction)]
-    lines += [f"  {line}" for line in [*prediction.remarks, *_read_lines(prediction)]]
+    lines += [f"  {line}" for line in [*_remarks_of(prediction), *_read_lines(prediction)]]
     return "\n".join(lines)
 
 
@@ -660,7 +677,7 @@ def document(prediction: Prediction, program: str = "") -> dict[str, Any]:
         "holders": [] if records is None else [row._asdict() for row in records.at_peak],
         "memory_over_step": [] if records is None else records.curve,
         "values": [] if prediction.values is None else prediction.values.described(),
-        "remarks": prediction.remarks,
+        "remarks": _remarks_of(prediction),
         "is_upper_bound": prediction.is_upper_bound,
         "reads_of_rank": []
         if prediction.equals is None
