@@ -13,11 +13,9 @@ waits for its handle, which is seen before or after the call is judged.
 - One rank always comes last: of two ranks in a tight loop, the one that the last call has released
   last. So a rank is late only by the time that it took for itself, since its last call of the group
   ended, beyond what the second last took since then.
-- The first call of a group is not judged. That ranks start at different moments is no lateness.
 - Of a group with members elsewhere, those that are here are judged among themselves, since the
   clocks of nodes differ. The last one of all may be elsewhere; then the last one here waits for it,
   and so what that one waits in the call does not count as lost by it.
-- A wait while all ranks were stopped (Ctrl-Z) is not counted.
 - The feeder reads memory that holds the latest calls only, and reads now and then. These calls
   stand for the rest: the waiting in a group is scaled by how many calls it has had, and `seen`
   tells the share.
@@ -254,7 +252,7 @@ class _Arrivals:
         self.judged += 1
         self.last[last] += 1
         if any(since <= end and until >= begin for begin, end in self._stops):
-            return
+            return  # all ranks were stopped meanwhile (Ctrl-Z): no rank made the others wait
         if not self._has_members_elsewhere:  # else the wait of the last one is unknown here
             self._spans[come[last].number] = last, since, until
             if len(self._spans) > _SPANS_MAX:

@@ -16,13 +16,8 @@ The charter says what all nodes must want alike. The keys of a run may be those 
   run ended, however late: those who watch, since the end comes first in the order of changes; those
   who have to read anew find another founder than their own, and are told that the run is over.
 - A run that is *over* has no workers any more: it is closed when all have ended. So there is
-  nothing to wait for, and founding is one transaction, bound to the three shared keys being
-  unchanged. Of many newcomers one founds the run; the others join it.
-- *Abandoned* is a run without a leader for a lease and its fence: any node that is alive would have
-  taken the lead. It is asked for only where the charters differ.
-- Unknown is whether a newcomer was meant for the run that is over, and has come too late, or for
-  another. It is taken for another's, unless `replaces_ended` is False: then run ids serve once, as
-  Kubernetes' Jobs have them, and it is told how the run ended.
+  nothing to wait for.
+- *Abandoned* is a run without a leader for a lease and its fence.
 """
 
 import msgspec
@@ -58,6 +53,8 @@ def founding(
         shared: what lies there now.
         lease: this node's.
     """
+    # One transaction, bound to the shared keys: of many newcomers one founds the run, and the
+    # others join it.
     conditions: tuple[Unchanged, ...] = (
         Unchanged(keys.charter, shared.charter.revision),
         Unchanged(keys.leader, shared.leader.revision),
@@ -176,6 +173,7 @@ class Succession:
         found = agree(value, self._keys, self._config)
         if not isinstance(found, Refused):
             self._agreed = value
+        # Only where the charters differ: a newcomer that wants the same joins an abandoned run.
         elif found.kind is RefusalKind.CHARTER and self.may_be_abandoned:
             self.obstacle = found.why
             return None
@@ -208,6 +206,8 @@ class Succession:
     def is_over(self) -> bool:
         """Whether the run that lies there is closed, and may be replaced."""
         value = self._shared.round.value
+        # A newcomer may be meant for the run that is over, and late, or for another: it is taken
+        # for another's, unless run ids serve once, as those of Kubernetes' Jobs do.
         if value is None or not self._config.replaces_ended:
             return False
         try:
@@ -226,6 +226,7 @@ class Succession:
         since = self._shared.lead_free_since
         if not self.obstacle or since is None:
             return None
+        # Any node that is alive would have taken the lead by then, or has lost its lease.
         return after(since, Duration(self._config.lease_ttl + self._config.fence))
 
     def is_due(self, now: Instant) -> bool:

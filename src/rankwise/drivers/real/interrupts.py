@@ -15,16 +15,13 @@ therefore shuts the *gate*:
 *Replaced.* From the first user of the gate to the last (a tree of chip workers is one while it is
 initialised, a gang while it runs), each handler that is a Python callable is replaced by a keeper,
 which calls it when the gate is open, and else notes that it is due. To replace and put back at each
-call would take a tenth of the time of a small task. Handlers change: a notebook installs its own
-for each cell, a time-out by alarm around a call. So the code that shuts the gate looks whether the
-handlers of the usual signals, and of those that had one before, are still keepers, and replaces
-those that are not. To the program, `signal.getsignal` gives the keeper, so that `asyncio.run`
-leaves Ctrl-C to it, as Python 3.10 did. A keeper that is put back after its time is the handler
-that it stands for.
+call would take a tenth of the time of a small task. To the program, `signal.getsignal` gives the
+keeper, so that `asyncio.run` leaves Ctrl-C to it, as Python 3.10 did. A keeper that is put back
+after its time is the handler that it stands for.
 
-*Waits.* A wait sleeps in one system call, which Python begins again after a handler that did not
-raise. So a keeper also calls the gate's *waker*, which makes the call return. The waker is set
-before the wait looks whether something is due, so no handler comes between the two unseen.
+*Waits.* A wait sleeps in one system call; a keeper calls the gate's *waker*, which makes the call
+return. The waker is set before the wait looks whether something is due, so no handler comes between
+the two unseen.
 
 *Threads.* Python runs handlers in the main thread only. So the main thread has one gate, which
 calls inside of calls share, and every other thread one that is always open.
@@ -95,6 +92,7 @@ class _Keeper:
         if not gate.is_shut:
             _thread.start_new_thread(_send_until_handled, (gate,))
         elif gate.waker is not None and not gate.is_patient:
+            # Python begins the system call of a wait again after a handler that did not raise.
             try:
                 gate.waker()
             except OSError:
@@ -150,6 +148,8 @@ class HandlerGate:
         In a `finally`, make `is_shut` what it was before; and then, if that is open, `run_due`.
         """
         self.is_shut = True
+        # Handlers change: a notebook installs its own for each cell, a time-out by alarm around a
+        # call.
         if self._holders and self is _main and [*map(_handler_of, self._watched)] != self._found:
             try:
                 self._replace_handlers()
