@@ -8,11 +8,9 @@ Theory of operation
                              └→ ABORTING ─all gone→ IDLE
 
 *Starting* is all or nothing. The first child that refuses, ends or is late is the reason; all
-others are killed, and the reason is told when they are gone, so that a listener finds
-nothing left.
+others are killed.
 
-*Up.* A replaceable child that ends gets a successor. One that ends before it was ready once does
-not: what kills it would kill the next one too.
+*Up.* A replaceable child that ends gets a successor, unless it ends before it was ready once.
 
 *Closing* goes by stage: the children of a stage are released together, the next stage follows when
 they are gone. One deadline holds for all stages; what is left then is killed. A child that not even
@@ -281,7 +279,7 @@ class ChildGroup:
 
     def _abort(self, failure: tuple[int | None, str, bool], now: Instant) -> list[ChildGroupEffect]:
         self.phase = ChildGroupPhase.ABORTING
-        self._failure = failure
+        self._failure = failure  # told when all are gone, so that a listener finds nothing left
         return self._kill_all(now)
 
     def _kill_all(self, now: Instant) -> list[ChildGroupEffect]:
@@ -312,12 +310,14 @@ class ChildGroup:
         is_expected = end.is_well or end.child in self._killed
         if is_expected or self.spec.replaceable[end.child]:
             return []
+        # Whether a child without a possible successor has done its part in the end is unknown.
         return [ChildLost(end.child, end.how, successor=False)]
 
     def _replace(self, child: int, how: str) -> list[ChildGroupEffect]:
         was_ready, self._ready[child] = self._ready[child], False
         if child in self._successors:
             self._successors.remove(child)
+        # The cause of an end before it was ready would kill the next one too.
         if not (self.spec.replaceable[child] and was_ready):
             return [ChildLost(child, how, successor=False)]
         self._living = sorted([*self._living, child])
